@@ -1,0 +1,232 @@
+//! The life of a call: allocate, renew, release.
+
+use super::{Change, Fleet, Reason, Tried};
+use crate::domain::{
+    Millis, assign,
+    merchant::{self, Malformed},
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::{Kind, Strategy},
+};
+
+/// A call asks for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocate {
+    pub call: CallSid,
+    pub merchant: Option<MerchantId>,
+    pub lease_ttl: Millis,
+}
+
+/// A call has a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Allocation {
+    pub pod: PodName,
+    pub pool: Pool,
+    /// The call had this pod before it asked.
+    pub was_existing: bool,
+    /// The steps of the chain that were tried in vain.
+    pub tried: Vec<Tried>,
+    /// The merchant's document could not be used; the default chain was.
+    pub malformed_merchant: Option<Malformed>,
+}
+
+/// No pool of the chain has a pod for the call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    pub tried: Vec<Tried>,
+    pub malformed_merchant: Option<Malformed>,
+}
+
+/// A call is over.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Release {
+    pub call: CallSid,
+    /// Given by callers who know: if the call is elsewhere, it is not theirs.
+    pub pod: Option<PodName>,
+}
+
+/// A call gave its pod back.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Released {
+    pub pod: PodName,
+    /// The pool the pod was drawn from.
+    pub source_pool: Pool,
+    /// The pool the pod belongs to now.
+    pub pool: Pool,
+    /// The pod stays out of its pool.
+    pub was_draining: bool,
+    pub lasted: Millis,
+}
+
+/// No such call is live (on that pod).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("no such call")]
+pub struct CallNotFound;
+
+/// Calls say that they are still alive.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Renew {
+    pub calls: Vec<CallSid>,
+    /// The pod that speaks for them, if it is one.
+    pub pod: Option<PodName>,
+    pub lease_ttl: Millis,
+}
+
+/// What became of a renewal.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Renewed {
+    /// Until when the renewed calls are safe.
+    pub until: Millis,
+    /// Calls that are no longer known (on that pod).
+    pub unknown: Vec<CallSid>,
+    /// Calls that were not known, and were registered on the pod that has them.
+    pub adopted: Vec<CallSid>,
+}
+
+/// The pod drawn, its pool, the steps tried before, and a document set aside.
+type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
+
+impl Fleet {
+    /// Gives the call a pod, or says again which one it has.
+    pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
+        if let Some(call) = self.calls.get(&request.call) {
+            return Ok(Allocation {
+                pod: call.pod.clone(),
+                pool: call.pool.clone(),
+                was_existing: true,
+                tried: call.tried.clone(),
+                malformed_merchant: None,
+            });
+        }
+        let (pod, pool, tried, malformed_merchant) = self.choose(request)?;
+        self.record(Change::Call {
+            call: request.call.clone(),
+            pod: pod.clone(),
+            pool: pool.clone(),
+            merchant: request.merchant.clone(),
+            at: now,
+            until: now + request.lease_ttl,
+            tried: tried.clone(),
+        });
+        Ok(Allocation { pod, pool, was_existing: false, tried, malformed_merchant })
+    }
+
+    /// Walks the chain of a new call to the first pod that may take it.
+    fn choose(&self, request: &Allocate) -> Result<Choice, Refusal> {
+        let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
+        let (config, malformed_merchant) = match merchant.map(|merchant| &merchant.config) {
+            None => (None, None),
+            Some(Ok(config)) => (Some(config), None),
+            Some(Err(malformed)) => (None, Some(malformed.clone())),
+        };
+        let mut tried = Vec::new();
+        for step in merchant::chain(&self.tiers, config) {
+            let drawn = match self.tiers.resolve(step) {
+                None => Err(Reason::Unknown),
+                Some(pool) => self.draw(&pool).map(|pod| (pod.clone(), pool)),
+            };
+            match drawn {
+                Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
+                Err(reason) => tried.push(Tried { step: step.clone(), reason }),
+            }
+        }
+        Err(Refusal { tried, malformed_merchant })
+    }
+
+    /// The pod of a pool that takes the next call.
+    fn draw(&self, pool: &Pool) -> Result<&PodName, Reason> {
+        let view = self.pools.get(pool).ok_or(Reason::Empty)?;
+        let drawn = match self.tiers.kind(pool) {
+            None => return Err(Reason::Unknown),
+            Some(Kind::Exclusive | Kind::Dedicated) => view.open.values().next(),
+            Some(Kind::Shared { max_concurrent, strategy }) => {
+                let mut with_room = view.open.range(..(max_concurrent as usize, 0));
+                match strategy {
+                    Strategy::Spread => with_room.next(),
+                    Strategy::Pack => with_room.next_back(),
+                }
+                .map(|(_, pod)| pod)
+            }
+        };
+        drawn.ok_or(match (view.in_service(), view.leaving) {
+            (0, 0) => Reason::Empty,
+            (0, _) => Reason::AllDraining,
+            _ => Reason::AtCapacity,
+        })
+    }
+
+    /// Ends a call at its own request and gives the pod back.
+    pub fn release(&mut self, request: &Release, now: Millis) -> Result<Released, CallNotFound> {
+        let call = self.calls.get(&request.call).ok_or(CallNotFound)?;
+        if request.pod.as_ref().is_some_and(|pod| *pod != call.pod) {
+            return Err(CallNotFound);
+        }
+        let (name, source_pool, at) = (call.pod.clone(), call.pool.clone(), call.at);
+        self.record(Change::Ended { call: request.call.clone(), at: now });
+        self.settle(&name);
+        let pod = self.pods.get(&name);
+        Ok(Released {
+            pool: pod.and_then(|pod| pod.tier.clone()).unwrap_or_else(|| source_pool.clone()),
+            was_draining: pod.is_some_and(|pod| pod.is_leaving()),
+            pod: name,
+            source_pool,
+            lasted: now.saturating_sub(at),
+        })
+    }
+
+    /// Extends the leases of live calls. For one lease time after the fleet
+    /// began, a pod's word is enough to register a call that nobody knows: the
+    /// store may just have lost it.
+    pub fn renew(&mut self, request: &Renew, now: Millis) -> Renewed {
+        let mut renewed = Renewed { until: now + request.lease_ttl, ..Renewed::default() };
+        for call in &request.calls {
+            let on = self.calls.get(call).map(|known| &known.pod);
+            let is_theirs = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
+            if on.is_some() && is_theirs {
+                self.record(Change::Renewed { call: call.clone(), until: renewed.until });
+            } else if on.is_none() && self.adopt(call, request, now) {
+                renewed.adopted.push(call.clone());
+            } else {
+                renewed.unknown.push(call.clone());
+            }
+        }
+        renewed
+    }
+
+    fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> bool {
+        if now >= self.began + request.lease_ttl {
+            return false;
+        }
+        let Some((name, pod)) = request.pod.as_ref().and_then(|name| self.pods.get_key_value(name))
+        else {
+            return false;
+        };
+        let (name, calls) = (name.clone(), pod.calls.len());
+        let tier = match &pod.tier {
+            Some(tier) => tier.clone(),
+            None => {
+                let Some(pool) = assign::home(&self.tiers, |pool| self.assigned(pool)) else {
+                    return false;
+                };
+                self.record(Change::Home { pod: name.clone(), pool: pool.clone() });
+                pool
+            }
+        };
+        let cap = match self.tiers.kind(&tier) {
+            Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
+            _ => 1,
+        };
+        if calls >= cap {
+            return false;
+        }
+        self.record(Change::Call {
+            call: call.clone(),
+            pod: name,
+            pool: tier,
+            merchant: None,
+            at: now,
+            until: now + request.lease_ttl,
+            tried: Vec::new(),
+        });
+        true
+    }
+}

@@ -1,0 +1,121 @@
+//! Changes to the facts: what the journal holds.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Fleet, Tried};
+use crate::domain::{
+    Millis,
+    merchant::Step,
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::Tiers,
+};
+
+/// What the cluster (or a list of pods) says about a pod.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PodFacts {
+    /// Another UID under the same name is another pod.
+    pub uid: String,
+    /// Where the agent's own server listens, `host:port`.
+    pub address: String,
+    pub ready: bool,
+    /// On its way out; unlike a drain this never ends.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub terminating: bool,
+    /// How often the agent's container was restarted.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub restarts: u32,
+    /// The pool the pod's labels ask for.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub pin: Option<Step>,
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// One decided change to the facts. Decisions are kept, not requests, so that a
+/// later release of the program reads a journal to the same state.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "is", rename_all = "snake_case")]
+pub enum Change {
+    /// The fleet began, empty: what came before is not known.
+    Began { at: Millis },
+    /// The fencing epoch of the leader's writes rose.
+    Epoch { epoch: u64 },
+    /// Another tier table is in force.
+    Tiers { tiers: Tiers },
+    /// A merchant's document was written, or taken away.
+    Merchant {
+        id: MerchantId,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        document: Option<String>,
+    },
+    /// A pod was seen.
+    Pod {
+        pod: PodName,
+        #[serde(flatten)]
+        facts: PodFacts,
+    },
+    /// A pod was given a pool.
+    Home { pod: PodName, pool: Pool },
+    /// A pod left, and its calls with it.
+    Gone { pod: PodName },
+    /// A pod is draining until then, or no longer.
+    Draining {
+        pod: PodName,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<Millis>,
+    },
+    /// A call was given a pod.
+    Call {
+        call: CallSid,
+        pod: PodName,
+        pool: Pool,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        merchant: Option<MerchantId>,
+        at: Millis,
+        until: Millis,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        tried: Vec<Tried>,
+    },
+    /// The lease of a call was extended.
+    Renewed { call: CallSid, until: Millis },
+    /// A call ended.
+    Ended { call: CallSid, at: Millis },
+}
+
+impl Fleet {
+    /// The facts as the changes that would make them, for a compacted journal.
+    pub fn facts(&self) -> Vec<Change> {
+        let mut changes = vec![
+            Change::Began { at: self.began },
+            Change::Epoch { epoch: self.epoch },
+            Change::Tiers { tiers: self.tiers.clone() },
+        ];
+        for (id, merchant) in &self.merchants {
+            let document = Some(merchant.document.clone());
+            changes.push(Change::Merchant { id: id.clone(), document });
+        }
+        for (name, pod) in &self.pods {
+            changes.push(Change::Pod { pod: name.clone(), facts: pod.facts.clone() });
+            if let Some(pool) = pod.tier.clone() {
+                changes.push(Change::Home { pod: name.clone(), pool });
+            }
+            if pod.draining_until.is_some() {
+                changes.push(Change::Draining { pod: name.clone(), until: pod.draining_until });
+            }
+        }
+        for (call, facts) in &self.calls {
+            changes.push(Change::Call {
+                call: call.clone(),
+                pod: facts.pod.clone(),
+                pool: facts.pool.clone(),
+                merchant: facts.merchant.clone(),
+                at: facts.at,
+                until: facts.until,
+                tried: facts.tried.clone(),
+            });
+        }
+        changes
+    }
+}

@@ -1,0 +1,182 @@
+//! Pods come, change, move and go; so do tiers and merchants. These are the
+//! writes of a leader, and carry its epoch.
+
+use super::{Change, EndedCall, Fleet, PodFacts};
+use crate::domain::{
+    Millis,
+    names::{MerchantId, PodName, Pool},
+    tiers::Tiers,
+};
+
+/// The write of a leader that has been replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("refused: epoch {epoch} was replaced by {current}")]
+pub struct Fenced {
+    pub epoch: u64,
+    pub current: u64,
+}
+
+/// What an observation changed.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Observed {
+    /// The pod was not known before, or under this name only as another one.
+    pub joined: bool,
+    /// Calls that ended because the agent that had them is gone.
+    pub ended: Vec<EndedCall>,
+    pub pool: Option<Pool>,
+}
+
+/// What became of a removal.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Removed {
+    Gone {
+        ended: Vec<EndedCall>,
+    },
+    /// No such pod, or another one under its name: nothing was removed.
+    NotThere,
+}
+
+/// Why a pod stays where it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum MoveRefused {
+    #[error(transparent)]
+    Fenced(#[from] Fenced),
+    #[error("no such pod")]
+    NotThere,
+    #[error("the pod is busy, draining, not ready, or pinned by a label")]
+    NotIdle,
+    #[error("no such pool")]
+    UnknownPool,
+}
+
+impl Fleet {
+    /// Refuses a smaller epoch and adopts a larger one. `None` is a writer
+    /// without a lease, who never competes with one.
+    fn fence(&mut self, epoch: Option<u64>) -> Result<(), Fenced> {
+        match epoch {
+            Some(epoch) if epoch < self.epoch => Err(Fenced { epoch, current: self.epoch }),
+            Some(epoch) if epoch > self.epoch => {
+                self.record(Change::Epoch { epoch });
+                Ok(())
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes note of a pod as it is now. Another UID, or a restarted agent,
+    /// means that the calls on it are over.
+    pub fn observe_pod(
+        &mut self,
+        name: &PodName,
+        facts: &PodFacts,
+        epoch: Option<u64>,
+        now: Millis,
+    ) -> Result<Observed, Fenced> {
+        self.fence(epoch)?;
+        let mut observed = Observed::default();
+        let known = self.pods.get(name);
+        let replaced = known.is_some_and(|pod| pod.facts.uid != facts.uid);
+        let restarted = known.is_some_and(|pod| pod.facts.restarts < facts.restarts);
+        observed.joined = known.is_none() || replaced;
+        if replaced || restarted {
+            observed.ended = self.end_calls_of(name, now);
+        }
+        if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
+            self.record(Change::Draining { pod: name.clone(), until: None });
+        }
+        if self.pods.get(name).is_none_or(|pod| pod.facts != *facts) {
+            self.record(Change::Pod { pod: name.clone(), facts: facts.clone() });
+        }
+        self.settle(name);
+        observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
+        Ok(observed)
+    }
+
+    fn end_calls_of(&mut self, name: &PodName, now: Millis) -> Vec<EndedCall> {
+        let calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
+        calls.iter().filter_map(|call| self.end(call, now)).collect()
+    }
+
+    /// Forgets a pod that has left the cluster, with its calls.
+    pub fn remove_pod(
+        &mut self,
+        name: &PodName,
+        uid: &str,
+        epoch: Option<u64>,
+        now: Millis,
+    ) -> Result<Removed, Fenced> {
+        self.fence(epoch)?;
+        if self.pods.get(name).is_none_or(|pod| pod.facts.uid != uid) {
+            return Ok(Removed::NotThere);
+        }
+        let ended = self.end_calls_of(name, now);
+        self.record(Change::Gone { pod: name.clone() });
+        Ok(Removed::Gone { ended })
+    }
+
+    /// Moves an idle pod to another pool of the table.
+    pub fn move_pod(
+        &mut self,
+        name: &PodName,
+        uid: &str,
+        to: &Pool,
+        epoch: Option<u64>,
+    ) -> Result<(), MoveRefused> {
+        self.fence(epoch)?;
+        if !self.tiers.wants(to) {
+            return Err(MoveRefused::UnknownPool);
+        }
+        let pod =
+            self.pods.get(name).filter(|pod| pod.facts.uid == uid).ok_or(MoveRefused::NotThere)?;
+        if !pod.is_movable() {
+            return Err(MoveRefused::NotIdle);
+        }
+        if pod.tier.as_ref() != Some(to) {
+            self.record(Change::Home { pod: name.clone(), pool: to.clone() });
+        }
+        Ok(())
+    }
+
+    /// Idle pods of a pool that may go elsewhere, at most so many.
+    pub fn movable_pods(&self, pool: &Pool, most: usize) -> Vec<(PodName, String)> {
+        let idle = self.pools.get(pool).into_iter().flat_map(|view| view.open.values());
+        idle.filter_map(|name| self.pods.get_key_value(name))
+            .filter(|(_, pod)| pod.is_movable())
+            .map(|(name, pod)| (name.clone(), pod.facts.uid.clone()))
+            .take(most)
+            .collect()
+    }
+
+    /// Puts another tier table in force. Pods whose pool is gone get a new one,
+    /// busy ones when their calls end.
+    pub fn apply_tiers(&mut self, tiers: &Tiers, epoch: Option<u64>) -> Result<(), Fenced> {
+        self.fence(epoch)?;
+        if *tiers != self.tiers {
+            self.record(Change::Tiers { tiers: tiers.clone() });
+            let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
+            names.sort();
+            names.iter().for_each(|name| self.settle(name));
+        }
+        Ok(())
+    }
+
+    /// Writes a merchant's document, or takes it away.
+    pub fn set_merchant(&mut self, id: &MerchantId, document: Option<&str>) {
+        let present = self.merchants.get(id).map(|merchant| merchant.document.as_str());
+        if present != document {
+            let document = document.map(str::to_owned);
+            self.record(Change::Merchant { id: id.clone(), document });
+        }
+    }
+
+    /// A merchant's document, if it has one.
+    pub fn merchant(&self, id: &MerchantId) -> Option<&str> {
+        self.merchants.get(id).map(|merchant| merchant.document.as_str())
+    }
+}
+
+impl super::Pod {
+    fn is_movable(&self) -> bool {
+        self.calls.is_empty() && self.facts.ready && !self.is_leaving() && self.facts.pin.is_none()
+    }
+}

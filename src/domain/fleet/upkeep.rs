@@ -1,0 +1,62 @@
+//! What time and mishaps ask for: the sweep ends what is overdue, the audit
+//! derives every view again.
+
+use super::{EndedCall, Fleet};
+use crate::domain::{Millis, fleet::Change, names::PodName};
+
+/// What a sweep ended.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Swept {
+    /// Calls whose lease ran out.
+    pub expired: Vec<EndedCall>,
+    /// Pods whose drain ran out.
+    pub undrained: Vec<PodName>,
+}
+
+/// What an audit found.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Audited {
+    pub pods: usize,
+    /// Pods whose views disagreed with the facts.
+    pub repaired: usize,
+}
+
+impl Fleet {
+    /// Ends the leases and drains whose deadline has come, oldest first, at
+    /// most `most` of each.
+    pub fn sweep(&mut self, most: usize, now: Millis) -> Swept {
+        let mut swept = Swept::default();
+        for _ in 0..most {
+            let Some((_, call)) = self.leases.first().filter(|(until, _)| *until <= now).cloned()
+            else {
+                break;
+            };
+            if let Some(ended) = self.end(&call, now) {
+                self.settle(&ended.pod);
+                swept.expired.push(ended);
+            }
+        }
+        for _ in 0..most {
+            let Some((_, pod)) = self.drains.first().filter(|(until, _)| *until <= now).cloned()
+            else {
+                break;
+            };
+            self.record(Change::Draining { pod: pod.clone(), until: None });
+            self.settle(&pod);
+            swept.undrained.push(pod);
+        }
+        swept
+    }
+
+    /// Derives the views of every pod from its facts.
+    pub fn audit(&mut self) -> Audited {
+        let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
+        names.sort();
+        let mut audited = Audited { pods: names.len(), repaired: 0 };
+        for name in &names {
+            audited.repaired += usize::from(self.place(name));
+            self.settle(name);
+        }
+        audited
+    }
+}

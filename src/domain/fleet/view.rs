@@ -1,0 +1,167 @@
+//! What can be read about pools, pods and calls.
+
+use std::collections::BTreeSet;
+
+use super::{Call, Fleet, Pod, PodFacts, Tried};
+use crate::domain::{
+    Millis,
+    assign::Stock,
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::Kind,
+};
+
+/// How all pools stand.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Status {
+    pub pools: Vec<PoolStatus>,
+    pub active_calls: usize,
+}
+
+/// How a pool stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PoolStatus {
+    pub pool: Pool,
+    /// `None` for a tier that is no more, but still has busy pods.
+    pub kind: Option<Kind>,
+    pub target: u32,
+    pub assigned: usize,
+    /// Pods in the available view.
+    pub available: usize,
+    pub draining: usize,
+    pub not_ready: usize,
+    pub active_calls: usize,
+    /// How many more calls the pool can take.
+    pub free_slots: usize,
+}
+
+/// A pod and what it does.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodStatus {
+    pub name: PodName,
+    pub facts: PodFacts,
+    pub pool: Option<Pool>,
+    pub draining_until: Option<Millis>,
+    /// Its live calls, the latest deadline first.
+    pub calls: Vec<PodCall>,
+}
+
+/// A live call, seen from its pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodCall {
+    pub call: CallSid,
+    pub allocated_at: Millis,
+    pub lease_until: Millis,
+}
+
+/// A live call, where it is, and why there.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallStatus {
+    pub call: CallSid,
+    pub pod: PodName,
+    pub source_pool: Pool,
+    pub merchant: Option<MerchantId>,
+    pub allocated_at: Millis,
+    pub lease_until: Millis,
+    pub tried: Vec<Tried>,
+}
+
+impl PodStatus {
+    /// Takes no new calls until it is gone or undrained.
+    pub fn is_leaving(&self) -> bool {
+        self.draining_until.is_some() || self.facts.terminating
+    }
+}
+
+impl Fleet {
+    pub fn status(&self) -> Status {
+        let wanted = self.tiers.iter().filter_map(|(name, _)| self.tiers.pool(name));
+        let held =
+            self.pools.iter().filter(|(_, view)| view.assigned > 0).map(|(pool, _)| pool.clone());
+        let pools: BTreeSet<Pool> = wanted.chain(held).collect();
+        Status {
+            pools: pools.into_iter().map(|pool| self.pool_status(pool)).collect(),
+            active_calls: self.calls.len(),
+        }
+    }
+
+    fn pool_status(&self, pool: Pool) -> PoolStatus {
+        let kind = self.tiers.kind(&pool);
+        let view = self.pools.get(&pool);
+        let open = view.map(|view| &view.open);
+        let cap = match kind {
+            Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
+            _ => 1,
+        };
+        let room = |((calls, _), _): (&(usize, u64), _)| cap.saturating_sub(*calls);
+        PoolStatus {
+            kind,
+            target: self.tiers.target(&pool),
+            assigned: view.map_or(0, |view| view.assigned),
+            available: open.map_or(0, |open| open.len()),
+            draining: view.map_or(0, |view| view.leaving),
+            not_ready: view.map_or(0, |view| view.unready),
+            active_calls: view.map_or(0, |view| view.calls),
+            free_slots: match cap {
+                1 => open.map_or(0, |open| open.range(..(1, 0)).count()),
+                _ => open.map_or(0, |open| open.iter().map(room).sum()),
+            },
+            pool,
+        }
+    }
+
+    /// The pools as rebalancing sees them.
+    pub fn stocks(&self) -> Vec<Stock> {
+        let chain = self.tiers.chain_pools();
+        chain
+            .map(|pool| Stock {
+                assigned: self.assigned(&pool),
+                movable: self.movable_pods(&pool, usize::MAX).len(),
+                pool,
+            })
+            .collect()
+    }
+
+    pub fn pod(&self, name: &PodName) -> Option<PodStatus> {
+        self.pods.get(name).map(|pod| self.pod_status(name, pod))
+    }
+
+    /// All pods, by name.
+    pub fn pods(&self) -> Vec<PodStatus> {
+        let mut pods: Vec<_> =
+            self.pods.iter().map(|(name, pod)| self.pod_status(name, pod)).collect();
+        pods.sort_by(|a, b| a.name.cmp(&b.name));
+        pods
+    }
+
+    fn pod_status(&self, name: &PodName, pod: &Pod) -> PodStatus {
+        let live = pod.calls.iter().filter_map(|call| Some((call, self.calls.get(call)?)));
+        let mut calls: Vec<PodCall> = live
+            .map(|(call, facts)| PodCall {
+                call: call.clone(),
+                allocated_at: facts.at,
+                lease_until: facts.until,
+            })
+            .collect();
+        calls.sort_by(|a, b| (b.lease_until, &b.call).cmp(&(a.lease_until, &a.call)));
+        PodStatus {
+            name: name.clone(),
+            facts: pod.facts.clone(),
+            pool: pod.tier.clone(),
+            draining_until: pod.draining_until,
+            calls,
+        }
+    }
+
+    pub fn call(&self, call: &CallSid) -> Option<CallStatus> {
+        let Call { pod, pool, merchant, at, until, tried } = self.calls.get(call)?;
+        Some(CallStatus {
+            call: call.clone(),
+            pod: pod.clone(),
+            source_pool: pool.clone(),
+            merchant: merchant.clone(),
+            allocated_at: *at,
+            lease_until: *until,
+            tried: tried.clone(),
+        })
+    }
+}

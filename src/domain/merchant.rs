@@ -1,0 +1,214 @@
+//! What a merchant may ask for: a pool of its own, and a chain of its own.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::{
+    names::{InvalidName, MerchantId, TierName},
+    tiers::Tiers,
+};
+
+/// The largest merchant document that is read.
+pub const MAX_DOCUMENT: usize = 4096;
+/// The longest chain a merchant may name.
+pub const MAX_STEPS: usize = 16;
+
+/// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Step {
+    Tier(TierName),
+    Merchant(MerchantId),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tier(tier) => write!(f, "{tier}"),
+            Self::Merchant(id) => write!(f, "merchant:{id}"),
+        }
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Step {
+    type Err = InvalidName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        match text.strip_prefix("merchant:") {
+            Some(id) => id.parse().map(Self::Merchant),
+            None => text.parse().map(Self::Tier),
+        }
+    }
+}
+
+impl From<Step> for String {
+    fn from(step: Step) -> Self {
+        step.to_string()
+    }
+}
+
+impl TryFrom<String> for Step {
+    type Error = InvalidName;
+
+    fn try_from(text: String) -> Result<Self, InvalidName> {
+        text.parse()
+    }
+}
+
+/// A merchant document that cannot be used, and why. Its calls take the
+/// default chain.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(String);
+
+/// A merchant's document, read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MerchantConfig {
+    /// The merchant's own pool, tried first.
+    pool: Option<Step>,
+    /// Tried next, instead of the default chain, unless empty.
+    fallback: Vec<Step>,
+    /// Nothing but the merchant's own pool is tried.
+    dedicated_only: bool,
+}
+
+impl MerchantConfig {
+    pub fn parse(document: &str) -> Result<Self, Malformed> {
+        if document.len() > MAX_DOCUMENT {
+            return Err(Malformed(format!("longer than {MAX_DOCUMENT} bytes")));
+        }
+        let value: Value = serde_json::from_str(document)
+            .map_err(|error| Malformed(format!("not JSON: {error}")))?;
+        let Value::Object(fields) = value else {
+            return Err(Malformed("not a JSON object".into()));
+        };
+        Ok(Self {
+            pool: read_pool(&fields)?,
+            fallback: read_fallback(&fields)?,
+            dedicated_only: match fields.get("dedicated_only") {
+                None | Some(Value::Null) => false,
+                Some(Value::Bool(only)) => *only,
+                Some(other) => {
+                    return Err(Malformed(format!(
+                        "dedicated_only {other}: expected true or false"
+                    )));
+                }
+            },
+        })
+    }
+}
+
+fn read_pool(fields: &Map<String, Value>) -> Result<Option<Step>, Malformed> {
+    match fields.get("pool") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(id)) if id.is_empty() => Ok(None),
+        Some(Value::String(id)) => match id.parse() {
+            Ok(id) => Ok(Some(Step::Merchant(id))),
+            Err(error) => Err(Malformed(format!("pool: {error}"))),
+        },
+        Some(other) => Err(Malformed(format!("pool {other}: expected a name"))),
+    }
+}
+
+fn read_fallback(fields: &Map<String, Value>) -> Result<Vec<Step>, Malformed> {
+    let steps = match fields.get("fallback") {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(steps)) => steps,
+        Some(other) => return Err(Malformed(format!("fallback {other}: expected a list"))),
+    };
+    if steps.len() > MAX_STEPS {
+        return Err(Malformed(format!("fallback: more than {MAX_STEPS} steps")));
+    }
+    steps
+        .iter()
+        .map(|step| match step {
+            Value::String(step) => {
+                step.parse().map_err(|error| Malformed(format!("fallback: {error}")))
+            }
+            other => Err(Malformed(format!("fallback: {other}: expected a name"))),
+        })
+        .collect()
+}
+
+/// The steps a call takes, in order: the merchant's own pool, then its
+/// fallback or the default chain.
+pub fn chain<'a>(
+    tiers: &'a Tiers,
+    merchant: Option<&'a MerchantConfig>,
+) -> impl Iterator<Item = &'a Step> {
+    let own = merchant.and_then(|merchant| merchant.pool.as_ref());
+    let rest: &[Step] = match merchant {
+        Some(merchant) if merchant.dedicated_only => &[],
+        Some(merchant) if !merchant.fallback.is_empty() => &merchant.fallback,
+        _ => tiers.default_chain(),
+    };
+    own.into_iter().chain(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::tiers::Origin;
+
+    fn steps(document: &str) -> Vec<String> {
+        let tiers = Tiers::parse(
+            r#"{"gold": {}, "standard": {}, "basic": {"type": "shared"}}"#,
+            Origin::Settings,
+        )
+        .unwrap()
+        .0;
+        let merchant = MerchantConfig::parse(document).unwrap();
+        chain(&tiers, Some(&merchant)).map(Step::to_string).collect()
+    }
+
+    #[test]
+    fn chains_are_resolved_as_documented() {
+        assert_eq!(steps("{}"), ["gold", "standard", "basic"]);
+        assert_eq!(
+            steps(r#"{"pool": "9shines"}"#),
+            ["merchant:9shines", "gold", "standard", "basic"]
+        );
+        assert_eq!(steps(r#"{"fallback": ["standard", "basic"]}"#), ["standard", "basic"]);
+        assert_eq!(
+            steps(r#"{"pool": "acme", "fallback": ["gold"], "tier": 7}"#),
+            ["merchant:acme", "gold"]
+        );
+        assert_eq!(
+            steps(r#"{"pool": "acme", "fallback": [], "x": 1}"#),
+            ["merchant:acme", "gold", "standard", "basic"]
+        );
+        assert_eq!(steps(r#"{"pool": "acme", "dedicated_only": true}"#), ["merchant:acme"]);
+        assert_eq!(steps(r#"{"fallback": ["merchant:b", "gold"]}"#), ["merchant:b", "gold"]);
+        assert_eq!(steps(r#"{"pool": "", "fallback": null}"#), ["gold", "standard", "basic"]);
+    }
+
+    #[test]
+    fn anything_else_is_malformed() {
+        let long = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT));
+        let many = format!(r#"{{"fallback": [{}"gold"]}}"#, r#""gold","#.repeat(MAX_STEPS));
+        for bad in [
+            "",
+            "7",
+            "[]",
+            "{",
+            r#"{"pool": 7}"#,
+            r#"{"pool": "a b"}"#,
+            r#"{"fallback": "gold"}"#,
+            r#"{"fallback": [7]}"#,
+            r#"{"fallback": ["a b"]}"#,
+            r#"{"dedicated_only": "yes"}"#,
+            &long,
+            &many,
+        ] {
+            assert!(MerchantConfig::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

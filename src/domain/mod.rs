@@ -1,0 +1,11 @@
+//! The rules of the router, without I/O, clock or async: names, tiers, chains,
+//! and the fleet that both stores must agree with.
+
+pub mod assign;
+pub mod fleet;
+pub mod merchant;
+pub mod names;
+pub mod tiers;
+
+/// A point in time: milliseconds since the Unix epoch, by the store's clock.
+pub type Millis = u64;

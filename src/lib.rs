@@ -1,0 +1,3 @@
+//! A call router for voice agents. `docs/architecture.md` shows the whole.
+
+pub mod domain;
