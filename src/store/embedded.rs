@@ -1,0 +1,309 @@
+//! The store without Redis: the fleet itself behind a lock, and a journal.
+
+use std::{
+    future::Future,
+    io,
+    path::Path,
+    pin::Pin,
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::{SystemTime, UNIX_EPOCH},
+};
+
+use tokio::sync::watch;
+
+use super::{
+    Reply, Store,
+    journal::{Directory, Journal, JournalError},
+};
+use crate::domain::{
+    Millis,
+    assign::Stock,
+    fleet::{
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Drained, Fenced, Fleet,
+        MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
+        Renewed, Status, Swept, Undrained, UnknownPod,
+    },
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::Tiers,
+};
+
+/// The fleet in this process, in memory or with a journal on disk.
+pub struct Embedded {
+    shared: Arc<Shared>,
+    /// The last commit that is on disk; `None` without a journal.
+    durable: Option<watch::Receiver<u64>>,
+    writer: Mutex<Option<thread::JoinHandle<()>>>,
+}
+
+struct Shared {
+    // A std mutex: it is held for microseconds and never across an await.
+    state: Mutex<State>,
+    work: Condvar,
+}
+
+struct State {
+    fleet: Fleet,
+    clock: Millis,
+    /// Decided, and not yet handed to the writer.
+    pending: Vec<Change>,
+    /// Counts the steps that changed something.
+    commit: u64,
+    closing: bool,
+}
+
+impl State {
+    /// The time, which never runs backwards here whatever the clock does.
+    fn now(&mut self) -> Millis {
+        let wall = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis() as Millis);
+        self.clock = self.clock.max(wall);
+        self.clock
+    }
+}
+
+impl Shared {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|_| poisoned())
+    }
+}
+
+impl Embedded {
+    /// A store that forgets everything when the process ends.
+    pub fn in_memory(tiers: Tiers) -> Self {
+        let mut state = State::new(tiers);
+        let now = state.now();
+        state.fleet.replay(Change::Began { at: now });
+        let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
+        Self { shared, durable: None, writer: Mutex::new(None) }
+    }
+
+    /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
+    /// a journal that does not exist yet; an existing one brings its own.
+    pub fn open(path: &Path, seed: Tiers) -> Result<Self, JournalError> {
+        let (directory, recovered) = Directory::take(path)?;
+        let mut state = State::new(seed);
+        match recovered {
+            None => {
+                let now = state.now();
+                state.fleet.replay(Change::Began { at: now });
+            }
+            Some(recovered) => {
+                if recovered.torn > 0 {
+                    tracing::warn!(
+                        bytes = recovered.torn,
+                        "cut an unfinished record off the journal"
+                    );
+                }
+                recovered.changes.into_iter().for_each(|change| state.fleet.replay(change));
+            }
+        }
+        let journal = directory.begin(&state.fleet.facts())?;
+        state.fleet.keep_changes();
+        let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
+        let (publish, durable) = watch::channel(0);
+        let writer = thread::Builder::new().name("journal".into()).spawn({
+            let shared = shared.clone();
+            move || write(&shared, journal, &publish)
+        });
+        let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
+        Ok(Self { shared, durable: Some(durable), writer: Mutex::new(Some(writer)) })
+    }
+
+    /// Runs one step on the fleet. Answers once everything the step has read or
+    /// written is on disk: an answer may not rest on what a crash could undo.
+    fn step<'a, T: Send + 'a>(
+        &'a self,
+        step: impl FnOnce(&mut Fleet, Millis) -> T + Send + 'a,
+    ) -> Reply<'a, T> {
+        Box::pin(async move {
+            let (outcome, commit) = {
+                let mut state = self.shared.lock();
+                let now = state.now();
+                let outcome = step(&mut state.fleet, now);
+                let changes = state.fleet.take_changes();
+                if !changes.is_empty() {
+                    state.pending.extend(changes);
+                    state.commit += 1;
+                    self.shared.work.notify_one();
+                }
+                (outcome, state.commit)
+            };
+            if let Some(durable) = &self.durable {
+                let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
+                assert!(written, "the journal's writer is gone");
+            }
+            Ok(outcome)
+        })
+    }
+}
+
+impl State {
+    fn new(tiers: Tiers) -> Self {
+        let fleet = Fleet::new(tiers, 0);
+        Self { fleet, clock: 0, pending: Vec::new(), commit: 0, closing: false }
+    }
+}
+
+/// The writer's life: take what is pending, make it durable, say so.
+fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
+    loop {
+        let mut state = shared.lock();
+        while state.pending.is_empty() && !state.closing {
+            state = shared.work.wait(state).unwrap_or_else(|_| poisoned());
+        }
+        if state.pending.is_empty() {
+            return;
+        }
+        let changes = std::mem::take(&mut state.pending);
+        let commit = state.commit;
+        let facts = journal.wants_compaction().then(|| state.fleet.facts());
+        drop(state);
+        let written = match facts {
+            Some(facts) => journal.compact(&facts),
+            None => journal.commit(&changes),
+        };
+        match written {
+            Ok(()) => drop(publish.send(commit)),
+            Err(error) => stop(&error),
+        }
+    }
+}
+
+/// After a failed write or sync nobody knows what the disk holds, and trying
+/// again may lie. The next start reads what is there.
+fn stop(error: &io::Error) -> ! {
+    eprintln!(
+        "smart-router: the journal cannot be written ({error}); stopping so that no answer is given that a restart would undo"
+    );
+    std::process::exit(74);
+}
+
+/// A panic inside the fleet may have left it between two facts.
+fn poisoned() -> ! {
+    eprintln!("smart-router: a step of the fleet failed half-way; stopping");
+    std::process::exit(70);
+}
+
+impl Store for Embedded {
+    fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>> {
+        self.step(|fleet, now| fleet.allocate(request, now))
+    }
+
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
+        self.step(|fleet, now| fleet.release(request, now))
+    }
+
+    fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
+        self.step(|fleet, now| fleet.renew(request, now))
+    }
+
+    fn drain<'a>(
+        &'a self,
+        pod: &'a PodName,
+        ttl: Millis,
+    ) -> Reply<'a, Result<Drained, UnknownPod>> {
+        self.step(move |fleet, now| fleet.drain(pod, ttl, now))
+    }
+
+    fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
+        self.step(|fleet, _| fleet.undrain(pod))
+    }
+
+    fn observe_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        facts: &'a PodFacts,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Observed, Fenced>> {
+        self.step(move |fleet, now| fleet.observe_pod(pod, facts, epoch, now))
+    }
+
+    fn remove_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Removed, Fenced>> {
+        self.step(move |fleet, now| fleet.remove_pod(pod, uid, epoch, now))
+    }
+
+    fn move_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        to: &'a Pool,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), MoveRefused>> {
+        self.step(move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
+    }
+
+    fn apply_tiers<'a>(
+        &'a self,
+        tiers: &'a Tiers,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), Fenced>> {
+        self.step(move |fleet, _| fleet.apply_tiers(tiers, epoch))
+    }
+
+    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
+        self.step(move |fleet, _| fleet.set_merchant(id, document))
+    }
+
+    fn sweep(&self, most: usize) -> Reply<'_, Swept> {
+        self.step(move |fleet, now| fleet.sweep(most, now))
+    }
+
+    fn audit(&self) -> Reply<'_, Audited> {
+        self.step(|fleet, _| fleet.audit())
+    }
+
+    fn status(&self) -> Reply<'_, Status> {
+        self.step(|fleet, _| fleet.status())
+    }
+
+    fn tiers(&self) -> Reply<'_, Tiers> {
+        self.step(|fleet, _| fleet.tiers().clone())
+    }
+
+    fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
+        self.step(|fleet, _| fleet.merchant(id).map(str::to_owned))
+    }
+
+    fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>> {
+        self.step(|fleet, _| fleet.pod(pod))
+    }
+
+    fn pods(&self) -> Reply<'_, Vec<PodStatus>> {
+        self.step(|fleet, _| fleet.pods())
+    }
+
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
+        self.step(|fleet, _| fleet.call(call))
+    }
+
+    fn stocks(&self) -> Reply<'_, Vec<Stock>> {
+        self.step(|fleet, _| fleet.stocks())
+    }
+
+    fn movable_pods<'a>(
+        &'a self,
+        pool: &'a Pool,
+        most: usize,
+    ) -> Reply<'a, Vec<(PodName, String)>> {
+        self.step(move |fleet, _| fleet.movable_pods(pool, most))
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            self.shared.lock().closing = true;
+            self.shared.work.notify_one();
+            let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
+            if let Some(writer) = writer {
+                let joined = tokio::task::spawn_blocking(|| writer.join()).await;
+                debug_assert!(joined.is_ok());
+            }
+        })
+    }
+}

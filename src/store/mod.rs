@@ -1,0 +1,82 @@
+//! What the rest of the program sees of the fleet: one method per operation,
+//! whatever keeps the facts.
+
+mod embedded;
+mod journal;
+
+use std::{future::Future, pin::Pin};
+
+pub use self::{embedded::Embedded, journal::JournalError};
+use crate::domain::{
+    Millis,
+    assign::Stock,
+    fleet::{
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Drained, Fenced, MoveRefused,
+        Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
+        Swept, Undrained, UnknownPod,
+    },
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::Tiers,
+};
+
+/// The store did not answer, or not in time; nothing is known to have changed.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StoreError {
+    #[error("the store cannot be reached: {0}")]
+    Unavailable(String),
+}
+
+/// The answer of a store, on its way.
+pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// Every operation is one atomic step; what it answers is done.
+pub trait Store: Send + Sync + 'static {
+    fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>>;
+    fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed>;
+    fn drain<'a>(&'a self, pod: &'a PodName, ttl: Millis)
+    -> Reply<'a, Result<Drained, UnknownPod>>;
+    fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>>;
+
+    fn observe_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        facts: &'a PodFacts,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Observed, Fenced>>;
+    fn remove_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Removed, Fenced>>;
+    fn move_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        to: &'a Pool,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), MoveRefused>>;
+    fn apply_tiers<'a>(
+        &'a self,
+        tiers: &'a Tiers,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), Fenced>>;
+    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()>;
+
+    fn sweep(&self, most: usize) -> Reply<'_, Swept>;
+    fn audit(&self) -> Reply<'_, Audited>;
+
+    fn status(&self) -> Reply<'_, Status>;
+    fn tiers(&self) -> Reply<'_, Tiers>;
+    fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>>;
+    fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>>;
+    fn pods(&self) -> Reply<'_, Vec<PodStatus>>;
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>>;
+    fn stocks(&self) -> Reply<'_, Vec<Stock>>;
+    fn movable_pods<'a>(&'a self, pool: &'a Pool, most: usize)
+    -> Reply<'a, Vec<(PodName, String)>>;
+
+    /// Makes durable what is not, and lets go of files and connections.
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
