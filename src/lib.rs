@@ -1,4 +1,21 @@
 //! A call router for voice agents. `docs/architecture.md` shows the whole.
 
+pub mod agent;
+pub mod app;
+pub mod cli;
+pub mod client;
+pub mod config;
+pub mod control;
 pub mod domain;
+pub mod http;
+pub mod logging;
+pub mod metrics;
 pub mod store;
+pub mod telephony;
+
+/// A number nobody can guess from another one. `RandomState` is seeded by the
+/// operating system, which is all that ids of requests and calls need.
+fn random_u32() -> u32 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id()) as u32
+}

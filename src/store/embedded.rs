@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{SystemTime, UNIX_EPOCH},
+    time::{Instant, SystemTime, UNIX_EPOCH},
 };
 
 use tokio::sync::watch;
@@ -27,6 +27,7 @@ use crate::domain::{
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
+use crate::metrics::StoreMetrics;
 
 /// The fleet in this process, in memory or with a journal on disk.
 pub struct Embedded {
@@ -34,6 +35,7 @@ pub struct Embedded {
     /// The last commit that is on disk; `None` without a journal.
     durable: Option<watch::Receiver<u64>>,
     writer: Mutex<Option<thread::JoinHandle<()>>>,
+    metrics: StoreMetrics,
 }
 
 struct Shared {
@@ -71,17 +73,17 @@ impl Shared {
 
 impl Embedded {
     /// A store that forgets everything when the process ends.
-    pub fn in_memory(tiers: Tiers) -> Self {
+    pub fn in_memory(tiers: Tiers, metrics: StoreMetrics) -> Self {
         let mut state = State::new(tiers);
         let now = state.now();
         state.fleet.replay(Change::Began { at: now });
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
-        Self { shared, durable: None, writer: Mutex::new(None) }
+        Self { shared, durable: None, writer: Mutex::new(None), metrics }
     }
 
     /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
     /// a journal that does not exist yet; an existing one brings its own.
-    pub fn open(path: &Path, seed: Tiers) -> Result<Self, JournalError> {
+    pub fn open(path: &Path, seed: Tiers, metrics: StoreMetrics) -> Result<Self, JournalError> {
         let (directory, recovered) = Directory::take(path)?;
         let mut state = State::new(seed);
         match recovered {
@@ -108,16 +110,18 @@ impl Embedded {
             move || write(&shared, journal, &publish)
         });
         let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
-        Ok(Self { shared, durable: Some(durable), writer: Mutex::new(Some(writer)) })
+        Ok(Self { shared, durable: Some(durable), writer: Mutex::new(Some(writer)), metrics })
     }
 
     /// Runs one step on the fleet. Answers once everything the step has read or
     /// written is on disk: an answer may not rest on what a crash could undo.
     fn step<'a, T: Send + 'a>(
         &'a self,
+        operation: &'static str,
         step: impl FnOnce(&mut Fleet, Millis) -> T + Send + 'a,
     ) -> Reply<'a, T> {
         Box::pin(async move {
+            let started = Instant::now();
             let (outcome, commit) = {
                 let mut state = self.shared.lock();
                 let now = state.now();
@@ -134,6 +138,7 @@ impl Embedded {
                 let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
                 assert!(written, "the journal's writer is gone");
             }
+            self.metrics.observe(operation, started.elapsed());
             Ok(outcome)
         })
     }
@@ -188,15 +193,15 @@ fn poisoned() -> ! {
 
 impl Store for Embedded {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>> {
-        self.step(|fleet, now| fleet.allocate(request, now))
+        self.step("allocate", |fleet, now| fleet.allocate(request, now))
     }
 
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
-        self.step(|fleet, now| fleet.release(request, now))
+        self.step("release", |fleet, now| fleet.release(request, now))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
-        self.step(|fleet, now| fleet.renew(request, now))
+        self.step("renew", |fleet, now| fleet.renew(request, now))
     }
 
     fn drain<'a>(
@@ -204,11 +209,11 @@ impl Store for Embedded {
         pod: &'a PodName,
         ttl: Millis,
     ) -> Reply<'a, Result<Drained, UnknownPod>> {
-        self.step(move |fleet, now| fleet.drain(pod, ttl, now))
+        self.step("drain", move |fleet, now| fleet.drain(pod, ttl, now))
     }
 
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
-        self.step(|fleet, _| fleet.undrain(pod))
+        self.step("undrain", |fleet, _| fleet.undrain(pod))
     }
 
     fn observe_pod<'a>(
@@ -217,7 +222,7 @@ impl Store for Embedded {
         facts: &'a PodFacts,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<Observed, Fenced>> {
-        self.step(move |fleet, now| fleet.observe_pod(pod, facts, epoch, now))
+        self.step("observe_pod", move |fleet, now| fleet.observe_pod(pod, facts, epoch, now))
     }
 
     fn remove_pod<'a>(
@@ -226,7 +231,7 @@ impl Store for Embedded {
         uid: &'a str,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<Removed, Fenced>> {
-        self.step(move |fleet, now| fleet.remove_pod(pod, uid, epoch, now))
+        self.step("remove_pod", move |fleet, now| fleet.remove_pod(pod, uid, epoch, now))
     }
 
     fn move_pod<'a>(
@@ -236,7 +241,7 @@ impl Store for Embedded {
         to: &'a Pool,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), MoveRefused>> {
-        self.step(move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
+        self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
     }
 
     fn apply_tiers<'a>(
@@ -244,47 +249,47 @@ impl Store for Embedded {
         tiers: &'a Tiers,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), Fenced>> {
-        self.step(move |fleet, _| fleet.apply_tiers(tiers, epoch))
+        self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, epoch))
     }
 
     fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
-        self.step(move |fleet, _| fleet.set_merchant(id, document))
+        self.step("set_merchant", move |fleet, _| fleet.set_merchant(id, document))
     }
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {
-        self.step(move |fleet, now| fleet.sweep(most, now))
+        self.step("sweep", move |fleet, now| fleet.sweep(most, now))
     }
 
     fn audit(&self) -> Reply<'_, Audited> {
-        self.step(|fleet, _| fleet.audit())
+        self.step("audit", |fleet, _| fleet.audit())
     }
 
     fn status(&self) -> Reply<'_, Status> {
-        self.step(|fleet, _| fleet.status())
+        self.step("status", |fleet, _| fleet.status())
     }
 
     fn tiers(&self) -> Reply<'_, Tiers> {
-        self.step(|fleet, _| fleet.tiers().clone())
+        self.step("tiers", |fleet, _| fleet.tiers().clone())
     }
 
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
-        self.step(|fleet, _| fleet.merchant(id).map(str::to_owned))
+        self.step("merchant", |fleet, _| fleet.merchant(id).map(str::to_owned))
     }
 
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>> {
-        self.step(|fleet, _| fleet.pod(pod))
+        self.step("pod", |fleet, _| fleet.pod(pod))
     }
 
     fn pods(&self) -> Reply<'_, Vec<PodStatus>> {
-        self.step(|fleet, _| fleet.pods())
+        self.step("pods", |fleet, _| fleet.pods())
     }
 
     fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
-        self.step(|fleet, _| fleet.call(call))
+        self.step("call", |fleet, _| fleet.call(call))
     }
 
     fn stocks(&self) -> Reply<'_, Vec<Stock>> {
-        self.step(|fleet, _| fleet.stocks())
+        self.step("stocks", |fleet, _| fleet.stocks())
     }
 
     fn movable_pods<'a>(
@@ -292,7 +297,11 @@ impl Store for Embedded {
         pool: &'a Pool,
         most: usize,
     ) -> Reply<'a, Vec<(PodName, String)>> {
-        self.step(move |fleet, _| fleet.movable_pods(pool, most))
+        self.step("movable_pods", move |fleet, _| fleet.movable_pods(pool, most))
+    }
+
+    fn is_up(&self) -> bool {
+        true
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -77,6 +77,9 @@ pub trait Store: Send + Sync + 'static {
     fn movable_pods<'a>(&'a self, pool: &'a Pool, most: usize)
     -> Reply<'a, Vec<(PodName, String)>>;
 
+    /// Whether the store answered when it was last asked.
+    fn is_up(&self) -> bool;
+
     /// Makes durable what is not, and lets go of files and connections.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }

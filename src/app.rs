@@ -1,0 +1,170 @@
+//! How the parts are put together, and in which order they stop.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use anyhow::{Context as _, bail};
+use axum::Router;
+use tokio::{net::TcpListener, task::JoinSet};
+use tokio_util::task::TaskTracker;
+
+use crate::{
+    agent::Agents,
+    config::{Config, PodSource, StoreConfig},
+    control::{
+        Control, PodFeed,
+        pod_list::{self, ListedPod},
+    },
+    http::{
+        self, Context, Lifecycle,
+        server::{Patience, serve},
+    },
+    metrics::Metrics,
+    store::{Embedded, Store},
+    telephony::WsUrls,
+};
+
+/// How long agents may take to let go of their calls at the end.
+const AGENTS_FINISH: Duration = Duration::from_secs(5);
+
+/// A router that runs.
+pub struct Running {
+    pub api: SocketAddr,
+    pub metrics_address: SocketAddr,
+    /// Whether its agents are simulated.
+    pub simulated: bool,
+    pub context: Arc<Context>,
+    servers: JoinSet<()>,
+    agents: Option<Arc<Agents>>,
+    loops: TaskTracker,
+}
+
+/// Starts a router. It answers requests when this returns.
+pub async fn start(config: Config) -> anyhow::Result<Running> {
+    let listener = bind("HTTP_PORT", config.http.api).await?;
+    let api = listener.local_addr()?;
+    let metrics = Arc::new(Metrics::default());
+    let store = open_store(&config, &metrics)?;
+    warn_about(&config, store.as_ref()).await;
+    let lifecycle = Lifecycle::default();
+    let stopping = lifecycle.stopping.clone();
+    let context = Arc::new(Context {
+        store: store.clone(),
+        metrics: metrics.clone(),
+        urls: WsUrls { base: config.agent_base_url(api.port()), path: config.ws_path.clone() },
+        ttls: config.ttls,
+        read_timeout: config.http.read_timeout,
+        lifecycle,
+    });
+
+    let simulated = config.pods == PodSource::Simulated;
+    let feed = pod_feed(&config)?;
+    let control = Arc::new(Control {
+        store: store.clone(),
+        metrics: metrics.clone(),
+        stopping: stopping.clone(),
+        cleanup_interval: config.cleanup_interval,
+        reconcile_interval: config.reconcile_interval,
+    });
+    // Without a Lease every replica does the leader's work.
+    metrics.leader.set(1);
+    control.reconcile(feed.pods()).await?;
+    context.lifecycle.store_reached();
+
+    let agents =
+        simulated.then(|| Agents::new(store, metrics, config.ttls.lease, stopping.clone()));
+    let routes = http::routes(&context, agents.as_ref().map(Agents::routes));
+    let patience = Patience {
+        read: config.http.read_timeout,
+        idle: config.http.idle_timeout,
+        shutdown: config.http.shutdown_timeout,
+    };
+    let mut servers = JoinSet::new();
+    let mut metrics_address = api;
+    if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
+        let listener = bind("METRICS_PORT", config.http.metrics).await?;
+        metrics_address = listener.local_addr()?;
+        let routes: Router = http::metrics_routes(&context);
+        servers.spawn(serve(listener, routes, patience, stopping.clone()));
+    }
+    servers.spawn(serve(listener, routes, patience, stopping));
+    let loops = control.start(feed);
+    tracing::info!(%api, metrics = %metrics_address, "serving");
+    Ok(Running { api, metrics_address, simulated, context, servers, agents, loops })
+}
+
+impl Running {
+    /// Stops in order: unready, waiting requests answered, requests finished,
+    /// agents and loops done, store closed.
+    pub async fn stop(mut self) {
+        tracing::info!("stopping");
+        self.context.lifecycle.stopping.cancel();
+        while self.servers.join_next().await.is_some() {}
+        if let Some(agents) = self.agents
+            && tokio::time::timeout(AGENTS_FINISH, agents.finish()).await.is_err()
+        {
+            tracing::warn!("agents did not finish in time");
+        }
+        self.loops.wait().await;
+        self.context.store.close().await;
+        tracing::info!("stopped");
+    }
+}
+
+async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    TcpListener::bind(address)
+        .await
+        .with_context(|| format!("{variable}={}: cannot listen on {address}", address.port()))
+}
+
+fn open_store(config: &Config, metrics: &Metrics) -> anyhow::Result<Arc<dyn Store>> {
+    let (tiers, metrics) = (config.tiers.clone(), metrics.store.clone());
+    match &config.store {
+        StoreConfig::Memory => {
+            tracing::warn!(
+                "calls are kept in memory only: set DATA_DIR or REDIS_URL to keep them over a restart"
+            );
+            Ok(Arc::new(Embedded::in_memory(tiers, metrics)))
+        }
+        StoreConfig::Journal(path) => {
+            let store = Embedded::open(path, tiers, metrics);
+            Ok(Arc::new(store.with_context(|| format!("DATA_DIR={}", path.display()))?))
+        }
+        StoreConfig::Redis { .. } => bail!(
+            "REDIS_URL: this release has no Redis store yet; unset it to use the embedded one"
+        ),
+    }
+}
+
+async fn warn_about(config: &Config, store: &dyn Store) {
+    for warning in &config.warnings {
+        tracing::warn!("{warning}");
+    }
+    if store.tiers().await.is_ok_and(|tiers| tiers != config.tiers) {
+        tracing::warn!(
+            "the tiers in the store differ from TIER_CONFIG and are used; change them with PUT /api/v1/tiers"
+        );
+    }
+}
+
+fn pod_feed(config: &Config) -> anyhow::Result<PodFeed> {
+    Ok(match &config.pods {
+        PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
+        PodSource::File(path) => {
+            let pods = pod_list::read(path, config.agent_port).map_err(|expected| {
+                anyhow::anyhow!("PODS_FILE={}: expected {expected}", path.display())
+            })?;
+            PodFeed::File { path: path.clone(), agent_port: config.agent_port, pods }
+        }
+        PodSource::Simulated => {
+            let simulated = (0..config.tiers.wanted_pods().max(1)).map(|number| ListedPod {
+                name: format!("voice-agent-{number}").parse().expect("a valid pod name"),
+                // No address of its own: calls stay valid whatever our port is.
+                address: "simulated".into(),
+            });
+            PodFeed::Fixed(simulated.collect())
+        }
+        PodSource::Cluster { .. } => {
+            bail!("this release does not find pods in a cluster yet: set PODS or PODS_FILE")
+        }
+    })
+}

@@ -1,0 +1,108 @@
+//! The command line.
+
+mod call;
+mod errors;
+mod serve;
+
+use std::process::ExitCode;
+
+use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+
+use crate::config::{Config, Settings};
+
+/// A call router for voice agents: gives every phone call a pod, exactly once.
+///
+/// Without a command it serves. Without settings it serves on
+/// http://localhost:8080 with an embedded store and simulated agents.
+#[derive(Debug, Parser)]
+#[command(name = "smart-router", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Option<Action>,
+    #[command(flatten)]
+    settings: Settings,
+}
+
+#[derive(Debug, Subcommand)]
+enum Action {
+    /// Serve requests; this is what happens without a command
+    Serve(Settings),
+    /// Print the effective configuration, or what is wrong with it
+    CheckConfig(Settings),
+    /// Place one call through a running router and tell each step
+    Call(call::CallArgs),
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    let cli = match parse(std::env::args_os()) {
+        Ok(cli) => cli,
+        Err(error) => return errors::report(&error),
+    };
+    let done = match cli.command {
+        None => configure(cli.settings).and_then(|config| block_on(serve::serve(config))),
+        Some(Action::Serve(settings)) => {
+            configure(settings).and_then(|config| block_on(serve::serve(config)))
+        }
+        Some(Action::CheckConfig(settings)) => {
+            configure(settings).map(|config| print_config(&config))
+        }
+        Some(Action::Call(args)) => block_on(call::call(args)),
+    };
+    match done {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("smart-router: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Cli, clap::Error> {
+    let matches = without_empty_variables(Cli::command()).try_get_matches_from(args)?;
+    Cli::from_arg_matches(&matches)
+}
+
+/// A variable that is set to nothing counts as not set.
+fn without_empty_variables(command: Command) -> Command {
+    let is_empty =
+        |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    command
+        .mut_args(
+            |arg| if arg.get_env().is_some_and(is_empty) { arg.env(None::<&str>) } else { arg },
+        )
+        .mut_subcommands(without_empty_variables)
+}
+
+fn configure(settings: Settings) -> anyhow::Result<Config> {
+    Ok(Config::new(settings)?)
+}
+
+fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
+    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+}
+
+fn print_config(config: &Config) {
+    for (variable, value) in config.describe() {
+        println!("{variable}={value}");
+    }
+    for warning in &config.warnings {
+        eprintln!("warning: {warning}");
+    }
+}
+
+/// Every setting's variable, in the order of `--help`.
+pub fn variables() -> Vec<clap::Arg> {
+    let command = Settings::augment_args(Command::new("settings"));
+    command.get_arguments().cloned().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        Cli::command().debug_assert();
+    }
+}

@@ -1,0 +1,60 @@
+//! `smart-router serve`
+
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    app::{self, Running},
+    config::Config,
+    logging,
+};
+
+pub async fn serve(config: Config) -> anyhow::Result<()> {
+    let logging = logging::init(config.log);
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let running = app::start(config).await?;
+    if running.simulated {
+        print!("{}", welcome(&running));
+    }
+    let mut second = tokio::time::interval(Duration::from_secs(1));
+    loop {
+        tokio::select! {
+            _ = terminate.recv() => break,
+            _ = interrupt.recv() => break,
+            _ = second.tick() => {
+                running.context.metrics.log_lines_dropped.set(logging.dropped.dropped_lines() as i64);
+            }
+        }
+    }
+    tokio::select! {
+        () = running.stop() => Ok(()),
+        _ = terminate.recv() => anyhow::bail!("told to stop twice"),
+        _ = interrupt.recv() => anyhow::bail!("told to stop twice"),
+    }
+}
+
+/// What to try on a router with simulated agents.
+fn welcome(running: &Running) -> String {
+    let program = std::env::args().next().unwrap_or("smart-router".into());
+    let url = format!("http://localhost:{}", running.api.port());
+    format!(
+        r#"
+smart-router serves on {url} with simulated agents. Try:
+
+  curl -s {url}/api/v1/status
+  curl -s {url}/api/v1/allocate -H 'Content-Type: application/json' -d '{{"call_sid": "CA1"}}'
+
+Open the ws_url of the answer with any WebSocket client, say something, hang up:
+the pod is free again. Or let one command do all of it:
+
+  {program} call --router {url}
+
+Metrics: http://localhost:{}/metrics   Stop: Ctrl-C
+
+"#,
+        running.metrics_address.port()
+    )
+}

@@ -1,0 +1,313 @@
+//! The configuration: settings that have been checked, each on its own and
+//! against each other, in one small struct per concern.
+
+mod settings;
+mod values;
+
+use std::{
+    io::IsTerminal,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
+
+use serde_json::Value;
+use tracing_subscriber::filter::LevelFilter;
+
+pub use self::{
+    settings::{LogFormat, Settings},
+    values::Span,
+};
+use crate::{
+    control::pod_list::{self, ListedPod},
+    domain::{
+        Millis,
+        tiers::{Origin, Tiers},
+    },
+    telephony::WsPath,
+};
+
+const TIERS: &str = r#"{"gold": 10, "standard": 20, "overflow": 5}"#;
+const SIMULATED_TIERS: &str = r#"{"tiers": {"gold": {"target": 1}, "standard": {"target": 1},
+    "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}}"#;
+
+/// A setting that stops the start: which, what it held, what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value}: expected {expected}")]
+pub struct ConfigError {
+    pub variable: String,
+    pub value: String,
+    pub expected: String,
+}
+
+impl ConfigError {
+    pub fn new(variable: &str, value: impl ToString, expected: impl ToString) -> Self {
+        Self { variable: variable.into(), value: value.to_string(), expected: expected.to_string() }
+    }
+}
+
+/// Where the facts are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreConfig {
+    Memory,
+    Journal(PathBuf),
+    Redis { url: String, key_prefix: String },
+}
+
+/// Where the pods come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodSource {
+    /// Agents inside this process.
+    Simulated,
+    List(Vec<ListedPod>),
+    File(PathBuf),
+    Cluster {
+        namespace: String,
+        selector: String,
+    },
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpConfig {
+    pub api: SocketAddr,
+    pub metrics: SocketAddr,
+    pub read_timeout: Duration,
+    pub idle_timeout: Duration,
+    pub shutdown_timeout: Duration,
+}
+
+/// How long leases, drains and records last.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ttls {
+    pub lease: Millis,
+    pub draining: Millis,
+    pub call_info: Millis,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LeaderConfig {
+    pub enabled: bool,
+    pub namespace: String,
+    pub lock_name: String,
+    pub duration: Duration,
+    pub renew_deadline: Duration,
+    pub retry_period: Duration,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LogConfig {
+    pub level: LevelFilter,
+    pub format: LogFormat,
+}
+
+/// Everything the program was told, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub http: HttpConfig,
+    pub store: StoreConfig,
+    pub pods: PodSource,
+    pub agent_port: u16,
+    /// Base of WebSocket URLs; with simulated agents it may depend on the port
+    /// that is found free at start-up.
+    pub agent_base_url: Option<String>,
+    pub ws_path: WsPath,
+    pub public_url: Option<String>,
+    pub identity: String,
+    pub cleanup_interval: Duration,
+    pub reconcile_interval: Duration,
+    pub ttls: Ttls,
+    pub tiers: Tiers,
+    pub leader: LeaderConfig,
+    pub log: LogConfig,
+    /// What was ignored in the settings, and why.
+    pub warnings: Vec<String>,
+    settings: Settings,
+}
+
+impl Config {
+    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
+        let pods = pod_source(&settings)?;
+        let simulated = pods == PodSource::Simulated;
+        let in_cluster = matches!(pods, PodSource::Cluster { .. });
+        let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        let bind = settings.http_bind.unwrap_or(IpAddr::V4(default_bind));
+        if settings.voice_agent_base_url.is_none() && !simulated {
+            return Err(ConfigError::new(
+                "VOICE_AGENT_BASE_URL",
+                "",
+                "a URL that begins with ws:// or wss://, because the agents are not simulated",
+            ));
+        }
+        let (tiers, warnings) = tiers(&settings, simulated)?;
+        Ok(Self {
+            http: HttpConfig {
+                api: SocketAddr::new(bind, settings.http_port),
+                metrics: SocketAddr::new(bind, settings.metrics_port),
+                read_timeout: settings.http_read_timeout.0,
+                idle_timeout: settings.http_idle_timeout.0,
+                shutdown_timeout: settings.http_shutdown_timeout.0,
+            },
+            store: store(&settings)?,
+            pods,
+            agent_port: settings.voice_agent_port,
+            agent_base_url: settings.voice_agent_base_url.clone(),
+            ws_path: settings.ws_path_template.clone(),
+            public_url: settings.public_url.clone(),
+            identity: settings.pod_name.clone().unwrap_or_else(host_name),
+            cleanup_interval: settings.cleanup_interval.0,
+            reconcile_interval: settings.reconcile_interval.0,
+            ttls: Ttls {
+                lease: settings.lease_ttl.millis(),
+                draining: settings.draining_ttl.millis(),
+                call_info: settings.call_info_ttl.millis(),
+            },
+            tiers,
+            leader: leader(&settings, in_cluster)?,
+            log: LogConfig {
+                level: settings.log_level,
+                format: settings.log_format.unwrap_or_else(|| {
+                    if std::io::stderr().is_terminal() {
+                        LogFormat::Console
+                    } else {
+                        LogFormat::Json
+                    }
+                }),
+            },
+            warnings,
+            settings,
+        })
+    }
+
+    /// The base of WebSocket URLs, once the port of the API is known.
+    pub fn agent_base_url(&self, api_port: u16) -> String {
+        self.agent_base_url.clone().unwrap_or_else(|| format!("ws://localhost:{api_port}"))
+    }
+
+    /// The effective value of every variable, secrets hidden.
+    pub fn describe(&self) -> Vec<(&'static str, String)> {
+        let s = &self.settings;
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let path = |value: &Option<PathBuf>| {
+            value.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+        };
+        vec![
+            ("REDIS_URL", s.redis_url.as_deref().map(values::without_password).unwrap_or_default()),
+            ("KEY_PREFIX", s.key_prefix.clone()),
+            ("DATA_DIR", path(&s.data_dir)),
+            ("PODS", text(&s.pods)),
+            ("PODS_FILE", path(&s.pods_file)),
+            ("HTTP_BIND", self.http.api.ip().to_string()),
+            ("HTTP_PORT", s.http_port.to_string()),
+            ("METRICS_PORT", s.metrics_port.to_string()),
+            ("HTTP_READ_TIMEOUT", s.http_read_timeout.to_string()),
+            ("HTTP_IDLE_TIMEOUT", s.http_idle_timeout.to_string()),
+            ("HTTP_SHUTDOWN_TIMEOUT", s.http_shutdown_timeout.to_string()),
+            ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http_port)),
+            ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
+            ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
+            ("PUBLIC_URL", text(&s.public_url)),
+            ("NAMESPACE", s.namespace.clone()),
+            ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
+            ("POD_NAME", self.identity.clone()),
+            ("CLEANUP_INTERVAL", s.cleanup_interval.to_string()),
+            ("RECONCILE_INTERVAL", s.reconcile_interval.to_string()),
+            ("LEASE_TTL", s.lease_ttl.to_string()),
+            ("DRAINING_TTL", s.draining_ttl.to_string()),
+            ("CALL_INFO_TTL", s.call_info_ttl.to_string()),
+            ("TIER_CONFIG", Value::from(self.tiers.clone()).to_string()),
+            ("LEADER_ELECTION_ENABLED", self.leader.enabled.to_string()),
+            ("LEADER_ELECTION_NAMESPACE", self.leader.namespace.clone()),
+            ("LEADER_ELECTION_LOCK_NAME", s.leader_election_lock_name.clone()),
+            ("LEADER_ELECTION_DURATION", s.leader_election_duration.to_string()),
+            ("LEADER_ELECTION_RENEW_DEADLINE", s.leader_election_renew_deadline.to_string()),
+            ("LEADER_ELECTION_RETRY_PERIOD", s.leader_election_retry_period.to_string()),
+            ("LOG_LEVEL", s.log_level.to_string()),
+            ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
+        ]
+    }
+}
+
+fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
+    match (&settings.redis_url, &settings.data_dir) {
+        (Some(url), Some(_)) => Err(ConfigError::new(
+            "REDIS_URL",
+            values::without_password(url),
+            "either REDIS_URL or DATA_DIR, not both",
+        )),
+        (Some(url), None) => {
+            Ok(StoreConfig::Redis { url: url.clone(), key_prefix: settings.key_prefix.clone() })
+        }
+        (None, Some(path)) => Ok(StoreConfig::Journal(path.clone())),
+        (None, None) => Ok(StoreConfig::Memory),
+    }
+}
+
+fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
+    if let Some(list) = &settings.pods {
+        let pods = pod_list::parse(list, settings.voice_agent_port);
+        return pods.map(PodSource::List).map_err(|error| ConfigError::new("PODS", list, error));
+    }
+    if let Some(path) = &settings.pods_file {
+        return match pod_list::read(path, settings.voice_agent_port) {
+            Ok(_) => Ok(PodSource::File(path.clone())),
+            Err(error) => Err(ConfigError::new("PODS_FILE", path.display(), error)),
+        };
+    }
+    // A developer's default kubeconfig alone never counts as a cluster.
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    if set("KUBERNETES_SERVICE_HOST") || set("KUBECONFIG") {
+        let (namespace, selector) =
+            (settings.namespace.clone(), settings.pod_label_selector.clone());
+        return Ok(PodSource::Cluster { namespace, selector });
+    }
+    Ok(PodSource::Simulated)
+}
+
+fn tiers(settings: &Settings, simulated: bool) -> Result<(Tiers, Vec<String>), ConfigError> {
+    let default = if simulated { SIMULATED_TIERS } else { TIERS };
+    let text = settings.tier_config.as_deref().unwrap_or(default);
+    let (tiers, warnings) = Tiers::parse(text, Origin::Settings).map_err(|error| {
+        ConfigError::new("TIER_CONFIG", text, format!("a tier document; {error}"))
+    })?;
+    let warnings = warnings.into_iter().map(|warning| format!("TIER_CONFIG: {warning}")).collect();
+    Ok((tiers, warnings))
+}
+
+fn leader(settings: &Settings, in_cluster: bool) -> Result<LeaderConfig, ConfigError> {
+    let (duration, deadline, retry) = (
+        settings.leader_election_duration,
+        settings.leader_election_renew_deadline,
+        settings.leader_election_retry_period,
+    );
+    if deadline >= duration {
+        return Err(ConfigError::new(
+            "LEADER_ELECTION_RENEW_DEADLINE",
+            deadline,
+            format!("less than LEADER_ELECTION_DURATION, which is {duration}"),
+        ));
+    }
+    if retry >= deadline {
+        return Err(ConfigError::new(
+            "LEADER_ELECTION_RETRY_PERIOD",
+            retry,
+            format!("less than LEADER_ELECTION_RENEW_DEADLINE, which is {deadline}"),
+        ));
+    }
+    let namespace = settings.leader_election_namespace.as_ref().unwrap_or(&settings.namespace);
+    Ok(LeaderConfig {
+        enabled: settings.leader_election_enabled.unwrap_or(in_cluster),
+        namespace: namespace.clone(),
+        lock_name: settings.leader_election_lock_name.clone(),
+        duration: duration.0,
+        renew_deadline: deadline.0,
+        retry_period: retry.0,
+    })
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "smart-router".into(),
+        name => name.into(),
+    }
+}

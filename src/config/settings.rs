@@ -1,0 +1,152 @@
+//! Every setting: its variable, its flag, its default, its meaning.
+
+use std::{net::IpAddr, path::PathBuf};
+
+use clap::Args;
+use tracing_subscriber::filter::LevelFilter;
+
+use super::values::{self, Span};
+
+/// The settings as given, before they are checked against each other.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Settings (each is a variable too)")]
+pub struct Settings {
+    /// Redis that replicas share: redis://, rediss:// or redis+sentinel://. Unset: the embedded store
+    #[arg(long, env, value_name = "URL", value_parser = values::redis_url)]
+    pub redis_url: Option<String>,
+
+    /// What every Redis key begins with; {voice}: puts all keys in one cluster slot
+    #[arg(long, env, value_name = "TEXT", default_value = "voice:", value_parser = values::key_prefix)]
+    pub key_prefix: String,
+
+    /// Directory for the journal of the embedded store. Unset: in memory
+    #[arg(long, env, value_name = "PATH")]
+    pub data_dir: Option<PathBuf>,
+
+    /// Pods without a cluster: name=host:port, separated by commas. Neither this, nor a file, nor a cluster: simulated agents
+    #[arg(long, env, value_name = "LIST")]
+    pub pods: Option<String>,
+
+    /// The same list in a file, one per line, read again when it changes
+    #[arg(long, env, value_name = "PATH", conflicts_with = "pods")]
+    pub pods_file: Option<PathBuf>,
+
+    /// Address to listen on. Default: 0.0.0.0, with simulated agents 127.0.0.1
+    #[arg(long, env, value_name = "IP", value_parser = values::bind_address)]
+    pub http_bind: Option<IpAddr>,
+
+    /// Port of the API
+    #[arg(long, env, value_name = "PORT", default_value = "8080", value_parser = values::port)]
+    pub http_port: u16,
+
+    /// Port of /metrics and /health; may equal the API's
+    #[arg(long, env, value_name = "PORT", default_value = "9090", value_parser = values::port)]
+    pub metrics_port: u16,
+
+    /// How long a client may take to send a request
+    #[arg(long, env, value_name = "TIME", default_value = "5s")]
+    pub http_read_timeout: Span,
+
+    /// How long a connection may wait for its next request
+    #[arg(long, env, value_name = "TIME", default_value = "60s")]
+    pub http_idle_timeout: Span,
+
+    /// How long requests in flight may take to finish at shutdown
+    #[arg(long, env, value_name = "TIME", default_value = "30s")]
+    pub http_shutdown_timeout: Span,
+
+    /// Base of every WebSocket URL, ws:// or wss://. Default with simulated agents: ws://localhost:{HTTP_PORT}; else required
+    #[arg(long, env, value_name = "URL", value_parser = values::agent_url)]
+    pub voice_agent_base_url: Option<String>,
+
+    /// Port of the agents' own server on a pod
+    #[arg(long, env, value_name = "PORT", default_value = "8000", value_parser = values::port)]
+    pub voice_agent_port: u16,
+
+    /// Path after the pod in WebSocket URLs; {provider}, {template} and {flow} are filled in, {v2} becomes /v2 where the flow is v2
+    #[arg(long, env, value_name = "PATH", default_value = crate::telephony::DEFAULT_WS_PATH)]
+    pub ws_path_template: crate::telephony::WsPath,
+
+    /// The URL under which providers reach this router; needed to check signatures
+    #[arg(long, env, value_name = "URL", value_parser = values::public_url)]
+    pub public_url: Option<String>,
+
+    /// Namespace of the pods to watch
+    #[arg(long, env, value_name = "NAME", default_value = "default")]
+    pub namespace: String,
+
+    /// Which pods to watch
+    #[arg(long, env, value_name = "SELECTOR", default_value = "app=voice-agent")]
+    pub pod_label_selector: String,
+
+    /// Identity of this replica. Default: the host name
+    #[arg(long, env, value_name = "NAME")]
+    pub pod_name: Option<String>,
+
+    /// How often all views are checked against the facts
+    #[arg(long, env, value_name = "TIME", default_value = "30s")]
+    pub cleanup_interval: Span,
+
+    /// How often the pods of the store are compared with those of the cluster
+    #[arg(long, env, value_name = "TIME", default_value = "60s")]
+    pub reconcile_interval: Span,
+
+    /// How long a call keeps its pod without being renewed
+    #[arg(long, env, value_name = "TIME", default_value = "15m")]
+    pub lease_ttl: Span,
+
+    /// How long a pod stays drained
+    #[arg(long, env, value_name = "TIME", default_value = "6m")]
+    pub draining_ttl: Span,
+
+    /// How long a call's record stays in Redis, at least
+    #[arg(long, env, value_name = "TIME", default_value = "1h")]
+    pub call_info_ttl: Span,
+
+    /// Tiers as JSON, used while the store has none. Default: gold 10, standard 20, overflow 5, all exclusive; with simulated agents gold 1, standard 1, basic 1 shared by 3 calls
+    #[arg(long, env, value_name = "JSON")]
+    pub tier_config: Option<String>,
+
+    /// Whether one leader is elected through a Lease. Default: true in a cluster
+    #[arg(long, env, value_name = "BOOL", value_parser = values::switch)]
+    pub leader_election_enabled: Option<bool>,
+
+    /// Namespace of the Lease. Default: NAMESPACE
+    #[arg(long, env, value_name = "NAME")]
+    pub leader_election_namespace: Option<String>,
+
+    /// Name of the Lease
+    #[arg(long, env, value_name = "NAME", default_value = "smart-router-leader")]
+    pub leader_election_lock_name: String,
+
+    /// How long a Lease is valid without being renewed
+    #[arg(long, env, value_name = "TIME", default_value = "15s")]
+    pub leader_election_duration: Span,
+
+    /// How long a leader tries to renew before it steps down
+    #[arg(long, env, value_name = "TIME", default_value = "10s")]
+    pub leader_election_renew_deadline: Span,
+
+    /// How often a replica tries to take or renew the Lease
+    #[arg(long, env, value_name = "TIME", default_value = "2s")]
+    pub leader_election_retry_period: Span,
+
+    /// off, error, warn, info, debug or trace
+    #[arg(long, env, value_name = "LEVEL", default_value = "info", value_parser = log_level)]
+    pub log_level: LevelFilter,
+
+    /// json or console. Default: json, on a terminal console
+    #[arg(long, env, value_name = "FORMAT", value_enum)]
+    pub log_format: Option<LogFormat>,
+}
+
+/// How log lines look.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogFormat {
+    Json,
+    Console,
+}
+
+fn log_level(text: &str) -> Result<LevelFilter, String> {
+    text.parse().map_err(|_| "off, error, warn, info, debug or trace".into())
+}

@@ -1,0 +1,184 @@
+//! How single values of settings are read. Each error says what was expected.
+
+use std::{fmt, str::FromStr, time::Duration};
+
+use hyper::Uri;
+
+/// A length of time, written `15m`, `30s`, `500ms` or `1h30m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+const SPAN: &str = "a length of time above zero such as 15m, 30s or 500ms";
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut rest = text;
+        let mut total = Duration::ZERO;
+        while !rest.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            let (number, tail) = rest.split_at(digits);
+            let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+            let (unit, tail) = tail.split_at(letters);
+            let number: u64 = number.parse().map_err(|_| SPAN)?;
+            let millis = match unit {
+                "ms" => Some(number),
+                "s" => number.checked_mul(1_000),
+                "m" => number.checked_mul(60_000),
+                "h" => number.checked_mul(3_600_000),
+                _ => None,
+            };
+            let part = Duration::from_millis(millis.ok_or(SPAN)?);
+            total = total.checked_add(part).ok_or(SPAN)?;
+            rest = tail;
+        }
+        if total.is_zero() || total > LONGEST {
+            return Err(SPAN.into());
+        }
+        Ok(Self(total))
+    }
+}
+
+impl Span {
+    pub fn millis(self) -> u64 {
+        self.0.as_millis() as u64
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.millis();
+        match millis {
+            _ if millis % 3_600_000 == 0 => write!(f, "{}h", millis / 3_600_000),
+            _ if millis % 60_000 == 0 => write!(f, "{}m", millis / 60_000),
+            _ if millis % 1_000 == 0 => write!(f, "{}s", millis / 1_000),
+            _ => write!(f, "{millis}ms"),
+        }
+    }
+}
+
+pub fn bind_address(text: &str) -> Result<std::net::IpAddr, String> {
+    text.parse().map_err(|_| "an IP address such as 0.0.0.0 or ::1".into())
+}
+
+pub fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| "a port from 0 to 65535".into())
+}
+
+pub fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" | "on" | "yes" => Ok(true),
+        "false" | "0" | "off" | "no" => Ok(false),
+        _ => Err("true or false".into()),
+    }
+}
+
+/// Reads an absolute URL of one of the given schemes, without query, fragment
+/// or a slash at its end.
+fn base_url(text: &str, schemes: [&str; 2]) -> Result<String, String> {
+    let expected = || {
+        format!("a URL that begins with {}:// or {}:// and has no query", schemes[0], schemes[1])
+    };
+    let trimmed = text.trim_end_matches('/');
+    let uri: Uri = trimmed.parse().map_err(|_| expected())?;
+    let known = uri.scheme_str().is_some_and(|scheme| schemes.contains(&scheme));
+    let has_host = uri.host().is_some_and(|host| !host.is_empty());
+    if !known || !has_host || uri.query().is_some() || text.contains(['#', '@']) {
+        return Err(expected());
+    }
+    Ok(trimmed.into())
+}
+
+pub fn agent_url(text: &str) -> Result<String, String> {
+    base_url(text, ["ws", "wss"])
+}
+
+pub fn public_url(text: &str) -> Result<String, String> {
+    base_url(text, ["http", "https"])
+}
+
+pub fn redis_url(text: &str) -> Result<String, String> {
+    let known = ["redis://", "rediss://", "redis+sentinel://"];
+    if known.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) {
+        return Ok(text.into());
+    }
+    Err(format!("a URL that begins with {}", known.join(" or ")))
+}
+
+/// A Redis URL as it may be shown: without what stands before the `@`.
+pub fn without_password(url: &str) -> String {
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
+        _ => url.into(),
+    }
+}
+
+pub fn key_prefix(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && !b"*?[]\\\"'".contains(&byte));
+    if text.len() > 64 || !plain {
+        return Err("up to 64 printable characters other than * ? [ ] \\ \" '".into());
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read_as_written() {
+        for (text, millis) in [
+            ("15m", 900_000),
+            ("30s", 30_000),
+            ("500ms", 500),
+            ("1h30m", 5_400_000),
+            ("90s", 90_000),
+        ] {
+            assert_eq!(text.parse::<Span>().unwrap().millis(), millis, "{text}");
+        }
+        for bad in [
+            "",
+            "0s",
+            "5",
+            "s",
+            "-5s",
+            "1.5s",
+            "5 s",
+            "5d",
+            "99999999999999999999s",
+            "5m5",
+            "9999999h",
+        ] {
+            assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+        for text in ["15m", "90s", "1h", "250ms"] {
+            assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn base_urls_have_a_scheme_a_host_and_nothing_after_the_path() {
+        assert_eq!(agent_url("wss://voice.example.com/").unwrap(), "wss://voice.example.com");
+        assert_eq!(agent_url("ws://localhost:8080/a").unwrap(), "ws://localhost:8080/a");
+        for bad in [
+            "",
+            "http://a",
+            "wss://",
+            "wss:///a",
+            "wss://a?b",
+            "wss://a#b",
+            "a.example",
+            "wss://u:p@a",
+        ] {
+            assert!(agent_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(without_password("redis://u:p@ss@host:1/2"), "redis://***@host:1/2");
+        assert_eq!(without_password("redis://host"), "redis://host");
+    }
+}

@@ -1,0 +1,82 @@
+//! What happens without being asked: sweeps, audits, and pods that come and go.
+
+pub mod pod_list;
+mod pods;
+mod upkeep;
+
+use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+
+use futures_util::FutureExt;
+use tokio::time::{Interval, MissedTickBehavior};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+
+pub use self::pods::PodFeed;
+use crate::{metrics::Metrics, store::Store};
+
+/// How often overdue leases and drains are looked for.
+const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// The router's own work, beside requests.
+pub struct Control {
+    pub store: Arc<dyn Store>,
+    pub metrics: Arc<Metrics>,
+    pub stopping: CancellationToken,
+    pub cleanup_interval: Duration,
+    pub reconcile_interval: Duration,
+}
+
+impl Control {
+    /// Starts all loops; they end when the process is stopping.
+    pub fn start(self: Arc<Self>, feed: PodFeed) -> TaskTracker {
+        let tasks = TaskTracker::new();
+        tasks.spawn(self.clone().supervise("sweep", Self::sweeps));
+        tasks.spawn(self.clone().supervise("audit", Self::audits));
+        tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())));
+        tasks.close();
+        tasks
+    }
+
+    /// Runs a loop again if it panics: a router whose sweep is gone looks
+    /// healthy and loses pods.
+    async fn supervise<F>(self: Arc<Self>, name: &'static str, run: impl Fn(Arc<Self>) -> F + Send)
+    where
+        F: Future<Output = ()> + Send,
+    {
+        while AssertUnwindSafe(run(self.clone())).catch_unwind().await.is_err() {
+            self.metrics.panics_recovered.inc();
+            tracing::error!(name, "a loop panicked; starting it again");
+            tokio::select! {
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+                () = self.stopping.cancelled() => return,
+            }
+        }
+    }
+
+    async fn sweeps(self: Arc<Self>) {
+        let mut ticks = ticks(SWEEP_INTERVAL);
+        while self.goes_on(&mut ticks).await {
+            self.sweep().await;
+        }
+    }
+
+    async fn audits(self: Arc<Self>) {
+        let mut ticks = ticks(self.cleanup_interval);
+        while self.goes_on(&mut ticks).await {
+            self.audit().await;
+        }
+    }
+
+    /// Waits for the next tick; answers whether there is one.
+    async fn goes_on(&self, ticks: &mut Interval) -> bool {
+        tokio::select! {
+            _ = ticks.tick() => true,
+            () = self.stopping.cancelled() => false,
+        }
+    }
+}
+
+fn ticks(interval: Duration) -> Interval {
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks
+}

@@ -1,0 +1,45 @@
+//! The sweep and the audit.
+
+use super::Control;
+
+/// So many overdue leases are ended in one step.
+const BATCH: usize = 100;
+
+impl Control {
+    /// Ends the leases and drains whose time has come.
+    pub(super) async fn sweep(&self) {
+        loop {
+            let swept = match self.store.sweep(BATCH).await {
+                Ok(swept) => swept,
+                Err(error) => return tracing::warn!(%error, "cannot sweep"),
+            };
+            for ended in &swept.expired {
+                self.metrics.expired(ended);
+                let (call, pod, pool) = (&ended.call, &ended.pod, &ended.source_pool);
+                tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms = ended.lasted, "a lease ran out: no release, no renewal");
+            }
+            for pod in &swept.undrained {
+                tracing::info!(%pod, "a drain ran out");
+            }
+            if swept.expired.len().max(swept.undrained.len()) < BATCH {
+                return;
+            }
+        }
+    }
+
+    /// Derives all views from the facts again.
+    pub(super) async fn audit(&self) {
+        match self.store.audit().await {
+            Ok(audited) if audited.repaired > 0 => {
+                self.metrics.zombies_recovered.inc_by(audited.repaired as u64);
+                tracing::warn!(
+                    repaired = audited.repaired,
+                    pods = audited.pods,
+                    "the audit repaired views"
+                );
+            }
+            Ok(audited) => tracing::debug!(pods = audited.pods, "audited"),
+            Err(error) => tracing::warn!(%error, "cannot audit"),
+        }
+    }
+}

@@ -1,0 +1,125 @@
+//! `POST /drain` and `/undrain`: a pod takes no new calls, or does again.
+
+use std::time::Duration;
+
+use axum::{Json, extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use tokio::time::Instant;
+
+use super::{ApiError, Context, Noted, Shared, body::JsonBody};
+use crate::{config::Span, domain::names::PodName};
+
+/// How often a waiting drain looks at its pod.
+const LOOK: Duration = Duration::from_millis(200);
+const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+
+#[derive(Deserialize)]
+pub struct DrainBody {
+    pod_name: Option<String>,
+    wait: Option<String>,
+}
+
+#[derive(Deserialize)]
+pub struct UndrainBody {
+    pod_name: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Draining {
+    success: bool,
+    pod_name: String,
+    has_active_call: bool,
+    active_calls: usize,
+    /// No live call is left: the pod may go.
+    drained: bool,
+    /// Unix seconds until which the pod gets no calls.
+    draining_until: u64,
+    message: String,
+}
+
+pub async fn drain(
+    State(context): Shared,
+    JsonBody(body): JsonBody<DrainBody>,
+) -> Result<Response, ApiError> {
+    let pod: PodName = body.pod_name.unwrap_or_default().parse()?;
+    let wait =
+        body.wait.filter(|wait| !wait.is_empty()).map(|wait| read_wait(&wait)).transpose()?;
+    let started = Instant::now();
+    // The mark outlasts the wait: a pod must not get a call while it waits to go.
+    let ttl = context.ttls.draining.max(wait.map_or(0, |wait| wait.as_millis() as u64));
+    let drained = context.store.drain(&pod, ttl).await??;
+    context.metrics.drains.inc();
+    let mut active = drained.active_calls;
+    if let Some(wait) = wait.filter(|_| active > 0) {
+        active = wait_for_calls(&context, &pod, active, started + wait).await;
+    }
+    let message = match active {
+        0 => format!("Pod {pod} is draining and has no active call."),
+        1 => format!(
+            "Pod {pod} is draining with active call in progress. Will complete when call ends."
+        ),
+        n => format!(
+            "Pod {pod} is draining with {n} active calls in progress. Will complete when they end."
+        ),
+    };
+    let noted = Noted { pod: Some(pod.clone()), outcome: "draining", ..Noted::default() };
+    Ok(noted.on(Json(Draining {
+        success: true,
+        pod_name: pod.to_string(),
+        has_active_call: active > 0,
+        active_calls: active,
+        drained: active == 0,
+        draining_until: drained.until / 1_000,
+        message,
+    })))
+}
+
+fn read_wait(text: &str) -> Result<Duration, ApiError> {
+    let expected = "expected a length of time such as 300s, at most 1h";
+    let wait = text.parse::<Span>().ok().map(|span| span.0).filter(|wait| *wait <= LONGEST_WAIT);
+    wait.ok_or_else(|| ApiError::bad_request(format!("wait {text:?}: {expected}")))
+}
+
+/// Waits until the pod has no live call, the time is over, or we must stop.
+/// A store that blinks meanwhile proves nothing about the calls: wait on.
+async fn wait_for_calls(
+    context: &Context,
+    pod: &PodName,
+    mut active: usize,
+    until: Instant,
+) -> usize {
+    while active > 0 && Instant::now() < until {
+        tokio::select! {
+            () = tokio::time::sleep_until(until.min(Instant::now() + LOOK)) => {}
+            () = context.lifecycle.stopping.cancelled() => return active,
+        }
+        if let Ok(status) = context.store.pod(pod).await {
+            active = status.map_or(0, |status| status.calls.len());
+        }
+    }
+    active
+}
+
+pub async fn undrain(
+    State(context): Shared,
+    JsonBody(body): JsonBody<UndrainBody>,
+) -> Result<Response, ApiError> {
+    let pod: PodName = body.pod_name.unwrap_or_default().parse()?;
+    let undrained = context.store.undrain(&pod).await??;
+    let noted = Noted { pod: Some(pod.clone()), outcome: "undrained", ..Noted::default() };
+    let message = match undrained {
+        _ if undrained.is_terminating => {
+            format!("Pod {pod} is terminating and takes no new calls.")
+        }
+        _ if undrained.was_draining => format!("Pod {pod} takes calls again."),
+        _ => format!("Pod {pod} was not draining."),
+    };
+    Ok(noted.on(Json(json!({
+        "success": true,
+        "pod_name": pod,
+        "was_draining": undrained.was_draining,
+        "is_terminating": undrained.is_terminating,
+        "message": message,
+    }))))
+}

@@ -1,0 +1,130 @@
+//! The HTTP API: every route stands in [`routes`], every endpoint in a file of
+//! its name.
+
+mod allocate;
+mod body;
+mod calls;
+mod drain;
+mod merchants;
+mod metrics;
+mod observe;
+mod pod;
+mod probes;
+mod release;
+mod renew;
+mod reply;
+pub mod server;
+mod status;
+mod tiers;
+mod webhooks;
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    extract::{Request, State},
+    middleware,
+    response::Response,
+    routing::{get, post},
+};
+use tokio_util::sync::CancellationToken;
+
+pub use self::reply::{ApiError, Noted};
+use crate::{
+    config::Ttls,
+    metrics::Metrics,
+    store::Store,
+    telephony::{Provider, WsUrls},
+};
+
+/// What every endpoint may use.
+pub struct Context {
+    pub store: Arc<dyn Store>,
+    pub metrics: Arc<Metrics>,
+    pub urls: WsUrls,
+    pub ttls: Ttls,
+    pub read_timeout: Duration,
+    pub lifecycle: Lifecycle,
+}
+
+pub type Shared = State<Arc<Context>>;
+
+/// How far the process is in its life.
+#[derive(Debug, Default)]
+pub struct Lifecycle {
+    reached: AtomicBool,
+    pub stopping: CancellationToken,
+}
+
+impl Lifecycle {
+    /// The store has answered for the first time.
+    pub fn store_reached(&self) {
+        self.reached.store(true, Ordering::Relaxed);
+    }
+
+    fn is_ready(&self) -> bool {
+        self.reached.load(Ordering::Relaxed) && !self.stopping.is_cancelled()
+    }
+}
+
+/// The whole API. `agents` are the routes of simulated agents, if there are any.
+pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
+    let webhook = |provider: Provider| {
+        let handler =
+            move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
+        get(handler).post(handler)
+    };
+    let api = probe_routes()
+        .route("/allocate", post(allocate::allocate))
+        .route("/twilio/allocate", webhook(Provider::Twilio))
+        .route("/plivo/allocate", webhook(Provider::Plivo))
+        .route("/exotel/allocate", webhook(Provider::Exotel))
+        .route("/release", post(release::release))
+        .route("/renew", post(renew::renew))
+        .route("/drain", post(drain::drain))
+        .route("/undrain", post(drain::undrain))
+        .route("/status", get(status::status))
+        .route("/pod/{name}", get(pod::pod))
+        .route("/calls/{sid}", get(calls::call))
+        .route("/tiers", get(tiers::get).put(tiers::put))
+        .route(
+            "/merchants/{id}",
+            get(merchants::get).put(merchants::put).delete(merchants::delete),
+        );
+    let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
+    finish(routes, context, agents)
+}
+
+/// What stands on the port of the metrics.
+pub fn metrics_routes(context: &Arc<Context>) -> Router {
+    finish(probe_routes(), context, None)
+}
+
+fn probe_routes() -> Router<Arc<Context>> {
+    Router::new()
+        .route("/health", get(probes::health))
+        .route("/ready", get(probes::ready))
+        .route("/metrics", get(metrics::metrics))
+}
+
+fn finish(routes: Router<Arc<Context>>, context: &Arc<Context>, agents: Option<Router>) -> Router {
+    routes
+        .fallback(reply::not_found)
+        .method_not_allowed_fallback(reply::method_not_allowed)
+        .with_state(context.clone())
+        .merge(agents.unwrap_or_default())
+        .layer(middleware::from_fn_with_state(context.clone(), observe::observe))
+}
+
+/// Tells every client that the connection ends here.
+fn close(mut response: Response) -> Response {
+    let close = axum::http::HeaderValue::from_static("close");
+    response.headers_mut().insert(axum::http::header::CONNECTION, close);
+    response
+}

@@ -1,0 +1,102 @@
+//! Around every request: its id, its metrics, its line in the log, and a net
+//! under handlers that panic.
+
+use std::{
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+
+use super::{ApiError, Context, Noted};
+use crate::metrics::Request as RequestLabels;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+pub async fn observe(
+    State(context): State<Arc<Context>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    let method = request.method().clone();
+    let path = request.uri().path().to_owned();
+    let endpoint = request
+        .extensions()
+        .get::<MatchedPath>()
+        .map_or("unmatched".into(), |path| path.as_str().to_owned());
+    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+        Ok(response) => response,
+        Err(_) => {
+            context.metrics.panics_recovered.inc();
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
+        }
+    };
+    response.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    let status = response.status().as_u16();
+    let took = started.elapsed();
+    // Methods are free text on the wire; a label must not be.
+    let known =
+        matches!(method.as_str(), "GET" | "POST" | "PUT" | "DELETE" | "HEAD" | "OPTIONS" | "PATCH");
+    let labels = RequestLabels {
+        method: if known { method.to_string() } else { "other".into() },
+        endpoint: endpoint.clone(),
+        status,
+    };
+    context.metrics.requested(&labels, took);
+    let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
+    let duration_ms = took.as_micros() as f64 / 1_000.0;
+    let request_id = id.to_str().unwrap_or_default();
+    let is_probe = ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.ends_with(probe));
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                %method, path, status, duration_ms, request_id,
+                outcome = Some(noted.outcome).filter(|outcome| !outcome.is_empty()),
+                call_sid = noted.call.as_ref().map(|call| call.as_str()),
+                pod = noted.pod.as_ref().map(|pod| pod.as_str()),
+                pool = noted.pool.as_deref(),
+                tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
+                "request"
+            )
+        };
+    }
+    match status {
+        500.. if !is_probe => line!(warn),
+        _ if is_probe => line!(debug),
+        _ => line!(info),
+    }
+    response
+}
+
+/// `gold=at_capacity standard=empty`
+fn tried(noted: &Noted) -> String {
+    let steps = noted.tried.iter().map(|tried| format!("{}={}", tried.step, tried.reason.as_str()));
+    steps.collect::<Vec<_>>().join(" ")
+}
+
+/// The id the caller gave, if it can be written on one line, or a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    static PROCESS: std::sync::LazyLock<u32> = std::sync::LazyLock::new(crate::random_u32);
+    let given = headers.get(&REQUEST_ID).filter(|id| {
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    });
+    given.cloned().unwrap_or_else(|| {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        HeaderValue::try_from(format!("{:08x}-{count:08x}", *PROCESS))
+            .expect("hexadecimal is a header value")
+    })
+}

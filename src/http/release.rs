@@ -1,0 +1,59 @@
+//! `POST /release`: a call is over.
+
+use axum::{Json, extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+
+use super::{ApiError, Noted, Shared, body::JsonBody};
+use crate::domain::{
+    fleet::Release,
+    names::{CallSid, PodName},
+};
+
+#[derive(Deserialize)]
+pub struct Body {
+    call_sid: Option<String>,
+    pod_name: Option<String>,
+}
+
+#[derive(Serialize)]
+struct Freed {
+    success: bool,
+    pod_name: String,
+    released_to_pool: String,
+    was_draining: bool,
+}
+
+pub async fn release(
+    State(context): Shared,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Response, ApiError> {
+    let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
+    let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
+    let mut noted = Noted { call: Some(call.clone()), pod: pod.clone(), ..Noted::default() };
+    let metrics = &context.metrics;
+    Ok(match context.store.release(&Release { call, pod }).await {
+        Ok(Ok(released)) => {
+            metrics.released(Some(&released.source_pool), "success");
+            metrics.call_lasted(&released.source_pool, released.lasted);
+            noted.outcome = "success";
+            noted.pod = Some(released.pod.clone());
+            noted.pool = Some(released.pool.to_string());
+            noted.on(Json(Freed {
+                success: true,
+                pod_name: released.pod.to_string(),
+                released_to_pool: released.pool.to_string(),
+                was_draining: released.was_draining,
+            }))
+        }
+        Ok(Err(not_found)) => {
+            metrics.released(None, "not_found");
+            noted.outcome = "not_found";
+            noted.on(ApiError::from(not_found))
+        }
+        Err(error) => {
+            metrics.released(None, "error");
+            noted.outcome = "storage_error";
+            noted.on(ApiError::from(error))
+        }
+    })
+}

@@ -1,0 +1,138 @@
+//! Answers that all endpoints share: JSON, errors, and notes for the log.
+
+use axum::{
+    Json,
+    extract::{FromRequestParts, Path},
+    http::{HeaderValue, Method, StatusCode, Uri, header, request::Parts},
+    response::{IntoResponse, Response},
+};
+use serde_json::{Value, json};
+
+use crate::{
+    domain::{
+        fleet::{CallNotFound, Tried, UnknownPod},
+        names::{CallSid, InvalidName, PodName},
+    },
+    store::StoreError,
+};
+
+/// An error in the format of JSON callers.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiError {
+    pub status: StatusCode,
+    pub error: String,
+    pub details: Option<Value>,
+}
+
+impl ApiError {
+    pub fn new(status: StatusCode, error: impl Into<String>) -> Self {
+        Self { status, error: error.into(), details: None }
+    }
+
+    pub fn bad_request(error: impl Into<String>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, error)
+    }
+
+    /// No pool of the chain has a pod; says so for each step.
+    pub fn no_pods(tried: &[Tried]) -> Self {
+        let details = json!({"reason": "no_pods", "chain": tried});
+        Self {
+            details: Some(details),
+            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "no pods available")
+        }
+    }
+}
+
+impl IntoResponse for ApiError {
+    fn into_response(self) -> Response {
+        let mut body = json!({"error": self.error});
+        if let Some(details) = self.details {
+            body["details"] = details;
+        }
+        let mut response = (self.status, Json(body)).into_response();
+        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        // What is left of such a request is not worth reading.
+        match self.status {
+            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => super::close(response),
+            _ => response,
+        }
+    }
+}
+
+impl From<InvalidName> for ApiError {
+    fn from(error: InvalidName) -> Self {
+        Self {
+            details: Some(json!({"field": error.field})),
+            ..Self::bad_request(error.to_string())
+        }
+    }
+}
+
+impl From<StoreError> for ApiError {
+    fn from(error: StoreError) -> Self {
+        Self::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
+    }
+}
+
+impl From<CallNotFound> for ApiError {
+    fn from(_: CallNotFound) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "call not found")
+    }
+}
+
+impl From<UnknownPod> for ApiError {
+    fn from(_: UnknownPod) -> Self {
+        Self::new(StatusCode::NOT_FOUND, "pod not found")
+    }
+}
+
+/// What a request was about, for its line in the log.
+#[derive(Debug, Clone, Default)]
+pub struct Noted {
+    pub call: Option<CallSid>,
+    pub pod: Option<PodName>,
+    pub pool: Option<String>,
+    /// In a word, what came of it.
+    pub outcome: &'static str,
+    /// Steps of the chain that were tried in vain.
+    pub tried: Vec<Tried>,
+}
+
+impl Noted {
+    pub fn on(self, response: impl IntoResponse) -> Response {
+        let mut response = response.into_response();
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+pub async fn not_found(uri: Uri) -> ApiError {
+    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
+}
+
+pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+    ApiError::new(
+        StatusCode::METHOD_NOT_ALLOWED,
+        format!("{method} is not allowed at {}", uri.path()),
+    )
+}
+
+/// A checked name from the path of a request.
+pub struct Named<T>(pub T);
+
+impl<T, S> FromRequestParts<S> for Named<T>
+where
+    T: TryFrom<String, Error = InvalidName> + Send,
+    S: Send + Sync,
+{
+    type Rejection = ApiError;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, ApiError> {
+        let Path(text) = Path::<String>::from_request_parts(parts, state)
+            .await
+            .map_err(|error| ApiError::bad_request(error.body_text()))?;
+        Ok(Self(T::try_from(text)?))
+    }
+}

@@ -1,0 +1,293 @@
+//! Every metric, its name and its labels. Label values never hold the name of
+//! a call or a pod.
+
+use std::{
+    sync::{Mutex, PoisonError, atomic::AtomicU64},
+    time::Duration,
+};
+
+use prometheus_client::{
+    encoding::{EncodeLabelSet, text::encode},
+    metrics::{
+        counter::Counter,
+        family::Family,
+        gauge::Gauge,
+        histogram::{Histogram, exponential_buckets},
+    },
+    registry::Registry,
+};
+
+use crate::domain::{
+    fleet::{EndedCall, Reason, Status, Tried},
+    names::Pool,
+};
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Request {
+    pub method: String,
+    pub endpoint: String,
+    pub status: u16,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Outcome {
+    pub source_pool: String,
+    pub result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct SourcePool {
+    pub source_pool: String,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Refused {
+    pub tier: String,
+    pub reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Tier {
+    pub tier: String,
+}
+
+/// For gauges that must be able to vanish, which only families can.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct NoLabels {}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Operation {
+    pub operation: &'static str,
+}
+
+/// How the store does.
+#[derive(Debug, Clone)]
+pub struct StoreMetrics {
+    duration: Histograms<Operation>,
+    pub errors: Family<Operation, Counter>,
+    /// 1 while requests are answered without asking the store.
+    pub circuit_open: Gauge,
+}
+
+impl StoreMetrics {
+    /// Notes how long an operation took, waiting for the disk or the network included.
+    pub fn observe(&self, operation: &'static str, took: Duration) {
+        self.duration.get_or_create(&Operation { operation }).observe(took.as_secs_f64());
+    }
+}
+
+impl Default for StoreMetrics {
+    fn default() -> Self {
+        Self {
+            duration: Family::new_with_constructor(short_times),
+            errors: Family::default(),
+            circuit_open: Gauge::default(),
+        }
+    }
+}
+
+type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
+
+/// From 50 µs to 13 s: a store on loopback and a client that waits.
+fn short_times() -> Histogram {
+    Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
+}
+
+/// From 1 s to 9 h.
+fn call_times() -> Histogram {
+    Histogram::new(exponential_buckets(1.0, 2.0, 16))
+}
+
+/// All metrics of the router.
+#[derive(Debug)]
+pub struct Metrics {
+    registry: Registry,
+    /// Gauges are set and written out by one reader at a time.
+    rendering: Mutex<()>,
+    requests: Family<Request, Counter>,
+    request_duration: Histograms<Request>,
+    allocations: Family<Outcome, Counter>,
+    releases: Family<Outcome, Counter>,
+    refusals: Family<Refused, Counter>,
+    leases_expired: Family<SourcePool, Counter>,
+    call_duration: Histograms<SourcePool>,
+    active_calls: Family<NoLabels, Gauge>,
+    pool_available: Family<Tier, Gauge>,
+    pool_assigned: Family<Tier, Gauge>,
+    pub drains: Counter,
+    pub zombies_recovered: Counter,
+    pub panics_recovered: Counter,
+    pub malformed_merchants: Counter,
+    pub log_lines_dropped: Gauge,
+    pub leader: Gauge,
+    pub leader_epoch: Gauge<u64, AtomicU64>,
+    pub store: StoreMetrics,
+}
+
+impl Default for Metrics {
+    fn default() -> Self {
+        let mut metrics = Self {
+            registry: Registry::default(),
+            rendering: Mutex::new(()),
+            requests: Family::default(),
+            request_duration: Family::new_with_constructor(short_times),
+            allocations: Family::default(),
+            releases: Family::default(),
+            refusals: Family::default(),
+            leases_expired: Family::default(),
+            call_duration: Family::new_with_constructor(call_times),
+            active_calls: Family::default(),
+            pool_available: Family::default(),
+            pool_assigned: Family::default(),
+            drains: Counter::default(),
+            zombies_recovered: Counter::default(),
+            panics_recovered: Counter::default(),
+            malformed_merchants: Counter::default(),
+            log_lines_dropped: Gauge::default(),
+            leader: Gauge::default(),
+            leader_epoch: Gauge::default(),
+            store: StoreMetrics::default(),
+        };
+        metrics.register();
+        metrics
+    }
+}
+
+impl Metrics {
+    /// Names every metric; counters get `_total` when they are written out.
+    fn register(&mut self) {
+        let all = &mut self.registry;
+        all.register("http_requests", "Requests answered", self.requests.clone());
+        all.register(
+            "http_request_duration_seconds",
+            "Time to answer a request",
+            self.request_duration.clone(),
+        );
+        let ours = all.sub_registry_with_prefix("smart_router");
+        ours.register("allocations", "Calls that asked for a pod", self.allocations.clone());
+        ours.register("releases", "Calls that gave a pod back", self.releases.clone());
+        ours.register(
+            "refusals",
+            "Steps of a chain that had no pod for a refused call",
+            self.refusals.clone(),
+        );
+        ours.register(
+            "leases_expired",
+            "Calls ended by their lease, not by a release",
+            self.leases_expired.clone(),
+        );
+        ours.register(
+            "call_duration_seconds",
+            "How long ended calls lasted",
+            self.call_duration.clone(),
+        );
+        ours.register("active_calls", "Live calls, read from the store", self.active_calls.clone());
+        ours.register(
+            "pool_available_pods",
+            "Pods in the available view, read from the store",
+            self.pool_available.clone(),
+        );
+        ours.register(
+            "pool_assigned_pods",
+            "Pods that belong to a pool, read from the store",
+            self.pool_assigned.clone(),
+        );
+        ours.register("drains", "Drains asked for", self.drains.clone());
+        ours.register(
+            "zombies_recovered",
+            "Pods recovered from calls that never ended",
+            self.zombies_recovered.clone(),
+        );
+        ours.register("panics_recovered", "Panics that were caught", self.panics_recovered.clone());
+        ours.register(
+            "merchant_config_malformed",
+            "Calls whose merchant document could not be used",
+            self.malformed_merchants.clone(),
+        );
+        ours.register(
+            "log_lines_dropped",
+            "Log lines dropped because nobody read them fast enough",
+            self.log_lines_dropped.clone(),
+        );
+        ours.register(
+            "leader_status",
+            "1 while this replica does the leader's work",
+            self.leader.clone(),
+        );
+        ours.register(
+            "leader_epoch",
+            "Fencing epoch of the leader's writes",
+            self.leader_epoch.clone(),
+        );
+        ours.register(
+            "store_duration_seconds",
+            "Time of one store operation",
+            self.store.duration.clone(),
+        );
+        ours.register("store_errors", "Store operations that failed", self.store.errors.clone());
+        ours.register(
+            "store_circuit_open",
+            "1 while the store is not asked because it is out",
+            self.store.circuit_open.clone(),
+        );
+    }
+
+    pub fn requested(&self, request: &Request, took: Duration) {
+        self.requests.get_or_create(request).inc();
+        self.request_duration.get_or_create(request).observe(took.as_secs_f64());
+    }
+
+    /// A call asked for a pod. `pool` is where it got one.
+    pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
+        let source_pool = pool.map(Pool::to_string).unwrap_or_default();
+        self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
+    }
+
+    /// A call was refused. A step that is no tier stays nameless here: any
+    /// text can stand in a merchant's document.
+    pub fn refused(&self, tried: &[Tried]) {
+        self.allocated(None, "no_pods");
+        for Tried { step, reason } in tried {
+            let tier = if *reason == Reason::Unknown { String::new() } else { step.to_string() };
+            self.refusals.get_or_create(&Refused { tier, reason: reason.as_str() }).inc();
+        }
+    }
+
+    pub fn released(&self, pool: Option<&Pool>, result: &'static str) {
+        let source_pool = pool.map(Pool::to_string).unwrap_or_default();
+        self.releases.get_or_create(&Outcome { source_pool, result }).inc();
+    }
+
+    /// A call ended after so many milliseconds.
+    pub fn call_lasted(&self, pool: &Pool, millis: u64) {
+        let labels = SourcePool { source_pool: pool.to_string() };
+        self.call_duration.get_or_create(&labels).observe(millis as f64 / 1_000.0);
+    }
+
+    pub fn expired(&self, ended: &EndedCall) {
+        let labels = SourcePool { source_pool: ended.source_pool.to_string() };
+        self.leases_expired.get_or_create(&labels).inc();
+        self.zombies_recovered.inc();
+        self.call_lasted(&ended.source_pool, ended.lasted);
+    }
+
+    /// All metrics as text. Without a status the gauges that the store knows
+    /// are left out: an old value would be a lie.
+    pub fn render(&self, status: Option<&Status>) -> String {
+        let _alone = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
+        self.active_calls.clear();
+        self.pool_available.clear();
+        self.pool_assigned.clear();
+        if let Some(status) = status {
+            self.active_calls.get_or_create(&NoLabels {}).set(status.active_calls as i64);
+            for pool in &status.pools {
+                let labels = Tier { tier: pool.pool.as_tier_value() };
+                self.pool_available.get_or_create(&labels).set(pool.available as i64);
+                self.pool_assigned.get_or_create(&labels).set(pool.assigned as i64);
+            }
+        }
+        let mut text = String::new();
+        encode(&mut text, &self.registry).expect("a string takes every write");
+        text
+    }
+}
