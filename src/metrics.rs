@@ -2,23 +2,26 @@
 //! a call or a pod.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::AtomicU64},
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
 use prometheus_client::{
-    encoding::{EncodeLabelSet, text::encode},
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
     metrics::{
+        MetricType,
         counter::Counter,
         family::Family,
-        gauge::Gauge,
+        gauge::{ConstGauge, Gauge},
         histogram::{Histogram, exponential_buckets},
     },
     registry::Registry,
 };
 
 use crate::domain::{
-    fleet::{EndedCall, Reason, Status, Tried},
+    fleet::{EndedCall, PoolStatus, Reason, Status, Tried},
     names::Pool,
 };
 
@@ -50,10 +53,6 @@ pub struct Refused {
 pub struct Tier {
     pub tier: String,
 }
-
-/// For gauges that must be able to vanish, which only families can.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct NoLabels {}
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Operation {
@@ -102,8 +101,7 @@ fn call_times() -> Histogram {
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    /// Gauges are set and written out by one reader at a time.
-    rendering: Mutex<()>,
+    store_gauges: StoreGauges,
     requests: Family<Request, Counter>,
     request_duration: Histograms<Request>,
     allocations: Family<Outcome, Counter>,
@@ -111,9 +109,6 @@ pub struct Metrics {
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
     call_duration: Histograms<SourcePool>,
-    active_calls: Family<NoLabels, Gauge>,
-    pool_available: Family<Tier, Gauge>,
-    pool_assigned: Family<Tier, Gauge>,
     pub drains: Counter,
     pub zombies_recovered: Counter,
     pub panics_recovered: Counter,
@@ -128,7 +123,7 @@ impl Default for Metrics {
     fn default() -> Self {
         let mut metrics = Self {
             registry: Registry::default(),
-            rendering: Mutex::new(()),
+            store_gauges: StoreGauges::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(short_times),
             allocations: Family::default(),
@@ -136,9 +131,6 @@ impl Default for Metrics {
             refusals: Family::default(),
             leases_expired: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
-            active_calls: Family::default(),
-            pool_available: Family::default(),
-            pool_assigned: Family::default(),
             drains: Counter::default(),
             zombies_recovered: Counter::default(),
             panics_recovered: Counter::default(),
@@ -181,17 +173,7 @@ impl Metrics {
             "How long ended calls lasted",
             self.call_duration.clone(),
         );
-        ours.register("active_calls", "Live calls, read from the store", self.active_calls.clone());
-        ours.register(
-            "pool_available_pods",
-            "Pods in the available view, read from the store",
-            self.pool_available.clone(),
-        );
-        ours.register(
-            "pool_assigned_pods",
-            "Pods that belong to a pool, read from the store",
-            self.pool_assigned.clone(),
-        );
+        ours.register_collector(Box::new(self.store_gauges.clone()));
         ours.register("drains", "Drains asked for", self.drains.clone());
         ours.register(
             "zombies_recovered",
@@ -273,21 +255,52 @@ impl Metrics {
 
     /// All metrics as text. Without a status the gauges that the store knows
     /// are left out: an old value would be a lie.
-    pub fn render(&self, status: Option<&Status>) -> String {
-        let _alone = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
-        self.active_calls.clear();
-        self.pool_available.clear();
-        self.pool_assigned.clear();
-        if let Some(status) = status {
-            self.active_calls.get_or_create(&NoLabels {}).set(status.active_calls as i64);
-            for pool in &status.pools {
-                let labels = Tier { tier: pool.pool.as_tier_value() };
-                self.pool_available.get_or_create(&labels).set(pool.available as i64);
-                self.pool_assigned.get_or_create(&labels).set(pool.assigned as i64);
-            }
-        }
+    pub fn render(&self, status: Option<Status>) -> String {
         let mut text = String::new();
+        *self.store_gauges.lock() = status;
         encode(&mut text, &self.registry).expect("a string takes every write");
         text
+    }
+}
+
+/// What the store said when it was last asked for its gauges.
+#[derive(Debug, Clone, Default)]
+struct StoreGauges(Arc<Mutex<Option<Status>>>);
+
+impl StoreGauges {
+    fn lock(&self) -> MutexGuard<'_, Option<Status>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Collector for StoreGauges {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let status = self.lock();
+        let Some(status) = &*status else {
+            return Ok(());
+        };
+        let active = ConstGauge::new(status.active_calls as i64);
+        let help = "Live calls, read from the store";
+        active.encode(encoder.encode_descriptor(
+            "active_calls",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
+        let mut per_pool = |name, help, count: fn(&PoolStatus) -> usize| {
+            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            status.pools.iter().try_for_each(|pool| {
+                let labels = Tier { tier: pool.pool.as_tier_value() };
+                ConstGauge::new(count(pool) as i64).encode(gauges.encode_family(&labels)?)
+            })
+        };
+        per_pool(
+            "pool_available_pods",
+            "Pods in the available view, read from the store",
+            |pool| pool.available,
+        )?;
+        per_pool("pool_assigned_pods", "Pods that belong to a pool, read from the store", |pool| {
+            pool.assigned
+        })
     }
 }

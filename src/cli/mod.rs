@@ -4,9 +4,12 @@ mod call;
 mod errors;
 mod serve;
 
-use std::process::ExitCode;
+use std::{
+    ffi::{OsStr, OsString},
+    process::ExitCode,
+};
 
-use clap::{Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, Settings};
 
@@ -58,20 +61,20 @@ pub fn main() -> ExitCode {
     }
 }
 
-fn parse(args: impl IntoIterator<Item = std::ffi::OsString>) -> Result<Cli, clap::Error> {
-    let matches = without_empty_variables(Cli::command()).try_get_matches_from(args)?;
+fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
+    let matches = with_discreet_variables(Cli::command()).try_get_matches_from(args)?;
     Cli::from_arg_matches(&matches)
 }
 
-/// A variable that is set to nothing counts as not set.
-fn without_empty_variables(command: Command) -> Command {
-    let is_empty =
-        |name: &std::ffi::OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
-    command
-        .mut_args(
-            |arg| if arg.get_env().is_some_and(is_empty) { arg.env(None::<&str>) } else { arg },
-        )
-        .mut_subcommands(without_empty_variables)
+/// A variable that is set to nothing counts as not set, and no help text shows
+/// what a variable holds.
+fn with_discreet_variables(command: Command) -> Command {
+    let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
+    let adapt = |arg: Arg| match arg.get_env().is_some_and(is_empty) {
+        true => arg.env(None::<&str>),
+        false => arg.hide_env_values(true),
+    };
+    command.mut_args(adapt).mut_subcommands(with_discreet_variables)
 }
 
 fn configure(settings: Settings) -> anyhow::Result<Config> {
@@ -92,7 +95,7 @@ fn print_config(config: &Config) {
 }
 
 /// Every setting's variable, in the order of `--help`.
-pub fn variables() -> Vec<clap::Arg> {
+pub fn variables() -> Vec<Arg> {
     let command = Settings::augment_args(Command::new("settings"));
     command.get_arguments().cloned().collect()
 }

@@ -51,9 +51,9 @@ impl fmt::Display for Span {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.millis();
         match millis {
-            _ if millis % 3_600_000 == 0 => write!(f, "{}h", millis / 3_600_000),
-            _ if millis % 60_000 == 0 => write!(f, "{}m", millis / 60_000),
-            _ if millis % 1_000 == 0 => write!(f, "{}s", millis / 1_000),
+            _ if millis.is_multiple_of(3_600_000) => write!(f, "{}h", millis / 3_600_000),
+            _ if millis.is_multiple_of(60_000) => write!(f, "{}m", millis / 60_000),
+            _ if millis.is_multiple_of(1_000) => write!(f, "{}s", millis / 1_000),
             _ => write!(f, "{millis}ms"),
         }
     }

@@ -12,6 +12,6 @@ const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset
 
 pub async fn metrics(State(context): Shared) -> Response {
     let status = context.store.status().await.ok();
-    let text = context.metrics.render(status.as_ref());
+    let text = context.metrics.render(status);
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
 }

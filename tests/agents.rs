@@ -1,0 +1,156 @@
+use std::{net::SocketAddr, process::Command, time::Duration};
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::{Value, json};
+use tokio::net::TcpStream;
+use tokio_tungstenite::{
+    MaybeTlsStream, WebSocketStream, connect_async,
+    tungstenite::{Error, Message},
+};
+
+use crate::support::{PROGRAM, Router, eventually, free_port};
+
+type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
+
+async fn dial(url: &Value) -> Socket {
+    connect_async(url.as_str().unwrap()).await.expect("the agent takes the stream").0
+}
+
+fn ws_url(address: SocketAddr, pod: &str) -> String {
+    format!(
+        "ws://{address}/ws/pod/{pod}/agent/voice/breeze-buddy/twilio/callback/order-confirmation/v2"
+    )
+}
+
+async fn echo(socket: &mut Socket, frame: &str) {
+    socket.send(Message::text(frame)).await.unwrap();
+    let heard = tokio::time::timeout(Duration::from_secs(5), socket.next())
+        .await
+        .unwrap()
+        .unwrap()
+        .unwrap();
+    assert_eq!(heard, Message::text(frame));
+}
+
+#[tokio::test]
+async fn a_plain_websocket_client_talks_and_hangs_up_and_the_pod_is_free() {
+    let router = Router::start(&[]);
+    let answer = router.allocate("CA1");
+    let mut socket = dial(&answer["ws_url"]).await;
+    echo(&mut socket, "hello?").await;
+    echo(&mut socket, r#"{"event":"media","media":{"payload":"AAAA"}}"#).await;
+    assert_eq!(router.status()["pools"]["gold"]["available"], 0);
+    socket.close(None).await.unwrap();
+    eventually(Duration::from_secs(3), "the pod is free", || {
+        router.status()["pools"]["gold"]["available"] == 1
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+}
+
+#[tokio::test]
+async fn a_client_that_vanishes_has_hung_up() {
+    let router = Router::start(&[]);
+    let socket = dial(&router.allocate("CA1")["ws_url"]).await;
+    drop(socket);
+    eventually(Duration::from_secs(3), "the pod is free", || router.status()["active_calls"] == 0);
+}
+
+#[tokio::test]
+async fn streams_on_a_shared_pod_name_their_calls() {
+    let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    let url = router.allocate("CA1")["ws_url"].clone();
+    router.allocate("CA2");
+    let mut second = dial(&url).await;
+    let start = json!({"event": "start", "start": {"callSid": "CA2"}});
+    second.send(Message::text(start.to_string())).await.unwrap();
+    echo(&mut second, r#"{"event":"media","media":{}}"#).await;
+    second.send(Message::text(r#"{"event":"stop"}"#)).await.unwrap();
+    eventually(Duration::from_secs(3), "the second call is over", || {
+        router.get("/api/v1/calls/CA2").0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    let mut first = dial(&url).await;
+    first.close(None).await.unwrap();
+    eventually(Duration::from_secs(3), "the first call is over", || {
+        router.get("/api/v1/calls/CA1").0 == 404
+    });
+}
+
+#[tokio::test]
+async fn an_agent_renews_for_as_long_as_the_caller_talks() {
+    let router = Router::start(&[
+        ("LEASE_TTL", "1s"),
+        ("HTTP_READ_TIMEOUT", "500ms"),
+        ("HTTP_IDLE_TIMEOUT", "1s"),
+    ]);
+    let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
+    for _ in 0..8 {
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        echo(&mut socket, "still here").await;
+    }
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    router.release("CA1");
+    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    assert!(
+        matches!(heard, Some(Ok(Message::Close(_)))),
+        "the agent hangs up when the call is over: {heard:?}"
+    );
+}
+
+#[tokio::test]
+async fn streams_that_nobody_asked_for_are_refused() {
+    let router = Router::start(&[]);
+    let refusal = async |url: String| match connect_async(url).await {
+        Err(Error::Http(response)) => response.status().as_u16(),
+        other => panic!("expected a refusal: {other:?}"),
+    };
+    assert_eq!(refusal(ws_url(router.address, "voice-agent-0")).await, 409);
+    assert_eq!(refusal(ws_url(router.address, "voice-agent-9")).await, 404);
+    assert_eq!(refusal(ws_url(router.address, "metadata")).await, 400);
+    assert_eq!(router.get("/ws/pod/voice-agent-0/agent").0, 426);
+}
+
+#[tokio::test]
+async fn stopping_the_router_hangs_up_and_releases() {
+    let mut router = Router::start(&[]);
+    let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
+    router.signal("TERM");
+    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn the_call_command_tells_each_step() {
+    let router = Router::start(&[]);
+    let url = format!("http://{}", router.address);
+    let call = |args: &[&str]| {
+        Command::new(PROGRAM)
+            .env_clear()
+            .args(["call", "--talk", "200ms"])
+            .args(args)
+            .output()
+            .unwrap()
+    };
+    let output = call(&["--router", &url, "--call-sid", "CA1"]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success(), "{text}");
+    for part in [
+        "1. call CA1 asks",
+        "voice-agent-0 from pool:gold",
+        "2. stream to ws://",
+        "frames sent and heard back",
+        "4. hang up",
+        "pool:gold: 1 of 1 available",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    assert_eq!(router.status()["active_calls"], 0);
+
+    let nowhere = call(&["--router", &format!("http://127.0.0.1:{}", free_port())]);
+    assert_eq!(nowhere.status.code(), Some(1));
+    assert!(String::from_utf8(nowhere.stderr).unwrap().contains("no router answers at"));
+    let refused = call(&["--router", &url, "--provider", "sinch"]);
+    assert_eq!(refused.status.code(), Some(1));
+}

@@ -1,0 +1,16 @@
+//! The router as its users see it: the real program, over real sockets.
+
+mod support;
+
+mod agents;
+mod allocate;
+mod bad_input;
+mod config;
+mod drain;
+mod http;
+mod journal;
+mod metrics;
+mod pods;
+mod release;
+mod renew;
+mod webhooks;

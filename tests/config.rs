@@ -1,0 +1,179 @@
+use std::process::Output;
+
+use smart_router::cli;
+
+use crate::support::program;
+
+fn check(settings: &[(&str, &str)]) -> Output {
+    program(settings).arg("check-config").output().unwrap()
+}
+
+fn text(bytes: Vec<u8>) -> String {
+    String::from_utf8(bytes).unwrap()
+}
+
+#[test]
+fn check_config_prints_every_variable_with_its_effective_value() {
+    let output = check(&[
+        ("HTTP_PORT", "8081"),
+        ("LEASE_TTL", "90s"),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+        ("PUBLIC_URL", ""),
+    ]);
+    assert!(output.status.success());
+    let printed = text(output.stdout);
+    let names: Vec<&str> =
+        printed.lines().filter_map(|line| line.split_once('=')).map(|(name, _)| name).collect();
+    let variables: Vec<String> = cli::variables()
+        .iter()
+        .map(|arg| arg.get_env().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(names, variables);
+    for line in [
+        "HTTP_PORT=8081",
+        "HTTP_BIND=127.0.0.1",
+        "LEASE_TTL=90s",
+        "DRAINING_TTL=6m",
+        "KEY_PREFIX=voice:",
+        "VOICE_AGENT_BASE_URL=ws://localhost:8081",
+        "LEADER_ELECTION_ENABLED=false",
+        r#"TIER_CONFIG={"default_chain":["gold"],"tiers":{"gold":{"target":2,"type":"exclusive"}}}"#,
+    ] {
+        assert!(printed.lines().any(|other| other == line), "{line} is not in\n{printed}");
+    }
+}
+
+#[test]
+fn a_flag_means_the_same_as_its_variable() {
+    let output = program(&[("HTTP_PORT", "1")])
+        .args(["check-config", "--http-port", "8082", "--lease-ttl=1h"])
+        .output()
+        .unwrap();
+    let printed = text(output.stdout);
+    assert!(
+        printed.contains("HTTP_PORT=8082\n") && printed.contains("LEASE_TTL=1h\n"),
+        "{printed}"
+    );
+}
+
+#[test]
+fn a_bad_value_stops_the_start_with_one_line_that_names_it() {
+    let pods = ("PODS", "a=h");
+    let cases: [(&[(&str, &str)], &str); 24] = [
+        (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
+        (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
+        (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
+        (&[("LEASE_TTL", "15")], "LEASE_TTL=15: expected a length of time"),
+        (&[("LEASE_TTL", "0s")], "LEASE_TTL=0s: expected"),
+        (&[("CLEANUP_INTERVAL", "-1s")], "CLEANUP_INTERVAL=-1s: expected"),
+        (&[("LOG_LEVEL", "loud")], "LOG_LEVEL=loud: expected"),
+        (&[("LOG_FORMAT", "xml")], "LOG_FORMAT=xml: expected json or console"),
+        (
+            &[("REDIS_URL", "http://secret@host")],
+            "REDIS_URL=(hidden): expected a URL that begins with redis://",
+        ),
+        (
+            &[("VOICE_AGENT_BASE_URL", "http://a")],
+            "VOICE_AGENT_BASE_URL=http://a: expected a URL that begins with ws://",
+        ),
+        (&[("PUBLIC_URL", "router.example.com")], "PUBLIC_URL=router.example.com: expected"),
+        (&[("WS_PATH_TEMPLATE", "/a?b")], "WS_PATH_TEMPLATE=/a?b: expected a path"),
+        (&[pods], "VOICE_AGENT_BASE_URL=: expected"),
+        (&[("PODS", "a")], "PODS=a: expected name=host:port"),
+        (&[("PODS", "metadata=h")], "PODS=metadata=h: expected"),
+        (&[("PODS_FILE", "/nowhere")], "PODS_FILE=/nowhere: expected"),
+        (&[("TIER_CONFIG", "{")], "TIER_CONFIG={: expected"),
+        (
+            &[("TIER_CONFIG", r#"{"gold": -1}"#)],
+            r#"TIER_CONFIG={"gold": -1}: expected a tier document; tier "gold": target -1"#,
+        ),
+        (
+            &[("TIER_CONFIG", r#"{"b": {"type": "shared", "max_concurrent": 0}}"#)],
+            "max_concurrent 0: expected at least 1",
+        ),
+        (
+            &[("LEADER_ELECTION_RENEW_DEADLINE", "15s")],
+            "LEADER_ELECTION_RENEW_DEADLINE=15s: expected less than LEADER_ELECTION_DURATION",
+        ),
+        (
+            &[("LEADER_ELECTION_RETRY_PERIOD", "10s")],
+            "LEADER_ELECTION_RETRY_PERIOD=10s: expected less than",
+        ),
+        (
+            &[("LEADER_ELECTION_ENABLED", "perhaps")],
+            "LEADER_ELECTION_ENABLED=perhaps: expected true or false",
+        ),
+        (
+            &[("REDIS_URL", "redis://:pass@h"), ("DATA_DIR", "x")],
+            "REDIS_URL=redis://***@h: expected either",
+        ),
+        (&[("KEY_PREFIX", "a b")], "KEY_PREFIX=a b: expected"),
+    ];
+    for (settings, expected) in cases {
+        for command in ["check-config", "serve"] {
+            let output = program(settings).arg(command).output().unwrap();
+            let printed = text(output.stderr);
+            assert_eq!(output.status.code(), Some(1), "{settings:?}: {printed}");
+            assert!(printed.contains(expected), "{settings:?}: {printed}");
+            assert_eq!(printed.lines().count(), 1, "{printed}");
+            assert!(!printed.contains("secret") && !printed.contains("pass@"), "{printed}");
+        }
+    }
+}
+
+#[test]
+fn what_is_ignored_is_warned_about() {
+    let output = check(&[(
+        "TIER_CONFIG",
+        r#"{"tiers": {"gold": {"max": 1}}, "default_chain": ["gold", "silver"]}"#,
+    )]);
+    assert!(output.status.success());
+    let printed = text(output.stderr);
+    assert!(printed.contains("unknown tier \"silver\" is ignored"), "{printed}");
+    assert!(printed.contains("unknown field \"max\" is ignored"), "{printed}");
+}
+
+#[test]
+fn passwords_are_hidden() {
+    let output = check(&[("REDIS_URL", "redis://user:hunter2@redis.example.com:6379/1")]);
+    let printed = text(output.stdout) + &text(output.stderr);
+    assert!(
+        printed.contains("REDIS_URL=redis://***@redis.example.com:6379/1")
+            && !printed.contains("hunter2"),
+        "{printed}"
+    );
+    let help = program(&[("REDIS_URL", "redis://:hunter2@h")]).arg("--help").output().unwrap();
+    assert!(!text(help.stdout).contains("hunter2"));
+}
+
+#[test]
+fn the_table_in_the_docs_is_the_programs_own() {
+    let docs = include_str!("../docs/configuration.md");
+    let rows: Vec<(String, String)> = docs
+        .lines()
+        .filter_map(|line| line.strip_prefix("| `"))
+        .filter(|row| row.starts_with(|first: char| first.is_ascii_uppercase()))
+        .filter_map(|row| {
+            let cells: Vec<&str> = row.split(" | ").collect();
+            let default = cells.get(2)?.trim_matches('`').to_owned();
+            Some((cells[0].trim_end_matches('`').to_owned(), default))
+        })
+        .collect();
+    let settings: Vec<(String, String)> = cli::variables()
+        .iter()
+        .map(|arg| {
+            let default =
+                arg.get_default_values().first().map(|value| value.to_str().unwrap().to_owned());
+            (arg.get_env().unwrap().to_str().unwrap().to_owned(), default.unwrap_or_default())
+        })
+        .collect();
+    let names =
+        |rows: &[(String, String)]| rows.iter().map(|row| row.0.clone()).collect::<Vec<_>>();
+    assert_eq!(names(&rows), names(&settings));
+    for ((name, documented), (_, default)) in rows.iter().zip(&settings) {
+        assert!(
+            default.is_empty() || documented == default,
+            "{name}: {documented} is not {default}"
+        );
+    }
+}

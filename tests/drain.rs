@@ -1,0 +1,128 @@
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{Router, eventually};
+
+fn drain(router: &Router, body: Value) -> (u16, Value) {
+    router.post("/api/v1/drain", body)
+}
+
+#[test]
+fn a_drained_pod_gets_no_call_until_it_is_undrained() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let (status, answer) = drain(&router, json!({"pod_name": "voice-agent-0"}));
+    assert_eq!(status, 200);
+    assert_eq!((&answer["success"], &answer["pod_name"]), (&json!(true), &json!("voice-agent-0")));
+    assert_eq!((&answer["has_active_call"], &answer["drained"]), (&json!(false), &json!(true)));
+    let (status, refusal) = router.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
+    assert_eq!((status, &refusal["details"]["chain"][0]["reason"]), (503, &json!("all_draining")));
+    let (status, answer) = router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"}));
+    assert_eq!((status, &answer["was_draining"]), (200, &json!(true)));
+    router.allocate("CA1");
+    let metrics = router.connect().get("/metrics").text();
+    assert!(metrics.contains("smart_router_drains_total 1"));
+    assert!(
+        metrics.contains(r#"smart_router_refusals_total{tier="gold",reason="all_draining"} 1"#),
+        "{metrics}"
+    );
+}
+
+#[test]
+fn a_drain_keeps_the_live_call_and_its_release_keeps_the_pod_out() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    let (_, answer) = drain(&router, json!({"pod_name": "voice-agent-0"}));
+    assert_eq!(answer["has_active_call"], true);
+    assert_eq!(
+        answer["message"],
+        "Pod voice-agent-0 is draining with active call in progress. Will complete when call ends."
+    );
+    assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
+    let (status, released) = router.release("CA1");
+    assert_eq!(
+        (status, &released["was_draining"], &released["released_to_pool"]),
+        (200, &json!(true), &json!("pool:gold"))
+    );
+    assert_eq!(router.status()["pools"]["gold"]["available"], 0);
+}
+
+#[test]
+fn a_shared_pod_returns_from_its_drain_with_its_true_score() {
+    let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers), ("DRAINING_TTL", "1s")]);
+    router.allocate("CA1");
+    drain(&router, json!({"pod_name": "voice-agent-0"}));
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0, 503);
+    eventually(Duration::from_secs(4), "the drain ends", || {
+        router.status()["pools"]["basic"]["available"] == 1
+    });
+    router.allocate("CA2");
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0, 503);
+}
+
+#[test]
+fn a_waiting_drain_answers_when_the_last_call_ends() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    thread::scope(|scope| {
+        let started = Instant::now();
+        let waiting =
+            scope.spawn(|| drain(&router, json!({"pod_name": "voice-agent-0", "wait": "10s"})));
+        thread::sleep(Duration::from_millis(500));
+        assert!(!waiting.is_finished());
+        router.release("CA1");
+        let (status, answer) = waiting.join().unwrap();
+        assert_eq!(
+            (status, &answer["drained"], &answer["active_calls"]),
+            (200, &json!(true), &json!(0))
+        );
+        assert!(started.elapsed() < Duration::from_secs(2));
+    });
+}
+
+#[test]
+fn a_waiting_drain_says_when_its_time_is_over_and_the_mark_lasts_as_long() {
+    let router = Router::start(&[("DRAINING_TTL", "100ms")]);
+    router.allocate("CA1");
+    let (status, answer) = drain(&router, json!({"pod_name": "voice-agent-0", "wait": "2500ms"}));
+    assert_eq!(
+        (status, &answer["drained"], &answer["active_calls"]),
+        (200, &json!(false), &json!(1))
+    );
+}
+
+#[test]
+fn a_waiting_drain_is_answered_at_once_when_the_router_stops() {
+    let mut router = Router::start(&[]);
+    router.allocate("CA1");
+    let mut connection = router.connect();
+    thread::scope(|scope| {
+        let waiting = scope.spawn(move || {
+            connection
+                .post("/api/v1/drain", &json!({"pod_name": "voice-agent-0", "wait": "60s"}))
+                .json()
+        });
+        thread::sleep(Duration::from_millis(300));
+        router.signal("TERM");
+        let (status, answer) = waiting.join().unwrap();
+        assert_eq!((status, &answer["drained"]), (200, &json!(false)));
+    });
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn draining_what_is_not_there_is_an_error() {
+    let router = Router::start(&[]);
+    assert_eq!(
+        drain(&router, json!({"pod_name": "voice-agent-9"})),
+        (404, json!({"error": "pod not found"}))
+    );
+    assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-9"})).0, 404);
+    assert_eq!(drain(&router, json!({"pod_name": "voice-agent-0", "wait": "soon"})).0, 400);
+    assert_eq!(drain(&router, json!({"pod_name": "voice-agent-0", "wait": "99h"})).0, 400);
+    assert_eq!(router.status()["pools"]["gold"]["draining"], 0);
+}

@@ -1,0 +1,149 @@
+use std::{
+    io::Read,
+    process::Stdio,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::support::{Connection, Router, eventually, free_port, raw::head};
+
+#[test]
+fn every_request_has_an_id_and_keeps_the_one_it_brings() {
+    let router = Router::start(&[]);
+    let mut connection = router.connect();
+    let given = connection.send("GET", "/health", &[("X-Request-Id", "abc-123")], b"");
+    assert_eq!(given.header("x-request-id"), Some("abc-123"));
+    let ids: Vec<String> = (0..2)
+        .map(|_| connection.get("/nowhere").header("x-request-id").unwrap().to_owned())
+        .collect();
+    assert_ne!(ids[0], ids[1]);
+    let bad = connection.send("GET", "/health", &[("X-Request-Id", &"x".repeat(500))], b"");
+    assert!(bad.header("x-request-id").unwrap().len() < 100);
+}
+
+#[test]
+fn wrong_paths_and_methods_are_told_in_json() {
+    let router = Router::start(&[]);
+    let mut connection = router.connect();
+    assert_eq!(
+        connection.get("/api/v1/nothing").json(),
+        (404, json!({"error": "there is nothing at /api/v1/nothing"}))
+    );
+    let wrong = connection.get("/api/v1/allocate");
+    assert_eq!(wrong.header("allow"), Some("POST"));
+    assert_eq!(wrong.json().0, 405);
+    assert_eq!(connection.send("DELETE", "/api/v1/twilio/allocate", &[], b"").json().0, 405);
+}
+
+#[test]
+fn probes_answer_at_the_root_and_under_the_api() {
+    let router = Router::start(&[]);
+    let mut connection = router.connect();
+    for prefix in ["", "/api/v1"] {
+        assert_eq!(
+            connection.get(&format!("{prefix}/health")).json(),
+            (200, json!({"status": "ok"}))
+        );
+        assert_eq!(
+            connection.get(&format!("{prefix}/ready")).json(),
+            (200, json!({"status": "ready", "store": "up"}))
+        );
+        assert_eq!(connection.get(&format!("{prefix}/metrics")).status, 200);
+    }
+    let mut metrics = Connection::open(router.metrics);
+    assert_eq!(metrics.get("/health").status, 200);
+    assert_eq!(metrics.get("/metrics").status, 200);
+    assert_eq!(metrics.get("/api/v1/status").status, 404);
+}
+
+#[test]
+fn one_port_serves_both_where_they_are_equal() {
+    let port = free_port().to_string();
+    let router = Router::start(&[("HTTP_PORT", &port), ("METRICS_PORT", &port)]);
+    assert_eq!(router.connect().get("/metrics").status, 200);
+    assert_eq!(router.get("/api/v1/status").0, 200);
+}
+
+#[test]
+fn an_idle_connection_may_wait_longer_than_a_slow_request() {
+    let router = Router::start(&[("HTTP_READ_TIMEOUT", "300ms"), ("HTTP_IDLE_TIMEOUT", "1500ms")]);
+    let mut connection = router.connect();
+    for _ in 0..3 {
+        assert_eq!(connection.get("/health").status, 200);
+        thread::sleep(Duration::from_millis(700));
+    }
+    let started = Instant::now();
+    assert!(connection.answer().is_none(), "an idle connection is closed in the end");
+    assert!(started.elapsed() < Duration::from_millis(2_000));
+}
+
+#[test]
+fn stopping_finishes_requests_in_flight_and_refuses_new_ones() {
+    let mut router = Router::start(&[]);
+    let body = json!({"call_sid": "CA1"}).to_string();
+    let mut connection = router.connect();
+    connection.write(&head(
+        "POST",
+        "/api/v1/allocate",
+        &[("content-type", "application/json")],
+        body.len(),
+    ));
+    connection.write(&body.as_bytes()[..5]);
+    thread::sleep(Duration::from_millis(100));
+    router.signal("TERM");
+    eventually(Duration::from_secs(2), "no new connection", || {
+        Connection::try_open(router.address).is_none()
+    });
+    connection.write(&body.as_bytes()[5..]);
+    let (status, answer) = connection.answer().unwrap().json();
+    assert_eq!((status, &answer["pod_name"]), (200, &json!("voice-agent-0")));
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn stopping_does_not_wait_longer_than_allowed() {
+    let mut router =
+        Router::start(&[("HTTP_SHUTDOWN_TIMEOUT", "500ms"), ("HTTP_READ_TIMEOUT", "30s")]);
+    let mut connection = router.connect();
+    connection.write(&head("POST", "/api/v1/allocate", &[], 100));
+    thread::sleep(Duration::from_millis(100));
+    let started = Instant::now();
+    router.signal("INT");
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+    assert!(started.elapsed() >= Duration::from_millis(400));
+}
+
+#[test]
+fn a_log_reader_that_sleeps_blocks_nobody() {
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let settings =
+        [("HTTP_PORT", api.as_str()), ("METRICS_PORT", metrics.as_str()), ("LOG_FORMAT", "json")];
+    let mut router = Router::start_with(&settings, Stdio::piped());
+    let mut connection = router.connect();
+    let started = Instant::now();
+    // Some 300 bytes a line: far more than a pipe holds.
+    for number in 0..3_000 {
+        assert_eq!(connection.get(&format!("/api/v1/calls/CA{number}")).status, 404);
+    }
+    assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
+    let mut log = router.child.stderr.take().unwrap();
+    let reader = thread::spawn(move || {
+        let mut text = String::new();
+        log.read_to_string(&mut text).unwrap();
+        text
+    });
+    drop(router);
+    let text = reader.join().unwrap();
+    for line in text.lines() {
+        let line: serde_json::Value =
+            serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        assert!(line["level"].is_string() && line["message"].is_string());
+    }
+    assert!(
+        text.lines().any(|line| line.contains(r#""path":"/api/v1/calls/CA7""#)
+            && line.contains(r#""status":404"#))
+    );
+    assert!(!text.contains(r#""path":"/ready""#), "probes are debug");
+}

@@ -1,0 +1,244 @@
+use std::{
+    collections::HashMap,
+    fs,
+    io::Write,
+    path::Path,
+    process::{Command, Stdio},
+    sync::atomic::{AtomicUsize, Ordering},
+    thread,
+    time::Duration,
+};
+
+use serde_json::json;
+
+use crate::support::{Connection, Router, free_port, program, raw::head, scratch};
+
+const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+
+/// Allocates calls until the router dies; what it acknowledged.
+fn allocate_until_death(
+    router: &Router,
+    next: &AtomicUsize,
+    acknowledged: &AtomicUsize,
+) -> HashMap<String, String> {
+    let mut known = HashMap::new();
+    let Some(mut connection) = Connection::try_open(router.address) else {
+        return known;
+    };
+    loop {
+        let call = format!("CA{}", next.fetch_add(1, Ordering::Relaxed));
+        let body = json!({"call_sid": call}).to_string();
+        let request =
+            [head("POST", "/api/v1/allocate", &JSON, body.len()), body.into_bytes()].concat();
+        let Some(answer) = connection.try_write(&request).then(|| connection.answer()).flatten()
+        else {
+            return known;
+        };
+        let (status, answer) = answer.json();
+        if status != 200 {
+            return known;
+        }
+        known.insert(call, answer["pod_name"].as_str().unwrap().to_owned());
+        acknowledged.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn a_kill_in_the_middle_of_10_000_allocations_loses_none_that_was_acknowledged() {
+    let directory = scratch();
+    let router = Router::start(&[
+        ("DATA_DIR", directory.to_str().unwrap()),
+        ("TIER_CONFIG", r#"{"gold": 10000}"#),
+    ]);
+    let (next, acknowledged) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let known: HashMap<String, String> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..32)
+            .map(|_| scope.spawn(|| allocate_until_death(&router, &next, &acknowledged)))
+            .collect();
+        while acknowledged.load(Ordering::Relaxed) < 5_000 {
+            thread::yield_now();
+        }
+        router.signal("KILL");
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    assert!((5_000..10_000).contains(&known.len()), "killed too late: {}", known.len());
+    let router = router.kill_and_restart();
+    let mut connection = router.connect();
+    let mut pods = HashMap::new();
+    for (call, pod) in &known {
+        let (status, found) = connection.get(&format!("/api/v1/calls/{call}")).json();
+        assert_eq!((status, found["pod_name"].as_str()), (200, Some(pod.as_str())), "{call}");
+        assert_eq!(pods.insert(pod, call), None, "{pod} serves two calls");
+    }
+    let live = router.status()["active_calls"].as_u64().unwrap() as usize;
+    let asked = next.load(Ordering::Relaxed);
+    assert!(
+        (known.len()..=asked).contains(&live),
+        "{} acknowledged, {live} live, {asked} asked",
+        known.len()
+    );
+}
+
+#[test]
+fn everything_that_was_answered_survives_a_kill() {
+    let directory = scratch();
+    let router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
+    router.allocate("CA1");
+    router.allocate("CA2");
+    router.allocate("CA3");
+    router.release("CA2");
+    router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
+    router.put("/api/v1/merchants/shop", r#"{"fallback": ["basic"]}"#);
+    let before = router.status();
+    let router = router.kill_and_restart();
+    assert_eq!(router.status(), before);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 404);
+    assert_eq!(router.get("/api/v1/merchants/shop").1, json!({"fallback": ["basic"]}));
+    assert_eq!(router.get("/api/v1/pod/voice-agent-2").1["is_draining"], true);
+}
+
+#[test]
+fn a_torn_last_record_is_cut_off() {
+    let directory = scratch();
+    let router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
+    router.allocate("CA1");
+    let journal = directory.join("journal");
+    router.signal("STOP");
+    fs::OpenOptions::new()
+        .append(true)
+        .open(&journal)
+        .unwrap()
+        .write_all(b"0badc0de [{\"is\":\"call\"")
+        .unwrap();
+    let router = router.kill_and_restart();
+    assert_eq!(router.status()["active_calls"], 1);
+    let router = router.kill_and_restart();
+    assert_eq!(router.status()["active_calls"], 1, "the tail is gone from the file");
+}
+
+fn refused_start(settings: &[(&str, &str)]) -> String {
+    let port = free_port().to_string();
+    let mut all =
+        vec![("HTTP_PORT", port.as_str()), ("METRICS_PORT", port.as_str()), ("LOG_LEVEL", "off")];
+    all.extend(settings);
+    let output = program(&all).output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_second_process_on_the_same_directory_is_refused() {
+    let directory = scratch();
+    let settings = [("DATA_DIR", directory.to_str().unwrap())];
+    let router = Router::start(&settings);
+    let refusal = refused_start(&settings);
+    assert!(
+        refusal.contains("DATA_DIR=") && refusal.contains("in use by another process"),
+        "{refusal}"
+    );
+    router.allocate("CA1");
+}
+
+#[test]
+fn a_damaged_journal_is_refused_and_left_alone() {
+    let directory = scratch();
+    let settings = [("DATA_DIR", directory.to_str().unwrap())];
+    let router = Router::start(&settings);
+    router.allocate("CA1");
+    router.allocate("CA2");
+    drop(router);
+    let journal = directory.join("journal");
+    let mut bytes = fs::read(&journal).unwrap();
+    bytes[60] ^= 1;
+    fs::write(&journal, &bytes).unwrap();
+    let refusal = refused_start(&settings);
+    assert!(refusal.contains("is damaged at byte"), "{refusal}");
+    assert_eq!(fs::read(&journal).unwrap(), bytes);
+}
+
+#[test]
+fn the_journal_is_compacted_while_it_is_in_use() {
+    let directory = scratch();
+    let router = Router::start(&[
+        ("DATA_DIR", directory.to_str().unwrap()),
+        ("TIER_CONFIG", r#"{"gold": 64}"#),
+    ]);
+    router.allocate("keeper");
+    let journal = directory.join("journal");
+    let size = || fs::metadata(&journal).unwrap().len();
+    let mut largest = 0;
+    thread::scope(|scope| {
+        let busy: Vec<_> = (0..16)
+            .map(|client| {
+                let router = &router;
+                scope.spawn(move || {
+                    let mut connection = router.connect();
+                    for number in 0..2_000 {
+                        let body = json!({"call_sid": format!("CA-{client}-{number}-{}", "x".repeat(100))});
+                        assert_eq!(connection.post("/api/v1/allocate", &body).status, 200);
+                        assert_eq!(connection.post("/api/v1/release", &body).status, 200);
+                    }
+                })
+            })
+            .collect();
+        while busy.iter().any(|client| !client.is_finished()) {
+            largest = largest.max(size());
+            thread::sleep(Duration::from_millis(5));
+        }
+    });
+    assert!(largest > 3 << 20, "the test wrote too little to tell: {largest}");
+    assert!(largest < 6 << 20, "never compacted: {largest}");
+    let router = router.kill_and_restart();
+    assert_eq!(router.get("/api/v1/calls/keeper").0, 200);
+    assert_eq!(router.status()["active_calls"], 1);
+}
+
+/// A library that makes fdatasync fail while a file exists.
+fn failing_sync(directory: &Path) -> String {
+    let source = directory.join("fail.c");
+    let library = directory.join("fail.so");
+    let code = r#"
+        #define _GNU_SOURCE
+        #include <errno.h>
+        #include <stdlib.h>
+        #include <unistd.h>
+        #include <sys/syscall.h>
+        int fdatasync(int fd) {
+            if (access(getenv("FAIL_SYNC"), F_OK) == 0) { errno = EIO; return -1; }
+            return syscall(SYS_fdatasync, fd);
+        }"#;
+    fs::write(&source, code).unwrap();
+    let built =
+        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
+    assert!(built.unwrap().success());
+    library.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn a_failed_sync_stops_the_process_before_it_answers() {
+    let directory = scratch();
+    let (library, switch) = (failing_sync(&directory), directory.join("fail"));
+    let data = directory.join("data");
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let settings = [
+        ("HTTP_PORT", api.as_str()),
+        ("METRICS_PORT", metrics.as_str()),
+        ("LOG_LEVEL", "off"),
+        ("DATA_DIR", data.to_str().unwrap()),
+        ("LD_PRELOAD", &library),
+        ("FAIL_SYNC", switch.to_str().unwrap()),
+    ];
+    let mut router = Router::start_with(&settings, Stdio::null());
+    router.allocate("CA1");
+    fs::write(&switch, "").unwrap();
+    let mut connection = router.connect();
+    let body = json!({"call_sid": "CA2"}).to_string();
+    connection
+        .write(&[head("POST", "/api/v1/allocate", &JSON, body.len()), body.into_bytes()].concat());
+    assert!(connection.answer().is_none(), "an answer that is not on disk");
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(74));
+    fs::remove_file(&switch).unwrap();
+    let router = router.kill_and_restart();
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}

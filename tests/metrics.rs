@@ -1,0 +1,40 @@
+use serde_json::json;
+
+use crate::support::{Connection, Router};
+
+#[test]
+fn metrics_tell_what_happened_without_naming_calls_or_pods() {
+    let router = Router::start(&[]);
+    router.allocate("CA-secret-1");
+    router.allocate("CA-secret-1");
+    router.allocate("CA-secret-2");
+    router.release("CA-secret-1");
+    router.release("CA-secret-1");
+    router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
+    let text = Connection::open(router.metrics).get("/metrics").text();
+    for line in [
+        r#"smart_router_allocations_total{source_pool="pool:gold",result="success"} 1"#,
+        r#"smart_router_allocations_total{source_pool="pool:gold",result="existing"} 1"#,
+        r#"smart_router_allocations_total{source_pool="pool:standard",result="success"} 1"#,
+        r#"smart_router_releases_total{source_pool="pool:gold",result="success"} 1"#,
+        r#"smart_router_releases_total{source_pool="",result="not_found"} 1"#,
+        "smart_router_active_calls 1",
+        r#"smart_router_pool_available_pods{tier="gold"} 1"#,
+        r#"smart_router_pool_available_pods{tier="standard"} 0"#,
+        r#"smart_router_pool_assigned_pods{tier="standard"} 1"#,
+        r#"smart_router_pool_available_pods{tier="basic"} 0"#,
+        "smart_router_leader_status 1",
+        "smart_router_drains_total 1",
+        "smart_router_panics_recovered_total 0",
+        "smart_router_zombies_recovered_total 0",
+        "smart_router_store_circuit_open 0",
+        r#"http_requests_total{method="POST",endpoint="/api/v1/allocate",status="200"} 3"#,
+        r#"http_request_duration_seconds_count{method="POST",endpoint="/api/v1/release",status="404"} 1"#,
+        r#"smart_router_store_duration_seconds_count{operation="allocate"} 3"#,
+        r#"smart_router_call_duration_seconds_count{source_pool="pool:gold"} 1"#,
+    ] {
+        assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
+    }
+    assert!(!text.contains("CA-secret") && !text.contains("voice-agent-"), "{text}");
+    assert!(text.ends_with("# EOF\n"));
+}

@@ -1,0 +1,89 @@
+use std::{sync::Barrier, thread, time::Duration};
+
+use serde_json::json;
+
+use crate::support::{Router, eventually};
+
+#[test]
+fn a_release_gives_the_pod_back_once() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    let (status, answer) = router.release("CA1");
+    assert_eq!(status, 200);
+    let expected = json!({
+        "success": true, "pod_name": "voice-agent-0", "released_to_pool": "pool:gold", "was_draining": false,
+    });
+    assert_eq!(answer, expected);
+    assert_eq!(router.status()["pools"]["gold"]["available"], 1);
+    let (status, answer) = router.release("CA1");
+    assert_eq!((status, answer), (404, json!({"error": "call not found"})));
+}
+
+#[test]
+fn a_late_release_never_frees_a_pod_that_serves_another_call() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    router.allocate("CA1");
+    router.release("CA1");
+    router.allocate("CA2");
+    assert_eq!(router.release("CA1").0, 404);
+    let (_, pod) = router.get("/api/v1/pod/voice-agent-0");
+    assert_eq!(pod["lease_call_sid"], "CA2");
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0, 503);
+}
+
+#[test]
+fn a_release_from_the_wrong_pod_is_not_theirs_to_make() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    let from =
+        |pod: &str| router.post("/api/v1/release", json!({"call_sid": "CA1", "pod_name": pod})).0;
+    assert_eq!(from("voice-agent-1"), 404);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(from("voice-agent-0"), 200);
+}
+
+#[test]
+fn two_simultaneous_releases_free_the_pod_for_one_call() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    for round in 0..100 {
+        let call = format!("CA{round}");
+        router.allocate(&call);
+        let barrier = Barrier::new(4);
+        let ask = |path: &'static str, call: String| {
+            let mut connection = router.connect();
+            barrier.wait();
+            connection.post(path, &json!({"call_sid": call})).status
+        };
+        let (released, allocated) = thread::scope(|scope| {
+            let releases = [0, 1].map(|_| scope.spawn(|| ask("/api/v1/release", call.clone())));
+            let waiting = ["a", "b"]
+                .map(|name| scope.spawn(move || ask("/api/v1/allocate", format!("{name}{round}"))));
+            (releases.map(|it| it.join().unwrap()), waiting.map(|it| it.join().unwrap()))
+        });
+        assert_eq!(released.iter().filter(|status| **status == 200).count(), 1, "{released:?}");
+        assert!(allocated.iter().filter(|status| **status == 200).count() <= 1, "{allocated:?}");
+        router.release(&format!("a{round}"));
+        router.release(&format!("b{round}"));
+    }
+}
+
+#[test]
+fn a_call_that_never_releases_costs_its_pod_one_lease_and_others_nothing() {
+    let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers), ("LEASE_TTL", "1500ms")]);
+    router.allocate("CA1");
+    thread::sleep(Duration::from_millis(1_000));
+    router.allocate("CA2");
+    eventually(Duration::from_secs(3), "the first lease ends", || {
+        router.get("/api/v1/calls/CA1").0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 200);
+    assert_eq!(router.status()["pools"]["basic"]["active_calls"], 1);
+    assert_eq!(router.release("CA1").0, 404);
+    let metrics = router.connect().get("/metrics").text();
+    assert!(
+        metrics.contains(r#"smart_router_leases_expired_total{source_pool="pool:basic"} 1"#),
+        "{metrics}"
+    );
+    assert!(metrics.contains("smart_router_zombies_recovered_total 1"), "{metrics}");
+}

@@ -1,0 +1,59 @@
+use std::{thread, time::Duration};
+
+use serde_json::json;
+
+use crate::support::Router;
+
+#[test]
+fn a_renewed_call_outlives_its_lease() {
+    let router = Router::start(&[("LEASE_TTL", "1500ms")]);
+    router.allocate("CA1");
+    router.allocate("CA2");
+    for _ in 0..8 {
+        thread::sleep(Duration::from_millis(500));
+        let (status, answer) = router.post("/api/v1/renew", json!({"call_sid": "CA1"}));
+        assert_eq!((status, &answer["renewed"]), (200, &json!(1)), "{answer}");
+    }
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 404);
+    assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "CA2"})).0, 404);
+}
+
+#[test]
+fn a_repeated_allocation_does_not_renew() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    let before = router.get("/api/v1/calls/CA1").1["lease_expires_at"].clone();
+    thread::sleep(Duration::from_millis(1_100));
+    router.allocate("CA1");
+    assert_eq!(router.get("/api/v1/calls/CA1").1["lease_expires_at"], before);
+    router.post("/api/v1/renew", json!({"call_sid": "CA1"}));
+    assert_ne!(router.get("/api/v1/calls/CA1").1["lease_expires_at"], before);
+}
+
+#[test]
+fn a_pod_renews_all_its_calls_and_learns_which_are_gone() {
+    let router = Router::start(&[("LEASE_TTL", "1s")]);
+    thread::sleep(Duration::from_millis(1_100));
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    router.allocate("CA2");
+    let (status, answer) =
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1", "CA2", "CA9"]}));
+    assert_eq!(status, 200);
+    assert_eq!((&answer["renewed"], &answer["unknown"]), (&json!(1), &json!(["CA2", "CA9"])));
+    let (status, answer) =
+        router.post("/api/v1/renew", json!({"pod_name": "nobody", "call_sids": ["CA1"]}));
+    assert_eq!((status, &answer["unknown"]), (200, &json!(["CA1"])));
+}
+
+#[test]
+fn after_a_loss_of_all_calls_a_pods_word_registers_them_again() {
+    let router = Router::start(&[]);
+    let renew = |calls: &[&str]| {
+        router.post("/api/v1/renew", json!({"pod_name": "voice-agent-0", "call_sids": calls})).1
+    };
+    assert_eq!(renew(&["CA1"])["registered"], json!(["CA1"]));
+    assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], "voice-agent-0");
+    assert_eq!(renew(&["CA1", "CA2"])["unknown"], json!(["CA2"]), "an exclusive pod has one call");
+    assert_eq!(router.allocate("CA3")["source_pool"], "pool:standard");
+}

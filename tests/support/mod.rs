@@ -1,0 +1,196 @@
+//! A router to talk to, and ways to talk to it.
+
+pub mod raw;
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::atomic::{AtomicU16, AtomicUsize, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+pub use self::raw::{Answer, Connection};
+
+pub const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
+
+/// A port nobody listens on, below those the system gives to clients.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    let first = 20_000 + (std::process::id() % 1_000) as u16 * 10;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
+}
+
+/// A directory of this test's own, empty.
+pub fn scratch() -> PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path =
+        std::env::temp_dir().join(format!("smart-router-test-{}-{number}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// The program, with the given settings and none of the surroundings'.
+pub fn program(settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.env_clear().envs(settings.iter().copied());
+    command
+}
+
+/// Waits until `holds`, and fails after so long.
+pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !holds() {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A running router. When a test is done with it, its books must balance and it
+/// must stop when told.
+pub struct Router {
+    pub child: Child,
+    pub address: SocketAddr,
+    pub metrics: SocketAddr,
+    settings: Vec<(String, String)>,
+}
+
+impl Router {
+    pub fn start(settings: &[(&str, &str)]) -> Self {
+        let (api, metrics) = (free_port().to_string(), free_port().to_string());
+        let mut all = vec![
+            ("HTTP_PORT", api.as_str()),
+            ("METRICS_PORT", metrics.as_str()),
+            ("LOG_LEVEL", "warn"),
+        ];
+        all.extend(settings);
+        Self::start_with(&all, Stdio::inherit())
+    }
+
+    pub fn start_with(settings: &[(&str, &str)], log: Stdio) -> Self {
+        Self::start_command(program(settings).stdout(Stdio::null()).stderr(log), settings)
+    }
+
+    pub fn start_command(command: &mut Command, settings: &[(&str, &str)]) -> Self {
+        let child = command.spawn().unwrap();
+        // The last one given holds, as in the environment.
+        let port = |name: &str| {
+            settings.iter().rfind(|(other, _)| *other == name).unwrap().1.parse().unwrap()
+        };
+        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let settings =
+            settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let mut router = Self {
+            child,
+            address: address(port("HTTP_PORT")),
+            metrics: address(port("METRICS_PORT")),
+            settings,
+        };
+        eventually(Duration::from_secs(10), "the router is ready", || {
+            assert!(router.child.try_wait().unwrap().is_none(), "the router did not start");
+            Connection::try_open(router.address)
+                .is_some_and(|mut connection| connection.get("/ready").status == 200)
+        });
+        router
+    }
+
+    /// Kills the process as a power cut would, and starts another.
+    pub fn kill_and_restart(mut self) -> Self {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let settings = std::mem::take(&mut self.settings);
+        std::mem::forget(self);
+        let settings: Vec<_> =
+            settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Self::start_with(&settings, Stdio::inherit())
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.address)
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        self.connect().get(path).json()
+    }
+
+    pub fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.connect().post(path, &body).json()
+    }
+
+    pub fn put(&self, path: &str, body: &str) -> (u16, Value) {
+        self.connect()
+            .send("PUT", path, &[("content-type", "application/json")], body.as_bytes())
+            .json()
+    }
+
+    /// Allocates and expects success; the answer.
+    pub fn allocate(&self, call: &str) -> Value {
+        let (status, answer) = self.post("/api/v1/allocate", json!({"call_sid": call}));
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    pub fn release(&self, call: &str) -> (u16, Value) {
+        self.post("/api/v1/release", json!({"call_sid": call}))
+    }
+
+    pub fn status(&self) -> Value {
+        let (status, answer) = self.get("/api/v1/status");
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for the process to end by itself; its exit code.
+    pub fn wait_for_exit(&mut self, within: Duration) -> Option<i32> {
+        let started = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(started.elapsed() < within, "the router did not stop within {within:?}");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+
+    fn books_balance(&self) {
+        let status = self.status();
+        let groups =
+            ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());
+        let pools: Vec<&Value> = groups.into_iter().flatten().collect();
+        let calls: u64 = pools.iter().map(|pool| pool["active_calls"].as_u64().unwrap()).sum();
+        assert_eq!(Some(calls), status["active_calls"].as_u64(), "calls are not on pods: {status}");
+        for pool in pools {
+            let count = |field: &str| pool[field].as_u64().unwrap();
+            let out = count("draining") + count("not_ready");
+            assert!(count("available") + out <= count("assigned"), "a pod counts twice: {pool}");
+        }
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        if !thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
+            self.books_balance();
+            self.signal("TERM");
+            assert_eq!(self.wait_for_exit(Duration::from_secs(10)), Some(0));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
