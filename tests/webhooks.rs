@@ -100,7 +100,8 @@ fn unusable_requests_get_a_document_and_change_nothing() {
     let form = [("content-type", "application/x-www-form-urlencoded")];
     let long = format!("CallSid={}", "A".repeat(129));
     let huge = format!("CallSid=CA1&x={}", "y".repeat(70_000));
-    let bad: [(&str, &[(&str, &str)], &[u8]); 12] = [
+    type Headers<'a> = &'a [(&'a str, &'a str)];
+    let bad: [(&str, Headers, &[u8]); 12] = [
         ("", &form, b""),
         ("", &form, b"CallSid="),
         ("", &form, b"Callsid=CA1"),

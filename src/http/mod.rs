@@ -128,3 +128,24 @@ fn close(mut response: Response) -> Response {
     response.headers_mut().insert(axum::http::header::CONNECTION, close);
     response
 }
+
+#[cfg(test)]
+impl Context {
+    fn for_tests() -> Arc<Self> {
+        use crate::{
+            domain::tiers::{Origin, Tiers},
+            store::Embedded,
+            telephony::DEFAULT_WS_PATH,
+        };
+        let metrics = Arc::new(Metrics::default());
+        let tiers = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
+        Arc::new(Self {
+            store: Arc::new(Embedded::in_memory(tiers, metrics.store.clone())),
+            metrics,
+            urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
+            ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
+            read_timeout: Duration::from_secs(1),
+            lifecycle: Lifecycle::default(),
+        })
+    }
+}

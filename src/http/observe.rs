@@ -100,3 +100,28 @@ fn request_id(headers: &HeaderMap) -> HeaderValue {
             .expect("hexadecimal is a header value")
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use axum::{Router, body::Body, middleware, routing::get};
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handler_that_panics_answers_500_and_is_counted() {
+        let context = Context::for_tests();
+        let broken = || async {
+            if true {
+                panic!("on purpose")
+            }
+        };
+        let routes: Router = Router::new()
+            .route("/", get(broken))
+            .layer(middleware::from_fn_with_state(context.clone(), observe));
+        let response = routes.oneshot(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(response.headers().contains_key(&REQUEST_ID));
+        assert_eq!(context.metrics.panics_recovered.get(), 1);
+    }
+}

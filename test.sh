@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Installs what is missing and runs all tests. Needs Debian and the Rust toolchain.
+set -euo pipefail
+cd "$(dirname "$0")"
+
+# command:package, for what the tests call besides cargo
+needed=(cc:gcc kill:procps)
+missing=()
+for pair in "${needed[@]}"; do
+  command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
+done
+if [ ${#missing[@]} -gt 0 ]; then
+  apt-get update -q
+  apt-get install -yq --no-install-recommends "${missing[@]}"
+fi
+command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
+
+step() { printf '\n== %s\n' "$*"; "$@"; }
+
+step cargo fmt --check
+step cargo clippy --all-targets --locked -- -D warnings
+step cargo deny --log-level error check bans licenses sources
+step cargo test --locked --lib --test all
