@@ -41,6 +41,10 @@ async fn a_plain_websocket_client_talks_and_hangs_up_and_the_pod_is_free() {
     echo(&mut socket, r#"{"event":"media","media":{"payload":"AAAA"}}"#).await;
     assert_eq!(router.status()["pools"]["gold"]["available"], 0);
     socket.close(None).await.unwrap();
+    assert!(
+        matches!(socket.next().await, Some(Ok(Message::Close(_)))),
+        "the agent answers the close"
+    );
     eventually(Duration::from_secs(3), "the pod is free", || {
         router.status()["pools"]["gold"]["available"] == 1
     });

@@ -1,6 +1,6 @@
 //! One stream of one call, from the first frame to the hang-up.
 
-use std::{future::Future, sync::Arc};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::Value;
@@ -13,6 +13,9 @@ use tokio_tungstenite::tungstenite::{
 use super::{Agents, upgrade::Socket};
 use crate::domain::names::{CallSid, PodName};
 
+/// How long the other side may take to answer our close.
+const FAREWELL: Duration = Duration::from_secs(1);
+
 /// What an agent does about a frame.
 enum Reaction {
     Echo,
@@ -22,50 +25,58 @@ enum Reaction {
     HangUp,
 }
 
-/// Speaks with the caller, and releases the call when the socket is closed.
+/// Speaks with the caller, and releases the call when one of both hangs up.
 pub async fn run(
     agents: Arc<Agents>,
     pod: PodName,
     mut call: CallSid,
     socket: impl Future<Output = hyper::Result<Socket>>,
 ) {
-    match socket.await {
-        Ok(socket) => converse(&agents, &pod, &mut call, socket).await,
-        Err(error) => tracing::warn!(call_sid = %call, %pod, %error, "the stream never came"),
-    }
+    let mut socket = match socket.await {
+        Ok(socket) => socket,
+        Err(error) => {
+            tracing::warn!(call_sid = %call, %pod, %error, "the stream never came");
+            return agents.release(&pod, &call).await;
+        }
+    };
+    let farewell = converse(&agents, &pod, &mut call, &mut socket).await;
     agents.release(&pod, &call).await;
+    if let Some((code, reason)) = farewell {
+        let part = async {
+            let closed = socket.close(Some(CloseFrame { code, reason: reason.into() })).await;
+            while closed.is_ok() && socket.next().await.is_some() {}
+        };
+        let _ = tokio::time::timeout(FAREWELL, part).await;
+    }
 }
 
-async fn converse(agents: &Agents, pod: &PodName, call: &mut CallSid, mut socket: Socket) {
+/// Talks until one side hangs up; how we say goodbye, if it is us.
+async fn converse(
+    agents: &Agents,
+    pod: &PodName,
+    call: &mut CallSid,
+    socket: &mut Socket,
+) -> Option<(CloseCode, &'static str)> {
     let mut renewal = interval(agents.renew_interval());
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        let farewell = tokio::select! {
+        tokio::select! {
             message = socket.next() => {
-                let Some(Ok(message)) = message else { return };
+                let message = message?.ok()?;
                 match react(&message) {
-                    Reaction::Echo if socket.send(message).await.is_err() => return,
-                    Reaction::Named(named) if named != *call => {
-                        agents.correct(pod, call, named).await;
-                        continue;
-                    }
-                    Reaction::HangUp => (CloseCode::Normal, "bye"),
-                    _ => continue,
+                    Reaction::Echo => socket.send(message).await.ok()?,
+                    Reaction::Named(named) if named != *call => agents.correct(pod, call, named).await,
+                    Reaction::HangUp => return Some((CloseCode::Normal, "bye")),
+                    _ => {}
                 }
             }
             _ = renewal.tick() => match agents.renew(pod, call).await {
-                Ok(false) => (CloseCode::Normal, "the call is over"),
-                Ok(true) => continue,
-                Err(error) => {
-                    tracing::warn!(call_sid = %call, %pod, %error, "agent could not renew the call");
-                    continue;
-                }
+                Ok(true) => {}
+                Ok(false) => return Some((CloseCode::Normal, "the call is over")),
+                Err(error) => tracing::warn!(call_sid = %call, %pod, %error, "agent could not renew the call"),
             },
-            () = agents.stopping.cancelled() => (CloseCode::Away, "the agent stops"),
-        };
-        let (code, reason) = farewell;
-        let _ = socket.close(Some(CloseFrame { code, reason: reason.into() })).await;
-        return;
+            () = agents.stopping.cancelled() => return Some((CloseCode::Away, "the agent stops")),
+        }
     }
 }
 
@@ -75,7 +86,7 @@ fn react(message: &Message) -> Reaction {
     let text = match message {
         Message::Text(text) => text.as_str(),
         Message::Binary(_) => return Reaction::Echo,
-        Message::Close(_) => return Reaction::HangUp,
+        // A close is answered by the next read, which then finds the end.
         _ => return Reaction::Ignore,
     };
     let Ok(Value::Object(frame)) = serde_json::from_str(text) else {
