@@ -4,16 +4,13 @@ use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use axum::Router;
-use tokio::{net::TcpListener, task::JoinSet};
-use tokio_util::task::TaskTracker;
+use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     agent::Agents,
     config::{Config, PodSource, StoreConfig},
-    control::{
-        Control, PodFeed,
-        pod_list::{self, ListedPod},
-    },
+    control::{Control, FollowedFile, PodFeed, pod_list},
     http::{
         self, Context, Lifecycle,
         server::{Patience, serve},
@@ -23,6 +20,9 @@ use crate::{
     telephony::WsUrls,
 };
 
+/// How long we go on accepting requests once we say that we are not ready: who
+/// has not heard it yet shall not meet a closed door.
+const FAREWELL: Duration = Duration::from_millis(500);
 /// How long agents may take to let go of their calls at the end.
 const AGENTS_FINISH: Duration = Duration::from_secs(5);
 
@@ -33,6 +33,7 @@ pub struct Running {
     /// Whether its agents are simulated.
     pub simulated: bool,
     pub context: Arc<Context>,
+    closing: CancellationToken,
     servers: JoinSet<()>,
     agents: Option<Arc<Agents>>,
     loops: TaskTracker,
@@ -45,6 +46,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let metrics = Arc::new(Metrics::default());
     let store = open_store(&config, &metrics)?;
     warn_about(&config, store.as_ref()).await;
+    let nudge = Arc::new(Notify::new());
     let lifecycle = Lifecycle::default();
     let stopping = lifecycle.stopping.clone();
     let context = Arc::new(Context {
@@ -53,6 +55,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         urls: WsUrls { base: config.agent_base_url(api.port()), path: config.ws_path.clone() },
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,
+        nudge: nudge.clone(),
         lifecycle,
     });
 
@@ -62,12 +65,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         store: store.clone(),
         metrics: metrics.clone(),
         stopping: stopping.clone(),
+        nudge,
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
     });
     // Without a Lease every replica does the leader's work.
     metrics.leader.set(1);
-    control.reconcile(feed.pods()).await?;
+    control.reconcile(&feed).await?;
     context.lifecycle.store_reached();
 
     let agents =
@@ -78,18 +82,19 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         idle: config.http.idle_timeout,
         shutdown: config.http.shutdown_timeout,
     };
+    let closing = CancellationToken::new();
     let mut servers = JoinSet::new();
     let mut metrics_address = api;
     if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
         let listener = bind("METRICS_PORT", config.http.metrics).await?;
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(&context);
-        servers.spawn(serve(listener, routes, patience, stopping.clone()));
+        servers.spawn(serve(listener, routes, patience, closing.clone()));
     }
-    servers.spawn(serve(listener, routes, patience, stopping));
+    servers.spawn(serve(listener, routes, patience, closing.clone()));
     let loops = control.start(feed);
     tracing::info!(%api, metrics = %metrics_address, "serving");
-    Ok(Running { api, metrics_address, simulated, context, servers, agents, loops })
+    Ok(Running { api, metrics_address, simulated, context, closing, servers, agents, loops })
 }
 
 impl Running {
@@ -98,6 +103,8 @@ impl Running {
     pub async fn stop(mut self) {
         tracing::info!("stopping");
         self.context.lifecycle.stopping.cancel();
+        tokio::time::sleep(FAREWELL).await;
+        self.closing.cancel();
         while self.servers.join_next().await.is_some() {}
         if let Some(agents) = self.agents
             && tokio::time::timeout(AGENTS_FINISH, agents.finish()).await.is_err()
@@ -117,16 +124,16 @@ async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener
 }
 
 fn open_store(config: &Config, metrics: &Metrics) -> anyhow::Result<Arc<dyn Store>> {
-    let (tiers, metrics) = (config.tiers.clone(), metrics.store.clone());
+    let (tiers, lease, metrics) = (config.tiers.clone(), config.ttls.lease, metrics.store.clone());
     match &config.store {
         StoreConfig::Memory => {
             tracing::warn!(
                 "calls are kept in memory only: set DATA_DIR or REDIS_URL to keep them over a restart"
             );
-            Ok(Arc::new(Embedded::in_memory(tiers, metrics)))
+            Ok(Arc::new(Embedded::in_memory(tiers, lease, metrics)))
         }
         StoreConfig::Journal(path) => {
-            let store = Embedded::open(path, tiers, metrics);
+            let store = Embedded::open(path, tiers, lease, metrics);
             Ok(Arc::new(store.with_context(|| format!("DATA_DIR={}", path.display()))?))
         }
         StoreConfig::Redis { .. } => bail!(
@@ -153,16 +160,9 @@ fn pod_feed(config: &Config) -> anyhow::Result<PodFeed> {
             let pods = pod_list::read(path, config.agent_port).map_err(|expected| {
                 anyhow::anyhow!("PODS_FILE={}: expected {expected}", path.display())
             })?;
-            PodFeed::File { path: path.clone(), agent_port: config.agent_port, pods }
+            PodFeed::File(FollowedFile::new(path.clone(), config.agent_port, pods))
         }
-        PodSource::Simulated => {
-            let simulated = (0..config.tiers.wanted_pods().max(1)).map(|number| ListedPod {
-                name: format!("voice-agent-{number}").parse().expect("a valid pod name"),
-                // No address of its own: calls stay valid whatever our port is.
-                address: "simulated".into(),
-            });
-            PodFeed::Fixed(simulated.collect())
-        }
+        PodSource::Simulated => PodFeed::Simulated,
         PodSource::Cluster { .. } => {
             bail!("this release does not find pods in a cluster yet: set PODS or PODS_FILE")
         }

@@ -7,7 +7,7 @@ mod values;
 use std::{
     io::IsTerminal,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -16,7 +16,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 pub use self::{
     settings::{LogFormat, Settings},
-    values::Span,
+    values::{Span, without_password},
 };
 use crate::{
     control::pod_list::{self, ListedPod},
@@ -27,6 +27,7 @@ use crate::{
     telephony::WsPath,
 };
 
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 const TIERS: &str = r#"{"gold": 10, "standard": 20, "overflow": 5}"#;
 const SIMULATED_TIERS: &str = r#"{"tiers": {"gold": {"target": 1}, "standard": {"target": 1},
     "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}}"#;
@@ -191,7 +192,7 @@ impl Config {
             value.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
         };
         vec![
-            ("REDIS_URL", s.redis_url.as_deref().map(values::without_password).unwrap_or_default()),
+            ("REDIS_URL", s.redis_url.as_deref().map(without_password).unwrap_or_default()),
             ("KEY_PREFIX", s.key_prefix.clone()),
             ("DATA_DIR", path(&s.data_dir)),
             ("PODS", text(&s.pods)),
@@ -231,7 +232,7 @@ fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
     match (&settings.redis_url, &settings.data_dir) {
         (Some(url), Some(_)) => Err(ConfigError::new(
             "REDIS_URL",
-            values::without_password(url),
+            without_password(url),
             "either REDIS_URL or DATA_DIR, not both",
         )),
         (Some(url), None) => {
@@ -243,6 +244,9 @@ fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
 }
 
 fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
+    if let (Some(list), Some(_)) = (&settings.pods, &settings.pods_file) {
+        return Err(ConfigError::new("PODS", list, "either PODS or PODS_FILE, not both"));
+    }
     if let Some(list) = &settings.pods {
         let pods = pod_list::parse(list, settings.voice_agent_port);
         return pods.map(PodSource::List).map_err(|error| ConfigError::new("PODS", list, error));
@@ -255,7 +259,8 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
     }
     // A developer's default kubeconfig alone never counts as a cluster.
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    if set("KUBERNETES_SERVICE_HOST") || set("KUBECONFIG") {
+    let in_a_pod = set("KUBERNETES_SERVICE_HOST") && Path::new(SERVICE_ACCOUNT).exists();
+    if in_a_pod || set("KUBECONFIG") {
         let (namespace, selector) =
             (settings.namespace.clone(), settings.pod_label_selector.clone());
         return Ok(PodSource::Cluster { namespace, selector });

@@ -22,6 +22,7 @@ use prometheus_client::{
 
 use crate::domain::{
     fleet::{EndedCall, PoolStatus, Reason, Status, Tried},
+    merchant::Step,
     names::Pool,
 };
 
@@ -225,12 +226,16 @@ impl Metrics {
         self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
     }
 
-    /// A call was refused. A step that is no tier stays nameless here: any
-    /// text can stand in a merchant's document.
+    /// A call was refused. Only tiers have a name here: any other can stand in a
+    /// merchant's document.
     pub fn refused(&self, tried: &[Tried]) {
         self.allocated(None, "no_pods");
         for Tried { step, reason } in tried {
-            let tier = if *reason == Reason::Unknown { String::new() } else { step.to_string() };
+            let tier = match step {
+                _ if *reason == Reason::Unknown => String::new(),
+                Step::Tier(tier) => tier.to_string(),
+                Step::Merchant(_) => "merchant".into(),
+            };
             self.refusals.get_or_create(&Refused { tier, reason: reason.as_str() }).inc();
         }
     }

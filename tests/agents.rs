@@ -8,7 +8,7 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message},
 };
 
-use crate::support::{PROGRAM, Router, eventually, free_port};
+use crate::support::{PROGRAM, Router, eventually, free_port, scratch};
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -116,13 +116,63 @@ async fn streams_that_nobody_asked_for_are_refused() {
 }
 
 #[tokio::test]
+async fn two_streams_that_are_mistaken_for_each_other_end_their_own_calls() {
+    let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    let url = router.allocate("CA1")["ws_url"].clone();
+    router.allocate("CA2");
+    let (mut second, mut first) = (dial(&url).await, dial(&url).await);
+    for (socket, call) in [(&mut second, "CA2"), (&mut first, "CA1")] {
+        let start = json!({"event": "start", "start": {"callSid": call}});
+        socket.send(Message::text(start.to_string())).await.unwrap();
+        echo(socket, "hello").await;
+    }
+    second.close(None).await.unwrap();
+    eventually(Duration::from_secs(3), "the second call is over", || {
+        router.get("/api/v1/calls/CA2").0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}
+
+#[tokio::test]
+async fn a_released_call_does_not_come_back_while_its_stream_is_open() {
+    let router = Router::start(&[("LEASE_TTL", "1500ms")]);
+    let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
+    assert_eq!(router.release("CA1").0, 200);
+    let renewal = json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]});
+    assert_eq!(router.post("/api/v1/renew", renewal).1["unknown"], json!(["CA1"]));
+    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+}
+
+#[tokio::test]
+async fn a_caller_who_never_listens_is_not_on_the_line() {
+    let router = Router::start(&[]);
+    let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
+    let frame = Message::binary(vec![0; 60_000]);
+    while tokio::time::timeout(Duration::from_millis(500), socket.send(frame.clone()))
+        .await
+        .is_ok_and(|sent| sent.is_ok())
+    {}
+    eventually(Duration::from_secs(8), "the agent gives up", || {
+        router.get("/api/v1/calls/CA1").0 == 404
+    });
+}
+
+#[tokio::test]
 async fn stopping_the_router_hangs_up_and_releases() {
-    let mut router = Router::start(&[]);
+    let directory = scratch();
+    let mut router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
+    router.allocate("CA2");
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     router.signal("TERM");
     let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
     assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+    let router = router.kill_and_restart();
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 200);
 }
 
 #[test]

@@ -59,7 +59,7 @@ fn a_flag_means_the_same_as_its_variable() {
 #[test]
 fn a_bad_value_stops_the_start_with_one_line_that_names_it() {
     let pods = ("PODS", "a=h");
-    let cases: [(&[(&str, &str)], &str); 24] = [
+    let cases: [(&[(&str, &str)], &str); 26] = [
         (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
         (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
         (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
@@ -108,6 +108,11 @@ fn a_bad_value_stops_the_start_with_one_line_that_names_it() {
             "REDIS_URL=redis://***@h: expected either",
         ),
         (&[("KEY_PREFIX", "a b")], "KEY_PREFIX=a b: expected"),
+        (&[pods, ("PODS_FILE", "x")], "PODS=a=h: expected either PODS or PODS_FILE"),
+        (
+            &[("VOICE_AGENT_BASE_URL", "wss://u:secret@h")],
+            "VOICE_AGENT_BASE_URL=wss://***@h: expected",
+        ),
     ];
     for (settings, expected) in cases {
         for command in ["check-config", "serve"] {

@@ -1,6 +1,6 @@
 use std::{
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use serde_json::{Value, json};
@@ -88,11 +88,29 @@ fn a_waiting_drain_answers_when_the_last_call_ends() {
 fn a_waiting_drain_says_when_its_time_is_over_and_the_mark_lasts_as_long() {
     let router = Router::start(&[("DRAINING_TTL", "100ms")]);
     router.allocate("CA1");
-    let (status, answer) = drain(&router, json!({"pod_name": "voice-agent-0", "wait": "2500ms"}));
+    let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+    let wait = json!({"pod_name": "voice-agent-0", "wait": "2500ms"});
+    let (status, answer) = drain(&router, wait);
     assert_eq!(
         (status, &answer["drained"], &answer["active_calls"]),
         (200, &json!(false), &json!(1))
     );
+    assert!(answer["draining_until"].as_u64().unwrap() >= began + 2, "{answer}");
+}
+
+#[test]
+fn a_waiting_drain_ends_when_the_pod_is_undrained() {
+    let router = Router::start(&[]);
+    router.allocate("CA1");
+    thread::scope(|scope| {
+        let waiting =
+            scope.spawn(|| drain(&router, json!({"pod_name": "voice-agent-0", "wait": "20s"})));
+        let is_draining = || router.get("/api/v1/pod/voice-agent-0").1["is_draining"] == true;
+        eventually(Duration::from_secs(3), "the drain begins", is_draining);
+        router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"}));
+        let (_, answer) = waiting.join().unwrap();
+        assert_eq!((&answer["drained"], &answer["active_calls"]), (&json!(false), &json!(1)));
+    });
 }
 
 #[test]

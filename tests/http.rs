@@ -80,7 +80,7 @@ fn an_idle_connection_may_wait_longer_than_a_slow_request() {
 }
 
 #[test]
-fn stopping_finishes_requests_in_flight_and_refuses_new_ones() {
+fn stopping_says_so_first_and_finishes_requests_in_flight() {
     let mut router = Router::start(&[]);
     let body = json!({"call_sid": "CA1"}).to_string();
     let mut connection = router.connect();
@@ -93,6 +93,10 @@ fn stopping_finishes_requests_in_flight_and_refuses_new_ones() {
     connection.write(&body.as_bytes()[..5]);
     thread::sleep(Duration::from_millis(100));
     router.signal("TERM");
+    eventually(Duration::from_millis(400), "unready before the door closes", || {
+        let answer = router.connect().get("/ready");
+        answer.status == 503 && answer.header("connection") == Some("close")
+    });
     eventually(Duration::from_secs(2), "no new connection", || {
         Connection::try_open(router.address).is_none()
     });
@@ -100,6 +104,30 @@ fn stopping_finishes_requests_in_flight_and_refuses_new_ones() {
     let (status, answer) = connection.answer().unwrap().json();
     assert_eq!((status, &answer["pod_name"]), (200, &json!("voice-agent-0")));
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn clients_that_do_not_read_are_cut_off() {
+    let mut router = Router::start(&[("HTTP_READ_TIMEOUT", "500ms")]);
+    let mut connection = router.connect();
+    let request = head("GET", "/metrics", &[], 0);
+    while connection.try_write_for(&request, Duration::from_millis(300)) {}
+    thread::sleep(Duration::from_millis(800));
+    router.signal("TERM");
+    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+}
+
+#[test]
+fn a_head_request_takes_no_pod() {
+    let router = Router::start(&[]);
+    let answer = router.connect().send(
+        "HEAD",
+        "/api/v1/twilio/allocate?CallSid=CA1",
+        &[("connection", "close")],
+        b"",
+    );
+    assert_eq!(answer.status, 405);
+    assert_eq!(router.status()["active_calls"], 0);
 }
 
 #[test]

@@ -1,4 +1,9 @@
-use std::{fs, time::Duration};
+use std::{
+    fs,
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::Duration,
+};
 
 use serde_json::json;
 
@@ -53,7 +58,7 @@ fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
     eventually(Duration::from_secs(4), "a is forgotten", || router.get("/api/v1/pod/a").0 == 404);
 
     fs::write(&file, "b=h:2\nnonsense\n").unwrap();
-    std::thread::sleep(Duration::from_millis(1_500));
+    thread::sleep(Duration::from_millis(1_500));
     assert_eq!(router.get("/api/v1/pod/b").0, 200, "a bad list changes nothing");
 }
 
@@ -63,11 +68,96 @@ fn pods_move_to_the_tiers_that_miss_them() {
         BASE,
         ("PODS", "a=h,b=h,c=h,d=h"),
         ("TIER_CONFIG", r#"{"gold": 1, "iron": 3}"#),
-        ("RECONCILE_INTERVAL", "1s"),
     ]);
     router.put("/api/v1/tiers", r#"{"gold": 3, "iron": 1}"#);
     eventually(Duration::from_secs(4), "gold has three", || {
         router.status()["pools"]["gold"]["assigned"] == 3
     });
     assert_eq!(router.status()["pools"]["iron"]["assigned"], 1);
+}
+
+#[test]
+fn no_call_is_cut_when_the_list_is_replaced_under_load() {
+    let directory = scratch();
+    let (file, data) = (directory.join("pods"), directory.join("data"));
+    let list =
+        |letter: char| (0..300).map(|number| format!("{letter}{number}=h:1\n")).collect::<String>();
+    fs::write(&file, list('a')).unwrap();
+    let router = Router::start(&[
+        BASE,
+        ("PODS_FILE", file.to_str().unwrap()),
+        ("DATA_DIR", data.to_str().unwrap()),
+        ("TIER_CONFIG", r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 50}}"#),
+    ]);
+    let done = AtomicBool::new(false);
+    let calls: Vec<String> = thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|client| {
+                let (router, done) = (&router, &done);
+                scope.spawn(move || {
+                    let mut connection = router.connect();
+                    let mut calls = Vec::new();
+                    while !done.load(Ordering::Relaxed) && calls.len() < 2_000 {
+                        let call = format!("CA-{client}-{}", calls.len());
+                        assert_eq!(
+                            connection.post("/api/v1/allocate", &json!({"call_sid": call})).status,
+                            200
+                        );
+                        calls.push(call);
+                        thread::sleep(Duration::from_millis(1));
+                    }
+                    calls
+                })
+            })
+            .collect();
+        thread::sleep(Duration::from_millis(300));
+        fs::write(&file, list('b')).unwrap();
+        eventually(Duration::from_secs(10), "the new pods join", || {
+            router.get("/api/v1/pod/b299").0 == 200
+        });
+        thread::sleep(Duration::from_millis(1_500));
+        done.store(true, Ordering::Relaxed);
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let mut connection = router.connect();
+    for call in &calls {
+        assert_eq!(
+            connection.get(&format!("/api/v1/calls/{call}")).status,
+            200,
+            "{call} of {} was cut",
+            calls.len()
+        );
+    }
+}
+
+#[test]
+fn a_file_that_is_half_written_ends_no_call() {
+    let directory = scratch();
+    let file = directory.join("pods");
+    fs::write(&file, "a=10.0.0.13:8000\n").unwrap();
+    let router = Router::start(&[
+        BASE,
+        ("PODS_FILE", file.to_str().unwrap()),
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+    ]);
+    router.allocate("CA1");
+    for text in ["a=10.0.0.1", "a=10.0.0.13:8000\n"] {
+        fs::write(&file, text).unwrap();
+        thread::sleep(Duration::from_millis(950));
+    }
+    thread::sleep(Duration::from_millis(1_500));
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}
+
+#[test]
+fn simulated_agents_are_as_many_as_the_tiers_in_force_want() {
+    let directory = scratch();
+    let data = ("DATA_DIR", directory.to_str().unwrap());
+    let router = Router::start(&[data]);
+    router.put("/api/v1/tiers", r#"{"gold": 5}"#);
+    eventually(Duration::from_secs(3), "five agents", || {
+        router.status()["pools"]["gold"]["assigned"] == 5
+    });
+    let router = router.kill_and_restart();
+    assert_eq!(router.status()["pools"]["gold"]["available"], 5);
 }

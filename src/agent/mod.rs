@@ -2,11 +2,11 @@
 //! renew, and release when the caller hangs up, as real agents do.
 
 mod session;
+mod streams;
 mod upgrade;
 
 use std::{
-    collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -19,10 +19,12 @@ use axum::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+use self::streams::{StreamId, Streams};
+
 use crate::{
     domain::{
         Millis,
-        fleet::{Release, Renew},
+        fleet::{Release, Renew, UnknownPod},
         names::{CallSid, PodName},
     },
     http::ApiError,
@@ -36,8 +38,7 @@ pub struct Agents {
     metrics: Arc<Metrics>,
     lease_ttl: Millis,
     stopping: CancellationToken,
-    /// Calls whose stream is open here.
-    streaming: Mutex<HashSet<CallSid>>,
+    streams: Mutex<Streams>,
     sessions: TaskTracker,
 }
 
@@ -48,8 +49,8 @@ impl Agents {
         lease_ttl: Millis,
         stopping: CancellationToken,
     ) -> Arc<Self> {
-        let (streaming, sessions) = (Mutex::default(), TaskTracker::new());
-        Arc::new(Self { store, metrics, lease_ttl, stopping, streaming, sessions })
+        let (streams, sessions) = (Mutex::default(), TaskTracker::new());
+        Arc::new(Self { store, metrics, lease_ttl, stopping, streams, sessions })
     }
 
     pub fn routes(self: &Arc<Self>) -> Router {
@@ -62,33 +63,42 @@ impl Agents {
         self.sessions.wait().await;
     }
 
-    /// The call that a new stream on a pod is for: the one that has waited
-    /// longest. A client without frames of its own can't say it any better.
-    async fn claim(&self, pod: &PodName) -> Result<Option<CallSid>, ApiError> {
-        let status = self.store.pod(pod).await?;
-        let mut calls = status.ok_or(crate::domain::fleet::UnknownPod)?.calls;
-        calls.sort_by_key(|call| call.allocated_at);
-        let mut streaming = self.streaming.lock().unwrap_or_else(PoisonError::into_inner);
-        Ok(calls.into_iter().map(|call| call.call).find(|call| streaming.insert(call.clone())))
+    fn streams(&self) -> MutexGuard<'_, Streams> {
+        self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The stream has named its call: let go of the guess, if it was another.
-    async fn correct(&self, pod: &PodName, guess: &mut CallSid, named: CallSid) {
+    /// Opens a stream for the call that has waited longest on a pod.
+    async fn open(&self, pod: &PodName) -> Result<Option<StreamId>, ApiError> {
+        let mut calls = self.store.pod(pod).await?.ok_or(UnknownPod)?.calls;
+        calls.sort_by_key(|call| call.allocated_at);
+        Ok(self.streams().open(calls.into_iter().map(|call| call.call)))
+    }
+
+    /// The stream has said which call it is for.
+    async fn name(&self, pod: &PodName, stream: StreamId, named: CallSid) {
         let status = self.store.pod(pod).await.ok().flatten();
         let is_here =
             status.is_some_and(|status| status.calls.iter().any(|call| call.call == named));
-        let mut streaming = self.streaming.lock().unwrap_or_else(PoisonError::into_inner);
-        if is_here && streaming.insert(named.clone()) {
-            streaming.remove(guess);
-            *guess = named;
-        }
+        self.streams().name(stream, named, is_here);
     }
 
-    /// Says that a call is alive. Answers whether the router still thinks so.
-    async fn renew(&self, pod: &PodName, call: &CallSid) -> Result<bool, StoreError> {
-        let (calls, pod) = (vec![call.clone()], Some(pod.clone()));
-        let renewed = self.store.renew(&Renew { calls, pod, lease_ttl: self.lease_ttl }).await?;
-        Ok(renewed.unknown.is_empty())
+    /// Says that the call of a stream is alive. Answers whether the router still
+    /// thinks so. The pod is not named, since these agents forget nothing that
+    /// the router could have forgotten.
+    async fn renew(&self, stream: StreamId) -> Result<bool, StoreError> {
+        let Some(call) = self.streams().call(stream).cloned() else {
+            return Ok(false);
+        };
+        let renew = Renew { calls: vec![call], pod: None, lease_ttl: self.lease_ttl };
+        Ok(self.store.renew(&renew).await?.unknown.is_empty())
+    }
+
+    /// Ends a stream and releases its call.
+    async fn hang_up(&self, pod: &PodName, stream: StreamId) {
+        let call = self.streams().close(stream);
+        if let Some(call) = call {
+            self.release(pod, &call).await;
+        }
     }
 
     async fn release(&self, pod: &PodName, call: &CallSid) {
@@ -108,7 +118,6 @@ impl Agents {
                 tracing::warn!(call_sid = %call, %pod, %error, "agent could not release the call");
             }
         }
-        self.streaming.lock().unwrap_or_else(PoisonError::into_inner).remove(call);
     }
 
     /// Three renewals in the time of one lease: two may fail.
@@ -124,13 +133,10 @@ async fn connect(
 ) -> Result<Response, ApiError> {
     let pod: PodName = pod.parse()?;
     let (response, socket) = upgrade::accept(&mut request)?;
-    let call = agents.claim(&pod).await?.ok_or_else(|| {
-        ApiError::new(
-            StatusCode::CONFLICT,
-            format!("no call waits for a stream on {pod}: allocate one first"),
-        )
+    let stream = agents.open(&pod).await?.ok_or_else(|| {
+        let error = format!("no call waits for a stream on {pod}: allocate one first");
+        ApiError::new(StatusCode::CONFLICT, error)
     })?;
-    let session = session::run(agents.clone(), pod, call, socket);
-    agents.sessions.spawn(session);
+    agents.sessions.spawn(session::run(agents.clone(), pod, stream, socket));
     Ok(response)
 }

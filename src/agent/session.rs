@@ -4,15 +4,17 @@ use std::{future::Future, sync::Arc, time::Duration};
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::Value;
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_tungstenite::tungstenite::{
     Message,
     protocol::{CloseFrame, frame::coding::CloseCode},
 };
 
-use super::{Agents, upgrade::Socket};
+use super::{Agents, streams::StreamId, upgrade::Socket};
 use crate::domain::names::{CallSid, PodName};
 
+/// How long a caller may take to hear what we say.
+const DEAF: Duration = Duration::from_secs(5);
 /// How long the other side may take to answer our close.
 const FAREWELL: Duration = Duration::from_secs(1);
 
@@ -29,24 +31,24 @@ enum Reaction {
 pub async fn run(
     agents: Arc<Agents>,
     pod: PodName,
-    mut call: CallSid,
+    stream: StreamId,
     socket: impl Future<Output = hyper::Result<Socket>>,
 ) {
     let mut socket = match socket.await {
         Ok(socket) => socket,
         Err(error) => {
-            tracing::warn!(call_sid = %call, %pod, %error, "the stream never came");
-            return agents.release(&pod, &call).await;
+            tracing::warn!(%pod, %error, "the stream never came");
+            return agents.hang_up(&pod, stream).await;
         }
     };
-    let farewell = converse(&agents, &pod, &mut call, &mut socket).await;
-    agents.release(&pod, &call).await;
+    let farewell = converse(&agents, &pod, stream, &mut socket).await;
+    agents.hang_up(&pod, stream).await;
     if let Some((code, reason)) = farewell {
         let part = async {
             let closed = socket.close(Some(CloseFrame { code, reason: reason.into() })).await;
             while closed.is_ok() && socket.next().await.is_some() {}
         };
-        let _ = tokio::time::timeout(FAREWELL, part).await;
+        let _ = timeout(FAREWELL, part).await;
     }
 }
 
@@ -54,7 +56,7 @@ pub async fn run(
 async fn converse(
     agents: &Agents,
     pod: &PodName,
-    call: &mut CallSid,
+    stream: StreamId,
     socket: &mut Socket,
 ) -> Option<(CloseCode, &'static str)> {
     let mut renewal = interval(agents.renew_interval());
@@ -64,16 +66,17 @@ async fn converse(
             message = socket.next() => {
                 let message = message?.ok()?;
                 match react(&message) {
-                    Reaction::Echo => socket.send(message).await.ok()?,
-                    Reaction::Named(named) if named != *call => agents.correct(pod, call, named).await,
+                    // Who does not listen for so long is not on the line.
+                    Reaction::Echo => timeout(DEAF, socket.send(message)).await.ok()?.ok()?,
+                    Reaction::Named(named) => agents.name(pod, stream, named).await,
                     Reaction::HangUp => return Some((CloseCode::Normal, "bye")),
-                    _ => {}
+                    Reaction::Ignore => {}
                 }
             }
-            _ = renewal.tick() => match agents.renew(pod, call).await {
+            _ = renewal.tick() => match agents.renew(stream).await {
                 Ok(true) => {}
                 Ok(false) => return Some((CloseCode::Normal, "the call is over")),
-                Err(error) => tracing::warn!(call_sid = %call, %pod, %error, "agent could not renew the call"),
+                Err(error) => tracing::warn!(%pod, %error, "agent could not renew its call"),
             },
             () = agents.stopping.cancelled() => return Some((CloseCode::Away, "the agent stops")),
         }

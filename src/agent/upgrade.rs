@@ -5,7 +5,7 @@ use std::future::Future;
 use axum::{
     body::Body,
     extract::Request,
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Version, header},
     response::Response,
 };
 use hyper::upgrade::Upgraded;
@@ -27,7 +27,8 @@ pub fn accept(
     request: &mut Request,
 ) -> Result<(Response, impl Future<Output = hyper::Result<Socket>> + use<>), ApiError> {
     let headers = request.headers();
-    let is_websocket = has(headers, header::CONNECTION, "upgrade")
+    let is_websocket = request.version() == Version::HTTP_11
+        && has(headers, header::CONNECTION, "upgrade")
         && has(headers, header::UPGRADE, "websocket")
         && has(headers, header::SEC_WEBSOCKET_VERSION, "13");
     let key = headers.get(header::SEC_WEBSOCKET_KEY).filter(|_| is_websocket);

@@ -7,7 +7,7 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
-use crate::config::ConfigError;
+use crate::config::{ConfigError, without_password};
 
 /// Prints what is wrong, in one line where a value is, and answers how to exit.
 pub fn report(error: &Error) -> ExitCode {
@@ -36,7 +36,11 @@ fn bad_value(error: &Error) -> Option<ConfigError> {
     let variable = name.replace('-', "_").to_uppercase();
     let value = text(ContextKind::InvalidValue)?;
     // The value may hold a password, and a bad one can't be taken apart.
-    let shown = if variable == "REDIS_URL" { "(hidden)".into() } else { value };
+    let shown = match variable.as_str() {
+        "REDIS_URL" => "(hidden)".into(),
+        _ if value.contains("://") => without_password(&value),
+        _ => value,
+    };
     let expected = match error.get(ContextKind::ValidValue) {
         Some(ContextValue::Strings(valid)) => valid.join(" or "),
         _ => std::error::Error::source(error).map(ToString::to_string)?,

@@ -6,9 +6,11 @@ mod serve;
 
 use std::{
     ffi::{OsStr, OsString},
+    io::Write,
     process::ExitCode,
 };
 
+use anyhow::Context;
 use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
 use crate::config::{Config, Settings};
@@ -38,6 +40,12 @@ enum Action {
 
 /// Runs the program.
 pub fn main() -> ExitCode {
+    for variable in variables().iter().filter_map(Arg::get_env) {
+        if std::env::var_os(variable).is_some_and(|value| value.to_str().is_none()) {
+            eprintln!("smart-router: {}=?: expected text in UTF-8", variable.display());
+            return ExitCode::FAILURE;
+        }
+    }
     let cli = match parse(std::env::args_os()) {
         Ok(cli) => cli,
         Err(error) => return errors::report(&error),
@@ -48,7 +56,7 @@ pub fn main() -> ExitCode {
             configure(settings).and_then(|config| block_on(serve::serve(config)))
         }
         Some(Action::CheckConfig(settings)) => {
-            configure(settings).map(|config| print_config(&config))
+            configure(settings).and_then(|config| print_config(&config).context("cannot print"))
         }
         Some(Action::Call(args)) => block_on(call::call(args)),
     };
@@ -85,13 +93,15 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
 }
 
-fn print_config(config: &Config) {
+fn print_config(config: &Config) -> std::io::Result<()> {
+    let mut out = std::io::stdout().lock();
     for (variable, value) in config.describe() {
-        println!("{variable}={value}");
+        writeln!(out, "{variable}={value}")?;
     }
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
+    Ok(())
 }
 
 /// Every setting's variable, in the order of `--help`.

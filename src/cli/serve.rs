@@ -1,6 +1,6 @@
 //! `smart-router serve`
 
-use std::time::Duration;
+use std::{io::Write, time::Duration};
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
@@ -17,7 +17,8 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
     let running = app::start(config).await?;
     if running.simulated {
-        print!("{}", welcome(&running));
+        // Nobody needs to be there to read it.
+        let _ = write!(std::io::stdout(), "{}", welcome(&running));
     }
     let mut second = tokio::time::interval(Duration::from_secs(1));
     loop {

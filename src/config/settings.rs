@@ -28,7 +28,7 @@ pub struct Settings {
     pub pods: Option<String>,
 
     /// The same list in a file, one per line, read again when it changes
-    #[arg(long, env, value_name = "PATH", conflicts_with = "pods")]
+    #[arg(long, env, value_name = "PATH")]
     pub pods_file: Option<PathBuf>,
 
     /// Address to listen on. Default: 0.0.0.0, with simulated agents 127.0.0.1

@@ -107,11 +107,15 @@ pub fn redis_url(text: &str) -> Result<String, String> {
     Err(format!("a URL that begins with {}", known.join(" or ")))
 }
 
-/// A Redis URL as it may be shown: without what stands before the `@`.
+/// A URL as it may be shown: without what stands before the `@`, or in a query.
 pub fn without_password(url: &str) -> String {
+    let (url, query) = match url.split_once('?') {
+        Some((url, _)) => (url, "?***"),
+        None => (url, ""),
+    };
     match (url.split_once("://"), url.rsplit_once('@')) {
-        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}"),
-        _ => url.into(),
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}{query}"),
+        _ => format!("{url}{query}"),
     }
 }
 
@@ -180,5 +184,6 @@ mod tests {
     fn passwords_are_not_shown() {
         assert_eq!(without_password("redis://u:p@ss@host:1/2"), "redis://***@host:1/2");
         assert_eq!(without_password("redis://host"), "redis://host");
+        assert_eq!(without_password("redis://h:1/?password=x@y"), "redis://h:1/?***");
     }
 }

@@ -7,10 +7,13 @@ mod upkeep;
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 
 use futures_util::FutureExt;
-use tokio::time::{Interval, MissedTickBehavior};
+use tokio::{
+    sync::Notify,
+    time::{Interval, MissedTickBehavior},
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::pods::PodFeed;
+pub use self::pods::{FollowedFile, PodFeed};
 use crate::{metrics::Metrics, store::Store};
 
 /// How often overdue leases and drains are looked for.
@@ -21,6 +24,8 @@ pub struct Control {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
     pub stopping: CancellationToken,
+    /// Told when something has changed that the pods should follow at once.
+    pub nudge: Arc<Notify>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
 }

@@ -17,8 +17,9 @@ use super::{
 use crate::{
     domain::{
         assign,
-        fleet::{Observed, PodFacts, PodStatus, Removed},
+        fleet::{Departure, Observed, PodFacts, PodStatus, Removed},
         names::PodName,
+        tiers::Tiers,
     },
     store::StoreError,
 };
@@ -32,33 +33,43 @@ const AT_ONCE: usize = 512;
 #[derive(Debug, Clone)]
 pub enum PodFeed {
     Fixed(Vec<ListedPod>),
-    File { path: PathBuf, agent_port: u16, pods: Vec<ListedPod> },
+    File(FollowedFile),
+    /// As many agents of our own as the tiers in force want.
+    Simulated,
 }
 
-impl PodFeed {
-    pub fn pods(&self) -> &[ListedPod] {
-        match self {
-            Self::Fixed(pods) | Self::File { pods, .. } => pods,
-        }
+/// A file of pods that is read again and again.
+#[derive(Debug, Clone)]
+pub struct FollowedFile {
+    path: PathBuf,
+    agent_port: u16,
+    pods: Vec<ListedPod>,
+    /// What the last look saw: a list counts when two looks agree, because the
+    /// first may have come upon a file that was half written.
+    seen: Result<Vec<ListedPod>, String>,
+}
+
+impl FollowedFile {
+    pub fn new(path: PathBuf, agent_port: u16, pods: Vec<ListedPod>) -> Self {
+        Self { path, agent_port, seen: Ok(pods.clone()), pods }
     }
 
-    /// Reads the file again. Answers whether the list is another one; a list
-    /// that can't be read changes nothing.
-    fn refresh(&mut self) -> bool {
-        let Self::File { path, agent_port, pods } = self else {
-            return false;
-        };
-        match pod_list::read(path, *agent_port) {
-            Ok(read) if read != *pods => {
-                tracing::info!(path = %path.display(), pods = read.len(), "the list of pods has changed");
-                *pods = read;
-                true
-            }
-            Ok(_) => false,
-            Err(expected) => {
-                tracing::warn!(path = %path.display(), expected, "keeping the list of pods: the file can't be read");
+    /// Looks at the file; answers whether another list holds now. One that
+    /// can't be read changes nothing.
+    fn look(&mut self) -> bool {
+        let before = std::mem::replace(&mut self.seen, pod_list::read(&self.path, self.agent_port));
+        let path = self.path.display();
+        match &self.seen {
+            Err(expected) if before.as_ref() != Err(expected) => {
+                tracing::warn!(%path, expected, "keeping the list of pods: the file can't be used");
                 false
             }
+            Ok(pods) if before.as_ref() == Ok(pods) && *pods != self.pods => {
+                tracing::info!(%path, pods = pods.len(), "the list of pods has changed");
+                self.pods = pods.clone();
+                true
+            }
+            _ => false,
         }
     }
 }
@@ -68,12 +79,20 @@ impl Control {
     pub(super) async fn follow(self: Arc<Self>, mut feed: PodFeed) {
         let mut due = Instant::now();
         let mut look = super::ticks(LOOK);
-        while self.goes_on(&mut look).await {
-            if !feed.refresh() && Instant::now() < due {
+        loop {
+            let nudged = tokio::select! {
+                goes_on = self.goes_on(&mut look) => if goes_on { false } else { return },
+                () = self.nudge.notified() => true,
+            };
+            let changed = match &mut feed {
+                PodFeed::File(file) => file.look(),
+                PodFeed::Fixed(_) | PodFeed::Simulated => false,
+            };
+            if !nudged && !changed && Instant::now() < due {
                 continue;
             }
             due = Instant::now() + self.reconcile_interval;
-            match self.reconcile(feed.pods()).await {
+            match self.reconcile(&feed).await {
                 // Someone is still on the phone with a pod that leaves.
                 Ok(leaving) if leaving > 0 => due = Instant::now() + LOOK,
                 Ok(_) => {}
@@ -87,7 +106,16 @@ impl Control {
 
     /// Brings the store's pods in line with the list. Answers how many pods are
     /// leaving, and stay until their last call ends.
-    pub async fn reconcile(&self, list: &[ListedPod]) -> Result<usize, StoreError> {
+    pub async fn reconcile(&self, feed: &PodFeed) -> Result<usize, StoreError> {
+        let tiers = self.store.tiers().await?;
+        let simulated;
+        let list = match feed {
+            PodFeed::Fixed(pods) | PodFeed::File(FollowedFile { pods, .. }) => pods,
+            PodFeed::Simulated => {
+                simulated = simulated_pods(&tiers);
+                &simulated
+            }
+        };
         let known: HashMap<PodName, PodStatus> =
             self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
         let changed = list.iter().map(|pod| (&pod.name, pod.facts()));
@@ -100,11 +128,14 @@ impl Control {
             observed.into_iter().collect::<Result<(), _>>()?;
         }
         let listed: HashSet<&PodName> = list.iter().map(|pod| &pod.name).collect();
+        let gone: Vec<_> = known.values().filter(|pod| !listed.contains(&pod.name)).collect();
         let mut leaving = 0;
-        for pod in known.values().filter(|pod| !listed.contains(&pod.name)) {
-            leaving += usize::from(!self.leave(pod).await?);
+        for some in gone.chunks(AT_ONCE) {
+            for left in join_all(some.iter().map(|pod| self.leave(pod))).await {
+                leaving += usize::from(!left?);
+            }
         }
-        self.rebalance().await?;
+        self.rebalance(&tiers).await?;
         Ok(leaving)
     }
 
@@ -127,25 +158,30 @@ impl Control {
     /// A pod has left the list: it takes no more calls, and is forgotten when
     /// it has none. Answers whether it is gone.
     async fn leave(&self, pod: &PodStatus) -> Result<bool, StoreError> {
-        if pod.calls.is_empty() {
-            let removed = self.store.remove_pod(&pod.name, &pod.facts.uid, None).await?;
-            if let Ok(Removed::Gone { .. }) = removed {
-                tracing::info!(pod = %pod.name, "pod left");
-            }
-            return Ok(true);
-        }
+        // First the mark: whether it is idle can be asked only once that stands.
         if !pod.facts.terminating {
             let facts = PodFacts { terminating: true, ..pod.facts.clone() };
             self.observe(&pod.name, &facts).await?;
-            tracing::info!(pod = %pod.name, calls = pod.calls.len(), "pod leaves when its calls end");
         }
-        Ok(false)
+        let removed =
+            self.store.remove_pod(&pod.name, &pod.facts.uid, Departure::WhenIdle, None).await?;
+        match removed {
+            Ok(Removed::Busy) => {
+                tracing::debug!(pod = %pod.name, "pod leaves when its calls end");
+                Ok(false)
+            }
+            Ok(Removed::Gone { .. }) => {
+                tracing::info!(pod = %pod.name, "pod left");
+                Ok(true)
+            }
+            Ok(Removed::NotThere) | Err(_) => Ok(true),
+        }
     }
 
     /// Moves idle pods from chain tiers above their target to those below.
-    async fn rebalance(&self) -> Result<(), StoreError> {
-        let (tiers, stocks) = (self.store.tiers().await?, self.store.stocks().await?);
-        for shift in assign::rebalance(&tiers, &stocks) {
+    async fn rebalance(&self, tiers: &Tiers) -> Result<(), StoreError> {
+        let stocks = self.store.stocks().await?;
+        for shift in assign::rebalance(tiers, &stocks) {
             for (pod, uid) in self.store.movable_pods(&shift.from, shift.pods).await? {
                 if self.store.move_pod(&pod, &uid, &shift.to, None).await?.is_ok() {
                     tracing::info!(%pod, from = %shift.from, to = %shift.to, "pod moved");
@@ -154,4 +190,14 @@ impl Control {
         }
         Ok(())
     }
+}
+
+/// No address of their own: their calls stay valid whatever our port is.
+fn simulated_pods(tiers: &Tiers) -> Vec<ListedPod> {
+    let numbers = 0..tiers.wanted_pods().max(1);
+    let pod = |number| ListedPod {
+        name: format!("voice-agent-{number}").parse().expect("a valid pod name"),
+        address: "simulated".into(),
+    };
+    numbers.map(pod).collect()
 }

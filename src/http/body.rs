@@ -55,7 +55,8 @@ pub async fn read(body: Body, time: Duration) -> Result<Bytes, BodyError> {
 }
 
 async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
-    let mut bytes = Bytes::new();
+    // Most bodies come in one piece, which is kept as it is.
+    let (mut only, mut bytes) = (Bytes::new(), Vec::new());
     let mut seen = 0;
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|error| BodyError::Broken(error.to_string()))?;
@@ -65,12 +66,21 @@ async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
         seen += data.len();
         match seen {
             _ if seen > DISCARD => return Err(BodyError::TooLarge),
-            _ if seen > LIMIT => bytes = Bytes::new(),
-            _ if bytes.is_empty() => bytes = data,
-            _ => bytes = [bytes, data].concat().into(),
+            _ if seen > LIMIT => bytes = Vec::new(),
+            _ if seen == data.len() => only = data,
+            _ => {
+                if bytes.is_empty() {
+                    bytes.extend(&only);
+                }
+                bytes.extend(&data);
+            }
         }
     }
-    if seen > LIMIT { Err(BodyError::TooLarge) } else { Ok(bytes) }
+    match seen {
+        _ if seen > LIMIT => Err(BodyError::TooLarge),
+        _ if seen == only.len() => Ok(only),
+        _ => Ok(bytes.into()),
+    }
 }
 
 /// The content type without its parameters, in small letters.

@@ -8,7 +8,10 @@ use serde_json::json;
 use tokio::time::Instant;
 
 use super::{ApiError, Context, Noted, Shared, body::JsonBody};
-use crate::{config::Span, domain::names::PodName};
+use crate::{
+    config::Span,
+    domain::{fleet::PodStatus, names::PodName},
+};
 
 /// How often a waiting drain looks at its pod.
 const LOOK: Duration = Duration::from_millis(200);
@@ -50,11 +53,13 @@ pub async fn drain(
     let ttl = context.ttls.draining.max(wait.map_or(0, |wait| wait.as_millis() as u64));
     let drained = context.store.drain(&pod, ttl).await??;
     context.metrics.drains.inc();
-    let mut active = drained.active_calls;
-    if let Some(wait) = wait.filter(|_| active > 0) {
-        active = wait_for_calls(&context, &pod, active, started + wait).await;
+    let mut left = Left { active: drained.active_calls, is_draining: true };
+    if let Some(wait) = wait {
+        wait_for_calls(&context, &pod, &mut left, started + wait).await;
     }
+    let active = left.active;
     let message = match active {
+        _ if !left.is_draining => format!("Pod {pod} was undrained, and takes calls again."),
         0 => format!("Pod {pod} is draining and has no active call."),
         1 => format!(
             "Pod {pod} is draining with active call in progress. Will complete when call ends."
@@ -69,7 +74,7 @@ pub async fn drain(
         pod_name: pod.to_string(),
         has_active_call: active > 0,
         active_calls: active,
-        drained: active == 0,
+        drained: active == 0 && left.is_draining,
         draining_until: drained.until / 1_000,
         message,
     })))
@@ -81,24 +86,26 @@ fn read_wait(text: &str) -> Result<Duration, ApiError> {
     wait.ok_or_else(|| ApiError::bad_request(format!("wait {text:?}: {expected}")))
 }
 
-/// Waits until the pod has no live call, the time is over, or we must stop.
-/// A store that blinks meanwhile proves nothing about the calls: wait on.
-async fn wait_for_calls(
-    context: &Context,
-    pod: &PodName,
-    mut active: usize,
-    until: Instant,
-) -> usize {
-    while active > 0 && Instant::now() < until {
+/// What is left on a pod that drains.
+struct Left {
+    active: usize,
+    is_draining: bool,
+}
+
+/// Waits until the pod has no live call, someone undrained it, the time is
+/// over, or we must stop. A store that blinks meanwhile proves nothing about
+/// the calls: wait on.
+async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) {
+    while left.active > 0 && left.is_draining && Instant::now() < until {
         tokio::select! {
             () = tokio::time::sleep_until(until.min(Instant::now() + LOOK)) => {}
-            () = context.lifecycle.stopping.cancelled() => return active,
+            () = context.lifecycle.stopping.cancelled() => return,
         }
         if let Ok(status) = context.store.pod(pod).await {
-            active = status.map_or(0, |status| status.calls.len());
+            left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
+            left.active = status.map_or(0, |status| status.calls.len());
         }
     }
-    active
 }
 
 pub async fn undrain(

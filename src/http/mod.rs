@@ -33,6 +33,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 pub use self::reply::{ApiError, Noted};
@@ -50,6 +51,8 @@ pub struct Context {
     pub urls: WsUrls,
     pub ttls: Ttls,
     pub read_timeout: Duration,
+    /// Tells the pods' loop that the tiers have changed.
+    pub nudge: Arc<Notify>,
     pub lifecycle: Lifecycle,
 }
 
@@ -78,7 +81,8 @@ pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
     let webhook = |provider: Provider| {
         let handler =
             move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
-        get(handler).post(handler)
+        // A HEAD would be taken for a GET, and must not take a pod.
+        get(handler).post(handler).head(reply::method_not_allowed)
     };
     let api = probe_routes()
         .route("/allocate", post(allocate::allocate))
@@ -140,11 +144,12 @@ impl Context {
         let metrics = Arc::new(Metrics::default());
         let tiers = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
         Arc::new(Self {
-            store: Arc::new(Embedded::in_memory(tiers, metrics.store.clone())),
+            store: Arc::new(Embedded::in_memory(tiers, 0, metrics.store.clone())),
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
             ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
             read_timeout: Duration::from_secs(1),
+            nudge: Arc::default(),
             lifecycle: Lifecycle::default(),
         })
     }

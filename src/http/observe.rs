@@ -45,6 +45,9 @@ pub async fn observe(
         }
     };
     response.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    if context.lifecycle.stopping.is_cancelled() {
+        response = super::close(response);
+    }
     let status = response.status().as_u16();
     let took = started.elapsed();
     // Methods are free text on the wire; a label must not be.

@@ -14,12 +14,13 @@ use std::{
 };
 
 use axum::{Router, body::Body, http::StatusCode};
+use futures_util::FutureExt;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
-    time::{Instant, Sleep, sleep, sleep_until},
+    time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
@@ -27,7 +28,8 @@ use tower::ServiceExt;
 /// How long clients may take.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// To send the head of a request once it has begun.
+    /// To send the head of a request once it has begun, and to take some of an
+    /// answer.
     pub read: Duration,
     /// To begin the next request.
     pub idle: Duration,
@@ -35,17 +37,17 @@ pub struct Patience {
     pub shutdown: Duration,
 }
 
-/// Serves until `stopping`, then finishes what is in flight, within bounds.
+/// Serves until `closing`, then finishes what is in flight, within bounds.
 pub async fn serve(
     listener: TcpListener,
     routes: Router,
     patience: Patience,
-    stopping: CancellationToken,
+    closing: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
-    while let Some((stream, peer)) = accept(&listener, &stopping).await {
-        let connection = converse(stream, peer, routes.clone(), patience, stopping.clone());
+    let open = |(stream, peer)| {
+        let connection = converse(stream, peer, routes.clone(), patience, closing.clone());
         let cut = cut.clone();
         connections.spawn(async move {
             tokio::select! {
@@ -53,10 +55,17 @@ pub async fn serve(
                 () = cut.cancelled() => {}
             }
         });
+    };
+    while let Some(accepted) = accept(&listener, &closing).await {
+        open(accepted);
+    }
+    // Who already waits at the door is still let in.
+    while let Some(Ok(accepted)) = listener.accept().now_or_never() {
+        open(accepted);
     }
     drop(listener);
     connections.close();
-    if tokio::time::timeout(patience.shutdown, connections.wait()).await.is_err() {
+    if timeout(patience.shutdown, connections.wait()).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
             "cut connections that did not finish in time"
@@ -68,12 +77,12 @@ pub async fn serve(
 
 async fn accept(
     listener: &TcpListener,
-    stopping: &CancellationToken,
+    closing: &CancellationToken,
 ) -> Option<(TcpStream, SocketAddr)> {
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
-            () = stopping.cancelled() => return None,
+            () = closing.cancelled() => return None,
         };
         match accepted {
             Ok(accepted) => return Some(accepted),
@@ -91,12 +100,13 @@ async fn converse(
     peer: SocketAddr,
     routes: Router,
     patience: Patience,
-    stopping: CancellationToken,
+    closing: CancellationToken,
 ) {
     // Answers are small and complete: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
     let turns = Arc::new(Turns::default());
-    let io = Punctual { stream, limit: patience.read, turns: turns.clone(), head: None };
+    let io =
+        Punctual { stream, limit: patience.read, turns: turns.clone(), head: None, stuck: None };
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         turns.change();
         request.extensions_mut().insert(peer);
@@ -116,7 +126,7 @@ async fn converse(
         std::pin::pin!(server.serve_connection(TokioIo::new(io), service).with_upgrades());
     let finished = tokio::select! {
         finished = &mut connection => finished,
-        () = stopping.cancelled() => {
+        () = closing.cancelled() => {
             connection.as_mut().graceful_shutdown();
             connection.await
         }
@@ -148,6 +158,28 @@ struct Punctual {
     limit: Duration,
     turns: Arc<Turns>,
     head: Option<Head>,
+    /// Rings when the peer has not taken anything of an answer for too long.
+    stuck: Option<Pin<Box<Sleep>>>,
+}
+
+impl Punctual {
+    /// Lets a write that can't go on wait, but not for ever.
+    fn bound<T>(
+        &mut self,
+        cx: &mut Context<'_>,
+        written: Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        if written.is_ready() {
+            self.stuck = None;
+            return written;
+        }
+        let limit = self.limit;
+        let alarm = self.stuck.get_or_insert_with(|| Box::pin(sleep(limit)));
+        match alarm.as_mut().poll(cx) {
+            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
+            Poll::Pending => Poll::Pending,
+        }
+    }
 }
 
 /// A head that has begun.
@@ -193,7 +225,8 @@ impl AsyncWrite for Punctual {
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, bytes)
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.bound(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -209,7 +242,8 @@ impl AsyncWrite for Punctual {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, slices)
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.bound(cx, written)
     }
 
     fn is_write_vectored(&self) -> bool {

@@ -18,6 +18,7 @@ pub async fn put(
         .map_err(|error| ApiError::bad_request(format!("not a tier document: {error}")))?;
     let fenced = context.store.apply_tiers(&tiers, None).await?;
     fenced.map_err(|fenced| ApiError::new(axum::http::StatusCode::CONFLICT, fenced.to_string()))?;
+    context.nudge.notify_one();
     let noted = Noted { outcome: "tiers_applied", ..Noted::default() };
     Ok(noted.on(Json(json!({"success": true, "tiers": tiers, "warnings": warnings}))))
 }

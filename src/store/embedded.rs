@@ -20,14 +20,17 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Drained, Fenced, Fleet,
-        MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
-        Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Departure, Drained,
+        Fenced, Fleet, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released,
+        Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 use crate::metrics::StoreMetrics;
+
+/// Pods that are audited in one step.
+const AUDIT_BATCH: usize = 500;
 
 /// The fleet in this process, in memory or with a journal on disk.
 pub struct Embedded {
@@ -73,24 +76,26 @@ impl Shared {
 
 impl Embedded {
     /// A store that forgets everything when the process ends.
-    pub fn in_memory(tiers: Tiers, metrics: StoreMetrics) -> Self {
+    /// For the time of one lease it believes pods about calls it does not know.
+    pub fn in_memory(tiers: Tiers, lease_ttl: Millis, metrics: StoreMetrics) -> Self {
         let mut state = State::new(tiers);
-        let now = state.now();
-        state.fleet.replay(Change::Began { at: now });
+        state.begin(lease_ttl);
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
         Self { shared, durable: None, writer: Mutex::new(None), metrics }
     }
 
     /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
     /// a journal that does not exist yet; an existing one brings its own.
-    pub fn open(path: &Path, seed: Tiers, metrics: StoreMetrics) -> Result<Self, JournalError> {
+    pub fn open(
+        path: &Path,
+        seed: Tiers,
+        lease_ttl: Millis,
+        metrics: StoreMetrics,
+    ) -> Result<Self, JournalError> {
         let (directory, recovered) = Directory::take(path)?;
         let mut state = State::new(seed);
         match recovered {
-            None => {
-                let now = state.now();
-                state.fleet.replay(Change::Began { at: now });
-            }
+            None => state.begin(lease_ttl),
             Some(recovered) => {
                 if recovered.torn > 0 {
                     tracing::warn!(
@@ -148,6 +153,11 @@ impl State {
     fn new(tiers: Tiers) -> Self {
         let fleet = Fleet::new(tiers, 0);
         Self { fleet, clock: 0, pending: Vec::new(), commit: 0, closing: false }
+    }
+
+    fn begin(&mut self, lease_ttl: Millis) {
+        let trusting_until = self.now() + lease_ttl;
+        self.fleet.replay(Change::Began { trusting_until });
     }
 }
 
@@ -229,9 +239,10 @@ impl Store for Embedded {
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
+        departure: Departure,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<Removed, Fenced>> {
-        self.step("remove_pod", move |fleet, now| fleet.remove_pod(pod, uid, epoch, now))
+        self.step("remove_pod", move |fleet, now| fleet.remove_pod(pod, uid, departure, epoch, now))
     }
 
     fn move_pod<'a>(
@@ -260,8 +271,19 @@ impl Store for Embedded {
         self.step("sweep", move |fleet, now| fleet.sweep(most, now))
     }
 
+    /// In batches, so that requests get in between.
     fn audit(&self) -> Reply<'_, Audited> {
-        self.step("audit", |fleet, _| fleet.audit())
+        Box::pin(async {
+            let names = self.step("pod_names", |fleet, _| fleet.pod_names()).await?;
+            let mut all = Audited::default();
+            for batch in names.chunks(AUDIT_BATCH) {
+                let audited = self.step("audit", move |fleet, _| fleet.audit(batch)).await?;
+                all.pods += audited.pods;
+                all.repaired += audited.repaired;
+                tokio::task::yield_now().await;
+            }
+            Ok(all)
+        })
     }
 
     fn status(&self) -> Reply<'_, Status> {

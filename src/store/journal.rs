@@ -35,8 +35,8 @@ pub enum JournalError {
     )]
     TooNew { path: PathBuf, found: u32 },
     #[error(
-        "{path} is damaged at byte {at}, with intact records behind it: this is not the trace of a \
-         crash. Restore the file, or move it away to begin anew"
+        "{path} is damaged at byte {at}, before its last record: this is not the trace of a crash. \
+         Restore the file, or move it away to begin anew"
     )]
     Damaged { path: PathBuf, at: usize },
     #[error("{path} holds a record at byte {at} that this release does not know: {error}")]
@@ -177,7 +177,7 @@ fn read(bytes: &[u8], path: &Path) -> Result<Recovered, JournalError> {
         recovered.changes.extend(changes);
         at += line.len();
     }
-    if lines.any(|line| payload(line).is_some()) {
+    if lines.next().is_some() {
         return Err(JournalError::Damaged { path: path.to_owned(), at });
     }
     Ok(recovered)
@@ -230,11 +230,13 @@ mod tests {
     }
 
     #[test]
-    fn damage_before_intact_records_is_refused() {
+    fn damage_before_the_last_record_is_refused() {
         let directory = directory("damaged");
         let mut bytes = written(&directory);
         let header = bytes.iter().position(|byte| *byte == b'\n').unwrap();
         bytes[header + 20] ^= 1;
+        let last = bytes.len() - 5;
+        bytes[last] ^= 1;
         assert!(
             matches!(read(&bytes, &directory), Err(JournalError::Damaged { at, .. }) if at == header + 1)
         );

@@ -11,9 +11,9 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Drained, Fenced, MoveRefused,
-        Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
-        Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Departure, Drained, Fenced,
+        MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
+        Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -48,6 +48,7 @@ pub trait Store: Send + Sync + 'static {
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
+        departure: Departure,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<Removed, Fenced>>;
     fn move_pod<'a>(

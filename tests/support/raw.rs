@@ -40,6 +40,8 @@ impl Answer {
 pub struct Connection {
     stream: TcpStream,
     read: Vec<u8>,
+    /// The last request was a HEAD: no body follows.
+    is_head: bool,
 }
 
 impl Connection {
@@ -47,7 +49,7 @@ impl Connection {
         let stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
-        Some(Self { stream, read: Vec::new() })
+        Some(Self { stream, read: Vec::new(), is_head: false })
     }
 
     pub fn open(address: SocketAddr) -> Self {
@@ -83,6 +85,7 @@ impl Connection {
         headers: &[(&str, &str)],
         body: &[u8],
     ) -> Answer {
+        self.is_head = method == "HEAD";
         self.write(&head(method, path, headers, body.len()));
         // A server that has heard enough may stop listening.
         let _ = self.stream.write_all(body);
@@ -94,6 +97,12 @@ impl Connection {
     }
 
     pub fn try_write(&mut self, bytes: &[u8]) -> bool {
+        self.stream.write_all(bytes).is_ok()
+    }
+
+    /// Writes unless the server takes nothing for so long.
+    pub fn try_write_for(&mut self, bytes: &[u8], patience: Duration) -> bool {
+        self.stream.set_write_timeout(Some(patience)).unwrap();
         self.stream.write_all(bytes).is_ok()
     }
 
@@ -111,6 +120,7 @@ impl Connection {
                 let mut answer = Answer { status, headers, body: Vec::new() };
                 let length: usize =
                     answer.header("content-length").map_or(0, |length| length.parse().unwrap());
+                let length = if self.is_head { 0 } else { length };
                 while self.read.len() < end + 4 + length {
                     self.more()?;
                 }

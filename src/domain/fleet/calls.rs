@@ -173,9 +173,9 @@ impl Fleet {
         })
     }
 
-    /// Extends the leases of live calls. For one lease time after the fleet
-    /// began, a pod's word is enough to register a call that nobody knows: the
-    /// store may just have lost it.
+    /// Extends the leases of live calls. For a while after the fleet began, a
+    /// pod's word is enough to register a call that nobody knows: the store may
+    /// just have lost it.
     pub fn renew(&mut self, request: &Renew, now: Millis) -> Renewed {
         let mut renewed = Renewed { until: now + request.lease_ttl, ..Renewed::default() };
         for call in &request.calls {
@@ -193,7 +193,7 @@ impl Fleet {
     }
 
     fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> bool {
-        if now >= self.began + request.lease_ttl {
+        if now >= self.trusting_until || self.ended.contains(call) {
             return false;
         }
         let Some((name, pod)) = request.pod.as_ref().and_then(|name| self.pods.get_key_value(name))

@@ -38,8 +38,8 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Change {
-    /// The fleet began, empty: what came before is not known.
-    Began { at: Millis },
+    /// The fleet began, empty, and believes pods about calls for a while.
+    Began { trusting_until: Millis },
     /// The fencing epoch of the leader's writes rose.
     Epoch { epoch: u64 },
     /// Another tier table is in force.
@@ -88,7 +88,7 @@ impl Fleet {
     /// The facts as the changes that would make them, for a compacted journal.
     pub fn facts(&self) -> Vec<Change> {
         let mut changes = vec![
-            Change::Began { at: self.began },
+            Change::Began { trusting_until: self.trusting_until },
             Change::Epoch { epoch: self.epoch },
             Change::Tiers { tiers: self.tiers.clone() },
         ];
@@ -104,6 +104,10 @@ impl Fleet {
             if pod.draining_until.is_some() {
                 changes.push(Change::Draining { pod: name.clone(), until: pod.draining_until });
             }
+        }
+        // Any time at which we were trusting will do.
+        for call in &self.ended.order {
+            changes.push(Change::Ended { call: call.clone(), at: 0 });
         }
         for (call, facts) in &self.calls {
             changes.push(Change::Call {

@@ -14,7 +14,7 @@ mod properties;
 mod upkeep;
 mod view;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -22,7 +22,7 @@ pub use self::{
     calls::{Allocate, Allocation, CallNotFound, Refusal, Release, Released, Renew, Renewed},
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
-    pods::{Fenced, MoveRefused, Observed, Removed},
+    pods::{Departure, Fenced, MoveRefused, Observed, Removed},
     upkeep::{Audited, Swept},
     view::{CallStatus, PodCall, PodStatus, PoolStatus, Status},
 };
@@ -178,9 +178,39 @@ struct Merchant {
     config: Result<MerchantConfig, Malformed>,
 }
 
+/// The last calls that ended. A renewal that overtakes its own release comes
+/// within moments, so the last few are enough.
+#[derive(Default)]
+struct Ended {
+    order: VecDeque<CallSid>,
+    calls: HashSet<CallSid>,
+}
+
+impl Ended {
+    const MOST: usize = 10_000;
+
+    fn insert(&mut self, call: CallSid) {
+        if self.calls.insert(call.clone()) {
+            self.order.push_back(call);
+        }
+        if self.order.len() > Self::MOST
+            && let Some(oldest) = self.order.pop_front()
+        {
+            self.calls.remove(&oldest);
+        }
+    }
+
+    fn contains(&self, call: &CallSid) -> bool {
+        self.calls.contains(call)
+    }
+}
+
 /// All pods, calls and pools of one router. See the module's own words.
 pub struct Fleet {
-    began: Millis,
+    /// Until then a pod's word is enough for a call that nobody knows.
+    trusting_until: Millis,
+    /// Calls that ended while we were trusting: they must not come back.
+    ended: Ended,
     epoch: u64,
     tiers: Tiers,
     merchants: HashMap<MerchantId, Merchant>,
@@ -194,10 +224,12 @@ pub struct Fleet {
 }
 
 impl Fleet {
-    /// An empty fleet that begins now.
-    pub fn new(tiers: Tiers, now: Millis) -> Self {
+    /// An empty fleet. Until `trusting_until` it believes pods that it may have
+    /// forgotten their calls.
+    pub fn new(tiers: Tiers, trusting_until: Millis) -> Self {
         Self {
-            began: now,
+            trusting_until,
+            ended: Ended::default(),
             epoch: 0,
             tiers,
             merchants: HashMap::new(),
@@ -244,7 +276,7 @@ impl Fleet {
     /// Changes a fact as it was decided before, and derives the views again.
     pub fn replay(&mut self, change: Change) {
         match change {
-            Change::Began { at } => self.began = at,
+            Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
             Change::Tiers { tiers } => {
                 self.tiers = tiers;
@@ -308,7 +340,10 @@ impl Fleet {
                     self.leases.insert((until, call));
                 }
             }
-            Change::Ended { call, .. } => {
+            Change::Ended { call, at } => {
+                if at < self.trusting_until {
+                    self.ended.insert(call.clone());
+                }
                 if let Some(ended) = self.calls.remove(&call) {
                     if let Some(pod) = self.pods.get_mut(&ended.pod) {
                         pod.calls.retain(|other| *other != call);
@@ -381,8 +416,7 @@ impl Fleet {
         if !pod.calls.is_empty() {
             return;
         }
-        let pinned = pod.facts.pin.as_ref().and_then(|step| self.tiers.resolve(step));
-        let home = match (pinned, &pod.tier) {
+        let home = match (self.pinned(pod), &pod.tier) {
             (Some(pin), Some(tier)) if pin == *tier => return,
             (None, Some(tier)) if self.tiers.wants(tier) => return,
             (_, None) if pod.is_leaving() || !pod.facts.ready => return,
@@ -392,6 +426,11 @@ impl Fleet {
         if let Some(pool) = home {
             self.record(Change::Home { pod: name.clone(), pool });
         }
+    }
+
+    /// The pool a pod's labels ask for, if there is such a pool.
+    fn pinned(&self, pod: &Pod) -> Option<Pool> {
+        pod.facts.pin.as_ref().and_then(|step| self.tiers.resolve(step))
     }
 
     fn assigned(&self, pool: &Pool) -> usize {

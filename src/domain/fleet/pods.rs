@@ -1,7 +1,7 @@
 //! Pods come, change, move and go; so do tiers and merchants. These are the
 //! writes of a leader, and carry its epoch.
 
-use super::{Change, EndedCall, Fleet, PodFacts};
+use super::{Change, EndedCall, Fleet, Pod, PodFacts};
 use crate::domain::{
     Millis,
     names::{MerchantId, PodName, Pool},
@@ -26,12 +26,23 @@ pub struct Observed {
     pub pool: Option<Pool>,
 }
 
+/// When a pod is to be forgotten.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Departure {
+    /// It is no more, and its calls are over.
+    Now,
+    /// It leaves, and stays for as long as it has calls.
+    WhenIdle,
+}
+
 /// What became of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     Gone {
         ended: Vec<EndedCall>,
     },
+    /// The pod has calls, and was to go only without.
+    Busy,
     /// No such pod, or another one under its name: nothing was removed.
     NotThere,
 }
@@ -97,17 +108,22 @@ impl Fleet {
         calls.iter().filter_map(|call| self.end(call, now)).collect()
     }
 
-    /// Forgets a pod that has left the cluster, with its calls.
+    /// Forgets a pod that has left, with its calls.
     pub fn remove_pod(
         &mut self,
         name: &PodName,
         uid: &str,
+        departure: Departure,
         epoch: Option<u64>,
         now: Millis,
     ) -> Result<Removed, Fenced> {
         self.fence(epoch)?;
-        if self.pods.get(name).is_none_or(|pod| pod.facts.uid != uid) {
-            return Ok(Removed::NotThere);
+        match self.pods.get(name).filter(|pod| pod.facts.uid == uid) {
+            None => return Ok(Removed::NotThere),
+            Some(pod) if departure == Departure::WhenIdle && !pod.calls.is_empty() => {
+                return Ok(Removed::Busy);
+            }
+            Some(_) => {}
         }
         let ended = self.end_calls_of(name, now);
         self.record(Change::Gone { pod: name.clone() });
@@ -128,7 +144,7 @@ impl Fleet {
         }
         let pod =
             self.pods.get(name).filter(|pod| pod.facts.uid == uid).ok_or(MoveRefused::NotThere)?;
-        if !pod.is_movable() {
+        if !self.is_movable(pod) {
             return Err(MoveRefused::NotIdle);
         }
         if pod.tier.as_ref() != Some(to) {
@@ -141,7 +157,7 @@ impl Fleet {
     pub fn movable_pods(&self, pool: &Pool, most: usize) -> Vec<(PodName, String)> {
         let idle = self.pools.get(pool).into_iter().flat_map(|view| view.open.values());
         idle.filter_map(|name| self.pods.get_key_value(name))
-            .filter(|(_, pod)| pod.is_movable())
+            .filter(|(_, pod)| self.is_movable(pod))
             .map(|(name, pod)| (name.clone(), pod.facts.uid.clone()))
             .take(most)
             .collect()
@@ -173,10 +189,9 @@ impl Fleet {
     pub fn merchant(&self, id: &MerchantId) -> Option<&str> {
         self.merchants.get(id).map(|merchant| merchant.document.as_str())
     }
-}
 
-impl super::Pod {
-    fn is_movable(&self) -> bool {
-        self.calls.is_empty() && self.facts.ready && !self.is_leaving() && self.facts.pin.is_none()
+    /// Idle, in service, and not where a label wants it.
+    fn is_movable(&self, pod: &Pod) -> bool {
+        pod.calls.is_empty() && pod.facts.ready && !pod.is_leaving() && self.pinned(pod).is_none()
     }
 }

@@ -67,6 +67,7 @@ enum Step {
     Remove {
         pod: u8,
         uid: u8,
+        departure: Departure,
     },
     Move {
         pod: u8,
@@ -103,7 +104,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
               prop::option::weighted(0.3, 0..3u64))
             .prop_map(|(pod, uid, ready, terminating, restarts, pin, epoch)| Step::Observe {
                 pod, uid, ready, terminating, restarts, pin, epoch }),
-        1 => (pod(), 0..2u8).prop_map(|(pod, uid)| Step::Remove { pod, uid }),
+        1 => (pod(), 0..2u8, prop::sample::select(vec![Departure::Now, Departure::WhenIdle]))
+            .prop_map(|(pod, uid, departure)| Step::Remove { pod, uid, departure }),
         1 => (pod(), 0..2u8, prop::sample::select(vec!["gold", "basic", "merchant:acme"]))
             .prop_map(|(pod, uid, to)| Step::Move { pod, uid, to: to.into() }),
         1 => (0..TABLES.len()).prop_map(|table| Step::Tiers { table }),
@@ -131,6 +133,10 @@ fn call(index: u8) -> CallSid {
 #[derive(Default)]
 struct Witness {
     calls: BTreeMap<CallSid, PodName>,
+    /// Until when each call was promised its pod.
+    leases: BTreeMap<CallSid, Millis>,
+    /// Calls that ended and did not ask again.
+    over: BTreeSet<CallSid>,
     /// Acknowledged drains: none of them may be given a call before this time.
     drains: BTreeMap<PodName, Millis>,
     seen: BTreeMap<PodName, PodFacts>,
@@ -144,11 +150,23 @@ impl Witness {
     fn end(&mut self, ended: &[EndedCall]) {
         for ended in ended {
             assert_eq!(
-                self.calls.remove(&ended.call).as_ref(),
+                self.forget(&ended.call).as_ref(),
                 Some(&ended.pod),
                 "ended a call that was not live"
             );
         }
+    }
+
+    fn forget(&mut self, call: &CallSid) -> Option<PodName> {
+        self.leases.remove(call);
+        self.over.insert(call.clone());
+        self.calls.remove(call)
+    }
+
+    fn begin(&mut self, call: CallSid, pod: PodName, now: Millis) {
+        self.over.remove(&call);
+        self.leases.insert(call.clone(), now + LEASE);
+        self.calls.insert(call, pod);
     }
 
     fn allocated(&mut self, sid: CallSid, got: &Allocation, fleet: &Fleet, now: Millis) {
@@ -176,7 +194,7 @@ impl Witness {
             Some(_) => assert_eq!(others, 0, "I1: {} already has a call", got.pod),
             None => panic!("{} was drawn from a pool that is no more", got.pod),
         }
-        self.calls.insert(sid, got.pod.clone());
+        self.begin(sid, got.pod.clone(), now);
     }
 
     fn agrees(&self, fleet: &Fleet) {
@@ -241,9 +259,10 @@ fn views_follow_from_facts(fleet: &Fleet) {
 
 fn live(steps: Vec<Step>) {
     let mut now = 1_000_000;
-    let mut fleet = Fleet::new(table(0), now);
+    let trusting_until = now + 5 * LEASE;
+    let mut fleet = Fleet::new(table(0), trusting_until);
     fleet.keep_changes();
-    let mut journal = vec![Change::Began { at: now }, Change::Tiers { tiers: table(0) }];
+    let mut journal = vec![Change::Began { trusting_until }, Change::Tiers { tiers: table(0) }];
     let mut witness = Witness::default();
     for step in steps {
         step_once(&mut fleet, &mut witness, &mut now, step);
@@ -311,7 +330,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 "I6"
             );
             if theirs.is_some() {
-                witness.calls.remove(&request.call);
+                witness.forget(&request.call);
             }
         }
         Step::Renew { calls, pod: on } => {
@@ -321,6 +340,11 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 lease_ttl: LEASE,
             };
             let renewed = fleet.renew(&request, *now);
+            for call in request.calls.iter().filter(|call| !renewed.unknown.contains(call)) {
+                if let Some(lease) = witness.leases.get_mut(call) {
+                    *lease = *now + LEASE;
+                }
+            }
             for sid in renewed.adopted {
                 let on = request.pod.clone().unwrap();
                 let cap =
@@ -329,7 +353,9 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                         _ => 1,
                     };
                 assert!(witness.calls_on(&on) < cap, "I1, I3: adopted beyond the cap");
-                assert!(witness.calls.insert(sid, on).is_none(), "I2: adopted a live call");
+                assert!(!witness.calls.contains_key(&sid), "I2: adopted a live call");
+                assert!(!witness.over.contains(&sid), "an ended call came back");
+                witness.begin(sid, on, *now);
             }
         }
         Step::Drain { pod: name, ttl } => {
@@ -368,10 +394,11 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 Err(fenced) => assert!(epoch.unwrap() < fenced.current),
             }
         }
-        Step::Remove { pod: name, uid } => {
+        Step::Remove { pod: name, uid, departure } => {
             if let Ok(Removed::Gone { ended }) =
-                fleet.remove_pod(&pod(name), &format!("u{uid}"), None, *now)
+                fleet.remove_pod(&pod(name), &format!("u{uid}"), departure, None, *now)
             {
+                assert!(ended.is_empty() || departure == Departure::Now, "a call was cut");
                 witness.end(&ended);
                 witness.drains.remove(&pod(name));
                 witness.seen.remove(&pod(name));
@@ -387,15 +414,25 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             fleet.set_merchant(&format!("m{merchant}").parse().unwrap(), MERCHANTS[document]);
         }
         Step::Sweep { most } => {
-            let due = fleet.leases.iter().filter(|(until, _)| *until <= *now).count();
+            let due = witness.leases.values().filter(|until| **until <= *now).count();
             let swept = fleet.sweep(most, *now);
-            assert_eq!(swept.expired.len(), due.min(most));
+            assert_eq!(
+                swept.expired.len(),
+                due.min(most),
+                "leases end when they should, and not before"
+            );
+            for ended in &swept.expired {
+                assert!(witness.leases[&ended.call] <= *now, "I7: a lease ended early");
+            }
             witness.end(&swept.expired);
             for name in swept.undrained {
                 assert!(witness.drains.remove(&name).unwrap() <= *now, "I5: a drain ended early");
             }
         }
-        Step::Audit => assert_eq!(fleet.audit().repaired, 0, "a view was out of line"),
+        Step::Audit => {
+            let names = fleet.pod_names();
+            assert_eq!(fleet.audit(&names).repaired, 0, "a view was out of line");
+        }
         Step::Wait { ms } => *now += ms,
     }
 }
