@@ -1,6 +1,6 @@
 //! How the parts are put together, and in which order they stop.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::{Context as _, bail};
 use axum::Router;
@@ -12,17 +12,20 @@ use crate::{
     config::{Config, PodSource, StoreConfig},
     control::{Control, FollowedFile, PodFeed, pod_list},
     http::{
-        self, Context, Lifecycle,
+        self, Context,
         server::{Patience, serve},
     },
+    lifecycle::Lifecycle,
     metrics::Metrics,
-    store::{Embedded, Store},
+    store::{Embedded, Redis, RedisConfig, Store},
     telephony::WsUrls,
 };
 
 /// How long we go on accepting requests once we say that we are not ready: who
 /// has not heard it yet shall not meet a closed door.
 const FAREWELL: Duration = Duration::from_millis(500);
+/// How long the start waits for Redis before it goes on without.
+const FIRST_CONTACT: Duration = Duration::from_secs(2);
 /// How long agents may take to let go of their calls at the end.
 const AGENTS_FINISH: Duration = Duration::from_secs(5);
 
@@ -44,10 +47,10 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let listener = bind("HTTP_PORT", config.http.api).await?;
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
-    let store = open_store(&config, &metrics)?;
-    warn_about(&config, store.as_ref()).await;
     let nudge = Arc::new(Notify::new());
-    let lifecycle = Lifecycle::default();
+    let store = open_store(&config, &metrics, &nudge).await?;
+    warn_about(&config, store.as_ref()).await;
+    let lifecycle = Arc::new(Lifecycle::default());
     let stopping = lifecycle.stopping.clone();
     let context = Arc::new(Context {
         store: store.clone(),
@@ -56,7 +59,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
-        lifecycle,
+        lifecycle: lifecycle.clone(),
     });
 
     let simulated = config.pods == PodSource::Simulated;
@@ -64,15 +67,16 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let control = Arc::new(Control {
         store: store.clone(),
         metrics: metrics.clone(),
-        stopping: stopping.clone(),
+        lifecycle,
         nudge,
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
     });
     // Without a Lease every replica does the leader's work.
     metrics.leader.set(1);
-    control.reconcile(&feed).await?;
-    context.lifecycle.store_reached();
+    if let Err(error) = control.reconcile(&feed).await {
+        tracing::error!(%error, "starting without the store; not ready until it is there");
+    }
 
     let agents =
         simulated.then(|| Agents::new(store, metrics, config.ttls.lease, stopping.clone()));
@@ -123,7 +127,11 @@ async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener
         .with_context(|| format!("{variable}={}: cannot listen on {address}", address.port()))
 }
 
-fn open_store(config: &Config, metrics: &Metrics) -> anyhow::Result<Arc<dyn Store>> {
+async fn open_store(
+    config: &Config,
+    metrics: &Metrics,
+    nudge: &Arc<Notify>,
+) -> anyhow::Result<Arc<dyn Store>> {
     let (tiers, lease, metrics) = (config.tiers.clone(), config.ttls.lease, metrics.store.clone());
     match &config.store {
         StoreConfig::Memory => {
@@ -136,9 +144,22 @@ fn open_store(config: &Config, metrics: &Metrics) -> anyhow::Result<Arc<dyn Stor
             let store = Embedded::open(path, tiers, lease, metrics);
             Ok(Arc::new(store.with_context(|| format!("DATA_DIR={}", path.display()))?))
         }
-        StoreConfig::Redis { .. } => bail!(
-            "REDIS_URL: this release has no Redis store yet; unset it to use the embedded one"
-        ),
+        StoreConfig::Redis { url, key_prefix, ca_file } => {
+            let read = |path: &PathBuf| {
+                std::fs::read(path).with_context(|| format!("REDIS_CA_FILE={}", path.display()))
+            };
+            let authority = ca_file.as_ref().map(read).transpose()?;
+            let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
+            let nudge = nudge.clone();
+            let config = RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics };
+            let redis =
+                Redis::start(config).map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
+            redis
+                .first_contact(FIRST_CONTACT)
+                .await
+                .map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
+            Ok(redis)
+        }
     }
 }
 

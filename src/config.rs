@@ -52,7 +52,7 @@ impl ConfigError {
 pub enum StoreConfig {
     Memory,
     Journal(PathBuf),
-    Redis { url: String, key_prefix: String },
+    Redis { url: String, key_prefix: String, ca_file: Option<PathBuf> },
 }
 
 /// Where the pods come from.
@@ -193,6 +193,7 @@ impl Config {
         };
         vec![
             ("REDIS_URL", s.redis_url.as_deref().map(without_password).unwrap_or_default()),
+            ("REDIS_CA_FILE", path(&s.redis_ca_file)),
             ("KEY_PREFIX", s.key_prefix.clone()),
             ("DATA_DIR", path(&s.data_dir)),
             ("PODS", text(&s.pods)),
@@ -235,9 +236,11 @@ fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
             without_password(url),
             "either REDIS_URL or DATA_DIR, not both",
         )),
-        (Some(url), None) => {
-            Ok(StoreConfig::Redis { url: url.clone(), key_prefix: settings.key_prefix.clone() })
-        }
+        (Some(url), None) => Ok(StoreConfig::Redis {
+            url: url.clone(),
+            key_prefix: settings.key_prefix.clone(),
+            ca_file: settings.redis_ca_file.clone(),
+        }),
         (None, Some(path)) => Ok(StoreConfig::Journal(path.clone())),
         (None, None) => Ok(StoreConfig::Memory),
     }

@@ -8,6 +8,7 @@ pub mod config;
 pub mod control;
 pub mod domain;
 pub mod http;
+pub mod lifecycle;
 pub mod logging;
 pub mod metrics;
 pub mod store;

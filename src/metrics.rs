@@ -76,6 +76,13 @@ impl StoreMetrics {
     }
 }
 
+impl StoreMetrics {
+    /// Notes that an operation failed.
+    pub fn failed(&self, operation: &'static str) {
+        self.errors.get_or_create(&Operation { operation }).inc();
+    }
+}
+
 impl Default for StoreMetrics {
     fn default() -> Self {
         Self {

@@ -15,6 +15,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "URL", value_parser = values::redis_url)]
     pub redis_url: Option<String>,
 
+    /// Certificate authority to trust for rediss://, besides the system's (PEM)
+    #[arg(long, env, value_name = "PATH")]
+    pub redis_ca_file: Option<PathBuf>,
+
     /// What every Redis key begins with; {voice}: puts all keys in one cluster slot
     #[arg(long, env, value_name = "TEXT", default_value = "voice:", value_parser = values::key_prefix)]
     pub key_prefix: String,

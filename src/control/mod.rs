@@ -11,10 +11,10 @@ use tokio::{
     sync::Notify,
     time::{Interval, MissedTickBehavior},
 };
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tokio_util::task::TaskTracker;
 
 pub use self::pods::{FollowedFile, PodFeed};
-use crate::{metrics::Metrics, store::Store};
+use crate::{lifecycle::Lifecycle, metrics::Metrics, store::Store};
 
 /// How often overdue leases and drains are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -23,7 +23,7 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 pub struct Control {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
-    pub stopping: CancellationToken,
+    pub lifecycle: Arc<Lifecycle>,
     /// Told when something has changed that the pods should follow at once.
     pub nudge: Arc<Notify>,
     pub cleanup_interval: Duration,
@@ -52,7 +52,7 @@ impl Control {
             tracing::error!(name, "a loop panicked; starting it again");
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
-                () = self.stopping.cancelled() => return,
+                () = self.lifecycle.stopping.cancelled() => return,
             }
         }
     }
@@ -75,7 +75,7 @@ impl Control {
     async fn goes_on(&self, ticks: &mut Interval) -> bool {
         tokio::select! {
             _ = ticks.tick() => true,
-            () = self.stopping.cancelled() => false,
+            () = self.lifecycle.stopping.cancelled() => false,
         }
     }
 }

@@ -136,6 +136,7 @@ impl Control {
             }
         }
         self.rebalance(&tiers).await?;
+        self.lifecycle.store_reached();
         Ok(leaving)
     }
 

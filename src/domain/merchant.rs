@@ -69,6 +69,12 @@ impl TryFrom<String> for Step {
 #[error("{0}")]
 pub struct Malformed(String);
 
+impl Malformed {
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
 /// A merchant's document, read.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MerchantConfig {

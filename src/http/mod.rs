@@ -18,13 +18,7 @@ mod status;
 mod tiers;
 mod webhooks;
 
-use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use axum::{
     Router,
@@ -34,11 +28,11 @@ use axum::{
     routing::{get, post},
 };
 use tokio::sync::Notify;
-use tokio_util::sync::CancellationToken;
 
 pub use self::reply::{ApiError, Noted};
 use crate::{
     config::Ttls,
+    lifecycle::Lifecycle,
     metrics::Metrics,
     store::Store,
     telephony::{Provider, WsUrls},
@@ -53,28 +47,10 @@ pub struct Context {
     pub read_timeout: Duration,
     /// Tells the pods' loop that the tiers have changed.
     pub nudge: Arc<Notify>,
-    pub lifecycle: Lifecycle,
+    pub lifecycle: Arc<Lifecycle>,
 }
 
 pub type Shared = State<Arc<Context>>;
-
-/// How far the process is in its life.
-#[derive(Debug, Default)]
-pub struct Lifecycle {
-    reached: AtomicBool,
-    pub stopping: CancellationToken,
-}
-
-impl Lifecycle {
-    /// The store has answered for the first time.
-    pub fn store_reached(&self) {
-        self.reached.store(true, Ordering::Relaxed);
-    }
-
-    fn is_ready(&self) -> bool {
-        self.reached.load(Ordering::Relaxed) && !self.stopping.is_cancelled()
-    }
-}
 
 /// The whole API. `agents` are the routes of simulated agents, if there are any.
 pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
@@ -150,7 +126,7 @@ impl Context {
             ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
-            lifecycle: Lifecycle::default(),
+            lifecycle: Arc::default(),
         })
     }
 }

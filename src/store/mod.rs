@@ -3,10 +3,15 @@
 
 mod embedded;
 mod journal;
+mod redis;
 
 use std::{future::Future, pin::Pin};
 
-pub use self::{embedded::Embedded, journal::JournalError};
+pub use self::{
+    embedded::Embedded,
+    journal::JournalError,
+    redis::{Redis, RedisConfig},
+};
 use crate::domain::{
     Millis,
     assign::Stock,
@@ -24,6 +29,8 @@ use crate::domain::{
 pub enum StoreError {
     #[error("the store cannot be reached: {0}")]
     Unavailable(String),
+    #[error("the store refused: {0}")]
+    Failed(String),
 }
 
 /// The answer of a store, on its way.

@@ -1,0 +1,134 @@
+#!lua
+-- Gives a call a pod, or says again which one it has.
+-- ARGV[3..7]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt
+-- Replies: {existing, now, pod, source pool, tried}
+--          {new, now, pod, source pool, tried, why the merchant's document is malformed}
+--          {refused, now, tried, why malformed}   {lost, now}: the store is empty   {late, now}
+-- include: base
+-- include: pod
+local call, merchant, lease, life, attempt = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local call_key = P .. 'call:' .. call
+local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried')
+if record[1] then
+  -- Whoever asks now is the one who knows: an earlier attempt can't take it back.
+  redis.call('HSET', call_key, 'attempt', attempt)
+  return {'existing', now, record[1], record[2] or '', record[3] or ''}
+end
+local default_chain = read('HGET', P .. 'tiers', ':chain')
+if not default_chain then return {'lost', now} end
+
+local function is_name(text)
+  return type(text) == 'string' and #text >= 1 and #text <= 64
+    and not string.find(text, '[^%w._-]') and text ~= '.' and text ~= '..'
+end
+
+local function is_step(text)
+  return is_name(text) or type(text) == 'string' and is_name(merchant_of(text))
+end
+
+-- The steps of a merchant's document, or nil and what is wrong with it. No steps
+-- and nothing wrong means the default chain.
+local function merchant_steps(document)
+  if #document > 4096 then return nil, 'longer than 4096 bytes' end
+  if not string.find(document, '^%s*{') then return nil, 'not a JSON object' end
+  local ok, fields = pcall(cjson.decode, document)
+  if not ok then return nil, 'not JSON' end
+  local function given(name)
+    local value = fields[name]
+    if value == cjson.null then return nil end
+    return value
+  end
+  local pool, fallback, only = given('pool'), given('fallback'), given('dedicated_only')
+  if pool == '' then pool = nil end
+  if pool ~= nil and not is_name(pool) then return nil, 'pool: expected a name' end
+  if only ~= nil and type(only) ~= 'boolean' then return nil, 'dedicated_only: expected true or false' end
+  local steps = {}
+  if pool then steps[1] = 'merchant:' .. pool end
+  if fallback ~= nil then
+    -- An empty object looks like an empty list once it is decoded.
+    if type(fallback) ~= 'table' or string.find(document, '"fallback"%s*:%s*{') then
+      return nil, 'fallback: expected a list'
+    end
+    if #fallback > 16 then return nil, 'fallback: more than 16 steps' end
+    for _, step in ipairs(fallback) do
+      if not is_step(step) then return nil, 'fallback: expected names' end
+    end
+  end
+  if only then return steps end
+  if fallback == nil or #fallback == 0 then return steps, nil, true end
+  for _, step in ipairs(fallback) do steps[#steps + 1] = step end
+  return steps
+end
+
+-- The steps to take: {step, tier, kind}; tier and kind are nil where unknown.
+local steps, malformed = {}, ''
+local then_default = true
+local document = merchant ~= '' and read('HGET', P .. 'merchant:config', merchant)
+if document then
+  local own, wrong, goes_on = merchant_steps(document)
+  malformed = wrong or ''
+  then_default = own == nil or goes_on == true
+  for _, step in ipairs(own or {}) do
+    local tier = step
+    if not merchant_of(step) then
+      local found = entry(step)
+      tier = found and (found.kind == 'dedicated' and 'merchant:' .. step or step)
+    end
+    steps[#steps + 1] = {step = step, tier = tier, kind = tier and kind_of(tier)}
+  end
+end
+if then_default then
+  for name, kind, cap, strategy in string.gmatch(default_chain, '(%S+)=(%a+):(%d+):(%a+)') do
+    local found = {kind = kind, cap = tonumber(cap), strategy = strategy}
+    entries[name] = entries[name] or found
+    steps[#steps + 1] = {step = name, tier = name, kind = found}
+  end
+end
+
+-- A pod of a pool that takes the call; nil and why there is none.
+local function draw(tier, kind)
+  local key = available_key(tier)
+  local function try(pods)
+    if type(pods) ~= 'table' or pods.err then return nil end
+    for _, pod in ipairs(pods) do
+      local f = facts_of(pod)
+      local room = f and f.calls < (kind.kind == 'shared' and kind.cap or 1)
+      if room and f.tier == tier and serving(f) then return f end
+    end
+  end
+  local found
+  if kind.kind ~= 'shared' then
+    found = try(redis.pcall('SRANDMEMBER', key, 1)) or try(redis.pcall('SRANDMEMBER', key, 16))
+  elseif kind.strategy == 'pack' then
+    found = try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 0, 1))
+      or try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 1, 16))
+  else
+    found = try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 0, 1))
+      or try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 1, 16))
+  end
+  if found then return found end
+  local out = out_key(tier)
+  if redis.call('SCARD', assigned_key(tier)) > redis.call('ZCARD', out) then return nil, 'at_capacity' end
+  if redis.call('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
+  return nil, 'empty'
+end
+
+local tried = {}
+for _, step in ipairs(steps) do
+  local f, reason
+  if step.kind then f, reason = draw(step.tier, step.kind) else reason = 'unknown' end
+  if f then
+    local deadline, at, pool = now + lease, tostring(math.floor(now / 1000)), source_pool(step.tier)
+    local told = table.concat(tried, ' ')
+    redis.call('ZADD', P .. 'calls', deadline, call)
+    redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
+    redis.call('HSET', call_key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', merchant,
+      'allocated_at', at, 'at', now, 'tried', told, 'attempt', attempt)
+    redis.call('PEXPIRE', call_key, life + SLACK)
+    f.calls = f.calls + 1
+    place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
+    return {'new', now, f.pod, pool, told, malformed}
+  end
+  tried[#tried + 1] = step.step .. '=' .. reason
+end
+return {'refused', now, table.concat(tried, ' '), malformed}

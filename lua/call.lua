@@ -1,0 +1,9 @@
+#!lua flags=no-writes
+-- Where a call is, since when, and why there.
+-- ARGV[3]: call
+-- Replies: {call, now, pod, source pool, merchant, at, deadline, tried}   {not_found, now}
+-- include: base
+local record = read('HMGET', P .. 'call:' .. ARGV[3], 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried')
+if not record[1] then return {'not_found', now} end
+local deadline = read('ZSCORE', P .. 'calls', ARGV[3]) or '0'
+return {'call', now, record[1], record[2] or '', record[3] or '', record[4] or '0', deadline, record[5] or ''}

@@ -1,0 +1,186 @@
+-- pod: the facts of a pod, and the one place that derives its views from them.
+
+-- The facts that views follow from; nil if the pod is not known.
+local function facts_of(pod)
+  local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
+  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'ready', 'terminating', 'pin')
+  if not fields[1] then return nil end
+  return {
+    pod = pod,
+    tier = strings[1] or nil,
+    draining = strings[2] and true or false,
+    uid = fields[1],
+    ready = fields[2] == '1',
+    terminating = fields[3] == '1',
+    pin = fields[4] or '',
+    calls = read('ZCARD', P .. 'pod:calls:' .. pod),
+  }
+end
+
+local function leaving(f)
+  return f.draining or f.terminating
+end
+
+local function serving(f)
+  return f.ready and not leaving(f)
+end
+
+-- Reads the table's entry for a pod's pool, and with it until when we trust.
+local function read_table(f)
+  entry(f.tier and (merchant_of(f.tier) or f.tier) or '')
+end
+
+-- The views that follow from a pod's calls: its place among the available, its
+-- lease, its status. `only` is its one call, where the script knows it.
+local function place_calls(f, only)
+  local kind = f.tier and kind_of(f.tier)
+  if kind then
+    local key = available_key(f.tier)
+    if kind.kind == 'shared' then
+      if serving(f) then view('ZADD', key, f.calls, f.pod) else view('ZREM', key, f.pod) end
+    elseif serving(f) and f.calls == 0 then
+      view('SADD', key, f.pod)
+    else
+      view('SREM', key, f.pod)
+    end
+  end
+  local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or 'available'
+  if f.calls == 0 then
+    redis.call('DEL', P .. 'lease:' .. f.pod)
+    redis.call('HSET', P .. 'pod:' .. f.pod, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
+    return
+  end
+  if not only then
+    local last = redis.call('ZREVRANGE', P .. 'pod:calls:' .. f.pod, 0, 0, 'WITHSCORES')
+    local record = redis.call('HMGET', P .. 'call:' .. last[1], 'allocated_at', 'source_pool')
+    only = {call = last[1], deadline = tonumber(last[2]), at = record[1] or '', pool = record[2] or ''}
+  end
+  redis.call('SET', P .. 'lease:' .. f.pod, only.call, 'PX', math.max(1, only.deadline - now) + SLACK)
+  redis.call('HSET', P .. 'pod:' .. f.pod, 'status', status, 'allocated_call_sid', only.call,
+    'allocated_at', only.at, 'source_pool', only.pool)
+end
+
+-- The views that follow from a pod's pool and service.
+local function place_service(f)
+  if not f.tier then return end
+  view('SADD', assigned_key(f.tier), f.pod)
+  if serving(f) then
+    view('ZREM', out_key(f.tier), f.pod)
+  else
+    view('ZADD', out_key(f.tier), leaving(f) and 1 or 2, f.pod)
+  end
+end
+
+-- All views of a pod.
+local function place(f)
+  place_service(f)
+  place_calls(f)
+end
+
+-- Takes a pod out of a view, whatever type the view has.
+local function drop(key, pod)
+  local kind = redis.call('TYPE', key).ok
+  if kind == 'set' then redis.call('SREM', key, pod) end
+  if kind == 'zset' then redis.call('ZREM', key, pod) end
+end
+
+-- Takes a pod out of all views of its pool.
+local function unplace(f)
+  if not f.tier then return end
+  drop(assigned_key(f.tier), f.pod)
+  drop(out_key(f.tier), f.pod)
+  drop(available_key(f.tier), f.pod)
+end
+
+-- Gives a pod a pool; place must follow.
+local function set_home(f, tier)
+  unplace(f)
+  f.tier = tier
+  redis.call('SET', P .. 'pod:tier:' .. f.pod, tier)
+  redis.call('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
+  redis.call('SADD', P .. 'pools', tier)
+end
+
+-- The pool a pod's label asks for, if there is such a pool.
+local function pinned(f)
+  if f.pin == '' or merchant_of(f.pin) then return f.pin ~= '' and f.pin or nil end
+  local found = entry(f.pin)
+  if not found then return nil end
+  return found.kind == 'dedicated' and 'merchant:' .. f.pin or f.pin
+end
+
+-- The pool for a pod that has none: a merchant pool below its target, else the
+-- first tier of the chain below its target, else the last of the chain.
+local function home()
+  local fields = redis.call('HGETALL', P .. 'tiers')
+  local tiers, names, chain = {}, {}, ''
+  for i = 1, #fields, 2 do
+    if fields[i] == ':chain' then
+      chain = fields[i + 1]
+    elseif string.sub(fields[i], 1, 1) ~= ':' then
+      tiers[fields[i]] = parse_entry(fields[i + 1])
+      names[#names + 1] = fields[i]
+    end
+  end
+  local function below(tier, target)
+    return redis.call('SCARD', assigned_key(tier)) < target
+  end
+  table.sort(names)
+  for _, name in ipairs(names) do
+    if tiers[name].kind == 'dedicated' and below('merchant:' .. name, tiers[name].target) then
+      return 'merchant:' .. name
+    end
+  end
+  local last
+  for name in string.gmatch(chain, '(%S+)=') do
+    if below(name, tiers[name].target) then return name end
+    last = name
+  end
+  return last
+end
+
+-- Gives an idle pod the pool it should be in. A pod gets its first pool when it
+-- is first in service; a busy one keeps what it has. Answers whether it moved.
+local function settle(f)
+  if f.calls > 0 then return false end
+  local pin = pinned(f)
+  if f.tier and (pin == f.tier or not pin and wanted(f.tier)) then return false end
+  if not f.tier and not serving(f) then return false end
+  local tier = pin or home()
+  if not tier then return false end
+  set_home(f, tier)
+  return true
+end
+
+-- Settles and places a pod whose calls have changed.
+local function resettle(f)
+  if settle(f) then place(f) else place_calls(f) end
+end
+
+-- Ends a call: its record, its lease, its places in the indexes. `f` is its pod,
+-- if that is known.
+local function end_call(f, call)
+  redis.call('ZREM', P .. 'calls', call)
+  redis.call('DEL', P .. 'call:' .. call)
+  if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then
+    f.calls = f.calls - 1
+  end
+  if now < trusting_until then
+    redis.call('ZADD', P .. 'ended', now, call)
+    redis.call('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
+    redis.call('PEXPIRE', P .. 'ended', trusting_until - now)
+  end
+end
+
+-- Ends all calls of a pod: call, source pool and how long it lasted, of each.
+local function end_calls(f)
+  local ended = {}
+  for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)) do
+    local record = redis.call('HMGET', P .. 'call:' .. call, 'source_pool', 'at')
+    ended[#ended + 1] = call
+    ended[#ended + 1] = record[1] or ''
+    ended[#ended + 1] = now - tonumber(record[2] or now)
+    end_call(f, call)
+  end
+  return ended
+end

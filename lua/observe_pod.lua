@@ -1,0 +1,32 @@
+#!lua
+-- Takes note of a pod as it is now. Another UID, or a restarted agent, means that
+-- the calls on it are over.
+-- ARGV[3..10]: epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
+-- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}
+-- include: base
+-- include: pod
+-- include: fence
+local pod, uid, address, ready, terminating, restarts, pin =
+  ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+local f = facts_of(pod)
+local joined, ended = f == nil, {}
+if f then
+  read_table(f)
+  -- A pod adopted from the older router has no UID yet.
+  local replaced = f.uid ~= '' and f.uid ~= uid
+  local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0)
+  if replaced or f.uid ~= '' and before < tonumber(restarts) then ended = end_calls(f) end
+  if replaced and f.draining then
+    redis.call('ZREM', P .. 'draining', pod)
+    redis.call('DEL', P .. 'pod:draining:' .. pod)
+    f.draining = false
+  end
+  joined = replaced
+end
+redis.call('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
+  'terminating', terminating, 'restarts', restarts, 'pin', pin)
+f = facts_of(pod)
+redis.call('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
+settle(f)
+place(f)
+return {'observed', now, joined and 1 or 0, f.tier or '', ended}

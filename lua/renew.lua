@@ -1,0 +1,52 @@
+#!lua flags=allow-oom
+-- Extends the leases of calls. For a while after the store began, a pod's word
+-- is enough to register a call that nobody knows.
+-- ARGV[3..5]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
+-- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}}
+-- include: base
+-- include: pod
+local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+local deadline = now + lease
+local unknown, registered, touched = {}, {}, {}
+
+-- Whether a call that nobody knows can be registered on the pod that has it.
+local function adopt(call)
+  if speaker == '' then return false end
+  local f = touched[speaker] or facts_of(speaker)
+  if not f then return false end
+  read_table(f)
+  if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return false end
+  if not f.tier then
+    local tier = home()
+    if not tier then return false end
+    set_home(f, tier)
+    place_service(f)
+  end
+  local kind = kind_of(f.tier)
+  if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return false end
+  redis.call('ZADD', P .. 'calls', deadline, call)
+  redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
+  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', source_pool(f.tier),
+    'merchant_id', '', 'allocated_at', math.floor(now / 1000), 'at', now, 'tried', '', 'attempt', '')
+  redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+  f.calls = f.calls + 1
+  touched[speaker] = f
+  return true
+end
+
+for i = 6, #ARGV do
+  local call = ARGV[i]
+  local pod = read('HGET', P .. 'call:' .. call, 'pod_name')
+  if pod and (speaker == '' or speaker == pod) then
+    redis.call('ZADD', P .. 'calls', deadline, call)
+    redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
+    redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+    touched[pod] = touched[pod] or facts_of(pod)
+  elseif not pod and adopt(call) then
+    registered[#registered + 1] = call
+  else
+    unknown[#unknown + 1] = call
+  end
+end
+for _, f in pairs(touched) do place_calls(f) end
+return {'renewed', now, deadline, unknown, registered}

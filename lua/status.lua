@@ -1,0 +1,15 @@
+#!lua flags=no-writes
+-- How all pools stand, in time that does not grow with pods or calls.
+-- Replies: {status, now, live calls, {tier table: field, value, ...}, {tier, assigned, available, leaving, not ready, ...}}
+-- include: base
+local pools = {}
+for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
+  local key = available_key(tier)
+  local kind = redis.call('TYPE', key).ok
+  pools[#pools + 1] = tier
+  pools[#pools + 1] = read('SCARD', assigned_key(tier))
+  pools[#pools + 1] = kind == 'set' and redis.call('SCARD', key) or kind == 'zset' and redis.call('ZCARD', key) or 0
+  pools[#pools + 1] = read('ZCOUNT', out_key(tier), 1, 1)
+  pools[#pools + 1] = read('ZCOUNT', out_key(tier), 2, 2)
+end
+return {'status', now, read('ZCARD', P .. 'calls'), read('HGETALL', P .. 'tiers'), pools}

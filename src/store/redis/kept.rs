@@ -1,0 +1,56 @@
+//! What has to be done once Redis is back: releases that nobody will repeat, and
+//! allocations that may have happened although their callers were refused.
+
+use std::collections::VecDeque;
+
+use crate::domain::{fleet::Release, names::CallSid};
+
+/// So many are kept; then the oldest go. A lease ends what is lost here.
+const MOST: usize = 100_000;
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Debt {
+    Release(Release),
+    /// Ends the call if it still stems from this attempt.
+    Doubt {
+        call: CallSid,
+        attempt: String,
+    },
+}
+
+#[derive(Debug, Default)]
+pub struct Kept {
+    debts: VecDeque<Debt>,
+    pub dropped: u64,
+}
+
+impl Kept {
+    pub fn release(&mut self, release: Release) {
+        self.push(Debt::Release(release));
+    }
+
+    pub fn doubt(&mut self, call: CallSid, attempt: String) {
+        self.push(Debt::Doubt { call, attempt });
+    }
+
+    fn push(&mut self, debt: Debt) {
+        if self.debts.len() == MOST {
+            self.debts.pop_front();
+            self.dropped += 1;
+        }
+        self.debts.push_back(debt);
+    }
+
+    pub fn first(&self) -> Option<Debt> {
+        self.debts.front().cloned()
+    }
+
+    /// The first debt is paid.
+    pub fn paid(&mut self) {
+        self.debts.pop_front();
+    }
+
+    pub fn len(&self) -> usize {
+        self.debts.len()
+    }
+}

@@ -1,0 +1,281 @@
+//! The line to Redis: one multiplexed connection, found again when it is lost;
+//! one retry; and a circuit breaker that answers at once while Redis is out.
+
+use std::{
+    sync::{
+        Mutex, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicI64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use redis::{RedisError, Value, aio::MultiplexedConnection};
+use tokio::{sync::Notify, time::timeout_at};
+
+use super::{address::Address, reply::Reply, scripts::Script};
+use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
+
+/// All that a request may take, both tries and the way to a new connection.
+const BUDGET: Duration = Duration::from_millis(750);
+/// What the first try may take of it.
+const FIRST_TRY: Duration = Duration::from_millis(400);
+
+/// Whether a script may still do its work after its caller has given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Timeliness {
+    /// Only as long as its caller waits.
+    InTime,
+    /// At any time: what it does is right whenever it happens.
+    Whenever,
+}
+
+/// What became of a script.
+pub enum Failure {
+    /// It did not run.
+    NotRun(StoreError),
+    /// Nobody knows whether it ran.
+    Unknown(StoreError),
+}
+
+impl From<Failure> for StoreError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotRun(error) | Failure::Unknown(error) => error,
+        }
+    }
+}
+
+pub struct Link {
+    address: Address,
+    prefix: String,
+    /// Any key of ours: it tells a cluster where the scripts belong.
+    routing_key: String,
+    current: RwLock<Option<MultiplexedConnection>>,
+    connecting: tokio::sync::Mutex<()>,
+    /// Where a cluster said the keys are.
+    moved: Mutex<Option<(String, u16)>>,
+    started: Instant,
+    /// Redis's clock minus ours (ms).
+    offset: AtomicI64,
+    is_open: AtomicBool,
+    /// Told when the circuit opens.
+    pub opened: Notify,
+    metrics: StoreMetrics,
+}
+
+impl Link {
+    pub fn new(address: Address, prefix: &str, metrics: StoreMetrics) -> Self {
+        Self {
+            address,
+            prefix: prefix.into(),
+            routing_key: format!("{prefix}calls"),
+            current: RwLock::new(None),
+            connecting: tokio::sync::Mutex::new(()),
+            moved: Mutex::new(None),
+            started: Instant::now(),
+            offset: AtomicI64::new(0),
+            // Nothing is known of Redis yet.
+            is_open: AtomicBool::new(true),
+            opened: Notify::new(),
+            metrics,
+        }
+    }
+
+    pub fn is_up(&self) -> bool {
+        !self.is_open.load(Ordering::Relaxed)
+    }
+
+    /// Lets requests through again.
+    pub fn close_circuit(&self) {
+        self.is_open.store(false, Ordering::Relaxed);
+        self.metrics.circuit_open.set(0);
+    }
+
+    pub fn open_circuit(&self) {
+        if !self.is_open.swap(true, Ordering::Relaxed) {
+            self.metrics.circuit_open.set(1);
+            tracing::error!("Redis does not answer; refusing at once until it does");
+        }
+        self.opened.notify_one();
+    }
+
+    /// Runs a script for a request: at once refused while the circuit is open.
+    pub async fn run(
+        &self,
+        script: &Script,
+        args: &[&str],
+        timeliness: Timeliness,
+    ) -> Result<Reply, Failure> {
+        if !self.is_up() {
+            let error = StoreError::Unavailable("Redis is out".into());
+            return Err(Failure::NotRun(error));
+        }
+        let outcome = self.attempt(script, args, timeliness).await;
+        if let Err(
+            Failure::Unknown(StoreError::Unavailable(_))
+            | Failure::NotRun(StoreError::Unavailable(_)),
+        ) = &outcome
+        {
+            self.open_circuit();
+        }
+        outcome
+    }
+
+    /// Runs a script whatever the circuit says.
+    pub async fn attempt(
+        &self,
+        script: &Script,
+        args: &[&str],
+        timeliness: Timeliness,
+    ) -> Result<Reply, Failure> {
+        let started = Instant::now();
+        let outcome = self.try_twice(script, args, timeliness, started).await;
+        match &outcome {
+            Ok(_) => self.metrics.observe(script.name, started.elapsed()),
+            Err(_) => self.metrics.failed(script.name),
+        }
+        outcome
+    }
+
+    async fn try_twice(
+        &self,
+        script: &Script,
+        args: &[&str],
+        timeliness: Timeliness,
+        started: Instant,
+    ) -> Result<Reply, Failure> {
+        let mut may_have_run = false;
+        let mut last = StoreError::Unavailable("no answer in time".into());
+        for limit in [FIRST_TRY, BUDGET] {
+            let deadline = tokio::time::Instant::from_std(started + limit);
+            let mut connection = match timeout_at(deadline, self.connection()).await {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(error)) => {
+                    last = unavailable(&error);
+                    continue;
+                }
+                Err(_) => continue,
+            };
+            let not_after = match timeliness {
+                Timeliness::Whenever => 0,
+                Timeliness::InTime => self.redis_time(started + BUDGET),
+            };
+            let sent =
+                timeout_at(deadline, self.send(&mut connection, script, args, not_after)).await;
+            let error = match sent {
+                Ok(Ok(value)) => {
+                    let reply = Reply::new(value).map_err(Failure::NotRun)?;
+                    self.note_time(reply.time);
+                    if reply.word != "late" {
+                        return Ok(reply);
+                    }
+                    // Its clock is not where we thought; now we know where it is.
+                    last = StoreError::Unavailable("the request came too late to Redis".into());
+                    continue;
+                }
+                Ok(Err(error)) => error,
+                Err(_) => {
+                    may_have_run = true;
+                    self.forget();
+                    continue;
+                }
+            };
+            match error.code() {
+                Some(
+                    "READONLY" | "MOVED" | "ASK" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN"
+                    | "TRYAGAIN" | "NOREPLICAS" | "BUSY",
+                ) => {
+                    self.redirect(&error);
+                    last = unavailable(&error);
+                }
+                Some(_) => return Err(Failure::NotRun(StoreError::Failed(error.to_string()))),
+                None => {
+                    may_have_run = true;
+                    self.forget();
+                    last = unavailable(&error);
+                }
+            }
+        }
+        Err(if may_have_run { Failure::Unknown(last) } else { Failure::NotRun(last) })
+    }
+
+    async fn send(
+        &self,
+        connection: &mut MultiplexedConnection,
+        script: &Script,
+        args: &[&str],
+        not_after: Millis,
+    ) -> Result<Value, RedisError> {
+        let command = |name: &str, script: &str| {
+            let mut command = redis::cmd(name);
+            command
+                .arg(script)
+                .arg(1)
+                .arg(&self.routing_key)
+                .arg(&self.prefix)
+                .arg(not_after)
+                .arg(args);
+            command
+        };
+        match command("EVALSHA", &script.hash).query_async(connection).await {
+            Err(error) if error.code() == Some("NOSCRIPT") => {
+                command("EVAL", script.code).query_async(connection).await
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The connection there is, or a new one; whoever comes while it is made waits
+    /// for the same.
+    pub async fn connection(&self) -> Result<MultiplexedConnection, RedisError> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        let _alone = self.connecting.lock().await;
+        if let Some(connection) = self.current() {
+            return Ok(connection);
+        }
+        let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let mut connection = self.address.connect(moved).await?;
+        let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
+        self.note_time(seconds * 1_000 + micros / 1_000);
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        Ok(connection)
+    }
+
+    fn current(&self) -> Option<MultiplexedConnection> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Lets go of a connection that is of no use.
+    fn forget(&self) {
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+
+    /// This is not, or no longer, where we can write.
+    fn redirect(&self, error: &RedisError) {
+        self.forget();
+        let place =
+            error.redirect_node().map(|(place, _)| place).and_then(|place| place.rsplit_once(':'));
+        if let Some((host, port)) = place
+            && let Ok(port) = port.parse()
+        {
+            *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Some((host.into(), port));
+        }
+    }
+
+    fn note_time(&self, redis: Millis) {
+        let ours = self.started.elapsed().as_millis() as i64;
+        self.offset.store(redis as i64 - ours, Ordering::Relaxed);
+    }
+
+    /// What Redis's clock will show at a moment of ours.
+    fn redis_time(&self, at: Instant) -> Millis {
+        let ours = at.duration_since(self.started).as_millis() as i64;
+        u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+}
+
+fn unavailable(error: &RedisError) -> StoreError {
+    StoreError::Unavailable(error.to_string())
+}

@@ -1,0 +1,175 @@
+//! What scripts answer: a word, the store's time, and what belongs to the word.
+
+use std::str::FromStr;
+
+use redis::Value;
+
+use crate::{
+    domain::{
+        Millis,
+        fleet::{EndedCall, PodCall, PodFacts, PodStatus, Reason, Tried},
+        names::PodName,
+    },
+    store::StoreError,
+};
+
+/// An answer, read from the left.
+#[derive(Debug)]
+pub struct Reply {
+    pub word: String,
+    pub time: Millis,
+    rest: std::vec::IntoIter<Value>,
+}
+
+impl Reply {
+    pub fn new(value: Value) -> Result<Self, StoreError> {
+        let mut rest = list_of(value)?.into_iter();
+        let word = text_of(rest.next())?;
+        let time = number_of(rest.next())?;
+        Ok(Self { word, time, rest })
+    }
+
+    pub fn text(&mut self) -> Result<String, StoreError> {
+        text_of(self.rest.next())
+    }
+
+    pub fn number(&mut self) -> Result<u64, StoreError> {
+        number_of(self.rest.next())
+    }
+
+    pub fn flag(&mut self) -> Result<bool, StoreError> {
+        Ok(self.number()? == 1)
+    }
+
+    /// A name or pool, checked like any other text from outside.
+    pub fn parse<T: FromStr>(&mut self) -> Result<T, StoreError> {
+        parse(&self.text()?)
+    }
+
+    /// A name, or nothing where the text is empty.
+    pub fn parse_some<T: FromStr>(&mut self) -> Result<Option<T>, StoreError> {
+        let text = self.text()?;
+        if text.is_empty() { Ok(None) } else { parse(&text).map(Some) }
+    }
+
+    pub fn list(&mut self) -> Result<Vec<Value>, StoreError> {
+        list_of(self.rest.next().ok_or_else(odd)?)
+    }
+
+    pub fn texts(&mut self) -> Result<Vec<String>, StoreError> {
+        self.list()?.into_iter().map(|value| text_of(Some(value))).collect()
+    }
+
+    pub fn names<T: FromStr>(&mut self) -> Result<Vec<T>, StoreError> {
+        self.texts()?.iter().map(|text| parse(text)).collect()
+    }
+
+    /// `gold=at_capacity standard=empty`
+    pub fn tried(&mut self) -> Result<Vec<Tried>, StoreError> {
+        let read = |part: &str| {
+            let (step, reason) = part.split_once('=').ok_or_else(odd)?;
+            let reason = match reason {
+                "empty" => Reason::Empty,
+                "all_draining" => Reason::AllDraining,
+                "at_capacity" => Reason::AtCapacity,
+                "unknown" => Reason::Unknown,
+                _ => return Err(odd()),
+            };
+            Ok(Tried { step: parse(step)?, reason })
+        };
+        self.text()?.split_whitespace().map(read).collect()
+    }
+
+    /// Calls that ended on `pod`: id, source pool, how long each lasted.
+    pub fn ended_on(&mut self, pod: &PodName) -> Result<Vec<EndedCall>, StoreError> {
+        let texts = self.texts()?;
+        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2]);
+        texts.chunks_exact(3).map(read).collect()
+    }
+
+    /// Calls that ended, each with its pod.
+    pub fn ended(&mut self) -> Result<Vec<EndedCall>, StoreError> {
+        let texts = self.texts()?;
+        let read = |row: &[String]| ended(&row[0], parse(&row[1])?, &row[2], &row[3]);
+        texts.chunks_exact(4).map(read).collect()
+    }
+}
+
+fn ended(call: &str, pod: PodName, pool: &str, lasted: &str) -> Result<EndedCall, StoreError> {
+    Ok(EndedCall { call: parse(call)?, pod, source_pool: parse(pool)?, lasted: parse(lasted)? })
+}
+
+/// A pod as `pod_row` in the scripts writes it.
+pub fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
+    let mut row = list_of(value)?.into_iter();
+    let mut text = || text_of(row.next());
+    let (name, tier): (PodName, String) = (parse(&text()?)?, text()?);
+    let facts = PodFacts {
+        uid: text()?,
+        address: text()?,
+        ready: text()? == "1",
+        terminating: text()? == "1",
+        restarts: parse(&text()?)?,
+        pin: Some(text()?).filter(|pin| !pin.is_empty()).map(|pin| parse(&pin)).transpose()?,
+    };
+    let until = text()?;
+    let calls = list_of(row.next().ok_or_else(odd)?)?;
+    let calls: Vec<String> =
+        calls.into_iter().map(|value| text_of(Some(value))).collect::<Result<_, _>>()?;
+    let mut calls: Vec<PodCall> = calls
+        .chunks_exact(3)
+        .map(|row| {
+            let (allocated_at, lease_until) = (parse(&row[1])?, millis(&row[2])?);
+            Ok(PodCall { call: parse(&row[0])?, allocated_at, lease_until })
+        })
+        .collect::<Result<_, StoreError>>()?;
+    calls.sort_by(|a, b| (b.lease_until, &b.call).cmp(&(a.lease_until, &a.call)));
+    Ok(PodStatus {
+        name,
+        facts,
+        pool: Some(tier).filter(|tier| !tier.is_empty()).map(|tier| parse(&tier)).transpose()?,
+        draining_until: Some(until)
+            .filter(|until| !until.is_empty())
+            .map(|until| millis(&until))
+            .transpose()?,
+        calls,
+    })
+}
+
+/// A score of a sorted set, which Redis may write as a float.
+pub fn millis(text: &str) -> Result<Millis, StoreError> {
+    parse::<f64>(text).map(|millis| millis as Millis)
+}
+
+pub fn parse<T: FromStr>(text: &str) -> Result<T, StoreError> {
+    text.parse().map_err(|_| {
+        StoreError::Failed(format!("the store holds {text:?}, which makes no sense there"))
+    })
+}
+
+fn odd() -> StoreError {
+    StoreError::Failed("the store gave an answer that makes no sense".into())
+}
+
+fn list_of(value: Value) -> Result<Vec<Value>, StoreError> {
+    match value {
+        Value::Array(values) => Ok(values),
+        _ => Err(odd()),
+    }
+}
+
+fn text_of(value: Option<Value>) -> Result<String, StoreError> {
+    match value {
+        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| odd()),
+        Some(Value::SimpleString(text)) => Ok(text),
+        Some(Value::Int(number)) => Ok(number.to_string()),
+        _ => Err(odd()),
+    }
+}
+
+fn number_of(value: Option<Value>) -> Result<u64, StoreError> {
+    match value {
+        Some(Value::Int(number)) => u64::try_from(number).map_err(|_| odd()),
+        other => parse(&text_of(other)?),
+    }
+}
