@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 # command:package, for what the tests call besides cargo
-needed=(cc:gcc kill:procps)
+needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl)
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -1,12 +1,11 @@
 #!lua flags=allow-oom
 -- Derives the views of some pods again, and honours what people did by hand: a
 -- call without a record is over, a draining mark is a drain.
--- ARGV[3..5]: cursor, about how many pods, how long (ms) a mark without an end lasts
--- Replies: {audited, now, next cursor, pods seen, {pods repaired}}
+-- ARGV[3]: how long (ms) a mark without an end lasts; then the pods
+-- Replies: {audited, now, '', pods seen, {pods repaired}}
 -- include: base
 -- include: pod
-local scanned = read('HSCAN', P .. 'pod:metadata', ARGV[3], 'COUNT', ARGV[4])
-local repaired, seen = {}, 0
+local repaired = {}
 
 -- The views of a pod as they are, to tell whether they were right.
 local function views(f)
@@ -22,10 +21,9 @@ local function views(f)
   return table.concat(shown, ' ')
 end
 
-for i = 1, #scanned[2], 2 do
-  local pod = scanned[2][i]
+for i = 4, #ARGV do
+  local pod = ARGV[i]
   local f = facts_of(pod)
-  seen = seen + 1
   if not f then
     redis.call('HDEL', P .. 'pod:metadata', pod)
     repaired[#repaired + 1] = pod
@@ -34,7 +32,7 @@ for i = 1, #scanned[2], 2 do
     local marked = redis.call('ZSCORE', P .. 'draining', pod)
     if f.draining and not marked then
       local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
-      if left < 0 then left = tonumber(ARGV[5]) end
+      if left < 0 then left = tonumber(ARGV[3]) end
       redis.call('ZADD', P .. 'draining', now + left, pod)
       redis.call('PEXPIRE', P .. 'pod:draining:' .. pod, left + SLACK)
       wrong = true
@@ -56,4 +54,4 @@ for i = 1, #scanned[2], 2 do
     if wrong or views(f) ~= before then repaired[#repaired + 1] = pod end
   end
 end
-return {'audited', now, scanned[1], seen, repaired}
+return {'audited', now, '', #ARGV - 3, repaired}

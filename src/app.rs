@@ -17,7 +17,7 @@ use crate::{
     },
     lifecycle::Lifecycle,
     metrics::Metrics,
-    store::{Embedded, Redis, RedisConfig, Store},
+    store::{Embedded, Redis, RedisConfig, Scripts, Store},
     telephony::WsUrls,
 };
 
@@ -151,7 +151,9 @@ async fn open_store(
             let authority = ca_file.as_ref().map(read).transpose()?;
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
             let nudge = nudge.clone();
-            let config = RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics };
+            let scripts = Scripts::default();
+            let config =
+                RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics, scripts };
             let redis =
                 Redis::start(config).map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
             redis

@@ -6,6 +6,7 @@ mod agents;
 mod allocate;
 mod bad_input;
 mod config;
+mod differential;
 mod drain;
 mod http;
 mod journal;

@@ -10,7 +10,7 @@ use std::{future::Future, pin::Pin};
 pub use self::{
     embedded::Embedded,
     journal::JournalError,
-    redis::{Redis, RedisConfig},
+    redis::{Redis, RedisConfig, Scripts},
 };
 use crate::domain::{
     Millis,

@@ -1,6 +1,7 @@
 //! A router to talk to, and ways to talk to it.
 
 pub mod raw;
+pub mod redis;
 
 use std::{
     net::{SocketAddr, TcpListener},

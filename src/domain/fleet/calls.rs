@@ -111,7 +111,7 @@ impl Fleet {
     }
 
     /// Walks the chain of a new call to the first pod that may take it.
-    fn choose(&self, request: &Allocate) -> Result<Choice, Refusal> {
+    pub(super) fn choose(&self, request: &Allocate) -> Result<Choice, Refusal> {
         let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
         let (config, malformed_merchant) = match merchant.map(|merchant| &merchant.config) {
             None => (None, None),

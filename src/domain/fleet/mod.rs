@@ -8,6 +8,7 @@
 mod calls;
 mod change;
 mod drain;
+mod follow;
 mod pods;
 #[cfg(test)]
 mod properties;
@@ -22,6 +23,7 @@ pub use self::{
     calls::{Allocate, Allocation, CallNotFound, Refusal, Release, Released, Renew, Renewed},
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
+    follow::Illegal,
     pods::{Departure, Fenced, MoveRefused, Observed, Removed},
     upkeep::{Audited, Swept},
     view::{CallStatus, PodCall, PodStatus, PoolStatus, Status},

@@ -219,7 +219,7 @@ impl Link {
         };
         match command("EVALSHA", &script.hash).query_async(connection).await {
             Err(error) if error.code() == Some("NOSCRIPT") => {
-                command("EVAL", script.code).query_async(connection).await
+                command("EVAL", &script.code).query_async(connection).await
             }
             outcome => outcome,
         }

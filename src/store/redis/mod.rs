@@ -23,6 +23,7 @@ use redis::Value;
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub use self::scripts::Scripts;
 use self::{
     address::Address,
     kept::Kept,
@@ -48,8 +49,10 @@ use crate::{
     metrics::StoreMetrics,
 };
 
-/// Pods, calls or members that one script looks at.
-const BATCH: &str = "50";
+/// Calls or members that one script looks at.
+const BATCH: &str = "100";
+/// Pods that one script places again.
+const BATCH_OF_PODS: usize = 50;
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
 
@@ -65,11 +68,13 @@ pub struct RedisConfig {
     /// Told when pods have to be compared at once.
     pub nudge: Arc<Notify>,
     pub metrics: StoreMetrics,
+    pub scripts: Scripts,
 }
 
 /// A Redis, shared with other replicas.
 pub struct Redis {
     link: Link,
+    scripts: Scripts,
     prefix: String,
     lease_ttl: Millis,
     draining_ttl: Millis,
@@ -95,6 +100,7 @@ impl Redis {
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = Arc::new(Self {
             link: Link::new(address, &config.key_prefix, config.metrics),
+            scripts: config.scripts,
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
@@ -150,7 +156,7 @@ impl Redis {
         let mut pods = std::collections::BTreeMap::new();
         let mut cursor = "0".to_owned();
         loop {
-            let mut answer = self.run(&scripts::PODS, &[&cursor, "200"]).await?;
+            let mut answer = self.run(&self.scripts.pods, &[&cursor, "200"]).await?;
             cursor = answer.text()?;
             for row in answer.list()? {
                 let pod = pod_row(row)?;
@@ -173,7 +179,7 @@ impl Redis {
         let mut cursor = "0".to_owned();
         while assigned > 0 {
             let mut answer =
-                self.run(&scripts::POOL_LOAD, &[&pool.as_tier_value(), &cursor, "200"]).await?;
+                self.run(&self.scripts.pool_load, &[&pool.as_tier_value(), &cursor, "200"]).await?;
             cursor = answer.text()?;
             active_calls += answer.number()? as usize;
             free_slots += answer.number()? as usize;
@@ -194,50 +200,72 @@ impl Redis {
         })
     }
 
-    /// Walks one scan of an audit to its end.
-    async fn audit_with(
+    /// Runs one step of an audit: where to go on, and what it saw.
+    async fn audit_step(
         &self,
         script: &Script,
-        before: &[&str],
-        after: &[&str],
-    ) -> Result<Audited, StoreError> {
-        let mut audited = Audited::default();
+        args: &[&str],
+    ) -> Result<(String, Audited), StoreError> {
+        let mut answer = self.link.attempt(script, args, Timeliness::InTime).await?;
+        let (cursor, pods, repaired) = (answer.text()?, answer.number()? as usize, answer.texts()?);
+        for name in &repaired {
+            tracing::warn!(script = script.name, name, "the audit repaired a view");
+        }
+        Ok((cursor, Audited { pods, repaired: repaired.len() }))
+    }
+
+    /// Walks one scan of an audit to its end; how much it repaired.
+    async fn audit_scan(&self, script: &Script, what: &[&str]) -> Result<usize, StoreError> {
+        let mut repaired = 0;
         let mut cursor = "0".to_owned();
         loop {
-            let args: Vec<&str> = before
-                .iter()
-                .copied()
-                .chain([cursor.as_str(), BATCH])
-                .chain(after.iter().copied())
-                .collect();
-            let answer = self.link.attempt(script, &args, Timeliness::InTime).await;
-            let mut answer = self.found(answer?)?;
-            cursor = answer.text()?;
-            audited.pods += answer.number()? as usize;
-            let repaired = answer.texts()?;
-            for name in &repaired {
-                tracing::warn!(script = script.name, name, "the audit repaired a view");
-            }
-            audited.repaired += repaired.len();
+            let args: Vec<&str> = what.iter().copied().chain([cursor.as_str(), BATCH]).collect();
+            let audited;
+            (cursor, audited) = self.audit_step(script, &args).await?;
+            repaired += audited.repaired;
             if cursor == "0" {
-                return Ok(audited);
+                return Ok(repaired);
             }
         }
     }
 
     async fn audit_all(&self) -> Result<Audited, StoreError> {
         let draining_ttl = self.draining_ttl.to_string();
-        let mut audited = self.audit_with(&scripts::AUDIT_PODS, &[], &[&draining_ttl]).await?;
+        let mut all = Audited::default();
+        // By name, so that pods which need another pool get it in an order.
+        for some in self.pod_names().await?.chunks(BATCH_OF_PODS) {
+            let args: Vec<&str> = std::iter::once(draining_ttl.as_str())
+                .chain(some.iter().map(String::as_str))
+                .collect();
+            let (_, audited) = self.audit_step(&self.scripts.audit_pods, &args).await?;
+            all.pods += audited.pods;
+            all.repaired += audited.repaired;
+        }
         let pools: Vec<String> =
             self.command(redis::cmd("SMEMBERS").arg(self.key("pools"))).await?;
         for pool in &pools {
             for view in ["available", "assigned", "out"] {
-                audited.repaired +=
-                    self.audit_with(&scripts::AUDIT_POOL, &[pool, view], &[]).await?.repaired;
+                all.repaired += self.audit_scan(&self.scripts.audit_pool, &[pool, view]).await?;
             }
         }
-        audited.repaired += self.audit_with(&scripts::AUDIT_CALLS, &[], &[]).await?.repaired;
-        Ok(audited)
+        all.repaired += self.audit_scan(&self.scripts.audit_calls, &[]).await?;
+        Ok(all)
+    }
+
+    /// The names of all pods, in order.
+    async fn pod_names(&self) -> Result<Vec<String>, StoreError> {
+        let mut names = std::collections::BTreeSet::new();
+        let mut cursor = 0u64;
+        loop {
+            let mut scan = redis::cmd("HSCAN");
+            scan.arg(self.key("pod:metadata")).arg(cursor).arg("COUNT").arg(500);
+            let (next, pairs): (u64, Vec<String>) = self.command(&scan).await?;
+            names.extend(pairs.into_iter().step_by(2));
+            cursor = next;
+            if cursor == 0 {
+                return Ok(names.into_iter().collect());
+            }
+        }
     }
 
     fn key(&self, name: &str) -> String {
@@ -284,15 +312,16 @@ impl Store for Redis {
             let (lease, life) =
                 (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
             let args = [request.call.as_str(), merchant, &lease, &life, &attempt];
-            let answer = match self.link.run(&scripts::ALLOCATE, &args, Timeliness::InTime).await {
-                Ok(answer) => self.found(answer),
-                Err(Failure::Unknown(error)) => {
-                    // It may have happened, and nobody will be told: take it back.
-                    self.kept().doubt(request.call.clone(), attempt);
-                    Err(error)
-                }
-                Err(Failure::NotRun(error)) => Err(error),
-            };
+            let answer =
+                match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
+                    Ok(answer) => self.found(answer),
+                    Err(Failure::Unknown(error)) => {
+                        // It may have happened, and nobody will be told: take it back.
+                        self.kept().doubt(request.call.clone(), attempt);
+                        Err(error)
+                    }
+                    Err(Failure::NotRun(error)) => Err(error),
+                };
             let mut answer = answer?;
             Ok(match answer.word.as_str() {
                 "refused" => Err(Refusal {
@@ -319,7 +348,7 @@ impl Store for Redis {
         Box::pin(async move {
             let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
             let args = [request.call.as_str(), pod, ""];
-            let answer = self.link.run(&scripts::RELEASE, &args, Timeliness::Whenever).await;
+            let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
             let mut answer = match answer.map_err(StoreError::from) {
                 Ok(answer) => answer,
                 Err(error) => {
@@ -352,7 +381,7 @@ impl Store for Redis {
             for some in request.calls.chunks(RENEWALS) {
                 let mut args = vec![lease.as_str(), &life, pod];
                 args.extend(some.iter().map(CallSid::as_str));
-                let mut answer = self.run(&scripts::RENEW, &args).await?;
+                let mut answer = self.run(&self.scripts.renew, &args).await?;
                 renewed.until = answer.number()?;
                 renewed.unknown.extend(answer.names()?);
                 renewed.adopted.extend(answer.names()?);
@@ -367,7 +396,8 @@ impl Store for Redis {
         ttl: Millis,
     ) -> Reply<'a, Result<Drained, UnknownPod>> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::DRAIN, &[pod.as_str(), &ttl.to_string()]).await?;
+            let mut answer =
+                self.run(&self.scripts.drain, &[pod.as_str(), &ttl.to_string()]).await?;
             if answer.word == "unknown" {
                 return Ok(Err(UnknownPod));
             }
@@ -377,7 +407,7 @@ impl Store for Redis {
 
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::UNDRAIN, &[pod.as_str()]).await?;
+            let mut answer = self.run(&self.scripts.undrain, &[pod.as_str()]).await?;
             if answer.word == "unknown" {
                 return Ok(Err(UnknownPod));
             }
@@ -408,7 +438,7 @@ impl Store for Redis {
                 &restarts,
                 &pin,
             ];
-            let mut answer = self.run(&scripts::OBSERVE_POD, &args).await?;
+            let mut answer = self.run(&self.scripts.observe_pod, &args).await?;
             match answer.word.as_str() {
                 "fenced" => Ok(Err(fenced(&mut answer, epoch)?)),
                 "observed" => Ok(Ok(Observed {
@@ -434,7 +464,7 @@ impl Store for Redis {
                 Departure::WhenIdle => "when_idle",
             };
             let args = [&epoch_text(epoch), pod.as_str(), uid, departure];
-            let mut answer = self.run(&scripts::REMOVE_POD, &args).await?;
+            let mut answer = self.run(&self.scripts.remove_pod, &args).await?;
             Ok(Ok(match answer.word.as_str() {
                 "fenced" => return Ok(Err(fenced(&mut answer, epoch)?)),
                 "gone" => Removed::Gone { ended: answer.ended_on(pod)? },
@@ -454,7 +484,7 @@ impl Store for Redis {
     ) -> Reply<'a, Result<(), MoveRefused>> {
         Box::pin(async move {
             let args = [&epoch_text(epoch), pod.as_str(), uid, &to.as_tier_value()];
-            let mut answer = self.run(&scripts::MOVE_POD, &args).await?;
+            let mut answer = self.run(&self.scripts.move_pod, &args).await?;
             Ok(match answer.word.as_str() {
                 "moved" => Ok(()),
                 "fenced" => Err(MoveRefused::Fenced(fenced(&mut answer, epoch)?)),
@@ -491,7 +521,7 @@ impl Store for Redis {
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::SWEEP, &[&most.to_string()]).await?;
+            let mut answer = self.run(&self.scripts.sweep, &[&most.to_string()]).await?;
             let swept = Swept { expired: answer.ended()?, undrained: answer.names()? };
             if !answer.flag()? {
                 self.link.open_circuit();
@@ -506,7 +536,7 @@ impl Store for Redis {
 
     fn status(&self) -> Reply<'_, Status> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::STATUS, &[]).await?;
+            let mut answer = self.run(&self.scripts.status, &[]).await?;
             let active_calls = answer.number()? as usize;
             let tiers = table::read(&answer.texts()?)?;
             let mut counts = std::collections::BTreeMap::new();
@@ -537,7 +567,7 @@ impl Store for Redis {
 
     fn tiers(&self) -> Reply<'_, Tiers> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::STATUS, &[]).await?;
+            let mut answer = self.run(&self.scripts.status, &[]).await?;
             answer.number()?;
             table::read(&answer.texts()?)
         })
@@ -552,7 +582,7 @@ impl Store for Redis {
 
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::POD, &[pod.as_str()]).await?;
+            let mut answer = self.run(&self.scripts.pod, &[pod.as_str()]).await?;
             if answer.word == "unknown" {
                 return Ok(None);
             }
@@ -566,7 +596,7 @@ impl Store for Redis {
 
     fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
         Box::pin(async move {
-            let mut answer = self.run(&scripts::CALL, &[call.as_str()]).await?;
+            let mut answer = self.run(&self.scripts.call, &[call.as_str()]).await?;
             if answer.word == "not_found" {
                 return Ok(None);
             }

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use redis::cmd;
 
-use super::{Redis, epoch_text, fenced, kept::Debt, link::Timeliness, scripts, table};
+use super::{Redis, epoch_text, fenced, kept::Debt, link::Timeliness, table};
 use crate::{
     domain::{
         fleet::Fenced,
@@ -62,7 +62,8 @@ impl Redis {
     async fn recover(&self) -> Result<(), StoreError> {
         self.warn_about_settings().await?;
         let lease = self.lease_ttl.to_string();
-        let mut answer = self.link.attempt(&scripts::BEGIN, &[&lease], Timeliness::InTime).await?;
+        let mut answer =
+            self.link.attempt(&self.scripts.begin, &[&lease], Timeliness::InTime).await?;
         match answer.word.as_str() {
             "ready" => {
                 let version = answer.number()?;
@@ -172,7 +173,7 @@ impl Redis {
         let mut args = vec![epoch_text.as_str(), document, &chain];
         args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
         let mut answer =
-            self.link.attempt(&scripts::APPLY_TIERS, &args, Timeliness::InTime).await?;
+            self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?;
         if answer.word == "fenced" {
             return Ok(Err(fenced(&mut answer, epoch)?));
         }
@@ -202,7 +203,11 @@ impl Redis {
                 Debt::Doubt { call, attempt } => (call, "", attempt.as_str()),
             };
             self.link
-                .attempt(&scripts::RELEASE, &[call.as_str(), pod, attempt], Timeliness::Whenever)
+                .attempt(
+                    &self.scripts.release,
+                    &[call.as_str(), pod, attempt],
+                    Timeliness::Whenever,
+                )
                 .await?;
             self.kept().paid();
         }
@@ -237,7 +242,7 @@ impl Redis {
                 for some in pods.chunks(100) {
                     let mut args = vec![tier.as_str()];
                     args.extend(some.iter().map(String::as_str));
-                    self.link.attempt(&scripts::ADOPT_PODS, &args, Timeliness::InTime).await?;
+                    self.link.attempt(&self.scripts.adopt_pods, &args, Timeliness::InTime).await?;
                 }
             }
         }
@@ -249,7 +254,7 @@ impl Redis {
             let mut args = vec![lease.as_str(), &life];
             args.extend(some.iter().filter_map(|key| key.get(skip..)));
             let mut answer =
-                self.link.attempt(&scripts::ADOPT_CALLS, &args, Timeliness::InTime).await?;
+                self.link.attempt(&self.scripts.adopt_calls, &args, Timeliness::InTime).await?;
             taken += answer.number()?;
             dropped += answer.number()?;
         }
@@ -273,7 +278,7 @@ impl Redis {
         let (chain, entries) = (table::chain(&tiers), table::entries(&tiers));
         let mut args = vec!["", document.as_str(), &chain];
         args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
-        self.link.attempt(&scripts::APPLY_TIERS, &args, Timeliness::InTime).await?;
+        self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?;
         *self.tiers.write().unwrap_or_else(std::sync::PoisonError::into_inner) = (tiers, document);
         Ok(())
     }

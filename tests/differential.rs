@@ -1,0 +1,514 @@
+//! One model, two stores: random operations on a real Redis and on the fleet;
+//! every answer and every view must agree.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use redis::Commands;
+use smart_router::{
+    config::Ttls,
+    domain::{
+        fleet::{Allocate, Departure, Fleet, PodFacts, Release, Removed, Renew},
+        names::{CallSid, MerchantId, PodName, Pool},
+        tiers::{Kind, Origin, Tiers},
+    },
+    metrics::StoreMetrics,
+    store::{Redis, RedisConfig, Scripts, Store},
+};
+
+use crate::support::redis::{RedisServer, unix_millis};
+
+const LEASE: u64 = 10_000;
+/// For so long the store believes pods about calls: a good part of a run.
+const TRUST: u64 = 300_000;
+
+const TABLES: [&str; 5] = [
+    r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3},
+        "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
+    r#"{"tiers": {"gold": {"type": "shared", "target": 2, "max_concurrent": 2, "strategy": "pack"},
+        "basic": {"target": 2}}, "default_chain": ["basic", "gold"]}"#,
+    r#"{"basic": {"type": "shared", "target": 9, "max_concurrent": 1}}"#,
+    r#"{"gold": 1, "silver": 1, "basic": 1}"#,
+    r#"{"tiers": {"gold": {"target": 1}, "basic": {"target": 3},
+        "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
+];
+
+const MERCHANTS: [Option<&str>; 12] = [
+    None,
+    Some(r#"{"pool": "acme"}"#),
+    Some(r#"{"pool": "acme", "dedicated_only": true}"#),
+    Some(r#"{"fallback": ["nowhere", "merchant:m1", "basic", "loose"]}"#),
+    Some(r#"{"fallback": ["acme", "gold"], "tier": 7, "pool": ""}"#),
+    Some(r#"{"pool": "acme", "fallback": [], "dedicated_only": null}"#),
+    Some("not a document"),
+    Some(r#"{"fallback": "gold"}"#),
+    Some(r#"{"fallback": {}}"#),
+    Some(r#"{"fallback": ["a b"]}"#),
+    Some(r#"{"pool": 7}"#),
+    Some(r#"[]"#),
+];
+
+const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
+
+/// Small and good enough, and the same for ever.
+struct Dice(u64);
+
+impl Dice {
+    fn roll(&mut self, sides: usize) -> usize {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) % sides as u64) as usize
+    }
+
+    fn pod(&mut self) -> PodName {
+        format!("p{}", self.roll(7)).parse().unwrap()
+    }
+
+    fn call(&mut self) -> CallSid {
+        format!("c{}", self.roll(14)).parse().unwrap()
+    }
+
+    fn merchant(&mut self) -> MerchantId {
+        format!("m{}", self.roll(3)).parse().unwrap()
+    }
+
+    fn sometimes<T>(&mut self, value: T) -> Option<T> {
+        (self.roll(3) == 0).then_some(value)
+    }
+}
+
+fn table(index: usize) -> Tiers {
+    Tiers::parse(TABLES[index], Origin::Settings).unwrap().0
+}
+
+macro_rules! same {
+    ($what:expr, $redis:expr, $fleet:expr) => {{
+        let (redis, fleet) = (&$redis, &$fleet);
+        if redis != fleet {
+            return Err(format!("{}: Redis says {redis:?}, the fleet {fleet:?}", $what));
+        }
+    }};
+}
+
+struct World {
+    server: RedisServer,
+    store: Arc<Redis>,
+    fleet: Fleet,
+    plain: redis::Connection,
+    now: u64,
+    unswept: u32,
+}
+
+impl World {
+    async fn new(scripts: Scripts) -> Self {
+        let now = unix_millis();
+        let server = RedisServer::with_held_clock(now);
+        let ttls = Ttls { lease: TRUST, draining: LEASE, call_info: LEASE };
+        let config = RedisConfig {
+            url: server.url(),
+            key_prefix: "voice:".into(),
+            authority: None,
+            ttls,
+            tiers: table(0),
+            nudge: Arc::default(),
+            metrics: StoreMetrics::default(),
+            scripts,
+        };
+        let store = Redis::start(config).unwrap();
+        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        assert!(store.is_up(), "Redis is in use");
+        let plain = server.connection();
+        Self { server, store, fleet: Fleet::new(table(0), now + TRUST), plain, now, unswept: 0 }
+    }
+
+    async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
+        let now = self.now;
+        let (store, fleet) = (self.store.clone(), &mut self.fleet);
+        let down = |error: smart_router::store::StoreError| format!("the store failed: {error}");
+        let told = match dice.roll(46) {
+            0..=13 => {
+                let merchant = dice.merchant();
+                let request = Allocate {
+                    call: dice.call(),
+                    merchant: dice.sometimes(merchant),
+                    lease_ttl: LEASE,
+                };
+                match store.allocate(&request).await.map_err(down)? {
+                    Ok(got) => {
+                        let legal = fleet
+                            .follow(&request, &got.pod, now)
+                            .map_err(|illegal| format!("{request:?}: {illegal}"))?;
+                        let shown = |it: &smart_router::domain::fleet::Allocation| {
+                            (
+                                it.pod.clone(),
+                                it.pool.clone(),
+                                it.was_existing,
+                                it.tried.clone(),
+                                it.malformed_merchant.is_some(),
+                            )
+                        };
+                        same!(format!("{request:?}"), shown(&got), shown(&legal));
+                    }
+                    Err(refusal) => match fleet.allocate(&request, now) {
+                        Ok(ours) => {
+                            return Err(format!(
+                                "{request:?}: Redis refuses {refusal:?}, the fleet gives {ours:?}"
+                            ));
+                        }
+                        Err(ours) => {
+                            same!("a refusal", refusal.tried, ours.tried);
+                            same!(
+                                "a refusal",
+                                refusal.malformed_merchant.is_some(),
+                                ours.malformed_merchant.is_some()
+                            );
+                        }
+                    },
+                }
+                format!("{request:?}")
+            }
+            14..=20 => {
+                let pod = dice.pod();
+                let request = Release { call: dice.call(), pod: dice.sometimes(pod) };
+                same!(
+                    format!("{request:?}"),
+                    store.release(&request).await.map_err(down)?,
+                    fleet.release(&request, now)
+                );
+                format!("{request:?}")
+            }
+            21..=23 => {
+                let calls = (0..=dice.roll(3)).map(|_| dice.call()).collect();
+                let pod = (dice.roll(2) == 0).then(|| dice.pod());
+                let request = Renew { calls, pod, lease_ttl: LEASE };
+                same!(
+                    format!("{request:?}"),
+                    store.renew(&request).await.map_err(down)?,
+                    fleet.renew(&request, now)
+                );
+                format!("{request:?}")
+            }
+            24..=25 => {
+                let (pod, ttl) = (dice.pod(), 1 + dice.roll(15_000) as u64);
+                same!(
+                    "drain",
+                    store.drain(&pod, ttl).await.map_err(down)?,
+                    fleet.drain(&pod, ttl, now)
+                );
+                format!("drain {pod} for {ttl}")
+            }
+            26..=27 => {
+                let pod = dice.pod();
+                same!("undrain", store.undrain(&pod).await.map_err(down)?, fleet.undrain(&pod));
+                format!("undrain {pod}")
+            }
+            28..=34 => {
+                let pod = dice.pod();
+                let facts = PodFacts {
+                    uid: format!("u{}", dice.roll(8) / 7),
+                    address: "a:1".into(),
+                    ready: dice.roll(5) > 0,
+                    terminating: dice.roll(10) == 0,
+                    restarts: (dice.roll(10) / 9) as u32,
+                    pin: PINS[dice.roll(PINS.len())].map(|pin| pin.parse().unwrap()),
+                };
+                let epoch = dice.roll(3) as u64;
+                let epoch = dice.sometimes(epoch);
+                let (mut redis, mut ours) = (
+                    store.observe_pod(&pod, &facts, epoch).await.map_err(down)?,
+                    fleet.observe_pod(&pod, &facts, epoch, now),
+                );
+                for ended in [&mut redis, &mut ours].into_iter().flatten() {
+                    ended.ended.sort_by(|a, b| a.call.cmp(&b.call));
+                }
+                same!(format!("observe {pod} {facts:?} {epoch:?}"), redis, ours);
+                format!("observe {pod} {facts:?} {epoch:?}")
+            }
+            35 => {
+                let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
+                let departure = [Departure::Now, Departure::WhenIdle][dice.roll(2)];
+                let (mut redis, mut ours) = (
+                    store.remove_pod(&pod, &uid, departure, None).await.map_err(down)?,
+                    fleet.remove_pod(&pod, &uid, departure, None, now),
+                );
+                for removed in [&mut redis, &mut ours] {
+                    if let Ok(Removed::Gone { ended }) = removed {
+                        ended.sort_by(|a, b| a.call.cmp(&b.call));
+                    }
+                }
+                same!(format!("remove {pod} {uid} {departure:?}"), redis, ours);
+                format!("remove {pod} {uid} {departure:?}")
+            }
+            36 => {
+                let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
+                let to: Pool =
+                    ["gold", "basic", "merchant:acme", "loose"][dice.roll(4)].parse().unwrap();
+                same!(
+                    "move",
+                    store.move_pod(&pod, &uid, &to, None).await.map_err(down)?,
+                    fleet.move_pod(&pod, &uid, &to, None)
+                );
+                format!("move {pod} {uid} to {to}")
+            }
+            37 => {
+                let tiers = table(dice.roll(TABLES.len()));
+                same!(
+                    "tiers",
+                    store.apply_tiers(&tiers, None).await.map_err(down)?,
+                    fleet.apply_tiers(&tiers, None)
+                );
+                format!("tiers {}", serde_json::Value::from(tiers))
+            }
+            38 => {
+                let (id, document) = (dice.merchant(), MERCHANTS[dice.roll(MERCHANTS.len())]);
+                store.set_merchant(&id, document).await.map_err(down)?;
+                fleet.set_merchant(&id, document);
+                format!("merchant {id} {document:?}")
+            }
+            39..=40 => {
+                let most = 1 + dice.roll(3);
+                same!("sweep", store.sweep(most).await.map_err(down)?, fleet.sweep(most, now));
+                format!("sweep {most}")
+            }
+            41 => {
+                let names = fleet.pod_names();
+                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
+                "audit".into()
+            }
+            _ => return self.wait(dice).await,
+        };
+        Ok(told)
+    }
+
+    /// Moves time; not so far without a sweep that TTLs would tidy up first.
+    async fn wait(&mut self, dice: &mut Dice) -> Result<String, String> {
+        let ms = 1 + dice.roll(2_000) as u64;
+        self.now += ms;
+        self.server.set_time(self.now);
+        self.unswept += 1;
+        if self.unswept % 8 == 0 {
+            let swept = self.store.sweep(100).await.map_err(|error| error.to_string())?;
+            same!("the great sweep", swept, self.fleet.sweep(100, self.now));
+        }
+        Ok(format!("wait {ms}"))
+    }
+
+    async fn views_agree(&mut self) -> Result<(), String> {
+        let status = self.store.status().await.map_err(|error| error.to_string())?;
+        same!("status", status, self.fleet.status());
+        let pods = self.store.pods().await.map_err(|error| error.to_string())?;
+        same!("pods", pods, self.fleet.pods());
+        Ok(())
+    }
+
+    /// The documented keys, read as any other tool would.
+    fn keys_agree(&mut self) -> Result<(), String> {
+        let redis = &mut self.plain;
+        for pool in self.fleet.status().pools {
+            let (available, assigned) = match &pool.pool {
+                Pool::Tier(tier) => {
+                    (format!("voice:pool:{tier}:available"), format!("voice:pool:{tier}:assigned"))
+                }
+                Pool::Merchant(id) => {
+                    (format!("voice:merchant:{id}:pods"), format!("voice:merchant:{id}:assigned"))
+                }
+            };
+            let shown: Vec<(String, usize)> = match pool.kind {
+                Some(Kind::Shared { .. }) => redis
+                    .zrange_withscores(&available, 0, -1)
+                    .map_err(|error| format!("{available}: {error}"))?,
+                _ => redis
+                    .smembers::<_, Vec<String>>(&available)
+                    .map_err(|error| format!("{available}: {error}"))?
+                    .into_iter()
+                    .map(|pod| (pod, 0))
+                    .collect(),
+            };
+            let shown: BTreeMap<String, usize> = shown.into_iter().collect();
+            let ours: BTreeMap<String, usize> = self
+                .fleet
+                .available(&pool.pool)
+                .into_iter()
+                .map(|(pod, calls)| (pod.to_string(), calls))
+                .collect();
+            same!(available, shown, ours);
+            let mut members: Vec<String> = redis.smembers(&assigned).unwrap();
+            members.sort();
+            let of = |pod: &smart_router::domain::fleet::PodStatus| {
+                pod.pool.as_ref() == Some(&pool.pool)
+            };
+            let ours: Vec<String> = self
+                .fleet
+                .pods()
+                .iter()
+                .filter(|pod| of(pod))
+                .map(|pod| pod.name.to_string())
+                .collect();
+            same!(assigned, members, ours);
+        }
+        let mut live = Vec::new();
+        for pod in self.fleet.pods() {
+            let name = &pod.name;
+            let tier: Option<String> = redis.get(format!("voice:pod:tier:{name}")).unwrap();
+            same!("tier", tier, pod.pool.as_ref().map(Pool::as_tier_value));
+            let lease: Option<String> = redis.get(format!("voice:lease:{name}")).unwrap();
+            same!(
+                format!("lease of {name}"),
+                lease,
+                pod.calls.first().map(|call| call.call.to_string())
+            );
+            let draining: Option<String> = redis.get(format!("voice:pod:draining:{name}")).unwrap();
+            same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
+            let status: String = redis.hget(format!("voice:pod:{name}"), "status").unwrap();
+            let expected = if pod.is_leaving() {
+                "draining"
+            } else if pod.calls.is_empty() {
+                "available"
+            } else {
+                "allocated"
+            };
+            same!(format!("status of {name}"), status, expected);
+            if let Some(first) = pod.calls.first() {
+                let left: u64 = redis.pttl(format!("voice:lease:{name}")).unwrap();
+                let due = first.lease_until.saturating_sub(self.now);
+                if !(due..=due + 60_000).contains(&left) {
+                    return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
+                }
+            }
+            for call in &pod.calls {
+                let record: BTreeMap<String, String> =
+                    redis.hgetall(format!("voice:call:{}", call.call)).unwrap();
+                same!("pod_name", record.get("pod_name"), Some(&name.to_string()));
+                same!(
+                    "allocated_at",
+                    record.get("allocated_at"),
+                    Some(&(call.allocated_at / 1_000).to_string())
+                );
+                let ours = self.fleet.call(&call.call).unwrap();
+                same!(
+                    "source_pool",
+                    record.get("source_pool"),
+                    Some(&ours.source_pool.to_string())
+                );
+                same!(
+                    "merchant_id",
+                    record.get("merchant_id"),
+                    Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
+                );
+                live.push((call.call.to_string(), call.lease_until));
+            }
+        }
+        live.sort();
+        let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
+        calls.sort();
+        same!("voice:calls", calls, live);
+        Ok(())
+    }
+}
+
+/// Runs so many operations; the first disagreement, with what led to it.
+async fn compare(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
+    let mut dice = Dice(seed);
+    let mut world = World::new(scripts).await;
+    let mut story = Vec::new();
+    for number in 0..operations {
+        let stepped = world.step(&mut dice).await;
+        let agreed = match stepped {
+            Ok(told) => {
+                story.push(told);
+                match number % 15 {
+                    0 => world.views_agree().await.and_then(|()| world.keys_agree()),
+                    number if number % 3 == 0 => world.views_agree().await,
+                    _ => Ok(()),
+                }
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = agreed {
+            let tail = story[story.len().saturating_sub(12)..].join("\n  ");
+            world.store.close().await;
+            return Err(format!("seed {seed}, operation {number}: {error}\nafter\n  {tail}"));
+        }
+    }
+    world.store.close().await;
+    Ok(())
+}
+
+fn number(variable: &str, default: u64) -> u64 {
+    std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
+}
+
+#[tokio::test]
+async fn the_scripts_and_the_model_agree_on_everything() {
+    let (seed, operations) =
+        (number("DIFFERENTIAL_SEED", unix_millis()), number("DIFFERENTIAL_OPS", 20_000));
+    println!("DIFFERENTIAL_SEED={seed} DIFFERENTIAL_OPS={operations}");
+    let worlds = 4;
+    for world in 0..worlds {
+        let outcome =
+            compare(seed + world, (operations / worlds) as usize, Scripts::default()).await;
+        outcome.unwrap_or_else(|error| panic!("{error}"));
+    }
+}
+
+/// Scripts that are broken on purpose: which, what, how.
+const MUTATIONS: [(&str, &str, &str); 14] = [
+    (
+        "a release frees a call that is on another pod",
+        "ARGV[4] ~= '' and ARGV[4] ~= record[1]",
+        "false",
+    ),
+    (
+        "an ended call goes on counting",
+        "    f.calls = f.calls - 1\n  end\n  if now",
+        "  end\n  if now",
+    ),
+    (
+        "a busy exclusive pod stays available",
+        "elseif serving(f) and f.calls == 0 then",
+        "elseif serving(f) then",
+    ),
+    ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
+    (
+        "a later drain shortens an earlier one",
+        "math.max(f.draining and before or 0, now + tonumber(ARGV[4]))",
+        "now + tonumber(ARGV[4])",
+    ),
+    ("a replaced pod keeps its calls", "if replaced or f.uid", "if f.uid"),
+    (
+        "a replaced leader may still write",
+        "tonumber(ARGV[3]) < current",
+        "tonumber(ARGV[3]) + 1 < current",
+    ),
+    ("an ended call comes back by a renewal", "or redis.call('ZSCORE', P .. 'ended', call)", ""),
+    ("a swept call leaves its pod busy", "if f then resettle(f) end", ""),
+    ("busy pods change their pool", "if f.calls > 0 then return false end", ""),
+    (
+        "a pod that moves stays where it was, too",
+        "local function set_home(f, tier)\n  unplace(f)",
+        "local function set_home(f, tier)",
+    ),
+    ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
+    (
+        "a pod that should go when idle cuts its calls",
+        "ARGV[6] == 'when_idle' and f.calls > 0",
+        "false",
+    ),
+    ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
+];
+
+#[tokio::test]
+async fn the_comparison_catches_scripts_that_are_broken_on_purpose() {
+    for (what, from, to) in MUTATIONS {
+        let broken = std::cell::Cell::new(false);
+        let scripts = Scripts::edited(|_, code| {
+            broken.set(broken.get() || code.contains(from));
+            code.replace(from, to)
+        });
+        assert!(broken.get(), "{what}: no script contains {from:?}");
+        let caught = compare(7, 4_000, scripts).await;
+        assert!(caught.is_err(), "not caught: {what}");
+        println!("caught: {what}: {}", caught.unwrap_err().lines().next().unwrap_or_default());
+    }
+}

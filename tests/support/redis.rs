@@ -1,0 +1,145 @@
+//! A real redis-server of a test's own, with a clock that can be held.
+
+use std::{
+    fs::{self, File},
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::OnceLock,
+    time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use super::{eventually, free_port, scratch};
+
+pub struct RedisServer {
+    child: Child,
+    pub port: u16,
+    directory: PathBuf,
+    clock: Option<File>,
+}
+
+/// A library that gives a program the wall clock that stands in a file.
+fn held_clock() -> &'static Path {
+    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
+    LIBRARY.get_or_init(|| {
+        let directory = scratch();
+        let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
+        let code = r#"
+            #define _GNU_SOURCE
+            #include <fcntl.h>
+            #include <stdlib.h>
+            #include <sys/mman.h>
+            #include <sys/syscall.h>
+            #include <sys/time.h>
+            #include <time.h>
+            #include <unistd.h>
+            static volatile long long *held;
+            static long long micros(void) {
+                if (!held) held = mmap(0, 8, PROT_READ, MAP_SHARED, open(getenv("HELD_CLOCK"), O_RDONLY), 0);
+                return *held;
+            }
+            int gettimeofday(struct timeval *tv, void *tz) {
+                tv->tv_sec = micros() / 1000000; tv->tv_usec = micros() % 1000000; return 0;
+            }
+            int clock_gettime(clockid_t id, struct timespec *ts) {
+                if (id != CLOCK_REALTIME) return syscall(SYS_clock_gettime, id, ts);
+                ts->tv_sec = micros() / 1000000; ts->tv_nsec = micros() % 1000000 * 1000; return 0;
+            }
+            time_t time(time_t *t) { time_t now = micros() / 1000000; if (t) *t = now; return now; }"#;
+        fs::write(&source, code).unwrap();
+        let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status();
+        assert!(built.unwrap().success());
+        library
+    })
+}
+
+impl RedisServer {
+    pub fn start(args: &[&str]) -> Self {
+        Self::launch(free_port(), scratch(), args, None)
+    }
+
+    /// A server whose time stands still, except when it is moved.
+    pub fn with_held_clock(now: u64) -> Self {
+        let directory = scratch();
+        let file = File::options()
+            .create_new(true)
+            .read(true)
+            .write(true)
+            .open(directory.join("clock"))
+            .unwrap();
+        file.write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
+        Self::launch(free_port(), directory, &[], Some(file))
+    }
+
+    fn launch(port: u16, directory: PathBuf, args: &[&str], clock: Option<File>) -> Self {
+        let mut command = Command::new("redis-server");
+        command.args([
+            "--port",
+            &port.to_string(),
+            "--save",
+            "",
+            "--dir",
+            directory.to_str().unwrap(),
+        ]);
+        command.args(args).stdout(Stdio::null());
+        if clock.is_some() {
+            command.env("LD_PRELOAD", held_clock()).env("HELD_CLOCK", directory.join("clock"));
+        }
+        let server = Self {
+            child: command.spawn().expect("redis-server is installed"),
+            port,
+            directory,
+            clock,
+        };
+        eventually(Duration::from_secs(5), "redis-server answers", || {
+            server
+                .client()
+                .get_connection()
+                .is_ok_and(|mut connection| redis::cmd("PING").exec(&mut connection).is_ok())
+        });
+        server
+    }
+
+    /// Moves a held clock.
+    pub fn set_time(&self, now: u64) {
+        self.clock.as_ref().unwrap().write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn client(&self) -> redis::Client {
+        redis::Client::open(self.url()).unwrap()
+    }
+
+    pub fn connection(&self) -> redis::Connection {
+        self.client().get_connection().unwrap()
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Kills the server and starts an empty one in its place.
+    pub fn replace(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let fresh = Self::launch(self.port, self.directory.clone(), &[], None);
+        let old = std::mem::replace(self, fresh);
+        std::mem::forget(old);
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub fn unix_millis() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
