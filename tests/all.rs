@@ -14,4 +14,5 @@ mod metrics;
 mod pods;
 mod release;
 mod renew;
+mod shared_redis;
 mod webhooks;

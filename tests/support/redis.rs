@@ -58,6 +58,10 @@ impl RedisServer {
         Self::launch(free_port(), scratch(), args, None)
     }
 
+    pub fn start_on(port: u16) -> Self {
+        Self::launch(port, scratch(), &[], None)
+    }
+
     /// A server whose time stands still, except when it is moved.
     pub fn with_held_clock(now: u64) -> Self {
         let directory = scratch();
