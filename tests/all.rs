@@ -12,6 +12,7 @@ mod http;
 mod journal;
 mod metrics;
 mod pods;
+mod redis_connections;
 mod release;
 mod renew;
 mod shared_redis;

@@ -53,6 +53,11 @@ fn held_clock() -> &'static Path {
     })
 }
 
+/// `REDIS_SERVER` names another server to try, such as valkey-server.
+fn server_command() -> Command {
+    Command::new(std::env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()))
+}
+
 impl RedisServer {
     pub fn start(args: &[&str]) -> Self {
         Self::launch(free_port(), scratch(), args, None)
@@ -60,6 +65,20 @@ impl RedisServer {
 
     pub fn start_on(port: u16) -> Self {
         Self::launch(port, scratch(), &[], None)
+    }
+
+    /// A server that speaks in its own way: waits only until its port is open.
+    pub fn start_raw(port: u16, args: &[&str]) -> Self {
+        let child = server_command()
+            .args(args)
+            .stdout(Stdio::null())
+            .spawn()
+            .expect("redis-server is installed");
+        let server = Self { child, port, directory: scratch(), clock: None };
+        eventually(Duration::from_secs(5), "redis-server listens", || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        server
     }
 
     /// A server whose time stands still, except when it is moved.
@@ -76,7 +95,7 @@ impl RedisServer {
     }
 
     fn launch(port: u16, directory: PathBuf, args: &[&str], clock: Option<File>) -> Self {
-        let mut command = Command::new("redis-server");
+        let mut command = server_command();
         command.args([
             "--port",
             &port.to_string(),

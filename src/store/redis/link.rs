@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{RedisError, Value, aio::MultiplexedConnection};
+use redis::{Cmd, FromRedisValue, RedisError, Value, aio::MultiplexedConnection};
 use tokio::{sync::Notify, time::timeout_at};
 
 use super::{address::Address, reply::Reply, scripts::Script};
@@ -225,9 +225,20 @@ impl Link {
         }
     }
 
+    /// Runs a plain command. One that fails takes its connection along, so that
+    /// the next finds Redis where it is by then.
+    pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+        let mut connection = self.connection().await?;
+        let outcome = command.query_async(&mut connection).await;
+        if let Err(error) = &outcome {
+            self.redirect(error);
+        }
+        outcome
+    }
+
     /// The connection there is, or a new one; whoever comes while it is made waits
     /// for the same.
-    pub async fn connection(&self) -> Result<MultiplexedConnection, RedisError> {
+    async fn connection(&self) -> Result<MultiplexedConnection, RedisError> {
         if let Some(connection) = self.current() {
             return Ok(connection);
         }

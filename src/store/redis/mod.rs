@@ -277,9 +277,7 @@ impl Redis {
         &self,
         command: &redis::Cmd,
     ) -> Result<T, StoreError> {
-        let unavailable = |error: redis::RedisError| StoreError::Unavailable(error.to_string());
-        let mut connection = self.link.connection().await.map_err(unavailable)?;
-        command.query_async(&mut connection).await.map_err(unavailable)
+        self.link.command(command).await.map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 }
 

@@ -1,0 +1,262 @@
+//! The ways to a Redis: passwords, databases, TLS, Sentinel, a cluster.
+
+use std::{fs, process::Command, time::Duration};
+
+use redis::Commands;
+use serde_json::json;
+
+use crate::support::{Router, eventually, free_port, redis::RedisServer, scratch};
+
+const TIERS: (&str, &str) = ("TIER_CONFIG", r#"{"gold": 3}"#);
+
+fn run(program: &str, args: &[&str]) {
+    let output = Command::new(program).args(args).output().unwrap();
+    assert!(
+        output.status.success(),
+        "{program} {args:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+}
+
+#[test]
+fn a_user_a_password_and_a_database_are_taken_from_the_url() {
+    let port = free_port();
+    let file = scratch().join("redis.conf");
+    let users = "user router on >s3cret ~* &* +@all\nuser default off";
+    fs::write(&file, format!("port {port}\nsave \"\"\n{users}\n")).unwrap();
+    let server = RedisServer::start_raw(port, &[file.to_str().unwrap()]);
+    let url = format!("redis://router:s3cret@127.0.0.1:{}/3", server.port);
+    let router = Router::start(&[("REDIS_URL", &url), TIERS]);
+    router.allocate("CA1");
+    let mut plain = redis::Client::open(url).unwrap().get_connection().unwrap();
+    assert!(plain.exists::<_, bool>("voice:call:CA1").unwrap(), "in database 3");
+    redis::cmd("SELECT").arg(0).exec(&mut plain).unwrap();
+    assert!(!plain.exists::<_, bool>("voice:schema").unwrap(), "not in database 0");
+}
+
+#[test]
+fn tls_is_spoken_with_an_authority_of_ones_own() {
+    let directory = scratch();
+    let at = |name: &str| directory.join(name).to_str().unwrap().to_owned();
+    let (ca, ca_key, key, request, certificate, names) =
+        (at("ca.crt"), at("ca.key"), at("s.key"), at("s.csr"), at("s.crt"), at("names"));
+    fs::write(&names, "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
+    let extensions = ["-addext", "basicConstraints=critical,CA:TRUE"];
+    run(
+        "openssl",
+        &[
+            &[
+                "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &ca_key, "-out", &ca,
+                "-days", "2", "-subj", "/CN=test",
+            ][..],
+            &extensions,
+        ]
+        .concat(),
+    );
+    run(
+        "openssl",
+        &[
+            "req",
+            "-newkey",
+            "rsa:2048",
+            "-nodes",
+            "-keyout",
+            &key,
+            "-out",
+            &request,
+            "-subj",
+            "/CN=localhost",
+        ],
+    );
+    run(
+        "openssl",
+        &[
+            "x509",
+            "-req",
+            "-in",
+            &request,
+            "-CA",
+            &ca,
+            "-CAkey",
+            &ca_key,
+            "-CAcreateserial",
+            "-out",
+            &certificate,
+            "-days",
+            "2",
+            "-extfile",
+            &names,
+        ],
+    );
+    let port = free_port();
+    let _server = RedisServer::start_raw(
+        port,
+        &[
+            "--port",
+            "0",
+            "--tls-port",
+            &port.to_string(),
+            "--save",
+            "",
+            "--tls-cert-file",
+            &certificate,
+            "--tls-key-file",
+            &key,
+            "--tls-ca-cert-file",
+            &ca,
+            "--tls-auth-clients",
+            "no",
+        ],
+    );
+    let url = format!("rediss://localhost:{port}");
+    let router = Router::start(&[("REDIS_URL", &url), ("REDIS_CA_FILE", &ca), TIERS]);
+    router.allocate("CA1");
+    assert_eq!(router.release("CA1").0, 200);
+}
+
+#[test]
+fn a_sentinel_leads_to_the_new_primary() {
+    let primary = RedisServer::start(&[]);
+    let replica = RedisServer::start(&["--replicaof", "127.0.0.1", &primary.port.to_string()]);
+    let (directory, port) = (scratch(), free_port());
+    let file = directory.join("sentinel.conf");
+    let settings = format!(
+        "port {port}\ndir {}\nsentinel monitor voice 127.0.0.1 {} 1\nsentinel down-after-milliseconds voice 800\nsentinel failover-timeout voice 3000\n",
+        directory.display(),
+        primary.port
+    );
+    fs::write(&file, settings).unwrap();
+    let _sentinel = RedisServer::start_raw(port, &[file.to_str().unwrap(), "--sentinel"]);
+    let mut plain = primary.connection();
+    eventually(Duration::from_secs(10), "the replica follows", || {
+        let info: String = redis::cmd("INFO").arg("replication").query(&mut plain).unwrap();
+        info.contains("connected_slaves:1") && info.contains("state=online")
+    });
+    let url = format!("redis+sentinel://127.0.0.1:{port}/voice");
+    let router = Router::start(&[("REDIS_URL", &url), TIERS]);
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    eventually(Duration::from_secs(15), "the sentinel knows the replica", || {
+        let mut sentinel = redis::Client::open(format!("redis://127.0.0.1:{port}"))
+            .unwrap()
+            .get_connection()
+            .unwrap();
+        let replicas: redis::Value =
+            redis::cmd("SENTINEL").arg("REPLICAS").arg("voice").query(&mut sentinel).unwrap();
+        replicas != redis::Value::Array(Vec::new())
+    });
+    drop(primary);
+    eventually(Duration::from_secs(20), "calls are served by the new primary", || {
+        router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0 == 200
+    });
+    assert_eq!(
+        router.get("/api/v1/calls/CA1").1["pod_name"],
+        pod,
+        "what was replicated is still there"
+    );
+    let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut replica.connection()).unwrap();
+    assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
+}
+
+#[test]
+fn a_primary_that_becomes_a_replica_takes_no_calls_until_it_is_one_again() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[("REDIS_URL", &url), TIERS]);
+    router.allocate("CA1");
+    let mut plain = server.connection();
+    let nowhere = free_port().to_string();
+    redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("replica-serve-stale-data")
+        .arg("yes")
+        .exec(&mut plain)
+        .unwrap();
+    redis::cmd("REPLICAOF").arg("127.0.0.1").arg(nowhere).exec(&mut plain).unwrap();
+    let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA2"}));
+    assert_eq!(status, 503, "{answer}");
+    assert_eq!(router.release("CA1").0, 503, "kept for later");
+    redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut plain).unwrap();
+    eventually(Duration::from_secs(3), "service is back", || {
+        router.get("/api/v1/calls/CA1").0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 404);
+    router.allocate("CA2");
+}
+
+#[test]
+fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
+    let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
+    let nodes: Vec<RedisServer> = ports
+        .iter()
+        .map(|port| {
+            let (directory, text, bus) = (scratch(), port.to_string(), (port + 10_000).to_string());
+            RedisServer::start_raw(
+                *port,
+                &[
+                    "--port",
+                    &text,
+                    "--save",
+                    "",
+                    "--cluster-enabled",
+                    "yes",
+                    "--cluster-port",
+                    &bus,
+                    "--dir",
+                    directory.to_str().unwrap(),
+                ],
+            )
+        })
+        .collect();
+    let addresses: Vec<String> = ports.iter().map(|port| format!("127.0.0.1:{port}")).collect();
+    let mut args = vec!["--cluster", "create"];
+    args.extend(addresses.iter().map(String::as_str));
+    args.push("--cluster-yes");
+    run("redis-cli", &args);
+    eventually(Duration::from_secs(20), "the cluster agrees", || {
+        nodes.iter().all(|node| {
+            let info: String =
+                redis::cmd("CLUSTER").arg("INFO").query(&mut node.connection()).unwrap();
+            info.contains("cluster_state:ok")
+        })
+    });
+    let routers: Vec<Router> = nodes
+        .iter()
+        .map(|node| Router::start(&[("REDIS_URL", &node.url()), ("KEY_PREFIX", "{voice}:"), TIERS]))
+        .collect();
+    let pod = routers[0].allocate("CA1")["pod_name"].clone();
+    for router in &routers {
+        let (_, again) = router.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
+        assert_eq!(
+            (&again["pod_name"], &again["was_existing"]),
+            (&pod, &json!(true)),
+            "one store behind all nodes"
+        );
+    }
+    assert_eq!(routers[1].release("CA1").0, 200);
+    assert_eq!(routers[2].status()["pools"]["gold"]["available"], 3);
+}
+
+#[test]
+fn settings_of_redis_that_lose_calls_are_warned_about() {
+    let server = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]);
+    let _replica = RedisServer::start(&["--replicaof", "127.0.0.1", &server.port.to_string()]);
+    eventually(Duration::from_secs(10), "the replica follows", || {
+        let info: String =
+            redis::cmd("INFO").arg("replication").query(&mut server.connection()).unwrap();
+        info.contains("connected_slaves:1")
+    });
+    let (api, metrics, url) = (free_port().to_string(), free_port().to_string(), server.url());
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("HTTP_PORT", &api),
+        ("METRICS_PORT", &metrics),
+        ("LOG_FORMAT", "json"),
+    ];
+    let mut router = Router::start_with(&settings, std::process::Stdio::piped());
+    let mut log = router.child.stderr.take().unwrap();
+    drop(router);
+    let mut text = String::new();
+    std::io::Read::read_to_string(&mut log, &mut text).unwrap();
+    assert!(text.contains("maxmemory-policy noeviction"), "{text}");
+    assert!(text.contains("min-replicas-to-write"), "{text}");
+}
