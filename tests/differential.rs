@@ -287,7 +287,7 @@ impl World {
         self.now += ms;
         self.server.set_time(self.now);
         self.unswept += 1;
-        if self.unswept % 8 == 0 {
+        if self.unswept.is_multiple_of(8) {
             let swept = self.store.sweep(100).await.map_err(|error| error.to_string())?;
             same!("the great sweep", swept, self.fleet.sweep(100, self.now));
         }

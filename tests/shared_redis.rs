@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    fs,
     sync::{
         Barrier, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -13,7 +14,7 @@ use std::{
 use redis::Commands;
 use serde_json::{Value, json};
 
-use crate::support::{Connection, Router, eventually, redis::RedisServer};
+use crate::support::{Connection, Router, eventually, redis::RedisServer, scratch};
 
 const TIERS: &str = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 3},
     "acme": {"target": 3}}, "default_chain": ["gold", "basic"]}"#;
@@ -102,7 +103,18 @@ struct History {
 fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept() {
     let seconds = std::env::var("LOAD_SECONDS").map_or(8, |text| text.parse().unwrap());
     let server = RedisServer::start(&[]);
-    let routers = replicas(&server, 3, TIERS);
+    let (file, url) = (scratch().join("pods"), server.url());
+    let list = |pods: std::ops::Range<usize>| {
+        pods.map(|pod| format!("voice-agent-{pod}=h:{}\n", 1 + pod)).collect::<String>()
+    };
+    fs::write(&file, list(0..28)).unwrap();
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("TIER_CONFIG", TIERS),
+        ("PODS_FILE", file.to_str().unwrap()),
+        ("VOICE_AGENT_BASE_URL", "wss://v.example.com"),
+    ];
+    let routers: Vec<Router> = (0..3).map(|_| Router::start(&settings)).collect();
     routers[0].put("/api/v1/merchants/shop", r#"{"pool": "acme", "fallback": ["basic"]}"#);
     let (history, done, overlapping) =
         (Mutex::new(History::default()), AtomicBool::new(false), AtomicUsize::new(0));
@@ -167,12 +179,16 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
                 }
             });
         }
-        let (routers, history, done) = (&routers, &history, &done);
+        let (routers, history, done, file, list) = (&routers, &history, &done, &file, &list);
         scope.spawn(move || {
             let mut connection = routers[1].connect();
             let started = Instant::now();
             for number in 0.. {
-                let pod = format!("voice-agent-{}", number % 28);
+                // Four pods come and go all the while.
+                if number % 60 == 0 {
+                    fs::write(file, list(if number % 120 == 0 { 0..24 } else { 0..28 })).unwrap();
+                }
+                let pod = format!("voice-agent-{}", number % 24);
                 assert_eq!(connection.post("/api/v1/drain", &json!({"pod_name": pod})).status, 200);
                 history.lock().unwrap().drained.insert(pod.clone());
                 thread::sleep(Duration::from_millis(20));
@@ -182,6 +198,7 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
                     200
                 );
                 if started.elapsed() > Duration::from_secs(seconds) {
+                    fs::write(file, list(0..28)).unwrap();
                     done.store(true, Ordering::Relaxed);
                     return;
                 }
@@ -191,11 +208,100 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
     let history = history.into_inner().unwrap();
     assert_eq!(history.violations, Vec::<String>::new());
     assert!(overlapping.into_inner() > 20, "calls must overlap, or this proves nothing");
-    let status = routers[2].status();
-    assert_eq!(status["active_calls"], 0);
-    for (tier, free) in [("gold", 20), ("basic", 5)] {
-        assert_eq!(status["pools"][tier]["available"], free, "{status}");
+    eventually(Duration::from_secs(5), "every pod is back in its pool", || {
+        let status = routers[2].status();
+        let pools = ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());
+        let free: u64 =
+            pools.into_iter().flatten().map(|pool| pool["available"].as_u64().unwrap()).sum();
+        status["active_calls"] == 0 && free == 28
+    });
+}
+
+#[test]
+fn the_documented_keys_hold_what_is_documented() {
+    let server = RedisServer::start(&[]);
+    let router = &replicas(
+        &server,
+        1,
+        r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "shared", "target": 1}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
+    )[0];
+    router.put("/api/v1/merchants/shop", r#"{"pool": "acme"}"#);
+    let mut plain = server.connection();
+    let mut kind = |key: &str| redis::cmd("TYPE").arg(key).query::<String>(&mut plain).unwrap();
+    for (key, expected) in [
+        ("voice:pool:gold:available", "set"),
+        ("voice:pool:gold:assigned", "set"),
+        ("voice:pool:basic:available", "zset"),
+        ("voice:merchant:acme:pods", "set"),
+        ("voice:merchant:acme:assigned", "set"),
+        ("voice:pod:tier:voice-agent-0", "string"),
+        ("voice:pod:voice-agent-0", "hash"),
+        ("voice:pod:metadata", "hash"),
+        ("voice:merchant:config", "hash"),
+        ("voice:tier:config", "string"),
+        ("voice:schema", "string"),
+        ("voice:pools", "set"),
+        ("voice:tiers", "hash"),
+    ] {
+        assert_eq!(kind(key), expected, "{key}");
     }
+    let (_, answer) =
+        router.post("/api/v1/allocate", json!({"call_sid": "CA1", "merchant_id": "shop"}));
+    let pod = answer["pod_name"].as_str().unwrap();
+    let now = crate::support::redis::unix_millis() / 1_000;
+    let call: HashMap<String, String> = plain.hgetall("voice:call:CA1").unwrap();
+    assert_eq!(
+        (&call["pod_name"][..], &call["source_pool"][..], &call["merchant_id"][..]),
+        (pod, "merchant:acme", "shop")
+    );
+    let at: u64 = call["allocated_at"].parse().unwrap();
+    assert!((now - 2..=now).contains(&at), "unix seconds: {at}");
+    let status: HashMap<String, String> = plain.hgetall(format!("voice:pod:{pod}")).unwrap();
+    assert_eq!(
+        (&status["status"][..], &status["allocated_call_sid"][..], &status["source_pool"][..]),
+        ("allocated", "CA1", "merchant:acme")
+    );
+    assert_eq!(status["allocated_at"], call["allocated_at"]);
+    assert_eq!(plain.get::<_, String>(format!("voice:lease:{pod}")).unwrap(), "CA1");
+    assert_eq!(plain.get::<_, String>(format!("voice:pod:tier:{pod}")).unwrap(), "merchant:acme");
+    let metadata: String = plain.hget("voice:pod:metadata", pod).unwrap();
+    assert_eq!(
+        serde_json::from_str::<Value>(&metadata).unwrap(),
+        json!({"tier": "merchant:acme", "name": pod})
+    );
+    router.post("/api/v1/drain", json!({"pod_name": pod}));
+    for (key, at_least) in [
+        ("voice:call:CA1".to_owned(), 3_600),
+        (format!("voice:lease:{pod}"), 900),
+        (format!("voice:pod:draining:{pod}"), 360),
+    ] {
+        let ttl: u64 = plain.ttl(&key).unwrap();
+        assert!((at_least - 1..=at_least + 60).contains(&ttl), "{key}: {ttl}");
+    }
+    assert_eq!(plain.get::<_, String>(format!("voice:pod:draining:{pod}")).unwrap(), "true");
+    router.release("CA1");
+    assert!(
+        !plain.exists::<_, bool>("voice:call:CA1").unwrap()
+            && !plain.exists::<_, bool>(format!("voice:lease:{pod}")).unwrap()
+    );
+    let status: HashMap<String, String> = plain.hgetall(format!("voice:pod:{pod}")).unwrap();
+    assert_eq!(
+        (&status["status"][..], &status["allocated_call_sid"][..], &status["allocated_at"][..]),
+        ("draining", "", "")
+    );
+    assert!(status["released_at"].parse::<u64>().unwrap() >= at);
+}
+
+#[test]
+fn another_prefix_is_used_for_every_key() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[("REDIS_URL", &url), ("KEY_PREFIX", "{v2}x:")]);
+    router.put("/api/v1/merchants/shop", r#"{"pool": "acme"}"#);
+    router.allocate("CA1");
+    router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"}));
+    let keys: Vec<String> = server.connection().keys("*").unwrap();
+    assert!(keys.len() > 10 && keys.iter().all(|key| key.starts_with("{v2}x:")), "{keys:?}");
 }
 
 #[test]
@@ -451,9 +557,25 @@ fn a_layout_from_the_future_is_refused() {
     assert!(text.contains("use a newer release") && text.lines().count() == 1, "{text}");
 }
 
+#[derive(Clone, Copy, PartialEq)]
+enum Outage {
+    StandsStill,
+    DiesAndComesBackEmpty,
+}
+
 #[test]
 fn a_redis_that_stands_still_is_waited_out_without_harm() {
-    let server = RedisServer::start(&[]);
+    outage_under_load(Outage::StandsStill);
+}
+
+#[test]
+fn a_redis_that_dies_and_comes_back_empty_is_waited_out_without_harm() {
+    outage_under_load(Outage::DiesAndComesBackEmpty);
+}
+
+fn outage_under_load(kind: Outage) {
+    let outage = std::env::var("OUTAGE_SECONDS").map_or(6, |text| text.parse().unwrap());
+    let mut server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 200}"#);
     let (done, slowest) = (AtomicBool::new(false), Mutex::new(Duration::ZERO));
     let (held, refused) =
@@ -475,16 +597,20 @@ fn a_redis_that_stands_still_is_waited_out_without_harm() {
                     drop(worst);
                     match status {
                         200 => {
-                            held.lock().unwrap().insert(
-                                call.clone(),
-                                answer["pod_name"].as_str().unwrap().to_owned(),
-                            );
+                            let pod = answer["pod_name"].as_str().unwrap().to_owned();
+                            let other = held.lock().unwrap().insert(pod.clone(), call.clone());
+                            // Calls from before a wipe are forgotten, and their pods given anew.
+                            let twice = other.filter(|_| kind == Outage::StandsStill);
+                            assert_eq!(twice, None, "{pod} was given to {call}, too");
                             thread::sleep(Duration::from_millis(5));
+                            held.lock().unwrap().remove(&pod);
                             let released = connection
                                 .post("/api/v1/release", &json!({"call_sid": call}))
                                 .status;
-                            assert!(matches!(released, 200 | 503), "{released}");
-                            held.lock().unwrap().remove(&call);
+                            // A wiped Redis knows nothing of calls that nobody renewed.
+                            let forgotten =
+                                kind == Outage::DiesAndComesBackEmpty && released == 404;
+                            assert!(forgotten || matches!(released, 200 | 503), "{released}");
                         }
                         503 => drop(refused.lock().unwrap().insert(call)),
                         other => panic!("{other}: {answer}"),
@@ -494,12 +620,18 @@ fn a_redis_that_stands_still_is_waited_out_without_harm() {
             });
         }
         thread::sleep(Duration::from_secs(1));
-        server.signal("STOP");
-        thread::sleep(Duration::from_secs(6));
+        match kind {
+            Outage::StandsStill => server.signal("STOP"),
+            Outage::DiesAndComesBackEmpty => server.kill(),
+        }
+        thread::sleep(Duration::from_secs(outage));
         let twilio = routers[0].connect().form("/api/v1/twilio/allocate", "CallSid=CA-t");
         assert!(twilio.status == 200 && twilio.text().contains("<Hangup/>"));
         assert_eq!(routers[0].connect().get("/ready").status, 200);
-        server.signal("CONT");
+        match kind {
+            Outage::StandsStill => server.signal("CONT"),
+            Outage::DiesAndComesBackEmpty => server.replace(),
+        }
         eventually(Duration::from_secs(2), "service is back", || {
             let (status, _) = routers[1].post("/api/v1/allocate", json!({"call_sid": "back"}));
             status == 200

@@ -146,10 +146,14 @@ impl RedisServer {
         assert!(sent.unwrap().success());
     }
 
-    /// Kills the server and starts an empty one in its place.
-    pub fn replace(&mut self) {
+    pub fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Kills the server, if it lives, and starts an empty one in its place.
+    pub fn replace(&mut self) {
+        self.kill();
         let fresh = Self::launch(self.port, self.directory.clone(), &[], None);
         let old = std::mem::replace(self, fresh);
         std::mem::forget(old);

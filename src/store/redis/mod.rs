@@ -176,16 +176,13 @@ impl Redis {
     ) -> Result<PoolStatus, StoreError> {
         let [assigned, available, draining, not_ready] = counts.map(|count| count as usize);
         let (mut active_calls, mut free_slots) = (0, 0);
-        let mut cursor = "0".to_owned();
-        while assigned > 0 {
-            let mut answer =
-                self.run(&self.scripts.pool_load, &[&pool.as_tier_value(), &cursor, "200"]).await?;
-            cursor = answer.text()?;
+        let mut cursor = (assigned > 0).then(|| "0".to_owned());
+        while let Some(from) = cursor {
+            let args = [&pool.as_tier_value(), from.as_str(), "200"];
+            let mut answer = self.run(&self.scripts.pool_load, &args).await?;
+            cursor = Some(answer.text()?).filter(|next| next != "0");
             active_calls += answer.number()? as usize;
             free_slots += answer.number()? as usize;
-            if cursor == "0" {
-                break;
-            }
         }
         Ok(PoolStatus {
             kind: tiers.kind(&pool),

@@ -1,0 +1,193 @@
+//! What scripts cost Redis must not grow with pods or calls. Measured by Redis
+//! itself, in a binary of its own so that no other test runs beside it.
+
+#[allow(dead_code, unused_imports, reason = "other tests need more of it")]
+mod support;
+
+use std::{sync::Arc, time::Duration};
+
+use futures_util::future::join_all;
+use smart_router::{
+    config::Ttls,
+    domain::{
+        fleet::{Allocate, PodFacts, Release},
+        names::{CallSid, PodName},
+        tiers::{Origin, Tiers},
+    },
+    metrics::StoreMetrics,
+    store::{Redis, RedisConfig, Scripts, Store},
+};
+
+use self::support::redis::RedisServer;
+
+const FEW: usize = 50;
+const MANY: usize = 50_000;
+const MOST: usize = 100_000;
+const CALLS: usize = 100_000;
+const AT_ONCE: usize = 200;
+/// Allocations whose mean is taken; the best of several counts, since the
+/// machine has other things to do, too.
+const BATCH: usize = 1_000;
+const BATCHES: usize = 5;
+const ALLOWED: f64 = 1.3;
+/// No script may hold up Redis for longer (µs).
+const SLOW: u64 = 5_000;
+
+struct World {
+    server: RedisServer,
+    store: Arc<Redis>,
+    next: usize,
+}
+
+fn tiers(strategy: &str) -> Tiers {
+    let text = format!(
+        r#"{{"basic": {{"type": "shared", "target": 1, "max_concurrent": 200, "strategy": "{strategy}"}}}}"#
+    );
+    Tiers::parse(&text, Origin::Settings).unwrap().0
+}
+
+impl World {
+    async fn new(pods: usize) -> Self {
+        let server = RedisServer::start(&["--slowlog-log-slower-than", &SLOW.to_string()]);
+        let config = RedisConfig {
+            url: server.url(),
+            key_prefix: "voice:".into(),
+            authority: None,
+            ttls: Ttls { lease: 900_000, draining: 360_000, call_info: 3_600_000 },
+            tiers: tiers("spread"),
+            nudge: Arc::default(),
+            metrics: StoreMetrics::default(),
+            scripts: Scripts::default(),
+        };
+        let store = Redis::start(config).unwrap();
+        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        let world = Self { server, store, next: 0 };
+        world.fill(0, pods).await;
+        world
+    }
+
+    async fn fill(&self, from: usize, to: usize) {
+        let facts = PodFacts {
+            uid: "u".into(),
+            address: "10.0.0.1:8000".into(),
+            ready: true,
+            terminating: false,
+            restarts: 0,
+            pin: None,
+        };
+        let names: Vec<PodName> =
+            (from..to).map(|number| format!("voice-agent-{number}").parse().unwrap()).collect();
+        for some in names.chunks(AT_ONCE) {
+            for observed in
+                join_all(some.iter().map(|name| self.store.observe_pod(name, &facts, None))).await
+            {
+                observed.unwrap().unwrap();
+            }
+        }
+    }
+
+    async fn allocate(&mut self, count: usize, lease_ttl: u64) -> Vec<CallSid> {
+        let numbers = self.next..self.next + count;
+        self.next += count;
+        let calls: Vec<CallSid> =
+            numbers.map(|number| format!("CA{number:032}").parse().unwrap()).collect();
+        for some in calls.chunks(AT_ONCE) {
+            let requests: Vec<Allocate> = some
+                .iter()
+                .map(|call| Allocate { call: call.clone(), merchant: None, lease_ttl })
+                .collect();
+            for given in join_all(requests.iter().map(|request| self.store.allocate(request))).await
+            {
+                given.unwrap().unwrap();
+            }
+        }
+        calls
+    }
+
+    async fn release(&self, calls: Vec<CallSid>) {
+        let requests: Vec<Release> =
+            calls.into_iter().map(|call| Release { call, pod: None }).collect();
+        for some in requests.chunks(AT_ONCE) {
+            for released in join_all(some.iter().map(|request| self.store.release(request))).await {
+                released.unwrap().unwrap();
+            }
+        }
+    }
+
+    /// Redis's own time per script call since the last reset (µs).
+    fn script_time(&self) -> f64 {
+        let info: String =
+            redis::cmd("INFO").arg("commandstats").query(&mut self.server.connection()).unwrap();
+        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+        let field = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).unwrap();
+        field.parse().unwrap()
+    }
+
+    fn reset(&self) {
+        redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut self.server.connection()).unwrap();
+    }
+
+    async fn allocation_time(&mut self) -> f64 {
+        let mut best = f64::INFINITY;
+        for _ in 0..BATCHES {
+            self.reset();
+            let calls = self.allocate(BATCH, 900_000).await;
+            best = best.min(self.script_time());
+            self.release(calls).await;
+        }
+        best
+    }
+
+    /// The time of a sweep that finds one dead call.
+    async fn sweep_time(&mut self) -> f64 {
+        let mut times = Vec::new();
+        for _ in 0..50 {
+            self.allocate(1, 1).await;
+            tokio::time::sleep(Duration::from_millis(3)).await;
+            self.reset();
+            assert_eq!(self.store.sweep(100).await.unwrap().expired.len(), 1);
+            times.push(self.script_time());
+        }
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 4]
+    }
+
+    fn slow_scripts(&self) -> Vec<String> {
+        let log: Vec<redis::Value> =
+            redis::cmd("SLOWLOG").arg("GET").arg(10).query(&mut self.server.connection()).unwrap();
+        log.iter()
+            .map(|entry| format!("{entry:?}"))
+            .filter(|entry| entry.to_lowercase().contains("evalsha"))
+            .collect()
+    }
+}
+
+fn flat(what: &str, small: f64, large: f64) {
+    println!("{what}: {small:.1} µs and {large:.1} µs, {:.2}×", large / small);
+    assert!(large <= small * ALLOWED, "{what}: {small:.1} µs grew to {large:.1} µs");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
+    let (mut few, mut many) = (World::new(FEW).await, World::new(MANY).await);
+    for strategy in ["spread", "pack"] {
+        few.store.apply_tiers(&tiers(strategy), None).await.unwrap().unwrap();
+        many.store.apply_tiers(&tiers(strategy), None).await.unwrap().unwrap();
+        let (small, large) = (few.allocation_time().await, many.allocation_time().await);
+        flat(&format!("allocate, {strategy}, {FEW} and {MANY} pods"), small, large);
+    }
+    many.store.apply_tiers(&tiers("spread"), None).await.unwrap().unwrap();
+    let (idle, dead) = (many.allocation_time().await, few.sweep_time().await);
+    many.allocate(CALLS, 900_000).await;
+    flat(&format!("allocate, 0 and {CALLS} live calls"), idle, many.allocation_time().await);
+    flat("sweep of one dead call, few of everything and many", dead, many.sweep_time().await);
+    many.fill(MANY, MOST).await;
+    many.store.audit().await.unwrap();
+    many.store.status().await.unwrap();
+    many.allocation_time().await;
+    assert_eq!(
+        many.slow_scripts(),
+        Vec::<String>::new(),
+        "scripts above {SLOW} µs with {MOST} pods"
+    );
+}
