@@ -507,7 +507,7 @@ async fn the_comparison_catches_scripts_that_are_broken_on_purpose() {
             code.replace(from, to)
         });
         assert!(broken.get(), "{what}: no script contains {from:?}");
-        let caught = compare(7, 4_000, scripts).await;
+        let caught = compare(7, 40_000, scripts).await;
         assert!(caught.is_err(), "not caught: {what}");
         println!("caught: {what}: {}", caught.unwrap_err().lines().next().unwrap_or_default());
     }

@@ -189,7 +189,7 @@ fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
     let nodes: Vec<RedisServer> = ports
         .iter()
         .map(|port| {
-            let (directory, text, bus) = (scratch(), port.to_string(), (port + 10_000).to_string());
+            let (directory, text, bus) = (scratch(), port.to_string(), free_port().to_string());
             RedisServer::start_raw(
                 *port,
                 &[

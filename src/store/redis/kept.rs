@@ -25,15 +25,7 @@ pub struct Kept {
 }
 
 impl Kept {
-    pub fn release(&mut self, release: Release) {
-        self.push(Debt::Release(release));
-    }
-
-    pub fn doubt(&mut self, call: CallSid, attempt: String) {
-        self.push(Debt::Doubt { call, attempt });
-    }
-
-    fn push(&mut self, debt: Debt) {
+    pub fn push(&mut self, debt: Debt) {
         if self.debts.len() == MOST {
             self.debts.pop_front();
             self.dropped += 1;

@@ -4,7 +4,7 @@
 use std::{
     sync::{
         Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, Ordering},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -45,12 +45,20 @@ impl From<Failure> for StoreError {
     }
 }
 
+/// A connection, with a number that tells it from its successors.
+#[derive(Clone)]
+struct Line {
+    number: u64,
+    connection: MultiplexedConnection,
+}
+
 pub struct Link {
     address: Address,
     prefix: String,
     /// Any key of ours: it tells a cluster where the scripts belong.
     routing_key: String,
-    current: RwLock<Option<MultiplexedConnection>>,
+    current: RwLock<Option<Line>>,
+    lines: AtomicU64,
     connecting: tokio::sync::Mutex<()>,
     /// Where a cluster said the keys are.
     moved: Mutex<Option<(String, u16)>>,
@@ -58,7 +66,7 @@ pub struct Link {
     /// Redis's clock minus ours (ms).
     offset: AtomicI64,
     is_open: AtomicBool,
-    /// Told when the circuit opens.
+    /// Told when the circuit opens, or something is left to do.
     pub opened: Notify,
     metrics: StoreMetrics,
 }
@@ -70,6 +78,7 @@ impl Link {
             prefix: prefix.into(),
             routing_key: format!("{prefix}calls"),
             current: RwLock::new(None),
+            lines: AtomicU64::new(0),
             connecting: tokio::sync::Mutex::new(()),
             moved: Mutex::new(None),
             started: Instant::now(),
@@ -148,8 +157,8 @@ impl Link {
         let mut last = StoreError::Unavailable("no answer in time".into());
         for limit in [FIRST_TRY, BUDGET] {
             let deadline = tokio::time::Instant::from_std(started + limit);
-            let mut connection = match timeout_at(deadline, self.connection()).await {
-                Ok(Ok(connection)) => connection,
+            let mut line = match timeout_at(deadline, self.line()).await {
+                Ok(Ok(line)) => line,
                 Ok(Err(error)) => {
                     last = unavailable(&error);
                     continue;
@@ -161,7 +170,8 @@ impl Link {
                 Timeliness::InTime => self.redis_time(started + BUDGET),
             };
             let sent =
-                timeout_at(deadline, self.send(&mut connection, script, args, not_after)).await;
+                timeout_at(deadline, self.send(&mut line.connection, script, args, not_after))
+                    .await;
             let error = match sent {
                 Ok(Ok(value)) => {
                     let reply = Reply::new(value).map_err(Failure::NotRun)?;
@@ -176,23 +186,17 @@ impl Link {
                 Ok(Err(error)) => error,
                 Err(_) => {
                     may_have_run = true;
-                    self.forget();
+                    self.forget(&line);
                     continue;
                 }
             };
+            last = unavailable(&error);
             match error.code() {
-                Some(
-                    "READONLY" | "MOVED" | "ASK" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN"
-                    | "TRYAGAIN" | "NOREPLICAS" | "BUSY",
-                ) => {
-                    self.redirect(&error);
-                    last = unavailable(&error);
-                }
+                Some(code) if is_elsewhere(code) => self.redirect(&line, &error),
                 Some(_) => return Err(Failure::NotRun(StoreError::Failed(error.to_string()))),
                 None => {
                     may_have_run = true;
-                    self.forget();
-                    last = unavailable(&error);
+                    self.forget(&line);
                 }
             }
         }
@@ -225,49 +229,53 @@ impl Link {
         }
     }
 
-    /// Runs a plain command. One that fails takes its connection along, so that
-    /// the next finds Redis where it is by then.
+    /// Runs a plain command. One that fails for want of a connection takes it
+    /// along, so that the next finds Redis where it is by then.
     pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
-        let mut connection = self.connection().await?;
-        let outcome = command.query_async(&mut connection).await;
-        if let Err(error) = &outcome {
-            self.redirect(error);
+        let mut line = self.line().await?;
+        let outcome = command.query_async(&mut line.connection).await;
+        if let Err(error) = &outcome
+            && error.code().is_none_or(is_elsewhere)
+        {
+            self.redirect(&line, error);
         }
         outcome
     }
 
     /// The connection there is, or a new one; whoever comes while it is made waits
     /// for the same.
-    async fn connection(&self) -> Result<MultiplexedConnection, RedisError> {
-        if let Some(connection) = self.current() {
-            return Ok(connection);
+    async fn line(&self) -> Result<Line, RedisError> {
+        if let Some(line) = self.current() {
+            return Ok(line);
         }
         let _alone = self.connecting.lock().await;
-        if let Some(connection) = self.current() {
-            return Ok(connection);
+        if let Some(line) = self.current() {
+            return Ok(line);
         }
         let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = self.address.connect(moved).await?;
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
         self.note_time(seconds * 1_000 + micros / 1_000);
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
-        Ok(connection)
+        let line = Line { number: self.lines.fetch_add(1, Ordering::Relaxed), connection };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(line.clone());
+        Ok(line)
     }
 
-    fn current(&self) -> Option<MultiplexedConnection> {
+    fn current(&self) -> Option<Line> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets go of a connection that is of no use.
-    fn forget(&self) {
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = None;
+    /// Lets go of a connection that is of no use, unless another has taken its
+    /// place already.
+    fn forget(&self, line: &Line) {
+        let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
+        current.take_if(|other| other.number == line.number);
     }
 
     /// This is not, or no longer, where we can write.
-    fn redirect(&self, error: &RedisError) {
-        self.forget();
-        let place =
-            error.redirect_node().map(|(place, _)| place).and_then(|place| place.rsplit_once(':'));
+    fn redirect(&self, line: &Line, error: &RedisError) {
+        self.forget(line);
+        let place = error.redirect_node().and_then(|(place, _)| place.rsplit_once(':'));
         if let Some((host, port)) = place
             && let Ok(port) = port.parse()
         {
@@ -285,6 +293,22 @@ impl Link {
         let ours = at.duration_since(self.started).as_millis() as i64;
         u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
     }
+}
+
+/// Errors of a server that is not, or not yet, the one to ask.
+fn is_elsewhere(code: &str) -> bool {
+    matches!(
+        code,
+        "READONLY"
+            | "MOVED"
+            | "ASK"
+            | "LOADING"
+            | "MASTERDOWN"
+            | "CLUSTERDOWN"
+            | "TRYAGAIN"
+            | "NOREPLICAS"
+            | "BUSY"
+    )
 }
 
 fn unavailable(error: &RedisError) -> StoreError {

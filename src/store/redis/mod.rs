@@ -26,7 +26,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::scripts::Scripts;
 use self::{
     address::Address,
-    kept::Kept,
+    kept::{Debt, Kept},
     link::{Failure, Link, Timeliness},
     reply::{Reply as Answer, pod_row},
     scripts::Script,
@@ -269,6 +269,20 @@ impl Redis {
         format!("{}{name}", self.prefix)
     }
 
+    /// Owes Redis something, and sees to it that it is done soon.
+    fn owe(&self, debt: Debt) {
+        self.kept().push(debt);
+        self.link.opened.notify_one();
+    }
+
+    /// A plain command for a request: at once refused while Redis is out.
+    async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreError> {
+        if !self.link.is_up() {
+            return Err(StoreError::Unavailable("Redis is out".into()));
+        }
+        self.command(command).await
+    }
+
     /// A plain command, off the path of calls.
     async fn command<T: redis::FromRedisValue>(
         &self,
@@ -312,7 +326,7 @@ impl Store for Redis {
                     Ok(answer) => self.found(answer),
                     Err(Failure::Unknown(error)) => {
                         // It may have happened, and nobody will be told: take it back.
-                        self.kept().doubt(request.call.clone(), attempt);
+                        self.owe(Debt::Doubt { call: request.call.clone(), attempt });
                         Err(error)
                     }
                     Err(Failure::NotRun(error)) => Err(error),
@@ -348,7 +362,7 @@ impl Store for Redis {
                 Ok(answer) => answer,
                 Err(error) => {
                     if matches!(error, StoreError::Unavailable(_)) {
-                        self.kept().release(request.clone());
+                        self.owe(Debt::Release(request.clone()));
                     }
                     return Err(error);
                 }
@@ -507,9 +521,9 @@ impl Store for Redis {
             let key = self.key("merchant:config");
             match document {
                 Some(document) => {
-                    self.command(redis::cmd("HSET").arg(key).arg(id.as_str()).arg(document)).await
+                    self.ask(redis::cmd("HSET").arg(key).arg(id.as_str()).arg(document)).await
                 }
-                None => self.command(redis::cmd("HDEL").arg(key).arg(id.as_str())).await,
+                None => self.ask(redis::cmd("HDEL").arg(key).arg(id.as_str())).await,
             }
         })
     }
@@ -571,7 +585,7 @@ impl Store for Redis {
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
         Box::pin(async move {
             let key = self.key("merchant:config");
-            self.command(redis::cmd("HGET").arg(key).arg(id.as_str())).await
+            self.ask(redis::cmd("HGET").arg(key).arg(id.as_str())).await
         })
     }
 

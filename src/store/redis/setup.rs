@@ -27,6 +27,10 @@ impl Redis {
         let mut said = String::new();
         loop {
             let pause = if self.link.is_up() {
+                // Debts may have come while the circuit was just closing.
+                if let Err(error) = self.pay_debts().await {
+                    tracing::warn!(%error, "cannot do what was left undone");
+                }
                 if let Err(error) = self.follow_tiers().await {
                     tracing::warn!(%error, "cannot look at the tiers");
                 }
@@ -36,6 +40,7 @@ impl Redis {
                     Ok(()) => {
                         tracing::info!("Redis is in use");
                         said.clear();
+                        self.warn_about_settings().await;
                         self.link.close_circuit();
                         self.nudge.notify_one();
                         continue;
@@ -60,7 +65,6 @@ impl Redis {
 
     /// Everything that has to be done before requests may come again.
     async fn recover(&self) -> Result<(), StoreError> {
-        self.warn_about_settings().await?;
         let lease = self.lease_ttl.to_string();
         let mut answer =
             self.link.attempt(&self.scripts.begin, &[&lease], Timeliness::InTime).await?;
@@ -86,9 +90,12 @@ impl Redis {
         self.pay_debts().await
     }
 
-    async fn warn_about_settings(&self) -> Result<(), StoreError> {
-        let memory: String = self.command(cmd("INFO").arg("memory")).await?;
-        let replication: String = self.command(cmd("INFO").arg("replication")).await?;
+    /// Warns where Redis may lose what it was told; one that does not say is none
+    /// of our business.
+    async fn warn_about_settings(&self) {
+        let memory: String = self.command(cmd("INFO").arg("memory")).await.unwrap_or_default();
+        let replication: String =
+            self.command(cmd("INFO").arg("replication")).await.unwrap_or_default();
         let field = |info: &str, name: &str| {
             let value = info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
             value.unwrap_or_default().trim().to_owned()
@@ -108,7 +115,6 @@ impl Redis {
                 "Redis has replicas but no min-replicas-to-write: a failover can lose calls that were given"
             );
         }
-        Ok(())
     }
 
     /// At the start and after a loss: the store's tiers hold if it has any, else ours.
