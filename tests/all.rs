@@ -13,6 +13,8 @@ mod journal;
 mod metrics;
 mod pods;
 mod redis_connections;
+mod redis_hands;
+mod redis_outages;
 mod release;
 mod renew;
 mod shared_redis;

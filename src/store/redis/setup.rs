@@ -5,7 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use redis::cmd;
 
-use super::{Redis, epoch_text, fenced, kept::Debt, link::Timeliness, table};
+use super::{
+    Redis,
+    kept::Debt,
+    link::Timeliness,
+    operations::{epoch_text, fenced, unexpected},
+    table,
+};
 use crate::{
     domain::{
         fleet::Fenced,
@@ -85,7 +91,7 @@ impl Redis {
                 self.take_tiers().await?;
             }
             "older" => self.adopt().await?,
-            _ => return Err(super::unexpected(&answer)),
+            _ => return Err(unexpected(&answer)),
         }
         self.pay_debts().await
     }

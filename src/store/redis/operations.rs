@@ -1,0 +1,451 @@
+//! Every operation as its script: arguments in, answer out.
+
+use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Ordering};
+
+use redis::Value;
+
+use super::{
+    Redis,
+    kept::Debt,
+    link::{Failure, Timeliness},
+    reply::{self, Reply as Answer, pod_row},
+    table,
+};
+use crate::{
+    domain::{
+        Millis,
+        assign::Stock,
+        fleet::{
+            Allocate, Allocation, Audited, CallNotFound, CallStatus, Departure, Drained, Fenced,
+            MoveRefused, Observed, PodFacts, PodStatus, PoolStatus, Refusal, Release, Released,
+            Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        },
+        merchant::{Malformed, Step},
+        names::{CallSid, MerchantId, PodName, Pool},
+        tiers::Tiers,
+    },
+    store::{Reply, Store, StoreError},
+};
+
+/// Calls that one renewal may name.
+const RENEWALS: usize = 500;
+
+impl Redis {
+    /// All pods, page by page. A pod that moves meanwhile may come twice.
+    async fn all_pods(&self) -> Result<Vec<PodStatus>, StoreError> {
+        let mut pods = BTreeMap::new();
+        let mut cursor = "0".to_owned();
+        loop {
+            let mut answer = self.run(&self.scripts.pods, &[&cursor, "200"]).await?;
+            cursor = answer.text()?;
+            for row in answer.list()? {
+                let pod = pod_row(row)?;
+                pods.insert(pod.name.clone(), pod);
+            }
+            if cursor == "0" {
+                return Ok(pods.into_values().collect());
+            }
+        }
+    }
+
+    async fn status_of(
+        &self,
+        pool: Pool,
+        tiers: &Tiers,
+        counts: [u64; 4],
+    ) -> Result<PoolStatus, StoreError> {
+        let [assigned, available, draining, not_ready] = counts.map(|count| count as usize);
+        let (mut active_calls, mut free_slots) = (0, 0);
+        let mut cursor = (assigned > 0).then(|| "0".to_owned());
+        while let Some(from) = cursor {
+            let args = [&pool.as_tier_value(), from.as_str(), "200"];
+            let mut answer = self.run(&self.scripts.pool_load, &args).await?;
+            cursor = Some(answer.text()?).filter(|next| next != "0");
+            active_calls += answer.number()? as usize;
+            free_slots += answer.number()? as usize;
+        }
+        Ok(PoolStatus {
+            kind: tiers.kind(&pool),
+            target: tiers.target(&pool),
+            assigned,
+            available,
+            draining,
+            not_ready,
+            active_calls,
+            free_slots,
+            pool,
+        })
+    }
+}
+
+pub(super) fn epoch_text(epoch: Option<u64>) -> String {
+    epoch.map(|epoch| epoch.to_string()).unwrap_or_default()
+}
+
+fn flag(flag: bool) -> &'static str {
+    if flag { "1" } else { "0" }
+}
+
+pub(super) fn unexpected(answer: &Answer) -> StoreError {
+    StoreError::Failed(format!("the store answered {:?}, which nobody expects", answer.word))
+}
+
+pub(super) fn fenced(answer: &mut Answer, epoch: Option<u64>) -> Result<Fenced, StoreError> {
+    Ok(Fenced { epoch: epoch.unwrap_or_default(), current: answer.number()? })
+}
+
+fn malformed(text: String) -> Option<Malformed> {
+    (!text.is_empty()).then(|| Malformed::new(text))
+}
+
+impl Store for Redis {
+    fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>> {
+        Box::pin(async move {
+            let attempt =
+                format!("{:08x}-{}", self.process, self.attempts.fetch_add(1, Ordering::Relaxed));
+            let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
+            let (lease, life) =
+                (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+            let args = [request.call.as_str(), merchant, &lease, &life, &attempt];
+            let answer =
+                match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
+                    Ok(answer) => self.found(answer),
+                    Err(Failure::Unknown(error)) => {
+                        // It may have happened, and nobody will be told: take it back.
+                        self.owe(Debt::Doubt { call: request.call.clone(), attempt });
+                        Err(error)
+                    }
+                    Err(Failure::NotRun(error)) => Err(error),
+                };
+            let mut answer = answer?;
+            Ok(match answer.word.as_str() {
+                "refused" => Err(Refusal {
+                    tried: answer.tried()?,
+                    malformed_merchant: malformed(answer.text()?),
+                }),
+                "new" | "existing" => Ok(Allocation {
+                    was_existing: answer.word == "existing",
+                    pod: answer.parse()?,
+                    pool: answer.parse()?,
+                    tried: answer.tried()?,
+                    malformed_merchant: if answer.word == "new" {
+                        malformed(answer.text()?)
+                    } else {
+                        None
+                    },
+                }),
+                _ => return Err(unexpected(&answer)),
+            })
+        })
+    }
+
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
+        Box::pin(async move {
+            let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
+            let args = [request.call.as_str(), pod, ""];
+            let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
+            let mut answer = match answer.map_err(StoreError::from) {
+                Ok(answer) => answer,
+                Err(error) => {
+                    if matches!(error, StoreError::Unavailable(_)) {
+                        self.owe(Debt::Release(request.clone()));
+                    }
+                    return Err(error);
+                }
+            };
+            match answer.word.as_str() {
+                "not_found" => Ok(Err(CallNotFound)),
+                "released" => Ok(Ok(Released {
+                    pod: answer.parse()?,
+                    source_pool: answer.parse()?,
+                    pool: answer.parse()?,
+                    was_draining: answer.flag()?,
+                    lasted: answer.number()?,
+                })),
+                _ => Err(unexpected(&answer)),
+            }
+        })
+    }
+
+    fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
+        Box::pin(async move {
+            let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
+            let (lease, life) =
+                (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+            let mut renewed = Renewed::default();
+            for some in request.calls.chunks(RENEWALS) {
+                let mut args = vec![lease.as_str(), &life, pod];
+                args.extend(some.iter().map(CallSid::as_str));
+                let mut answer = self.run(&self.scripts.renew, &args).await?;
+                renewed.until = answer.number()?;
+                renewed.unknown.extend(answer.names()?);
+                renewed.adopted.extend(answer.names()?);
+            }
+            Ok(renewed)
+        })
+    }
+
+    fn drain<'a>(
+        &'a self,
+        pod: &'a PodName,
+        ttl: Millis,
+    ) -> Reply<'a, Result<Drained, UnknownPod>> {
+        Box::pin(async move {
+            let mut answer =
+                self.run(&self.scripts.drain, &[pod.as_str(), &ttl.to_string()]).await?;
+            if answer.word == "unknown" {
+                return Ok(Err(UnknownPod));
+            }
+            Ok(Ok(Drained { active_calls: answer.number()? as usize, until: answer.number()? }))
+        })
+    }
+
+    fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.undrain, &[pod.as_str()]).await?;
+            if answer.word == "unknown" {
+                return Ok(Err(UnknownPod));
+            }
+            Ok(Ok(Undrained {
+                was_draining: answer.flag()?,
+                is_terminating: answer.flag()?,
+                pool: answer.parse_some()?,
+            }))
+        })
+    }
+
+    fn observe_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        facts: &'a PodFacts,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Observed, Fenced>> {
+        Box::pin(async move {
+            let pin = facts.pin.as_ref().map(Step::to_string).unwrap_or_default();
+            let (epoch_text, restarts) = (epoch_text(epoch), facts.restarts.to_string());
+            let args = [
+                &epoch_text,
+                pod.as_str(),
+                &facts.uid,
+                &facts.address,
+                flag(facts.ready),
+                flag(facts.terminating),
+                &restarts,
+                &pin,
+            ];
+            let mut answer = self.run(&self.scripts.observe_pod, &args).await?;
+            match answer.word.as_str() {
+                "fenced" => Ok(Err(fenced(&mut answer, epoch)?)),
+                "observed" => Ok(Ok(Observed {
+                    joined: answer.flag()?,
+                    pool: answer.parse_some()?,
+                    ended: answer.ended_on(pod)?,
+                })),
+                _ => Err(unexpected(&answer)),
+            }
+        })
+    }
+
+    fn remove_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        departure: Departure,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<Removed, Fenced>> {
+        Box::pin(async move {
+            let departure = match departure {
+                Departure::Now => "now",
+                Departure::WhenIdle => "when_idle",
+            };
+            let args = [&epoch_text(epoch), pod.as_str(), uid, departure];
+            let mut answer = self.run(&self.scripts.remove_pod, &args).await?;
+            Ok(Ok(match answer.word.as_str() {
+                "fenced" => return Ok(Err(fenced(&mut answer, epoch)?)),
+                "gone" => Removed::Gone { ended: answer.ended_on(pod)? },
+                "busy" => Removed::Busy,
+                "not_there" => Removed::NotThere,
+                _ => return Err(unexpected(&answer)),
+            }))
+        })
+    }
+
+    fn move_pod<'a>(
+        &'a self,
+        pod: &'a PodName,
+        uid: &'a str,
+        to: &'a Pool,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), MoveRefused>> {
+        Box::pin(async move {
+            let args = [&epoch_text(epoch), pod.as_str(), uid, &to.as_tier_value()];
+            let mut answer = self.run(&self.scripts.move_pod, &args).await?;
+            Ok(match answer.word.as_str() {
+                "moved" => Ok(()),
+                "fenced" => Err(MoveRefused::Fenced(fenced(&mut answer, epoch)?)),
+                "not_there" => Err(MoveRefused::NotThere),
+                "not_idle" => Err(MoveRefused::NotIdle),
+                "unknown_pool" => Err(MoveRefused::UnknownPool),
+                _ => return Err(unexpected(&answer)),
+            })
+        })
+    }
+
+    fn apply_tiers<'a>(
+        &'a self,
+        tiers: &'a Tiers,
+        epoch: Option<u64>,
+    ) -> Reply<'a, Result<(), Fenced>> {
+        Box::pin(async move {
+            let document = serde_json::Value::from(tiers.clone()).to_string();
+            self.put_tiers(tiers, &document, epoch).await
+        })
+    }
+
+    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let key = self.key("merchant:config");
+            match document {
+                Some(document) => {
+                    self.ask(redis::cmd("HSET").arg(key).arg(id.as_str()).arg(document)).await
+                }
+                None => self.ask(redis::cmd("HDEL").arg(key).arg(id.as_str())).await,
+            }
+        })
+    }
+
+    fn sweep(&self, most: usize) -> Reply<'_, Swept> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.sweep, &[&most.to_string()]).await?;
+            let swept = Swept { expired: answer.ended()?, undrained: answer.names()? };
+            if !answer.flag()? {
+                self.link.open_circuit();
+            }
+            Ok(swept)
+        })
+    }
+
+    fn audit(&self) -> Reply<'_, Audited> {
+        Box::pin(self.audit_all())
+    }
+
+    fn status(&self) -> Reply<'_, Status> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.status, &[]).await?;
+            let active_calls = answer.number()? as usize;
+            let tiers = table::read(&answer.texts()?)?;
+            let mut counts = BTreeMap::new();
+            for row in answer.texts()?.chunks_exact(5) {
+                let pool: Pool = reply::parse(&row[0])?;
+                let numbers = [
+                    reply::parse(&row[1])?,
+                    reply::parse(&row[2])?,
+                    reply::parse(&row[3])?,
+                    reply::parse(&row[4])?,
+                ];
+                if numbers[0] > 0 {
+                    counts.insert(pool, numbers);
+                }
+            }
+            for (name, _) in tiers.iter() {
+                counts
+                    .entry(tiers.pool(name).expect("a tier of the table has a pool"))
+                    .or_insert([0; 4]);
+            }
+            let mut pools = Vec::new();
+            for (pool, counts) in counts {
+                pools.push(self.status_of(pool, &tiers, counts).await?);
+            }
+            Ok(Status { pools, active_calls })
+        })
+    }
+
+    fn tiers(&self) -> Reply<'_, Tiers> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.status, &[]).await?;
+            answer.number()?;
+            table::read(&answer.texts()?)
+        })
+    }
+
+    fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
+        Box::pin(async move {
+            let key = self.key("merchant:config");
+            self.ask(redis::cmd("HGET").arg(key).arg(id.as_str())).await
+        })
+    }
+
+    fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.pod, &[pod.as_str()]).await?;
+            if answer.word == "unknown" {
+                return Ok(None);
+            }
+            pod_row(Value::Array(answer.list()?)).map(Some)
+        })
+    }
+
+    fn pods(&self) -> Reply<'_, Vec<PodStatus>> {
+        Box::pin(self.all_pods())
+    }
+
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.call, &[call.as_str()]).await?;
+            if answer.word == "not_found" {
+                return Ok(None);
+            }
+            Ok(Some(CallStatus {
+                call: call.clone(),
+                pod: answer.parse()?,
+                source_pool: answer.parse()?,
+                merchant: answer.parse_some()?,
+                allocated_at: answer.number()?,
+                lease_until: reply::millis(&answer.text()?)?,
+                tried: answer.tried()?,
+            }))
+        })
+    }
+
+    fn stocks(&self) -> Reply<'_, Vec<Stock>> {
+        Box::pin(async move {
+            let (tiers, pods) = (self.tiers().await?, self.all_pods().await?);
+            let stock = |pool: Pool| {
+                let members = || pods.iter().filter(|pod| pod.pool.as_ref() == Some(&pool));
+                let movable = members().filter(|pod| is_movable(pod, &tiers)).count();
+                Stock { assigned: members().count(), movable, pool: pool.clone() }
+            };
+            Ok(tiers.chain_pools().map(stock).collect())
+        })
+    }
+
+    fn movable_pods<'a>(
+        &'a self,
+        pool: &'a Pool,
+        most: usize,
+    ) -> Reply<'a, Vec<(PodName, String)>> {
+        Box::pin(async move {
+            let (tiers, pods) = (self.tiers().await?, self.all_pods().await?);
+            let movable = pods
+                .into_iter()
+                .filter(|pod| pod.pool.as_ref() == Some(pool) && is_movable(pod, &tiers));
+            Ok(movable.take(most).map(|pod| (pod.name, pod.facts.uid)).collect())
+        })
+    }
+
+    fn is_up(&self) -> bool {
+        self.link.is_up()
+    }
+
+    fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
+        Box::pin(async {
+            self.stopping.cancel();
+            self.tasks.wait().await;
+        })
+    }
+}
+
+fn is_movable(pod: &PodStatus, tiers: &Tiers) -> bool {
+    let is_pinned = pod.facts.pin.as_ref().is_some_and(|pin| tiers.resolve(pin).is_some());
+    pod.calls.is_empty() && pod.facts.ready && !pod.is_leaving() && !is_pinned
+}

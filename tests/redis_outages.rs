@@ -1,0 +1,179 @@
+//! Redis gone, standing still, or empty: a normal day.
+
+use std::{
+    collections::{HashMap, HashSet},
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    shared_redis::replicas,
+    support::{Connection, Router, eventually, redis::RedisServer},
+};
+
+#[derive(Clone, Copy, PartialEq)]
+enum Outage {
+    StandsStill,
+    DiesAndComesBackEmpty,
+}
+
+#[test]
+fn a_redis_that_stands_still_is_waited_out_without_harm() {
+    outage_under_load(Outage::StandsStill);
+}
+
+#[test]
+fn a_redis_that_dies_and_comes_back_empty_is_waited_out_without_harm() {
+    outage_under_load(Outage::DiesAndComesBackEmpty);
+}
+
+fn outage_under_load(kind: Outage) {
+    let outage = std::env::var("OUTAGE_SECONDS").map_or(6, |text| text.parse().unwrap());
+    let mut server = RedisServer::start(&[]);
+    let routers = replicas(&server, 2, r#"{"gold": 200}"#);
+    let (done, slowest) = (AtomicBool::new(false), Mutex::new(Duration::ZERO));
+    let (held, refused) =
+        (Mutex::new(HashMap::<String, String>::new()), Mutex::new(HashSet::<String>::new()));
+    thread::scope(|scope| {
+        for client in 0..16 {
+            let (routers, done, slowest, held, refused) =
+                (&routers, &done, &slowest, &held, &refused);
+            scope.spawn(move || {
+                let mut connection = routers[client % 2].connect();
+                for number in (0..100_000).take_while(|_| !done.load(Ordering::Relaxed)) {
+                    let call = format!("CA-{client}-{number}");
+                    let started = Instant::now();
+                    let (status, answer) =
+                        connection.post("/api/v1/allocate", &json!({"call_sid": call})).json();
+                    let took = started.elapsed();
+                    let mut worst = slowest.lock().unwrap();
+                    *worst = took.max(*worst);
+                    drop(worst);
+                    match status {
+                        200 => {
+                            let pod = answer["pod_name"].as_str().unwrap().to_owned();
+                            let other = held.lock().unwrap().insert(pod.clone(), call.clone());
+                            // Calls from before a wipe are forgotten, and their pods given anew.
+                            let twice = other.filter(|_| kind == Outage::StandsStill);
+                            assert_eq!(twice, None, "{pod} was given to {call}, too");
+                            thread::sleep(Duration::from_millis(5));
+                            held.lock().unwrap().remove(&pod);
+                            let released = connection
+                                .post("/api/v1/release", &json!({"call_sid": call}))
+                                .status;
+                            // A wiped Redis knows nothing of calls that nobody renewed.
+                            let forgotten =
+                                kind == Outage::DiesAndComesBackEmpty && released == 404;
+                            assert!(forgotten || matches!(released, 200 | 503), "{released}");
+                        }
+                        503 => drop(refused.lock().unwrap().insert(call)),
+                        other => panic!("{other}: {answer}"),
+                    }
+                    thread::sleep(Duration::from_millis(2));
+                }
+            });
+        }
+        thread::sleep(Duration::from_secs(1));
+        match kind {
+            Outage::StandsStill => server.signal("STOP"),
+            Outage::DiesAndComesBackEmpty => server.kill(),
+        }
+        thread::sleep(Duration::from_secs(outage));
+        let twilio = routers[0].connect().form("/api/v1/twilio/allocate", "CallSid=CA-t");
+        assert!(twilio.status == 200 && twilio.text().contains("<Hangup/>"));
+        assert_eq!(routers[0].connect().get("/ready").status, 200);
+        match kind {
+            Outage::StandsStill => server.signal("CONT"),
+            Outage::DiesAndComesBackEmpty => server.replace(),
+        }
+        eventually(Duration::from_secs(2), "service is back", || {
+            let (status, _) = routers[1].post("/api/v1/allocate", json!({"call_sid": "back"}));
+            status == 200
+        });
+        thread::sleep(Duration::from_secs(1));
+        done.store(true, Ordering::Relaxed);
+    });
+    assert!(*slowest.lock().unwrap() < Duration::from_secs(1), "{slowest:?}");
+    let refused = refused.into_inner().unwrap();
+    assert!(refused.len() > 100, "the outage was not felt: {}", refused.len());
+    routers[1].release("back");
+    let mut connection = routers[0].connect();
+    eventually(Duration::from_secs(3), "ended calls are released", || {
+        connection.get("/api/v1/status").json().1["active_calls"] == 0
+    });
+    for call in &refused {
+        assert_eq!(
+            connection.get(&format!("/api/v1/calls/{call}")).status,
+            404,
+            "{call} was refused and holds a pod"
+        );
+    }
+    assert_eq!(routers[0].status()["pools"]["gold"]["available"], 200);
+}
+
+#[test]
+fn a_redis_that_comes_back_empty_is_filled_again_within_seconds() {
+    let mut server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[
+        ("REDIS_URL", &url),
+        ("TIER_CONFIG", r#"{"gold": 10}"#),
+        ("LEASE_TTL", "30s"),
+    ]);
+    router.put("/api/v1/tiers", r#"{"gold": 5, "iron": 5}"#);
+    let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
+    server.replace();
+    let started = Instant::now();
+    eventually(Duration::from_secs(5), "calls are served again", || {
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["registered"]
+            == json!(["CA1"])
+    });
+    eventually(Duration::from_secs(5), "all pods are back", || {
+        router.status()["pools"]["iron"]["assigned"] == 5
+    });
+    println!("filled again after {:?}", started.elapsed());
+    assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], pod.as_str());
+    assert_eq!(
+        router.status()["pools"]["gold"]["assigned"],
+        5,
+        "the tiers in force, not those of the start"
+    );
+}
+
+#[test]
+fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
+    let port = crate::support::free_port();
+    let (api, metrics) =
+        (crate::support::free_port().to_string(), crate::support::free_port().to_string());
+    let url = format!("redis://127.0.0.1:{port}");
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("HTTP_PORT", &api),
+        ("METRICS_PORT", &metrics),
+        ("LOG_LEVEL", "off"),
+    ];
+    let mut child =
+        crate::support::program(&settings).stdout(std::process::Stdio::null()).spawn().unwrap();
+    let address = format!("127.0.0.1:{api}").parse().unwrap();
+    eventually(Duration::from_secs(5), "the router answers", || {
+        Connection::try_open(address)
+            .is_some_and(|mut connection| connection.get("/health").status == 200)
+    });
+    let mut connection = Connection::open(address);
+    assert_eq!(
+        connection.get("/ready").json(),
+        (503, json!({"status": "starting", "store": "down"}))
+    );
+    assert_eq!(connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"})).status, 503);
+    let _server = RedisServer::start_on(port);
+    eventually(Duration::from_secs(5), "ready", || connection.get("/ready").status == 200);
+    assert_eq!(connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"})).status, 200);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
