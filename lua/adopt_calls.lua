@@ -1,21 +1,29 @@
-#!lua
+#!lua flags=allow-oom
 -- Takes over calls that the older router left: each with a pod is live for one
 -- more lease, on an exclusive pod only if the pod's lease names it.
 -- ARGV[3..4]: lease (ms), life of the record (ms); then the calls
 -- Replies: {adopted, now, calls taken over, calls dropped}
 -- include: base
 local lease, life, taken, dropped = tonumber(ARGV[3]), tonumber(ARGV[4]), 0, 0
+-- Whether calls of a tier share pods; a tier that the table does not know shows
+-- it by the type of its view.
+local function is_shared(tier)
+  local kind = kind_of(tier)
+  if kind then return kind.kind == 'shared' end
+  return redis.call('TYPE', available_key(tier)).ok == 'zset'
+end
 for i = 5, #ARGV do
   local call = ARGV[i]
-  local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'source_pool')
-  local pod = record[1]
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at')
+  local pod = not record.err and record[1]
   local tier = pod and redis.call('GET', P .. 'pod:tier:' .. pod)
-  local kind = tier and kind_of(tier)
-  local live = tier and (kind and kind.kind == 'shared' or redis.call('GET', P .. 'lease:' .. pod) == call)
-  if live then
+  if record.err then
+    -- Not a call's record, whatever it is: left alone.
+    dropped = dropped + 1
+  elseif tier and (is_shared(tier) or redis.call('GET', P .. 'lease:' .. pod) == call) then
     redis.call('ZADD', P .. 'calls', 'NX', now + lease, call)
     redis.call('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
-    redis.call('HSET', P .. 'call:' .. call, 'at', tonumber(record[2] or 0) * 1000)
+    redis.call('HSET', P .. 'call:' .. call, 'at', (tonumber(record[2]) or math.floor(now / 1000)) * 1000)
     redis.call('HDEL', P .. 'call:' .. call, '_lock')
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
     taken = taken + 1

@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Takes over pods that the older router left: their tier stays, their draining
 -- marks keep the time they have.
 -- ARGV[3..]: pool (tier value), then pods
@@ -6,8 +6,15 @@
 -- include: base
 local tier = ARGV[3]
 redis.call('SADD', P .. 'pools', tier)
+-- Only what can be a pod's name: it becomes part of keys.
+local function is_pod(name)
+  return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$') and string.sub(name, -1) ~= '-'
+end
+local taken = {}
 for i = 4, #ARGV do
-  local pod = ARGV[i]
+  if is_pod(ARGV[i]) then taken[#taken + 1] = ARGV[i] end
+end
+for _, pod in ipairs(taken) do
   local of = redis.call('GET', P .. 'pod:tier:' .. pod)
   if not of then
     redis.call('SET', P .. 'pod:tier:' .. pod, tier)
@@ -17,6 +24,6 @@ for i = 4, #ARGV do
   redis.call('HSETNX', P .. 'pod:' .. pod, 'uid', '')
   redis.call('HSETNX', P .. 'pod:' .. pod, 'ready', '1')
   local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
-  if left > 0 then redis.call('ZADD', P .. 'draining', 'NX', now + left, pod) end
+  if left > 0 then view('ZADD', P .. 'draining', 'NX', now + left, pod) end
 end
 return {'adopted', now}

@@ -8,10 +8,12 @@
 -- include: pod
 local call, merchant, lease, life, attempt = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
 local call_key = P .. 'call:' .. call
-local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried')
+local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried', 'attempt')
 if record[1] then
-  -- Whoever asks now is the one who knows: an earlier attempt can't take it back.
-  redis.call('HSET', call_key, 'attempt', attempt)
+  -- The same attempt again: its first answer was lost.
+  if record[4] == attempt then return {'new', now, record[1], record[2] or '', record[3] or '', ''} end
+  -- Two have asked by now; neither may take the call from the other.
+  if record[4] and record[4] ~= '' then redis.call('HSET', call_key, 'attempt', '') end
   return {'existing', now, record[1], record[2] or '', record[3] or ''}
 end
 local default_chain = read('HGET', P .. 'tiers', ':chain')
@@ -45,10 +47,10 @@ local function merchant_steps(document)
   local steps = {}
   if pool then steps[1] = 'merchant:' .. pool end
   if fallback ~= nil then
-    -- An empty object looks like an empty list once it is decoded.
-    if type(fallback) ~= 'table' or string.find(document, '"fallback"%s*:%s*{') then
-      return nil, 'fallback: expected a list'
-    end
+    -- Once decoded, an object is a table, too, and an empty one looks like a list.
+    local is_list = type(fallback) == 'table' and (#fallback > 0 or next(fallback) == nil)
+    if is_list and #fallback == 0 then is_list = not string.find(document, '"fallback"%s*:%s*{') end
+    if not is_list then return nil, 'fallback: expected a list' end
     if #fallback > 16 then return nil, 'fallback: more than 16 steps' end
     for _, step in ipairs(fallback) do
       if not is_step(step) then return nil, 'fallback: expected names' end
@@ -91,7 +93,7 @@ local function draw(tier, kind)
   local function try(pods)
     if type(pods) ~= 'table' or pods.err then return nil end
     for _, pod in ipairs(pods) do
-      local f = facts_of(pod)
+      local f = readable_facts_of(pod)
       local room = f and f.calls < (kind.kind == 'shared' and kind.cap or 1)
       if room and f.tier == tier and serving(f) then return f end
     end
@@ -107,9 +109,13 @@ local function draw(tier, kind)
       or try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 1, 16))
   end
   if found then return found end
+  local function count(command, ...)
+    local reply = redis.pcall(command, ...)
+    return type(reply) == 'number' and reply or 0
+  end
   local out = out_key(tier)
-  if redis.call('SCARD', assigned_key(tier)) > redis.call('ZCARD', out) then return nil, 'at_capacity' end
-  if redis.call('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
+  if count('SCARD', assigned_key(tier)) > count('ZCARD', out) then return nil, 'at_capacity' end
+  if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
   return nil, 'empty'
 end
 

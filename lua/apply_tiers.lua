@@ -1,7 +1,7 @@
-#!lua
+#!lua flags=allow-oom
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[3..5]: epoch, tier document, chain; then a tier and its entry, again and again
+-- ARGV[3..5]: epoch, tier document ('' to leave the one there is), chain; then a tier and its entry, again and again
 -- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}
 -- include: base
 -- include: fence
@@ -22,11 +22,11 @@ for i = 1, #fields, 2 do
   end
 end
 for name in pairs(fresh) do same = same and before[name] ~= nil end
-redis.call('SET', P .. 'tier:config', ARGV[4])
+if ARGV[4] ~= '' then redis.call('SET', P .. 'tier:config', ARGV[4]) end
 if same and before[':chain'] then return {'unchanged', now} end
 for name, text in pairs(before) do
   if name ~= ':chain' then
-    local was = parse_entry(text).kind
+    local was = (parse_entry(text) or {}).kind
     local is = fresh[name] and parse_entry(fresh[name]).kind
     if was ~= is then
       redis.call('DEL', P .. 'pool:' .. name .. ':available')

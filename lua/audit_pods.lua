@@ -9,49 +9,75 @@ local repaired = {}
 
 -- The views of a pod as they are, to tell whether they were right.
 local function views(f)
-  local shown = {tostring(redis.call('GET', P .. 'lease:' .. f.pod))}
+  local shown = {tostring(redis.pcall('GET', P .. 'lease:' .. f.pod))}
   if f.tier then
     local key = available_key(f.tier)
     local kind = redis.call('TYPE', key).ok
     shown[#shown + 1] = kind == 'set' and redis.call('SISMEMBER', key, f.pod)
       or kind == 'zset' and tostring(redis.call('ZSCORE', key, f.pod)) or '-'
-    shown[#shown + 1] = tostring(redis.pcall('SISMEMBER', assigned_key(f.tier), f.pod))
-    shown[#shown + 1] = tostring(redis.pcall('ZSCORE', out_key(f.tier), f.pod))
+    shown[#shown + 1] = redis.pcall('SISMEMBER', assigned_key(f.tier), f.pod) == 1 and 1 or 0
+    local out = redis.pcall('ZSCORE', out_key(f.tier), f.pod)
+    shown[#shown + 1] = type(out) == 'string' and out or '-'
   end
   return table.concat(shown, ' ')
 end
 
-for i = 4, #ARGV do
-  local pod = ARGV[i]
+-- Brings the index of drains in line with a pod's mark. Answers whether it was out.
+local function index_drain(f)
+  local marked = redis.pcall('ZSCORE', P .. 'draining', f.pod)
+  marked = type(marked) == 'string'
+  if f.draining and not marked then
+    local left = redis.call('PTTL', P .. 'pod:draining:' .. f.pod)
+    if left < 0 then left = tonumber(ARGV[3]) end
+    view('ZADD', P .. 'draining', now + left, f.pod)
+    redis.call('PEXPIRE', P .. 'pod:draining:' .. f.pod, left + SLACK)
+    return true
+  end
+  if marked and not f.draining then
+    view('ZREM', P .. 'draining', f.pod)
+    return true
+  end
+  return false
+end
+
+-- Lets go of calls whose records are gone or name another pod.
+local function drop_calls(f)
+  local dropped = false
+  for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, 999)) do
+    local on = read('HGET', P .. 'call:' .. call, 'pod_name')
+    if on ~= f.pod then
+      redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call)
+      if not on then redis.call('ZREM', P .. 'calls', call) end
+      f.calls = f.calls - 1
+      dropped = true
+    elseif not redis.call('ZSCORE', P .. 'calls', call) then
+      redis.call('ZADD', P .. 'calls', redis.call('ZSCORE', P .. 'pod:calls:' .. f.pod, call), call)
+      dropped = true
+    end
+  end
+  return dropped
+end
+
+local function audit(pod)
   local f = facts_of(pod)
   if not f then
     redis.call('HDEL', P .. 'pod:metadata', pod)
-    repaired[#repaired + 1] = pod
-  else
-    local before, wrong = views(f), false
-    local marked = redis.call('ZSCORE', P .. 'draining', pod)
-    if f.draining and not marked then
-      local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
-      if left < 0 then left = tonumber(ARGV[3]) end
-      redis.call('ZADD', P .. 'draining', now + left, pod)
-      redis.call('PEXPIRE', P .. 'pod:draining:' .. pod, left + SLACK)
-      wrong = true
-    elseif marked and not f.draining then
-      redis.call('ZREM', P .. 'draining', pod)
-      wrong = true
-    end
-    for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. pod, 0, 999)) do
-      local on = read('HGET', P .. 'call:' .. call, 'pod_name')
-      if on ~= pod then
-        redis.call('ZREM', P .. 'pod:calls:' .. pod, call)
-        if not on then redis.call('ZREM', P .. 'calls', call) end
-        f.calls = f.calls - 1
-        wrong = true
-      end
-    end
-    settle(f)
-    place(f)
-    if wrong or views(f) ~= before then repaired[#repaired + 1] = pod end
+    return true
+  end
+  local before = views(f)
+  local wrong = index_drain(f)
+  wrong = drop_calls(f) or wrong
+  settle(f)
+  place(f)
+  return wrong or views(f) ~= before
+end
+
+for i = 4, #ARGV do
+  local done, wrong = pcall(audit, ARGV[i])
+  if not done then
+    repaired[#repaired + 1] = ARGV[i] .. ' (left as it is: ' .. tostring(type(wrong) == 'table' and wrong.err or wrong) .. ')'
+  elseif wrong then
+    repaired[#repaired + 1] = ARGV[i]
   end
 end
 return {'audited', now, '', #ARGV - 3, repaired}

@@ -19,9 +19,9 @@ local scanned = redis.call(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[5], 'CO
 local repaired, seen = {}, 0
 for i = 1, #scanned[2], is == 'set' and 1 or 2 do
   local pod = scanned[2][i]
-  local f = facts_of(pod)
+  local readable, f = pcall(facts_of, pod)
   seen = seen + 1
-  if not f or f.tier ~= tier then
+  if readable and (not f or f.tier ~= tier) then
     drop(key, pod)
     repaired[#repaired + 1] = pod
   end

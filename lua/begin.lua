@@ -1,4 +1,4 @@
-#!lua
+#!lua flags=allow-oom
 -- Finds out what a store holds, and marks an empty one as ours.
 -- ARGV[3]: for how long (ms) a store that begins empty believes pods about calls
 -- Replies: {ready, now, version}   {began, now}   {older, now}: filled by the older router, to be adopted

@@ -3,9 +3,11 @@
 -- the calls on it are over.
 -- ARGV[3..10]: epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
 -- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}
+--          {lost, now}: the store is empty
 -- include: base
 -- include: pod
 -- include: fence
+if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
 local pod, uid, address, ready, terminating, restarts, pin =
   ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local f = facts_of(pod)
@@ -17,7 +19,7 @@ if f then
   local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0)
   if replaced or f.uid ~= '' and before < tonumber(restarts) then ended = end_calls(f) end
   if replaced and f.draining then
-    redis.call('ZREM', P .. 'draining', pod)
+    view('ZREM', P .. 'draining', pod)
     redis.call('DEL', P .. 'pod:draining:' .. pod)
     f.draining = false
   end

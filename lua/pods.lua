@@ -7,7 +7,8 @@
 local scanned = read('HSCAN', P .. 'pod:metadata', ARGV[3], 'COUNT', ARGV[4])
 local rows = {}
 for i = 1, #scanned[2], 2 do
-  local row = pod_row(scanned[2][i])
-  if row then rows[#rows + 1] = row end
+  -- A pod whose facts can't be read is left out; the audit reports it.
+  local readable, row = pcall(pod_row, scanned[2][i])
+  if readable and row then rows[#rows + 1] = row end
 end
 return {'pods', now, scanned[1], rows}

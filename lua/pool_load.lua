@@ -9,7 +9,7 @@ local kind = kind_of(tier)
 local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
 local scanned = read('SSCAN', assigned_key(tier), ARGV[4], 'COUNT', ARGV[5])
 for _, pod in ipairs(scanned[2]) do
-  local f = facts_of(pod)
+  local f = readable_facts_of(pod)
   if f then
     calls = calls + f.calls
     if serving(f) then free = free + math.max(0, cap - f.calls) end

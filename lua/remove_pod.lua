@@ -13,6 +13,6 @@ local ended = end_calls(f)
 unplace(f)
 redis.call('DEL', P .. 'pod:' .. f.pod, P .. 'pod:tier:' .. f.pod, P .. 'pod:draining:' .. f.pod,
   P .. 'lease:' .. f.pod, P .. 'pod:calls:' .. f.pod)
-redis.call('ZREM', P .. 'draining', f.pod)
+view('ZREM', P .. 'draining', f.pod)
 redis.call('HDEL', P .. 'pod:metadata', f.pod)
 return {'gone', now, ended}

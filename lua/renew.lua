@@ -2,7 +2,7 @@
 -- Extends the leases of calls. For a while after the store began, a pod's word
 -- is enough to register a call that nobody knows.
 -- ARGV[3..5]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
--- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}}
+-- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}}   {lost, now}: the store is empty
 -- include: base
 -- include: pod
 local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
@@ -42,6 +42,8 @@ for i = 6, #ARGV do
     redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
     touched[pod] = touched[pod] or facts_of(pod)
+  elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
+    return {'lost', now}
   elseif not pod and adopt(call) then
     registered[#registered + 1] = call
   else

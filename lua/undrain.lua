@@ -8,7 +8,7 @@ local f = facts_of(ARGV[3])
 if not f then return {'unknown', now} end
 local was = f.draining
 if was then
-  redis.call('ZREM', P .. 'draining', f.pod)
+  view('ZREM', P .. 'draining', f.pod)
   redis.call('DEL', P .. 'pod:draining:' .. f.pod)
   f.draining = false
   settle(f)

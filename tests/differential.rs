@@ -486,8 +486,8 @@ const MUTATIONS: [(&str, &str, &str); 14] = [
     ("busy pods change their pool", "if f.calls > 0 then return false end", ""),
     (
         "a pod that moves stays where it was, too",
-        "local function set_home(f, tier)\n  unplace(f)",
-        "local function set_home(f, tier)",
+        "  unplace(f)\n  f.tier = tier",
+        "  f.tier = tier",
     ),
     ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
     (

@@ -189,3 +189,133 @@ fn a_layout_from_the_future_is_refused() {
     let text = String::from_utf8(output.stderr).unwrap();
     assert!(text.contains("use a newer release") && text.lines().count() == 1, "{text}");
 }
+
+#[test]
+fn indexes_that_were_deleted_are_made_again() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[
+        ("REDIS_URL", &url),
+        ("TIER_CONFIG", r#"{"gold": 3}"#),
+        ("CLEANUP_INTERVAL", "500ms"),
+    ]);
+    let mut plain = server.connection();
+    let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
+    let _: () = plain.del("voice:pools").unwrap();
+    let _: () = plain.del("voice:calls").unwrap();
+    eventually(Duration::from_secs(3), "both are back", || {
+        let status = router.status();
+        status["active_calls"] == 1 && status["pools"]["gold"]["assigned"] == 3
+    });
+    let _: () = plain.del(format!("voice:pod:calls:{pod}")).unwrap();
+    eventually(Duration::from_secs(3), "the pod's own index is back", || {
+        plain.zcard::<_, usize>(format!("voice:pod:calls:{pod}")).unwrap() == 1
+    });
+    assert!(!plain.sismember::<_, _, bool>("voice:pool:gold:available", &pod).unwrap());
+    let _: () = plain.sadd("voice:pools", "no pool").unwrap();
+    eventually(Duration::from_secs(3), "what is no pool is gone", || {
+        plain.scard::<_, usize>("voice:pools").unwrap() == 1
+    });
+    let _: () = plain.hset("voice:tiers", "gold", "junk").unwrap();
+    eventually(Duration::from_secs(13), "the table is mended", || {
+        plain.hget::<_, _, String>("voice:tiers", "gold").unwrap() != "junk"
+    });
+    assert_eq!(router.release("CA1").0, 200);
+}
+
+#[test]
+fn one_key_of_the_wrong_type_stops_nobody_else() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let tiers = r#"{"basic": {"type": "shared", "target": 2, "max_concurrent": 5}}"#;
+    let router = Router::start(&[
+        ("REDIS_URL", &url),
+        ("TIER_CONFIG", tiers),
+        ("CLEANUP_INTERVAL", "500ms"),
+    ]);
+    let mut plain = server.connection();
+    let _: () = plain.lpush("voice:lease:voice-agent-0", "oops").unwrap();
+    let _: () = plain.set("voice:draining", "oops").unwrap();
+    let _: () = plain.set("voice:pool:basic:assigned", "oops").unwrap();
+    router.allocate("CA1");
+    assert_eq!(router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"})).0, 200);
+    assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-1"})).0, 200);
+    eventually(Duration::from_secs(3), "the views are right again", || {
+        let mut kind = |key: &str| redis::cmd("TYPE").arg(key).query::<String>(&mut plain).unwrap();
+        kind("voice:pool:basic:assigned") == "set" && kind("voice:lease:voice-agent-0") != "list"
+    });
+    // The calls of one pod can't be read: the other one serves.
+    let _: () = plain.set("voice:pod:calls:voice-agent-0", "oops").unwrap();
+    for call in 0..4 {
+        assert_eq!(router.allocate(&format!("CB{call}"))["pod_name"], "voice-agent-1");
+    }
+    let _: () = plain.sadd("voice:pool:basic:assigned", "nobody").unwrap();
+    eventually(Duration::from_secs(3), "the audit goes on", || {
+        !plain.sismember::<_, _, bool>("voice:pool:basic:assigned", "nobody").unwrap()
+    });
+    let _: () = plain.del("voice:pod:calls:voice-agent-0").unwrap();
+}
+
+#[test]
+fn a_drain_that_is_prolonged_by_hand_lasts_longer() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[
+        ("REDIS_URL", &url),
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("DRAINING_TTL", "1s"),
+    ]);
+    router.post("/api/v1/drain", json!({"pod_name": "voice-agent-0"}));
+    let _: () =
+        server.connection().set_ex("voice:pod:draining:voice-agent-0", "true", 600).unwrap();
+    thread::sleep(Duration::from_millis(2_500));
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA1"})).0, 503);
+}
+
+#[test]
+fn a_tier_document_that_cannot_be_used_keeps_nobody_out() {
+    let server = RedisServer::start(&[]);
+    let mut plain = server.connection();
+    let first = &replicas(&server, 1, r#"{"gold": 3}"#)[0];
+    for bad in ["string", "hash"] {
+        let _: () = plain.del("voice:tier:config").unwrap();
+        match bad {
+            "string" => plain.set::<_, _, ()>("voice:tier:config", "{oops").unwrap(),
+            _ => plain.hset::<_, _, _, ()>("voice:tier:config", "a", "b").unwrap(),
+        }
+        let second = &replicas(&server, 1, r#"{"silver": 9}"#)[0];
+        assert_eq!(
+            second.get("/api/v1/tiers").1["tiers"]["gold"]["target"],
+            3,
+            "the tiers in force stay"
+        );
+        assert_eq!(first.allocate("CA1")["source_pool"], "pool:gold");
+        first.release("CA1");
+    }
+}
+
+#[test]
+fn odd_things_in_an_older_redis_are_left_alone() {
+    let server = RedisServer::start(&[]);
+    let mut plain = server.connection();
+    let _: () = plain.sadd("voice:pool:gold:assigned", vec!["a", "Bad_Name", "metadata"]).unwrap();
+    let _: () = plain.set("voice:pod:tier:a", "gold").unwrap();
+    let _: () = plain.hset("voice:pod:metadata", "a", r#"{"tier":"gold","name":"a"}"#).unwrap();
+    let _: () = plain.set("voice:call:weird", "x").unwrap();
+    let fields =
+        [("pod_name", "a"), ("source_pool", "pool:gold"), ("allocated_at", "2025-01-01T00:00:00Z")];
+    let _: () = plain.hset_multiple("voice:call:live", &fields).unwrap();
+    let _: () = plain.set_ex("voice:lease:a", "live", 300).unwrap();
+    let url = server.url();
+    let settings = [
+        ("REDIS_URL", url.as_str()),
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("PODS", "a=h:1"),
+        ("VOICE_AGENT_BASE_URL", "wss://v"),
+    ];
+    let router = Router::start(&settings);
+    assert_eq!(router.get("/api/v1/calls/live").1["pod_name"], "a");
+    assert_eq!(router.status()["active_calls"], 1);
+    assert_eq!(plain.get::<_, String>("voice:call:weird").unwrap(), "x");
+    assert_eq!(router.release("live").0, 200);
+}

@@ -14,7 +14,7 @@ use serde_json::json;
 
 use crate::{
     shared_redis::replicas,
-    support::{Connection, Router, eventually, redis::RedisServer},
+    support::{Connection, Router, eventually, proxy::Proxy, redis::RedisServer},
 };
 
 #[derive(Clone, Copy, PartialEq)]
@@ -176,4 +176,94 @@ fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
     assert_eq!(connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"})).status, 200);
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn an_allocation_whose_answer_was_lost_is_taken_back_and_a_repeated_one_never() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let url = format!("redis://{}", proxy.address);
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    router.allocate("told");
+    proxy.lose_answers(true);
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "lost"})).0, 503);
+    proxy.lose_answers(false);
+    eventually(Duration::from_secs(3), "service is back", || {
+        router.get("/api/v1/calls/told").0 == 200
+    });
+    eventually(Duration::from_secs(3), "the pod is free again", || {
+        router.status()["pools"]["gold"]["available"] == 2
+    });
+    assert_eq!(router.get("/api/v1/calls/lost").0, 404);
+
+    proxy.lose_answers(true);
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "told"})).0, 503);
+    proxy.lose_answers(false);
+    eventually(Duration::from_secs(3), "service is back", || {
+        router.get("/api/v1/calls/other").0 == 404
+    });
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(router.get("/api/v1/calls/told").0, 200, "its first caller is on the phone");
+}
+
+#[test]
+fn a_full_redis_that_blinks_still_releases() {
+    let server = RedisServer::start(&[]);
+    let router = &replicas(&server, 1, r#"{"gold": 3}"#)[0];
+    router.allocate("CA1");
+    router.allocate("CA2");
+    redis::cmd("CONFIG")
+        .arg("SET")
+        .arg("maxmemory")
+        .arg("1")
+        .exec(&mut server.connection())
+        .unwrap();
+    server.signal("STOP");
+    assert_eq!(router.release("CA1").0, 503);
+    server.signal("CONT");
+    eventually(Duration::from_secs(3), "what was kept is done", || {
+        router.get("/api/v1/calls/CA1").0 == 404
+    });
+    assert_eq!(router.release("CA2").0, 200);
+}
+
+#[test]
+fn thousands_of_kept_releases_do_not_keep_service_out() {
+    let server = RedisServer::start(&[]);
+    let router = &replicas(
+        &server,
+        1,
+        r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 10000}}"#,
+    )[0];
+    for call in 0..3_000 {
+        router.allocate(&format!("CA{call}"));
+    }
+    server.signal("STOP");
+    let mut connection = router.connect();
+    for call in 0..3_000 {
+        assert_eq!(
+            connection.post("/api/v1/release", &json!({"call_sid": format!("CA{call}")})).status,
+            503
+        );
+    }
+    server.signal("CONT");
+    eventually(Duration::from_secs(2), "all are released and service is back", || {
+        let (status, answer) = connection.get("/api/v1/status").json();
+        status == 200 && answer["active_calls"] == 0
+    });
+}
+
+#[test]
+fn a_renewal_right_after_a_wipe_is_not_told_that_its_call_is_unknown() {
+    let server = RedisServer::start(&[]);
+    let router = &replicas(&server, 1, r#"{"gold": 3}"#)[0];
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    let (status, answer) =
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]}));
+    assert_eq!(status, 503, "{answer}");
+    eventually(Duration::from_secs(3), "the call is registered again", || {
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["registered"]
+            == json!(["CA1"])
+    });
 }

@@ -60,7 +60,7 @@ local trusting_until = 0
 
 local function parse_entry(text)
   local kind, cap, strategy, target = string.match(text, '^(%a+) (%d+) (%a+) (%d+)$')
-  return {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)}
+  return kind and {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)}
 end
 
 -- The entry of a tier by its name; nil if the table has none.
@@ -68,6 +68,7 @@ local function entry(name)
   if entries[name] == nil then
     local found = read('HMGET', P .. 'tiers', name, ':trusting_until')
     entries[name] = found[1] and parse_entry(found[1]) or false
+    -- (an entry that makes no sense is none; the table is written anew soon)
     trusting_until = tonumber(found[2] or 0)
   end
   return entries[name] or nil

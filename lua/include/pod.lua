@@ -17,6 +17,13 @@ local function facts_of(pod)
   }
 end
 
+-- The same; nil also where they can't be read, for scripts that see many pods and
+-- must not fail for one. The audit reports it.
+local function readable_facts_of(pod)
+  local readable, f = pcall(facts_of, pod)
+  return readable and f or nil
+end
+
 local function leaving(f)
   return f.draining or f.terminating
 end
@@ -63,6 +70,7 @@ end
 -- The views that follow from a pod's pool and service.
 local function place_service(f)
   if not f.tier then return end
+  view('SADD', P .. 'pools', f.tier)
   view('SADD', assigned_key(f.tier), f.pod)
   if serving(f) then
     view('ZREM', out_key(f.tier), f.pod)
@@ -94,11 +102,10 @@ end
 
 -- Gives a pod a pool; place must follow.
 local function set_home(f, tier)
+  redis.call('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
   unplace(f)
   f.tier = tier
   redis.call('SET', P .. 'pod:tier:' .. f.pod, tier)
-  redis.call('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
-  redis.call('SADD', P .. 'pools', tier)
 end
 
 -- The pool a pod's label asks for, if there is such a pool.
@@ -118,8 +125,8 @@ local function home()
     if fields[i] == ':chain' then
       chain = fields[i + 1]
     elseif string.sub(fields[i], 1, 1) ~= ':' then
-      tiers[fields[i]] = parse_entry(fields[i + 1])
-      names[#names + 1] = fields[i]
+      tiers[fields[i]] = parse_entry(fields[i + 1]) or nil
+      if tiers[fields[i]] then names[#names + 1] = fields[i] end
     end
   end
   local function below(tier, target)
@@ -133,8 +140,10 @@ local function home()
   end
   local last
   for name in string.gmatch(chain, '(%S+)=') do
-    if below(name, tiers[name].target) then return name end
-    last = name
+    if tiers[name] then
+      if below(name, tiers[name].target) then return name end
+      last = name
+    end
   end
   return last
 end
@@ -166,7 +175,7 @@ local function end_call(f, call)
     f.calls = f.calls - 1
   end
   if now < trusting_until then
-    redis.call('ZADD', P .. 'ended', now, call)
+    view('ZADD', P .. 'ended', now, call)
     redis.call('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
     redis.call('PEXPIRE', P .. 'ended', trusting_until - now)
   end

@@ -3,7 +3,8 @@ local function pod_row(pod)
   local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin')
   if not fields[1] then return nil end
   local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
-  local deadline = strings[2] and (read('ZSCORE', P .. 'draining', pod) or now)
+  local deadline = strings[2] and redis.pcall('ZSCORE', P .. 'draining', pod)
+  if strings[2] and type(deadline) ~= 'string' then deadline = now end
   local calls = read('ZRANGE', P .. 'pod:calls:' .. pod, 0, -1, 'WITHSCORES')
   local shown = {}
   for i = 1, #calls, 2 do

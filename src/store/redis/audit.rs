@@ -3,7 +3,10 @@
 use std::collections::BTreeSet;
 
 use super::{Redis, link::Timeliness, scripts::Script};
-use crate::{domain::fleet::Audited, store::StoreError};
+use crate::{
+    domain::{fleet::Audited, names::Pool},
+    store::StoreError,
+};
 
 /// Calls or members that one script looks at.
 const BATCH: &str = "100";
@@ -43,6 +46,8 @@ impl Redis {
     pub(super) async fn audit_all(&self) -> Result<Audited, StoreError> {
         let draining_ttl = self.draining_ttl.to_string();
         let mut all = Audited::default();
+        // First the calls: a pod's own index may have to be mended before its views.
+        all.repaired += self.audit_scan(&self.scripts.audit_calls, &[]).await?;
         // By name, so that pods which need another pool get it in an order.
         for some in self.pod_names().await?.chunks(BATCH_OF_PODS) {
             let args: Vec<&str> = std::iter::once(draining_ttl.as_str())
@@ -55,11 +60,15 @@ impl Redis {
         let pools: Vec<String> =
             self.command(redis::cmd("SMEMBERS").arg(self.key("pools"))).await?;
         for pool in &pools {
+            if pool.parse::<Pool>().is_err() {
+                tracing::warn!(pool, "voice:pools holds what is no pool; taking it out");
+                self.command::<()>(redis::cmd("SREM").arg(self.key("pools")).arg(pool)).await?;
+                continue;
+            }
             for view in ["available", "assigned", "out"] {
                 all.repaired += self.audit_scan(&self.scripts.audit_pool, &[pool, view]).await?;
             }
         }
-        all.repaired += self.audit_scan(&self.scripts.audit_calls, &[]).await?;
         Ok(all)
     }
 

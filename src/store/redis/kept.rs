@@ -33,13 +33,14 @@ impl Kept {
         self.debts.push_back(debt);
     }
 
-    pub fn first(&self) -> Option<Debt> {
-        self.debts.front().cloned()
+    /// Takes the oldest debts, to be paid or put back.
+    pub fn take(&mut self, most: usize) -> Vec<Debt> {
+        let count = most.min(self.debts.len());
+        self.debts.drain(..count).collect()
     }
 
-    /// The first debt is paid.
-    pub fn paid(&mut self) {
-        self.debts.pop_front();
+    pub fn put_back(&mut self, debts: Vec<Debt>) {
+        debts.into_iter().rev().for_each(|debt| self.debts.push_front(debt));
     }
 
     pub fn len(&self) -> usize {

@@ -2,6 +2,7 @@
 //! one retry; and a circuit breaker that answers at once while Redis is out.
 
 use std::{
+    io,
     sync::{
         Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
@@ -59,7 +60,8 @@ pub struct Link {
     routing_key: String,
     current: RwLock<Option<Line>>,
     lines: AtomicU64,
-    connecting: tokio::sync::Mutex<()>,
+    /// Held while a connection is made; when that last failed.
+    connecting: tokio::sync::Mutex<Option<Instant>>,
     /// Where a cluster said the keys are.
     moved: Mutex<Option<(String, u16)>>,
     started: Instant,
@@ -79,7 +81,7 @@ impl Link {
             routing_key: format!("{prefix}calls"),
             current: RwLock::new(None),
             lines: AtomicU64::new(0),
-            connecting: tokio::sync::Mutex::new(()),
+            connecting: tokio::sync::Mutex::new(None),
             moved: Mutex::new(None),
             started: Instant::now(),
             offset: AtomicI64::new(0),
@@ -174,7 +176,7 @@ impl Link {
                     .await;
             let error = match sent {
                 Ok(Ok(value)) => {
-                    let reply = Reply::new(value).map_err(Failure::NotRun)?;
+                    let reply = Reply::new(value).map_err(|error| failure(true, error))?;
                     self.note_time(reply.time);
                     if reply.word != "late" {
                         return Ok(reply);
@@ -193,14 +195,16 @@ impl Link {
             last = unavailable(&error);
             match error.code() {
                 Some(code) if is_elsewhere(code) => self.redirect(&line, &error),
-                Some(_) => return Err(Failure::NotRun(StoreError::Failed(error.to_string()))),
+                Some(_) => {
+                    return Err(failure(may_have_run, StoreError::Failed(error.to_string())));
+                }
                 None => {
                     may_have_run = true;
                     self.forget(&line);
                 }
             }
         }
-        Err(if may_have_run { Failure::Unknown(last) } else { Failure::NotRun(last) })
+        Err(failure(may_have_run, last))
     }
 
     async fn send(
@@ -248,17 +252,28 @@ impl Link {
         if let Some(line) = self.current() {
             return Ok(line);
         }
-        let _alone = self.connecting.lock().await;
+        let asked = Instant::now();
+        let mut failed = self.connecting.lock().await;
         if let Some(line) = self.current() {
             return Ok(line);
         }
+        if failed.is_some_and(|failed| failed > asked) {
+            return Err(io::Error::from(io::ErrorKind::NotConnected).into());
+        }
+        let connection = self.connect().await;
+        *failed = connection.is_err().then(Instant::now);
+        let connection = connection?;
+        let line = Line { number: self.lines.fetch_add(1, Ordering::Relaxed), connection };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(line.clone());
+        Ok(line)
+    }
+
+    async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
         let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = self.address.connect(moved).await?;
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
         self.note_time(seconds * 1_000 + micros / 1_000);
-        let line = Line { number: self.lines.fetch_add(1, Ordering::Relaxed), connection };
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(line.clone());
-        Ok(line)
+        Ok(connection)
     }
 
     fn current(&self) -> Option<Line> {
@@ -295,6 +310,10 @@ impl Link {
     }
 }
 
+fn failure(may_have_run: bool, error: StoreError) -> Failure {
+    if may_have_run { Failure::Unknown(error) } else { Failure::NotRun(error) }
+}
+
 /// Errors of a server that is not, or not yet, the one to ask.
 fn is_elsewhere(code: &str) -> bool {
     matches!(
@@ -308,6 +327,7 @@ fn is_elsewhere(code: &str) -> bool {
             | "TRYAGAIN"
             | "NOREPLICAS"
             | "BUSY"
+            | "MISCONF"
     )
 }
 

@@ -12,7 +12,10 @@ mod setup;
 mod table;
 
 use std::{
-    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock, atomic::AtomicU64},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -58,8 +61,12 @@ pub struct Redis {
     draining_ttl: Millis,
     /// How long the record of a call lives, counted from its last renewal.
     record_ttl: Millis,
-    /// The tiers in force, and the document they were read from.
-    tiers: RwLock<(Tiers, String)>,
+    /// The tiers in force.
+    tiers: RwLock<Tiers>,
+    /// The table has changed, and not every pod is where it belongs yet.
+    unplaced: AtomicBool,
+    /// What was last said about a tier document that can't be used.
+    said: Mutex<String>,
     kept: Mutex<Kept>,
     /// Why this Redis is not for us, if it is not.
     refused: OnceLock<String>,
@@ -83,7 +90,9 @@ impl Redis {
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
-            tiers: RwLock::new((config.tiers, String::new())),
+            tiers: RwLock::new(config.tiers),
+            unplaced: AtomicBool::new(false),
+            said: Mutex::default(),
             kept: Mutex::default(),
             refused: OnceLock::new(),
             nudge: config.nudge,

@@ -39,8 +39,10 @@ impl Redis {
             let mut answer = self.run(&self.scripts.pods, &[&cursor, "200"]).await?;
             cursor = answer.text()?;
             for row in answer.list()? {
-                let pod = pod_row(row)?;
-                pods.insert(pod.name.clone(), pod);
+                match pod_row(row) {
+                    Ok(pod) => drop(pods.insert(pod.name.clone(), pod)),
+                    Err(error) => tracing::warn!(%error, "a pod cannot be read"),
+                }
             }
             if cursor == "0" {
                 return Ok(pods.into_values().collect());
@@ -297,6 +299,9 @@ impl Store for Redis {
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), Fenced>> {
         Box::pin(async move {
+            if !self.link.is_up() {
+                return Err(StoreError::Unavailable("Redis is out".into()));
+            }
             let document = serde_json::Value::from(tiers.clone()).to_string();
             self.put_tiers(tiers, &document, epoch).await
         })
@@ -336,7 +341,10 @@ impl Store for Redis {
             let tiers = table::read(&answer.texts()?)?;
             let mut counts = BTreeMap::new();
             for row in answer.texts()?.chunks_exact(5) {
-                let pool: Pool = reply::parse(&row[0])?;
+                let Ok(pool) = row[0].parse::<Pool>() else {
+                    tracing::warn!(pool = row[0], "voice:pools holds what is no pool");
+                    continue;
+                };
                 let numbers = [
                     reply::parse(&row[1])?,
                     reply::parse(&row[2])?,

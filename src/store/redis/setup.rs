@@ -1,20 +1,26 @@
 //! What a Redis needs before calls can be served from it, at the start and after
 //! every outage; and what has to be looked at while they are.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
+use futures_util::future::join_all;
 use redis::cmd;
 
 use super::{
     Redis,
     kept::Debt,
-    link::Timeliness,
+    link::{Failure, Timeliness},
     operations::{epoch_text, fenced, unexpected},
+    reply::Reply as Answer,
     table,
 };
 use crate::{
     domain::{
         fleet::Fenced,
+        names::Pool,
         tiers::{Origin, Tiers},
     },
     store::StoreError,
@@ -26,6 +32,22 @@ const SCHEMA: u64 = 1;
 const PROBE: Duration = Duration::from_millis(200);
 /// How often the tier document is looked at.
 const REFRESH: Duration = Duration::from_secs(10);
+
+/// How long another replica waits for one that adopts, and was not heard of since.
+const ADOPTION: Duration = Duration::from_secs(10);
+/// Debts that are paid at one time.
+const DEBTS_AT_ONCE: usize = 256;
+
+/// The tier document as it stands in Redis.
+enum Document {
+    Absent,
+    Bad,
+    Good { tiers: Tiers, warnings: Vec<String> },
+}
+
+fn text_of(tiers: &Tiers) -> String {
+    serde_json::Value::from(tiers.clone()).to_string()
+}
 
 impl Redis {
     /// Brings Redis back into use whenever it is out, and follows its tiers.
@@ -123,54 +145,83 @@ impl Redis {
         }
     }
 
-    /// At the start and after a loss: the store's tiers hold if it has any, else ours.
-    async fn take_tiers(&self) -> Result<(), StoreError> {
-        let document: Option<String> =
-            self.command(cmd("GET").arg(self.key("tier:config"))).await?;
-        let (ours, _) =
-            self.tiers.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        let stored = document.and_then(|document| match Tiers::parse(&document, Origin::Store) {
-            Ok((tiers, _)) => Some((tiers, document)),
-            Err(error) => {
-                tracing::warn!(%error, "the tier document in Redis cannot be used; keeping the tiers in force");
-                None
+    /// The tier document in Redis; what can't be used is reported.
+    async fn tier_document(&self) -> Result<Document, StoreError> {
+        let read =
+            self.link.command::<Option<String>>(cmd("GET").arg(self.key("tier:config"))).await;
+        let text = match read {
+            Ok(None) => return Ok(Document::Absent),
+            Ok(Some(text)) => text,
+            Err(error) if error.code().is_some() => {
+                self.report_tiers(&error.to_string());
+                return Ok(Document::Bad);
             }
-        });
-        let (tiers, document) = stored.unwrap_or_else(|| {
-            let document = serde_json::Value::from(ours.clone()).to_string();
-            (ours, document)
-        });
-        let _ = self.put_tiers(&tiers, &document, None).await?;
+            Err(error) => return Err(StoreError::Unavailable(error.to_string())),
+        };
+        match Tiers::parse(&text, Origin::Store) {
+            Ok((tiers, warnings)) => Ok(Document::Good { tiers, warnings }),
+            Err(error) => {
+                self.report_tiers(&error.to_string());
+                Ok(Document::Bad)
+            }
+        }
+    }
+
+    /// Says once what is wrong with the tier document.
+    fn report_tiers(&self, error: &str) {
+        let mut said = self.said.lock().unwrap_or_else(PoisonError::into_inner);
+        if *said != error {
+            tracing::warn!(
+                error,
+                "the tier document in Redis cannot be used; keeping the tiers in force"
+            );
+            *said = error.to_owned();
+        }
+    }
+
+    /// At the start and after a loss: the document holds if it can be used, else
+    /// the table that the scripts use, else our own tiers.
+    async fn take_tiers(&self) -> Result<(), StoreError> {
+        let document = self.tier_document().await?;
+        let fields: Vec<String> = self.command(cmd("HGETALL").arg(self.key("tiers"))).await?;
+        let is_absent = matches!(document, Document::Absent);
+        let tiers = match (document, table::read(&fields)) {
+            (Document::Good { tiers, .. }, _) => tiers,
+            (Document::Absent | Document::Bad, Ok(table)) => table,
+            (Document::Absent | Document::Bad, Err(_)) => self.in_force(),
+        };
+        // A document that is there, good or bad, is left to those who wrote it.
+        let text = if is_absent { text_of(&tiers) } else { String::new() };
+        let _ = self.put_tiers(&tiers, &text, None).await?;
         Ok(())
     }
 
-    /// Looks whether someone has changed the tier document.
+    /// Follows a document that someone has changed, and mends a table that is not
+    /// as it should be.
     async fn follow_tiers(&self) -> Result<(), StoreError> {
-        let document: Option<String> =
-            self.command(cmd("GET").arg(self.key("tier:config"))).await?;
-        let (_, seen) =
-            self.tiers.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        let Some(document) = document else {
-            tracing::warn!("the tier document is gone from Redis; keeping the tiers in force");
-            return Ok(());
-        };
-        if document == seen {
-            return Ok(());
-        }
-        match Tiers::parse(&document, Origin::Store) {
-            Ok((tiers, warnings)) => {
-                for warning in warnings {
-                    tracing::warn!(warning, "in the tier document");
+        let tiers = match self.tier_document().await? {
+            Document::Good { tiers, warnings } => {
+                if tiers != self.in_force() {
+                    warnings
+                        .iter()
+                        .for_each(|warning| tracing::warn!(warning, "in the tier document"));
+                    tracing::info!("the tiers have changed in Redis");
+                    self.nudge.notify_one();
                 }
-                tracing::info!("the tiers have changed in Redis");
-                let _ = self.put_tiers(&tiers, &document, None).await?;
-                self.nudge.notify_one();
+                tiers
             }
-            Err(error) => {
-                tracing::warn!(%error, "the tier document in Redis cannot be used; keeping the tiers in force")
+            Document::Bad => self.in_force(),
+            Document::Absent => {
+                self.report_tiers("it is gone");
+                self.in_force()
             }
-        }
+        };
+        let _ = self.put_tiers(&tiers, "", None).await?;
         Ok(())
+    }
+
+    fn in_force(&self) -> Tiers {
+        self.tiers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Puts a tier table in force, and every pod where it belongs then.
@@ -180,26 +231,37 @@ impl Redis {
         document: &str,
         epoch: Option<u64>,
     ) -> Result<Result<(), Fenced>, StoreError> {
-        let (epoch_text, chain, entries) =
-            (epoch_text(epoch), table::chain(tiers), table::entries(tiers));
-        let mut args = vec![epoch_text.as_str(), document, &chain];
-        args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
-        let mut answer =
-            self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?;
+        let mut answer = self.put_table(tiers, document, epoch).await?;
         if answer.word == "fenced" {
             return Ok(Err(fenced(&mut answer, epoch)?));
         }
-        let in_force = (tiers.clone(), document.to_owned());
-        *self.tiers.write().unwrap_or_else(std::sync::PoisonError::into_inner) = in_force;
+        *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers.clone();
         if answer.word == "applied" {
+            self.unplaced.store(true, Ordering::Relaxed);
+        }
+        if self.unplaced.load(Ordering::Relaxed) {
             self.audit_all().await?;
+            self.unplaced.store(false, Ordering::Relaxed);
         }
         Ok(Ok(()))
     }
 
-    /// Does what was left undone while Redis was out.
+    /// Writes the table; the pods are not placed yet.
+    async fn put_table(
+        &self,
+        tiers: &Tiers,
+        document: &str,
+        epoch: Option<u64>,
+    ) -> Result<Answer, StoreError> {
+        let (epoch_text, chain, entries) =
+            (epoch_text(epoch), table::chain(tiers), table::entries(tiers));
+        let mut args = vec![epoch_text.as_str(), document, &chain];
+        args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
+        Ok(self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?)
+    }
+
+    /// Does what was left undone while Redis was out: as much as is owed now.
     async fn pay_debts(&self) -> Result<(), StoreError> {
-        let owed = self.kept().len();
         let dropped = std::mem::take(&mut self.kept().dropped);
         if dropped > 0 {
             tracing::error!(
@@ -207,21 +269,19 @@ impl Redis {
                 "more releases came than could be kept; leases will end those calls"
             );
         }
-        while let Some(debt) = { self.kept().first() } {
-            let (call, pod, attempt) = match &debt {
-                Debt::Release(release) => {
-                    (&release.call, release.pod.as_ref().map_or("", |pod| pod.as_str()), "")
-                }
-                Debt::Doubt { call, attempt } => (call, "", attempt.as_str()),
-            };
-            self.link
-                .attempt(
-                    &self.scripts.release,
-                    &[call.as_str(), pod, attempt],
-                    Timeliness::Whenever,
-                )
-                .await?;
-            self.kept().paid();
+        let owed = self.kept().len();
+        let mut paid = 0;
+        while paid < owed {
+            let debts = self.kept().take(DEBTS_AT_ONCE.min(owed - paid));
+            let outcomes = join_all(debts.iter().map(|debt| self.pay(debt))).await;
+            let failed = outcomes.iter().find_map(|outcome| outcome.as_ref().err().cloned());
+            let unpaid = debts.into_iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err());
+            let unpaid: Vec<Debt> = unpaid.map(|(debt, _)| debt).collect();
+            paid += DEBTS_AT_ONCE;
+            if let Some(error) = failed {
+                self.kept().put_back(unpaid);
+                return Err(error);
+            }
         }
         if owed > 0 {
             tracing::info!(owed, "did what was left undone while Redis was out");
@@ -229,18 +289,56 @@ impl Redis {
         Ok(())
     }
 
+    async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
+        let (call, pod, attempt) = match debt {
+            Debt::Release(release) => {
+                (&release.call, release.pod.as_ref().map_or("", |pod| pod.as_str()), "")
+            }
+            Debt::Doubt { call, attempt } => (call, "", attempt.as_str()),
+        };
+        let args = [call.as_str(), pod, attempt];
+        match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
+            Err(
+                Failure::NotRun(StoreError::Failed(error))
+                | Failure::Unknown(StoreError::Failed(error)),
+            ) => {
+                // Redis is there and will never take it.
+                tracing::error!(call_sid = %call, error, "a kept release was refused");
+                Ok(())
+            }
+            outcome => outcome.map(drop).map_err(StoreError::from),
+        }
+    }
+
     /// Takes over what the older router left. It must be stopped by now.
     async fn adopt(&self) -> Result<(), StoreError> {
-        let lock = self.key("adopting");
+        let (lock, ours) = (self.key("adopting"), self.process.to_string());
         let mut take = cmd("SET");
-        take.arg(&lock).arg(self.process).arg("NX").arg("PX").arg(60_000);
-        if self.command::<Option<String>>(&take).await?.is_none() {
+        take.arg(&lock).arg(&ours).arg("NX").arg("PX").arg(ADOPTION.as_millis() as u64);
+        let taken: Option<String> = self.command(&take).await?;
+        let holder: Option<String> = self.command(cmd("GET").arg(&lock)).await?;
+        if taken.is_none() && holder.as_ref() != Some(&ours) {
             return Err(StoreError::Unavailable(
                 "another replica takes over what the older router left".into(),
             ));
         }
+        let outcome = self.adopt_alone(&lock).await;
+        if outcome.is_ok() {
+            self.command::<()>(cmd("DEL").arg(&lock)).await?;
+        }
+        outcome
+    }
+
+    /// The adoption itself. Each step may be repeated, so that a replica can go on
+    /// where another has died.
+    async fn adopt_alone(&self, lock: &str) -> Result<(), StoreError> {
         tracing::info!("taking over what the older router left");
-        self.take_tier_table_only().await?;
+        let tiers = match self.tier_document().await? {
+            Document::Good { tiers, .. } => tiers,
+            Document::Bad | Document::Absent => self.in_force(),
+        };
+        self.put_table(&tiers, &text_of(&tiers), None).await?;
+        *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers;
         for (pattern, is_merchant) in [("pool:*:assigned", false), ("merchant:*:assigned", true)] {
             for key in self.scan(pattern).await? {
                 let name =
@@ -250,6 +348,10 @@ impl Redis {
                     .map(|(_, name)| name)
                     .unwrap_or_default();
                 let tier = if is_merchant { format!("merchant:{name}") } else { name.to_owned() };
+                if tier.parse::<Pool>().is_err() {
+                    tracing::warn!(key, "not the name of a pool; left alone");
+                    continue;
+                }
                 let pods: Vec<String> = self.command(cmd("SMEMBERS").arg(&key)).await?;
                 for some in pods.chunks(100) {
                     let mut args = vec![tier.as_str()];
@@ -269,29 +371,11 @@ impl Redis {
                 self.link.attempt(&self.scripts.adopt_calls, &args, Timeliness::InTime).await?;
             taken += answer.number()?;
             dropped += answer.number()?;
+            self.command::<()>(cmd("PEXPIRE").arg(lock).arg(ADOPTION.as_millis() as u64)).await?;
         }
         self.audit_all().await?;
         self.command::<()>(cmd("SET").arg(self.key("schema")).arg(SCHEMA)).await?;
-        self.command::<()>(cmd("DEL").arg(&lock)).await?;
         tracing::info!(taken, dropped, "took over the calls of the older router");
-        Ok(())
-    }
-
-    /// The table without placing pods: those of the older router are not ours yet.
-    async fn take_tier_table_only(&self) -> Result<(), StoreError> {
-        let document: Option<String> =
-            self.command(cmd("GET").arg(self.key("tier:config"))).await?;
-        let (ours, _) =
-            self.tiers.read().unwrap_or_else(std::sync::PoisonError::into_inner).clone();
-        let tiers = document
-            .and_then(|text| Tiers::parse(&text, Origin::Store).ok())
-            .map_or(ours, |(tiers, _)| tiers);
-        let document = serde_json::Value::from(tiers.clone()).to_string();
-        let (chain, entries) = (table::chain(&tiers), table::entries(&tiers));
-        let mut args = vec!["", document.as_str(), &chain];
-        args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
-        self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?;
-        *self.tiers.write().unwrap_or_else(std::sync::PoisonError::into_inner) = (tiers, document);
         Ok(())
     }
 

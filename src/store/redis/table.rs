@@ -59,7 +59,12 @@ pub fn read(fields: &[String]) -> Result<Tiers, StoreError> {
         match pair[0].as_str() {
             CHAIN => chain = Some(pair[1].as_str()),
             name if name.starts_with(':') => {}
-            name => drop(tiers.insert(parse::<TierName>(name)?, read_entry(&pair[1])?)),
+            // An entry that makes no sense is none; the table is written anew soon.
+            name => {
+                if let (Ok(name), Ok(tier)) = (parse::<TierName>(name), read_entry(&pair[1])) {
+                    tiers.insert(name, tier);
+                }
+            }
         }
     }
     let chain = chain.ok_or_else(|| StoreError::Unavailable("Redis has no tiers yet".into()))?;
