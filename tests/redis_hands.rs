@@ -254,6 +254,11 @@ fn one_key_of_the_wrong_type_stops_nobody_else() {
         !plain.sismember::<_, _, bool>("voice:pool:basic:assigned", "nobody").unwrap()
     });
     let _: () = plain.del("voice:pod:calls:voice-agent-0").unwrap();
+    let on = router.get("/api/v1/calls/CA1").1["pod_name"].as_str().unwrap().to_owned();
+    let its_calls = format!("voice:pod:calls:{on}");
+    eventually(Duration::from_secs(3), "its call is back", || {
+        plain.zscore::<_, _, Option<f64>>(&its_calls, "CA1").unwrap().is_some()
+    });
 }
 
 #[test]
