@@ -20,7 +20,7 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 step cargo fmt --check
 step cargo clippy --all-targets --locked -- -D warnings
 step cargo deny --log-level error check bans licenses sources
-step cargo test --locked --lib --test all --test growth
+step cargo test --locked --lib --test all
 if command -v valkey-server >/dev/null; then
   REDIS_SERVER=valkey-server step cargo test --locked --test all redis
 fi

@@ -11,7 +11,7 @@ use crate::{
 /// Calls or members that one script looks at.
 const BATCH: &str = "100";
 /// Pods that one script places again.
-const BATCH_OF_PODS: usize = 50;
+const BATCH_OF_PODS: usize = 20;
 
 impl Redis {
     /// Runs one step of an audit: where to go on, and what it saw.

@@ -65,6 +65,7 @@ pub struct Redis {
     tiers: RwLock<Tiers>,
     /// The table has changed, and not every pod is where it belongs yet.
     unplaced: AtomicBool,
+    placing: tokio::sync::Mutex<()>,
     /// What was last said about a tier document that can't be used.
     said: Mutex<String>,
     kept: Mutex<Kept>,
@@ -92,6 +93,7 @@ impl Redis {
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
             unplaced: AtomicBool::new(false),
+            placing: tokio::sync::Mutex::default(),
             said: Mutex::default(),
             kept: Mutex::default(),
             refused: OnceLock::new(),

@@ -36,7 +36,7 @@ impl Redis {
         let mut pods = BTreeMap::new();
         let mut cursor = "0".to_owned();
         loop {
-            let mut answer = self.run(&self.scripts.pods, &[&cursor, "200"]).await?;
+            let mut answer = self.run(&self.scripts.pods, &[&cursor, "100"]).await?;
             cursor = answer.text()?;
             for row in answer.list()? {
                 match pod_row(row) {

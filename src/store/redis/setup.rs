@@ -239,9 +239,13 @@ impl Redis {
         if answer.word == "applied" {
             self.unplaced.store(true, Ordering::Relaxed);
         }
-        if self.unplaced.load(Ordering::Relaxed) {
-            self.audit_all().await?;
-            self.unplaced.store(false, Ordering::Relaxed);
+        // Whoever comes while pods are being placed waits, and finds it done.
+        let _alone = self.placing.lock().await;
+        if self.unplaced.swap(false, Ordering::Relaxed)
+            && let Err(error) = self.audit_all().await
+        {
+            self.unplaced.store(true, Ordering::Relaxed);
+            return Err(error);
         }
         Ok(Ok(()))
     }
