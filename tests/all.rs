@@ -7,6 +7,7 @@ mod allocate;
 mod bad_input;
 mod config;
 mod differential;
+mod differential_mutations;
 mod drain;
 mod http;
 mod journal;

@@ -408,7 +408,7 @@ impl World {
 }
 
 /// Runs so many operations; the first disagreement, with what led to it.
-async fn compare(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
+pub async fn compare(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
     let mut dice = Dice(seed);
     let mut world = World::new(scripts).await;
     let mut story = Vec::new();
@@ -449,66 +449,5 @@ async fn the_scripts_and_the_model_agree_on_everything() {
         let outcome =
             compare(seed + world, (operations / worlds) as usize, Scripts::default()).await;
         outcome.unwrap_or_else(|error| panic!("{error}"));
-    }
-}
-
-/// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 14] = [
-    (
-        "a release frees a call that is on another pod",
-        "ARGV[4] ~= '' and ARGV[4] ~= record[1]",
-        "false",
-    ),
-    (
-        "an ended call goes on counting",
-        "    f.calls = f.calls - 1\n  end\n  if now",
-        "  end\n  if now",
-    ),
-    (
-        "a busy exclusive pod stays available",
-        "elseif serving(f) and f.calls == 0 then",
-        "elseif serving(f) then",
-    ),
-    ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
-    (
-        "a later drain shortens an earlier one",
-        "math.max(f.draining and before or 0, now + tonumber(ARGV[4]))",
-        "now + tonumber(ARGV[4])",
-    ),
-    ("a replaced pod keeps its calls", "if replaced or f.uid", "if f.uid"),
-    (
-        "a replaced leader may still write",
-        "tonumber(ARGV[3]) < current",
-        "tonumber(ARGV[3]) + 1 < current",
-    ),
-    ("an ended call comes back by a renewal", "or redis.call('ZSCORE', P .. 'ended', call)", ""),
-    ("a swept call leaves its pod busy", "if f then resettle(f) end", ""),
-    ("busy pods change their pool", "if f.calls > 0 then return false end", ""),
-    (
-        "a pod that moves stays where it was, too",
-        "  unplace(f)\n  f.tier = tier",
-        "  f.tier = tier",
-    ),
-    ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
-    (
-        "a pod that should go when idle cuts its calls",
-        "ARGV[6] == 'when_idle' and f.calls > 0",
-        "false",
-    ),
-    ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
-];
-
-#[tokio::test]
-async fn the_comparison_catches_scripts_that_are_broken_on_purpose() {
-    for (what, from, to) in MUTATIONS {
-        let broken = std::cell::Cell::new(false);
-        let scripts = Scripts::edited(|_, code| {
-            broken.set(broken.get() || code.contains(from));
-            code.replace(from, to)
-        });
-        assert!(broken.get(), "{what}: no script contains {from:?}");
-        let caught = compare(7, 40_000, scripts).await;
-        assert!(caught.is_err(), "not caught: {what}");
-        println!("caught: {what}: {}", caught.unwrap_err().lines().next().unwrap_or_default());
     }
 }
