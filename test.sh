@@ -21,6 +21,8 @@ step cargo fmt --check
 step cargo clippy --all-targets --locked -- -D warnings
 step cargo deny --log-level error check bans licenses sources
 step cargo test --locked --lib --test all
+# Measures Redis's own time: nothing else may run beside it.
+step cargo test --locked --test growth
 if command -v valkey-server >/dev/null; then
   REDIS_SERVER=valkey-server step cargo test --locked --test all redis
 fi

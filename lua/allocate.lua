@@ -1,5 +1,6 @@
-#!lua
 -- Gives a call a pod, or says again which one it has.
+-- Without flags, so that Redis refuses its first write when memory is full, and
+-- not the whole script: a call that has a pod is told so even then.
 -- ARGV[3..7]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt
 -- Replies: {existing, now, pod, source pool, tried}
 --          {new, now, pod, source pool, tried, why the merchant's document is malformed}
@@ -13,7 +14,7 @@ if record[1] then
   -- The same attempt again: its first answer was lost.
   if record[4] == attempt then return {'new', now, record[1], record[2] or '', record[3] or '', ''} end
   -- Two have asked by now; neither may take the call from the other.
-  if record[4] and record[4] ~= '' then redis.call('HSET', call_key, 'attempt', '') end
+  if record[4] and record[4] ~= '' then redis.call('HDEL', call_key, 'attempt') end
   return {'existing', now, record[1], record[2] or '', record[3] or ''}
 end
 local default_chain = read('HGET', P .. 'tiers', ':chain')
@@ -33,7 +34,10 @@ end
 local function merchant_steps(document)
   if #document > 4096 then return nil, 'longer than 4096 bytes' end
   if not string.find(document, '^%s*{') then return nil, 'not a JSON object' end
+  -- JSON has no NaN and no hexadecimal numbers; cjson has, unless told otherwise.
+  cjson.decode_invalid_numbers(false)
   local ok, fields = pcall(cjson.decode, document)
+  cjson.decode_invalid_numbers(true)
   if not ok then return nil, 'not JSON' end
   local function given(name)
     local value = fields[name]

@@ -2,28 +2,30 @@
 -- Extends the leases of calls. For a while after the store began, a pod's word
 -- is enough to register a call that nobody knows.
 -- ARGV[3..5]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
--- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}}   {lost, now}: the store is empty
+-- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
+--          {lost, now}: the store is empty
 -- include: base
 -- include: pod
 local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local deadline = now + lease
-local unknown, registered, touched = {}, {}, {}
+local unknown, registered, later, touched = {}, {}, {}, {}
 
--- Whether a call that nobody knows can be registered on the pod that has it.
+-- Where a call that nobody knows belongs: registered on the pod that has it, to
+-- be told again when that pod is known, too, or unknown.
 local function adopt(call)
-  if speaker == '' then return false end
+  if speaker == '' then return unknown end
   local f = touched[speaker] or facts_of(speaker)
-  if not f then return false end
-  read_table(f)
-  if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return false end
+  read_table(f or {})
+  if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return unknown end
+  if not f then return later end
   if not f.tier then
     local tier = home()
-    if not tier then return false end
+    if not tier then return unknown end
     set_home(f, tier)
     place_service(f)
   end
   local kind = kind_of(f.tier)
-  if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return false end
+  if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
   redis.call('ZADD', P .. 'calls', deadline, call)
   redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
   redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', source_pool(f.tier),
@@ -31,7 +33,7 @@ local function adopt(call)
   redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
   f.calls = f.calls + 1
   touched[speaker] = f
-  return true
+  return registered
 end
 
 for i = 6, #ARGV do
@@ -44,11 +46,10 @@ for i = 6, #ARGV do
     touched[pod] = touched[pod] or facts_of(pod)
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}
-  elseif not pod and adopt(call) then
-    registered[#registered + 1] = call
   else
-    unknown[#unknown + 1] = call
+    local kept = pod and unknown or adopt(call)
+    kept[#kept + 1] = call
   end
 end
 for _, f in pairs(touched) do place_calls(f) end
-return {'renewed', now, deadline, unknown, registered}
+return {'renewed', now, deadline, unknown, registered, later}

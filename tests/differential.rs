@@ -32,7 +32,7 @@ const TABLES: [&str; 5] = [
         "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
 ];
 
-const MERCHANTS: [Option<&str>; 12] = [
+const MERCHANTS: [Option<&str>; 14] = [
     None,
     Some(r#"{"pool": "acme"}"#),
     Some(r#"{"pool": "acme", "dedicated_only": true}"#),
@@ -45,6 +45,8 @@ const MERCHANTS: [Option<&str>; 12] = [
     Some(r#"{"fallback": ["a b"]}"#),
     Some(r#"{"pool": 7}"#),
     Some(r#"[]"#),
+    Some(r#"{"pool": "acme", "priority": NaN}"#),
+    Some(r#"{"pool": "acme", "priority": 0x10}"#),
 ];
 
 const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];

@@ -10,6 +10,7 @@ use crate::domain::{
     fleet::{CallNotFound, Renew},
     names::{CallSid, PodName},
 };
+use crate::store::StoreError;
 
 #[derive(Deserialize)]
 pub struct Body {
@@ -42,11 +43,19 @@ pub async fn renew(
     if is_single && !renewed.unknown.is_empty() {
         return Ok(Noted { outcome: "not_found", ..noted }.on(ApiError::from(CallNotFound)));
     }
+    if is_single && !renewed.later.is_empty() {
+        return Ok(Noted { outcome: "later", ..noted }.on(ApiError::from(
+            StoreError::Unavailable(
+                "it began a short while ago and does not know this pod yet".into(),
+            ),
+        )));
+    }
     Ok(noted.on(Json(json!({
         "success": true,
-        "renewed": given - renewed.unknown.len(),
+        "renewed": given - renewed.unknown.len() - renewed.later.len(),
         "lease_expires_at": renewed.until / 1_000,
         "registered": renewed.adopted,
         "unknown": renewed.unknown,
+        "retry": renewed.later,
     }))))
 }

@@ -80,6 +80,16 @@ pub struct Renewed {
     pub unknown: Vec<CallSid>,
     /// Calls that were not known, and were registered on the pod that has them.
     pub adopted: Vec<CallSid>,
+    /// Calls whose pod is not known yet, in a store that began a short while ago.
+    pub later: Vec<CallSid>,
+}
+
+/// What became of a call that only its pod knew.
+enum Adoption {
+    Done,
+    /// The pod is not known either, and may be soon.
+    TooEarly,
+    Refused,
 }
 
 /// The pod drawn, its pool, the steps tried before, and a document set aside.
@@ -181,31 +191,38 @@ impl Fleet {
         for call in &request.calls {
             let on = self.calls.get(call).map(|known| &known.pod);
             let is_theirs = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
-            if on.is_some() && is_theirs {
-                self.record(Change::Renewed { call: call.clone(), until: renewed.until });
-            } else if on.is_none() && self.adopt(call, request, now) {
-                renewed.adopted.push(call.clone());
-            } else {
-                renewed.unknown.push(call.clone());
+            let told = match on {
+                Some(_) if is_theirs => {
+                    self.record(Change::Renewed { call: call.clone(), until: renewed.until });
+                    continue;
+                }
+                Some(_) => Adoption::Refused,
+                None => self.adopt(call, request, now),
+            };
+            match told {
+                Adoption::Done => &mut renewed.adopted,
+                Adoption::TooEarly => &mut renewed.later,
+                Adoption::Refused => &mut renewed.unknown,
             }
+            .push(call.clone());
         }
         renewed
     }
 
-    fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> bool {
+    fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> Adoption {
+        let Some(name) = &request.pod else { return Adoption::Refused };
         if now >= self.trusting_until || self.ended.contains(call) {
-            return false;
+            return Adoption::Refused;
         }
-        let Some((name, pod)) = request.pod.as_ref().and_then(|name| self.pods.get_key_value(name))
-        else {
-            return false;
+        let Some((name, pod)) = self.pods.get_key_value(name) else {
+            return Adoption::TooEarly;
         };
         let (name, calls) = (name.clone(), pod.calls.len());
         let tier = match &pod.tier {
             Some(tier) => tier.clone(),
             None => {
                 let Some(pool) = assign::home(&self.tiers, |pool| self.assigned(pool)) else {
-                    return false;
+                    return Adoption::Refused;
                 };
                 self.record(Change::Home { pod: name.clone(), pool: pool.clone() });
                 pool
@@ -216,7 +233,7 @@ impl Fleet {
             _ => 1,
         };
         if calls >= cap {
-            return false;
+            return Adoption::Refused;
         }
         self.record(Change::Call {
             call: call.clone(),
@@ -227,6 +244,6 @@ impl Fleet {
             until: now + request.lease_ttl,
             tried: Vec::new(),
         });
-        true
+        Adoption::Done
     }
 }

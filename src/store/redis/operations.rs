@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Ordering};
 
+use futures_util::future::try_join_all;
 use redis::Value;
 
 use super::{
@@ -36,7 +37,7 @@ impl Redis {
         let mut pods = BTreeMap::new();
         let mut cursor = "0".to_owned();
         loop {
-            let mut answer = self.run(&self.scripts.pods, &[&cursor, "100"]).await?;
+            let mut answer = self.run(&self.scripts.pods, &[&cursor, "40"]).await?;
             cursor = answer.text()?;
             for row in answer.list()? {
                 match pod_row(row) {
@@ -174,14 +175,17 @@ impl Store for Redis {
             let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
             let (lease, life) =
                 (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
-            let mut renewed = Renewed::default();
-            for some in request.calls.chunks(RENEWALS) {
+            let answers = request.calls.chunks(RENEWALS).map(async |some| {
                 let mut args = vec![lease.as_str(), &life, pod];
                 args.extend(some.iter().map(CallSid::as_str));
-                let mut answer = self.run(&self.scripts.renew, &args).await?;
+                self.run(&self.scripts.renew, &args).await
+            });
+            let mut renewed = Renewed::default();
+            for mut answer in try_join_all(answers).await? {
                 renewed.until = answer.number()?;
                 renewed.unknown.extend(answer.names()?);
                 renewed.adopted.extend(answer.names()?);
+                renewed.later.extend(answer.names()?);
             }
             Ok(renewed)
         })
@@ -360,11 +364,9 @@ impl Store for Redis {
                     .entry(tiers.pool(name).expect("a tier of the table has a pool"))
                     .or_insert([0; 4]);
             }
-            let mut pools = Vec::new();
-            for (pool, counts) in counts {
-                pools.push(self.status_of(pool, &tiers, counts).await?);
-            }
-            Ok(Status { pools, active_calls })
+            let pools =
+                counts.into_iter().map(|(pool, counts)| self.status_of(pool, &tiers, counts));
+            Ok(Status { pools: try_join_all(pools).await?, active_calls })
         })
     }
 

@@ -28,6 +28,10 @@ macro_rules! scripts {
                     },)*
                 }
             }
+
+            pub fn all(&self) -> impl Iterator<Item = &Script> {
+                [$(&self.$name,)*].into_iter()
+            }
         }
     };
 }
