@@ -8,9 +8,10 @@ use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
+    access::Access,
     agent::Agents,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, FollowedFile, PodFeed, pod_list},
+    control::{Control, ListFile, PodFeed},
     http::{
         self, Context,
         server::{Patience, serve},
@@ -32,6 +33,8 @@ const AGENTS_FINISH: Duration = Duration::from_secs(5);
 /// A router that runs.
 pub struct Running {
     pub api: SocketAddr,
+    /// Where everything but the webhooks is.
+    pub admin: SocketAddr,
     pub metrics_address: SocketAddr,
     /// Whether its agents are simulated.
     pub simulated: bool,
@@ -50,12 +53,19 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let nudge = Arc::new(Notify::new());
     let store = open_store(&config, &metrics, &nudge).await?;
     warn_about(&config, store.as_ref()).await;
+    let access = Access::new(&config.access)
+        .map_err(|(name, expected)| anyhow::anyhow!("{name}: expected {expected}"))?;
+    access.warn_of_open_doors();
+    let access = Arc::new(access);
     let lifecycle = Arc::new(Lifecycle::default());
     let stopping = lifecycle.stopping.clone();
     let context = Arc::new(Context {
         store: store.clone(),
         metrics: metrics.clone(),
         urls: WsUrls { base: config.agent_base_url(api.port()), path: config.ws_path.clone() },
+        access: access.clone(),
+        public_url: config.public_url.clone().unwrap_or_default(),
+        stream_status: config.stream_status,
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
@@ -69,6 +79,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         metrics: metrics.clone(),
         lifecycle,
         nudge,
+        access,
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
     });
@@ -80,7 +91,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
 
     let agents =
         simulated.then(|| Agents::new(store, metrics, config.ttls.lease, stopping.clone()));
-    let routes = http::routes(&context, agents.as_ref().map(Agents::routes));
+    let agent_routes = agents.as_ref().map(Agents::routes);
     let patience = Patience {
         read: config.http.read_timeout,
         idle: config.http.idle_timeout,
@@ -95,10 +106,21 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         let routes: Router = http::metrics_routes(&context);
         servers.spawn(serve(listener, routes, patience, closing.clone()));
     }
+    let mut admin = api;
+    let routes = match config.http.admin {
+        None => http::routes(&context, agent_routes),
+        Some(address) => {
+            let listener = bind("ADMIN_BIND", address).await?;
+            admin = listener.local_addr()?;
+            let routes = http::admin_routes(&context);
+            servers.spawn(serve(listener, routes, patience, closing.clone()));
+            http::public_routes(&context, agent_routes)
+        }
+    };
     servers.spawn(serve(listener, routes, patience, closing.clone()));
     let loops = control.start(feed);
-    tracing::info!(%api, metrics = %metrics_address, "serving");
-    Ok(Running { api, metrics_address, simulated, context, closing, servers, agents, loops })
+    tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
+    Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
 }
 
 impl Running {
@@ -180,10 +202,10 @@ fn pod_feed(config: &Config) -> anyhow::Result<PodFeed> {
     Ok(match &config.pods {
         PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
         PodSource::File(path) => {
-            let pods = pod_list::read(path, config.agent_port).map_err(|expected| {
+            let file = ListFile::open(path.clone(), config.agent_port);
+            PodFeed::File(file.map_err(|expected| {
                 anyhow::anyhow!("PODS_FILE={}: expected {expected}", path.display())
-            })?;
-            PodFeed::File(FollowedFile::new(path.clone(), config.agent_port, pods))
+            })?)
         }
         PodSource::Simulated => PodFeed::Simulated,
         PodSource::Cluster { .. } => {

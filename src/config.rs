@@ -1,6 +1,7 @@
 //! The configuration: settings that have been checked, each on its own and
 //! against each other, in one small struct per concern.
 
+mod secret_settings;
 mod settings;
 mod values;
 
@@ -15,11 +16,16 @@ use serde_json::Value;
 use tracing_subscriber::filter::LevelFilter;
 
 pub use self::{
+    secret_settings::SecretSettings,
     settings::{LogFormat, Settings},
     values::{Span, without_password},
 };
 use crate::{
-    control::pod_list::{self, ListedPod},
+    access::{Access, AccessConfig},
+    control::{
+        ListFile,
+        pod_list::{self, ListedPod},
+    },
     domain::{
         Millis,
         tiers::{Origin, Tiers},
@@ -72,6 +78,8 @@ pub enum PodSource {
 pub struct HttpConfig {
     pub api: SocketAddr,
     pub metrics: SocketAddr,
+    /// Where everything but the webhooks is served, if not on the address of the API.
+    pub admin: Option<SocketAddr>,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
     pub shutdown_timeout: Duration,
@@ -113,6 +121,8 @@ pub struct Config {
     pub agent_base_url: Option<String>,
     pub ws_path: WsPath,
     pub public_url: Option<String>,
+    pub access: AccessConfig,
+    pub stream_status: bool,
     pub identity: String,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
@@ -144,6 +154,7 @@ impl Config {
             http: HttpConfig {
                 api: SocketAddr::new(bind, settings.http_port),
                 metrics: SocketAddr::new(bind, settings.metrics_port),
+                admin: settings.admin_bind,
                 read_timeout: settings.http_read_timeout.0,
                 idle_timeout: settings.http_idle_timeout.0,
                 shutdown_timeout: settings.http_shutdown_timeout.0,
@@ -153,7 +164,9 @@ impl Config {
             agent_port: settings.voice_agent_port,
             agent_base_url: settings.voice_agent_base_url.clone(),
             ws_path: settings.ws_path_template.clone(),
+            access: access(&settings)?,
             public_url: settings.public_url.clone(),
+            stream_status: settings.stream_status,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
             reconcile_interval: settings.reconcile_interval.0,
@@ -191,7 +204,7 @@ impl Config {
         let path = |value: &Option<PathBuf>| {
             value.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
         };
-        vec![
+        let mut described = vec![
             ("REDIS_URL", s.redis_url.as_deref().map(without_password).unwrap_or_default()),
             ("REDIS_CA_FILE", path(&s.redis_ca_file)),
             ("KEY_PREFIX", s.key_prefix.clone()),
@@ -208,6 +221,8 @@ impl Config {
             ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
             ("PUBLIC_URL", text(&s.public_url)),
+            ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
+            ("STREAM_STATUS", if s.stream_status { "on" } else { "off" }.into()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
             ("POD_NAME", self.identity.clone()),
@@ -225,7 +240,29 @@ impl Config {
             ("LEADER_ELECTION_RETRY_PERIOD", s.leader_election_retry_period.to_string()),
             ("LOG_LEVEL", s.log_level.to_string()),
             ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
-        ]
+        ];
+        described.extend(s.secrets.describe());
+        described
+    }
+}
+
+/// Checks that every secret can be read, and that what needs our URL has it.
+fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
+    let config = settings.secrets.access()?;
+    Access::new(&config)
+        .map_err(|(name, expected)| ConfigError::new(name, "(hidden)", expected))?;
+    let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
+    let needs_url = match signs_urls {
+        Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
+        None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
+    };
+    match (needs_url, &settings.public_url) {
+        (Some(why), None) => Err(ConfigError::new(
+            "PUBLIC_URL",
+            "",
+            format!("the URL under which providers reach this router, because {why}"),
+        )),
+        _ => Ok(config),
     }
 }
 
@@ -255,7 +292,7 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
         return pods.map(PodSource::List).map_err(|error| ConfigError::new("PODS", list, error));
     }
     if let Some(path) = &settings.pods_file {
-        return match pod_list::read(path, settings.voice_agent_port) {
+        return match ListFile::open(path.clone(), settings.voice_agent_port) {
             Ok(_) => Ok(PodSource::File(path.clone())),
             Err(error) => Err(ConfigError::new("PODS_FILE", path.display(), error)),
         };

@@ -1,5 +1,6 @@
 //! A call router for voice agents. `docs/architecture.md` shows the whole.
 
+pub mod access;
 pub mod agent;
 pub mod app;
 pub mod cli;
@@ -7,10 +8,12 @@ pub mod client;
 pub mod config;
 pub mod control;
 pub mod domain;
+pub mod followed;
 pub mod http;
 pub mod lifecycle;
 pub mod logging;
 pub mod metrics;
+pub mod secrets;
 pub mod store;
 pub mod telephony;
 

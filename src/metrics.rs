@@ -51,6 +51,11 @@ pub struct Refused {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Denied {
+    pub reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Tier {
     pub tier: String,
 }
@@ -117,6 +122,7 @@ pub struct Metrics {
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
     call_duration: Histograms<SourcePool>,
+    denied: Family<Denied, Counter>,
     pub drains: Counter,
     pub zombies_recovered: Counter,
     pub panics_recovered: Counter,
@@ -138,6 +144,7 @@ impl Default for Metrics {
             releases: Family::default(),
             refusals: Family::default(),
             leases_expired: Family::default(),
+            denied: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
             zombies_recovered: Counter::default(),
@@ -182,6 +189,7 @@ impl Metrics {
             self.call_duration.clone(),
         );
         ours.register_collector(Box::new(self.store_gauges.clone()));
+        ours.register("denied", "Requests without a valid signature or token", self.denied.clone());
         ours.register("drains", "Drains asked for", self.drains.clone());
         ours.register(
             "zombies_recovered",
@@ -231,6 +239,11 @@ impl Metrics {
     pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
         self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
+    }
+
+    /// Somebody was not let in.
+    pub fn denied(&self, reason: &'static str) {
+        self.denied.get_or_create(&Denied { reason }).inc();
     }
 
     /// A call was refused. Only tiers have a name here: any other can stand in a

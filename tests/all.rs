@@ -2,9 +2,11 @@
 
 mod support;
 
+mod access;
 mod agents;
 mod allocate;
 mod bad_input;
+mod callbacks;
 mod config;
 mod differential;
 mod differential_mutations;
@@ -19,4 +21,5 @@ mod redis_outages;
 mod release;
 mod renew;
 mod shared_redis;
+mod signatures;
 mod webhooks;

@@ -73,7 +73,7 @@ fn exotel_is_understood_in_all_its_dialects() {
     }
     let (status, body) = connection.get(path).json();
     assert_eq!(status, 400);
-    assert!(body["error"].as_str().unwrap().contains("call_sid"));
+    assert!(body["error"].as_str().unwrap().contains("CallSid is missing: in the Exotel flow"));
 }
 
 #[test]

@@ -1,11 +1,17 @@
 //! Every setting: its variable, its flag, its default, its meaning.
 
-use std::{net::IpAddr, path::PathBuf};
+use std::{
+    net::{IpAddr, SocketAddr},
+    path::PathBuf,
+};
 
 use clap::Args;
 use tracing_subscriber::filter::LevelFilter;
 
-use super::values::{self, Span};
+use super::{
+    secret_settings::SecretSettings,
+    values::{self, Span},
+};
 
 /// The settings as given, before they are checked against each other.
 #[derive(Debug, Clone, Args)]
@@ -75,6 +81,14 @@ pub struct Settings {
     #[arg(long, env, value_name = "URL", value_parser = values::public_url)]
     pub public_url: Option<String>,
 
+    /// Address and port of everything but the webhooks, which then stand alone on the API's. Default: all on one
+    #[arg(long, env, value_name = "IP:PORT", value_parser = values::socket_address)]
+    pub admin_bind: Option<SocketAddr>,
+
+    /// on puts our stream-status URL into the documents that providers get, so that calls end even if their agents forget to release them; needs PUBLIC_URL
+    #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::switch, action = clap::ArgAction::Set)]
+    pub stream_status: bool,
+
     /// Namespace of the pods to watch
     #[arg(long, env, value_name = "NAME", default_value = "default")]
     pub namespace: String,
@@ -142,6 +156,9 @@ pub struct Settings {
     /// json or console. Default: json, on a terminal console
     #[arg(long, env, value_name = "FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
+
+    #[command(flatten)]
+    pub secrets: SecretSettings,
 }
 
 /// How log lines look.

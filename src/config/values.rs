@@ -63,6 +63,10 @@ pub fn bind_address(text: &str) -> Result<std::net::IpAddr, String> {
     text.parse().map_err(|_| "an IP address such as 0.0.0.0 or ::1".into())
 }
 
+pub fn socket_address(text: &str) -> Result<std::net::SocketAddr, String> {
+    text.parse().map_err(|_| "an IP address and a port such as 127.0.0.1:8081".into())
+}
+
 pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port from 0 to 65535".into())
 }

@@ -13,11 +13,15 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::pods::{FollowedFile, PodFeed};
-use crate::{lifecycle::Lifecycle, metrics::Metrics, store::Store};
+pub use self::pods::{ListFile, PodFeed};
+use crate::{access::Access, lifecycle::Lifecycle, metrics::Metrics, store::Store};
 
 /// How often overdue leases and drains are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often the files of secrets are looked at; a change counts when two looks
+/// agree.
+const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The router's own work, beside requests.
 pub struct Control {
@@ -26,6 +30,7 @@ pub struct Control {
     pub lifecycle: Arc<Lifecycle>,
     /// Told when something has changed that the pods should follow at once.
     pub nudge: Arc<Notify>,
+    pub access: Arc<Access>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
 }
@@ -36,6 +41,7 @@ impl Control {
         let tasks = TaskTracker::new();
         tasks.spawn(self.clone().supervise("sweep", Self::sweeps));
         tasks.spawn(self.clone().supervise("audit", Self::audits));
+        tasks.spawn(self.clone().supervise("secrets", Self::follow_secrets));
         tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())));
         tasks.close();
         tasks
@@ -68,6 +74,15 @@ impl Control {
         let mut ticks = ticks(self.cleanup_interval);
         while self.goes_on(&mut ticks).await {
             self.audit().await;
+        }
+    }
+
+    async fn follow_secrets(self: Arc<Self>) {
+        let mut ticks = ticks(SECRETS_INTERVAL);
+        while self.goes_on(&mut ticks).await {
+            let control = self.clone();
+            // Files may lie on a disk that is slow.
+            let _ = tokio::task::spawn_blocking(move || control.access.look()).await;
         }
     }
 

@@ -1,7 +1,5 @@
 //! Pods without a cluster: a list of names and addresses.
 
-use std::path::Path;
-
 use crate::domain::{fleet::PodFacts, names::PodName};
 
 /// A pod of a list.
@@ -49,12 +47,6 @@ pub fn parse(text: &str, agent_port: u16) -> Result<Vec<ListedPod>, String> {
         None if pods.is_empty() => Err("at least one name=host:port entry".into()),
         None => Ok(pods),
     }
-}
-
-pub fn read(path: &Path, agent_port: u16) -> Result<Vec<ListedPod>, String> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("a file that can be read; {error}"))?;
-    parse(&text, agent_port)
 }
 
 fn read_address(text: &str, agent_port: u16) -> Option<String> {

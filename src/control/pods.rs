@@ -21,6 +21,7 @@ use crate::{
         names::PodName,
         tiers::Tiers,
     },
+    followed::FollowedFile,
     store::StoreError,
 };
 
@@ -30,47 +31,33 @@ const LOOK: Duration = Duration::from_secs(1);
 const AT_ONCE: usize = 512;
 
 /// Where the list of pods comes from.
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 pub enum PodFeed {
     Fixed(Vec<ListedPod>),
-    File(FollowedFile),
+    File(ListFile),
     /// As many agents of our own as the tiers in force want.
     Simulated,
 }
 
-/// A file of pods that is read again and again.
-#[derive(Debug, Clone)]
-pub struct FollowedFile {
-    path: PathBuf,
-    agent_port: u16,
+/// A file of pods, and the list it last held.
+#[derive(Clone)]
+pub struct ListFile {
+    file: FollowedFile<Vec<ListedPod>>,
     pods: Vec<ListedPod>,
-    /// What the last look saw: a list counts when two looks agree, because the
-    /// first may have come upon a file that was half written.
-    seen: Result<Vec<ListedPod>, String>,
 }
 
-impl FollowedFile {
-    pub fn new(path: PathBuf, agent_port: u16, pods: Vec<ListedPod>) -> Self {
-        Self { path, agent_port, seen: Ok(pods.clone()), pods }
+impl ListFile {
+    pub fn open(path: PathBuf, agent_port: u16) -> Result<Self, String> {
+        let read = move |text: &str| pod_list::parse(text, agent_port);
+        let (pods, file) = FollowedFile::open("PODS_FILE", path, Arc::new(read))?;
+        Ok(Self { file, pods })
     }
 
-    /// Looks at the file; answers whether another list holds now. One that
-    /// can't be read changes nothing.
+    /// Looks at the file; answers whether another list holds now.
     fn look(&mut self) -> bool {
-        let before = std::mem::replace(&mut self.seen, pod_list::read(&self.path, self.agent_port));
-        let path = self.path.display();
-        match &self.seen {
-            Err(expected) if before.as_ref() != Err(expected) => {
-                tracing::warn!(%path, expected, "keeping the list of pods: the file can't be used");
-                false
-            }
-            Ok(pods) if before.as_ref() == Ok(pods) && *pods != self.pods => {
-                tracing::info!(%path, pods = pods.len(), "the list of pods has changed");
-                self.pods = pods.clone();
-                true
-            }
-            _ => false,
-        }
+        let Some(pods) = self.file.look() else { return false };
+        self.pods = pods;
+        true
     }
 }
 
@@ -110,7 +97,7 @@ impl Control {
         let tiers = self.store.tiers().await?;
         let simulated;
         let list = match feed {
-            PodFeed::Fixed(pods) | PodFeed::File(FollowedFile { pods, .. }) => pods,
+            PodFeed::Fixed(pods) | PodFeed::File(ListFile { pods, .. }) => pods,
             PodFeed::Simulated => {
                 simulated = simulated_pods(&tiers);
                 &simulated

@@ -2,7 +2,9 @@
 //! its name.
 
 mod allocate;
+mod auth;
 mod body;
+mod callbacks;
 mod calls;
 mod drain;
 mod merchants;
@@ -25,13 +27,16 @@ use axum::{
     extract::{Request, State},
     middleware,
     response::Response,
-    routing::{get, post},
+    routing::{MethodRouter, get, post, put},
 };
 use tokio::sync::Notify;
 
+use self::callbacks::About;
 pub use self::reply::{ApiError, Noted};
 use crate::{
+    access::{Access, Role},
     config::Ttls,
+    domain::names::PodName,
     lifecycle::Lifecycle,
     metrics::Metrics,
     store::Store,
@@ -43,6 +48,11 @@ pub struct Context {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
     pub urls: WsUrls,
+    pub access: Arc<Access>,
+    /// The URL under which providers reach us; empty if nobody said.
+    pub public_url: String,
+    /// Whether documents ask providers to tell us about streams.
+    pub stream_status: bool,
     pub ttls: Ttls,
     pub read_timeout: Duration,
     /// Tells the pods' loop that the tiers have changed.
@@ -50,35 +60,35 @@ pub struct Context {
     pub lifecycle: Arc<Lifecycle>,
 }
 
+impl Context {
+    /// Where a provider shall tell what becomes of the stream to a pod.
+    fn stream_status_url(&self, provider: Provider, pod: &PodName) -> Option<String> {
+        let base = Some(&self.public_url).filter(|_| self.stream_status)?;
+        Some(format!("{base}/api/v1/{provider}/stream-status?pod_name={pod}"))
+    }
+}
+
 pub type Shared = State<Arc<Context>>;
 
 /// The whole API. `agents` are the routes of simulated agents, if there are any.
 pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
-    let webhook = |provider: Provider| {
-        let handler =
-            move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
-        // A HEAD would be taken for a GET, and must not take a pod.
-        get(handler).post(handler).head(reply::method_not_allowed)
-    };
-    let api = probe_routes()
-        .route("/allocate", post(allocate::allocate))
-        .route("/twilio/allocate", webhook(Provider::Twilio))
-        .route("/plivo/allocate", webhook(Provider::Plivo))
-        .route("/exotel/allocate", webhook(Provider::Exotel))
-        .route("/release", post(release::release))
-        .route("/renew", post(renew::renew))
-        .route("/drain", post(drain::drain))
-        .route("/undrain", post(drain::undrain))
-        .route("/status", get(status::status))
-        .route("/pod/{name}", get(pod::pod))
-        .route("/calls/{sid}", get(calls::call))
-        .route("/tiers", get(tiers::get).put(tiers::put))
-        .route(
-            "/merchants/{id}",
-            get(merchants::get).put(merchants::put).delete(merchants::delete),
-        );
+    let api = webhook_routes().merge(api_routes(context)).merge(probe_routes());
     let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
     finish(routes, context, agents)
+}
+
+/// What the world may reach where the rest has an address of its own.
+pub fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
+    let api = webhook_routes().merge(health_routes());
+    let routes = Router::new().nest("/api/v1", api).merge(health_routes());
+    finish(routes, context, agents)
+}
+
+/// The rest.
+pub fn admin_routes(context: &Arc<Context>) -> Router {
+    let api = api_routes(context).merge(probe_routes());
+    let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
+    finish(routes, context, None)
 }
 
 /// What stands on the port of the metrics.
@@ -86,11 +96,58 @@ pub fn metrics_routes(context: &Arc<Context>) -> Router {
     finish(probe_routes(), context, None)
 }
 
-fn probe_routes() -> Router<Arc<Context>> {
+/// What providers ask, each guarded by the provider's signature.
+fn webhook_routes() -> Router<Arc<Context>> {
+    Provider::ALL.into_iter().fold(Router::new(), |routes, provider| {
+        let allocate =
+            move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
+        let callback = |about: About| {
+            let handler = move |context: Shared, request: Request| {
+                callbacks::callback(context, provider, about, request)
+            };
+            get(handler).post(handler).head(reply::method_not_allowed)
+        };
+        routes
+            // A HEAD would be taken for a GET, and must not take a pod.
+            .route(
+                &format!("/{provider}/allocate"),
+                get(allocate).post(allocate).head(reply::method_not_allowed),
+            )
+            .route(&format!("/{provider}/call-status"), callback(About::Call))
+            .route(&format!("/{provider}/stream-status"), callback(About::Stream))
+    })
+}
+
+/// Everything else, with the role that each route needs where there are tokens.
+fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
+    let needs = |role: Role, route: MethodRouter<Arc<Context>>| {
+        route.route_layer(middleware::from_fn_with_state((context.clone(), role), auth::check))
+    };
+    let viewer = |route| needs(Role::Viewer, route);
+    let agent = |route| needs(Role::Agent, route);
+    let admin = |route| needs(Role::Admin, route);
     Router::new()
-        .route("/health", get(probes::health))
-        .route("/ready", get(probes::ready))
-        .route("/metrics", get(metrics::metrics))
+        .route("/allocate", agent(post(allocate::allocate)))
+        .route("/release", agent(post(release::release)))
+        .route("/renew", agent(post(renew::renew)))
+        .route("/drain", agent(post(drain::drain)))
+        .route("/undrain", admin(post(drain::undrain)))
+        .route("/status", viewer(get(status::status)))
+        .route("/pod/{name}", viewer(get(pod::pod)))
+        .route("/calls/{sid}", viewer(get(calls::call)))
+        .route("/tiers", viewer(get(tiers::get)).merge(admin(put(tiers::put))))
+        .route(
+            "/merchants/{id}",
+            viewer(get(merchants::get)).merge(admin(put(merchants::put).delete(merchants::delete))),
+        )
+}
+
+fn health_routes() -> Router<Arc<Context>> {
+    Router::new().route("/health", get(probes::health)).route("/ready", get(probes::ready))
+}
+
+fn probe_routes() -> Router<Arc<Context>> {
+    health_routes().route("/metrics", get(metrics::metrics))
 }
 
 fn finish(routes: Router<Arc<Context>>, context: &Arc<Context>, agents: Option<Router>) -> Router {
@@ -123,6 +180,9 @@ impl Context {
             store: Arc::new(Embedded::in_memory(tiers, 0, metrics.store.clone())),
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
+            access: Arc::default(),
+            public_url: String::new(),
+            stream_status: false,
             ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),

@@ -2,6 +2,7 @@
 //! under handlers that panic.
 
 use std::{
+    net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -33,6 +34,7 @@ pub async fn observe(
     request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
     let method = request.method().clone();
     let path = request.uri().path().to_owned();
+    let peer = request.extensions().get::<SocketAddr>().copied();
     let endpoint = request
         .extensions()
         .get::<MatchedPath>()
@@ -62,6 +64,7 @@ pub async fn observe(
     let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
     let duration_ms = took.as_micros() as f64 / 1_000.0;
     let request_id = id.to_str().unwrap_or_default();
+    let refused = matches!(status, 401 | 403);
     let is_probe = ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.ends_with(probe));
     macro_rules! line {
         ($level:ident) => {
@@ -72,12 +75,16 @@ pub async fn observe(
                 pod = noted.pod.as_ref().map(|pod| pod.as_str()),
                 pool = noted.pool.as_deref(),
                 tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
+                by = noted.by.map(tracing::field::display),
+                why = noted.why.as_deref(),
+                from = refused.then_some(peer).flatten().map(tracing::field::display),
                 "request"
             )
         };
     }
     match status {
         500.. if !is_probe => line!(warn),
+        _ if refused => line!(warn),
         _ if is_probe => line!(debug),
         _ => line!(info),
     }

@@ -3,10 +3,13 @@
 use axum::{Json, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 
-use super::{ApiError, Noted, Shared, body::JsonBody};
-use crate::domain::{
-    fleet::Release,
-    names::{CallSid, PodName},
+use super::{ApiError, Context, Noted, Shared, body::JsonBody};
+use crate::{
+    domain::{
+        fleet::{CallNotFound, Release, Released},
+        names::{CallSid, PodName},
+    },
+    store::StoreError,
 };
 
 #[derive(Deserialize)]
@@ -23,37 +26,50 @@ struct Freed {
     was_draining: bool,
 }
 
-pub async fn release(
-    State(context): Shared,
-    JsonBody(body): JsonBody<Body>,
-) -> Result<Response, ApiError> {
-    let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
-    let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
-    let mut noted = Noted { call: Some(call.clone()), pod: pod.clone(), ..Noted::default() };
+/// Ends a call, and counts and notes what came of it.
+pub async fn end(
+    context: &Context,
+    release: Release,
+) -> (Noted, Result<Result<Released, CallNotFound>, StoreError>) {
+    let mut noted =
+        Noted { call: Some(release.call.clone()), pod: release.pod.clone(), ..Noted::default() };
     let metrics = &context.metrics;
-    Ok(match context.store.release(&Release { call, pod }).await {
+    let outcome = context.store.release(&release).await;
+    match &outcome {
         Ok(Ok(released)) => {
             metrics.released(Some(&released.source_pool), "success");
             metrics.call_lasted(&released.source_pool, released.lasted);
             noted.outcome = "success";
             noted.pod = Some(released.pod.clone());
             noted.pool = Some(released.pool.to_string());
-            noted.on(Json(Freed {
-                success: true,
-                pod_name: released.pod.to_string(),
-                released_to_pool: released.pool.to_string(),
-                was_draining: released.was_draining,
-            }))
         }
-        Ok(Err(not_found)) => {
+        Ok(Err(CallNotFound)) => {
             metrics.released(None, "not_found");
             noted.outcome = "not_found";
-            noted.on(ApiError::from(not_found))
         }
-        Err(error) => {
+        Err(_) => {
             metrics.released(None, "error");
             noted.outcome = "storage_error";
-            noted.on(ApiError::from(error))
         }
+    }
+    (noted, outcome)
+}
+
+pub async fn release(
+    State(context): Shared,
+    JsonBody(body): JsonBody<Body>,
+) -> Result<Response, ApiError> {
+    let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
+    let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
+    let (noted, outcome) = end(&context, Release { call, pod }).await;
+    Ok(match outcome {
+        Ok(Ok(released)) => noted.on(Json(Freed {
+            success: true,
+            pod_name: released.pod.to_string(),
+            released_to_pool: released.pool.to_string(),
+            was_draining: released.was_draining,
+        })),
+        Ok(Err(not_found)) => noted.on(ApiError::from(not_found)),
+        Err(error) => noted.on(ApiError::from(error)),
     })
 }

@@ -9,6 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use crate::{
+    access::Bearer,
     domain::{
         fleet::{CallNotFound, Tried, UnknownPod},
         names::{CallSid, InvalidName, PodName},
@@ -102,6 +103,10 @@ pub struct Noted {
     pub outcome: &'static str,
     /// Steps of the chain that were tried in vain.
     pub tried: Vec<Tried>,
+    /// Whose token it came with.
+    pub by: Option<Bearer>,
+    /// Why it was refused.
+    pub why: Option<String>,
 }
 
 impl Noted {

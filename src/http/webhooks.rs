@@ -1,11 +1,12 @@
-//! `/twilio/allocate`, `/plivo/allocate`, `/exotel/allocate`: a pod for a call,
-//! in the provider's own format. Providers that speak to the caller always get
-//! 200 with a document, because anything else is a dead line.
+//! `/{provider}/allocate`: a pod for a call, in the provider's own format.
+//! Providers that speak to the caller always get 200 with a document, because
+//! anything else is a dead line; only what is not genuine gets 403 and no word.
+
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::{
-    body::Bytes,
-    extract::{Request, State},
-    http::{HeaderValue, header},
+    extract::{OriginalUri, Request, State},
+    http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
 
@@ -14,77 +15,126 @@ use super::{
     allocate::{NotConnected, connect},
     body::{self, BodyError},
 };
-use crate::telephony::{CallRequest, Document, Params, Provider};
+use crate::telephony::{CallRequest, Covered, Document, Provider, Stream, Webhook};
 
 pub async fn allocate(State(context): Shared, provider: Provider, request: Request) -> Response {
-    let call = match read(&context, provider, request).await {
-        Ok(call) => call,
-        Err(error) => {
-            let noted = Noted { outcome: "invalid", ..Noted::default() };
-            let sentence =
-                "This call cannot be connected, because the request is not valid. Goodbye.";
-            return noted.on(refuse(provider, sentence, error));
+    let read = |webhook: &Webhook<'_>, covered| {
+        let missing = provider.dialect().without_call();
+        if !missing.is_empty() && webhook.get(provider.dialect().call_field()).is_none() {
+            return Err(ApiError::bad_request(missing));
         }
+        Ok(CallRequest::from_webhook(provider, webhook, covered)?)
+    };
+    let call = match receive(&context, provider, request, read).await {
+        Ok(call) => call,
+        Err(response) => return response,
     };
     let (noted, outcome) = connect(&context, &call).await;
     match outcome {
-        Ok(connected) => noted.on(answer(provider.connect(&connected.ws_url))),
+        Ok(connected) => {
+            let status_url = context.stream_status_url(provider, &connected.allocation.pod);
+            let stream = Stream {
+                url: &connected.ws_url,
+                call: &call.call,
+                status_url: status_url.as_deref(),
+            };
+            noted.on(answer(provider.dialect().connect(&stream)))
+        }
         Err(failure) => {
             let sentence = match failure {
                 NotConnected::Refused(_) => "All agents are busy. Please try again later.",
-                NotConnected::Store(_) => "The service is not available. Please try again later.",
+                NotConnected::Store(_) => UNAVAILABLE,
             };
             noted.on(refuse(provider, sentence, ApiError::from(&failure)))
         }
     }
 }
 
-async fn read(
+pub const UNAVAILABLE: &str = "The service is not available. Please try again later.";
+const UNUSABLE: &str = "This call cannot be connected, because the request is not valid. Goodbye.";
+
+/// Reads a webhook, makes sure that it is genuine, and takes from it what is
+/// needed; or the answer to one that is not, or is of no use.
+pub async fn receive<T>(
     context: &Context,
     provider: Provider,
     request: Request,
-) -> Result<CallRequest, ApiError> {
+    take: impl FnOnce(&Webhook<'_>, Covered) -> Result<T, ApiError>,
+) -> Result<T, Response> {
     let (parts, body) = request.into_parts();
-    let bytes = body::read(body, context.read_timeout).await?;
-    let query = Params::from_form(parts.uri.query().unwrap_or_default())
-        .map_err(|error| ApiError::bad_request(format!("the query cannot be read: {error}")))?;
-    let sent = read_params(body::content_type(&parts.headers), &bytes)?;
-    Ok(CallRequest::from_webhook(provider, &query, &sent)?)
-}
+    let keys = context.access.keys(provider);
+    let forged = |why: String, is_unread: bool| {
+        context.metrics.denied("forged");
+        let noted = Noted { outcome: "forged", why: Some(why), ..Noted::default() };
+        let response = StatusCode::FORBIDDEN.into_response();
+        noted.on(if is_unread { super::close(response) } else { response })
+    };
+    let unusable = |error: ApiError| {
+        let noted =
+            Noted { outcome: "invalid", why: Some(error.error.clone()), ..Noted::default() };
+        noted.on(refuse(provider, UNUSABLE, error))
+    };
+    // What can't be read can't be genuine.
+    let unread = |error: ApiError| match keys {
+        None => unusable(error),
+        Some(_) => forged(error.error.clone(), is_cut_short(&error)),
+    };
 
-/// Reads a form or JSON, whichever the content type says. Without one, what
-/// begins with a brace is JSON.
-fn read_params(content_type: Option<String>, bytes: &Bytes) -> Result<Params, BodyError> {
-    if bytes.is_empty() {
-        return Ok(Params::default());
-    }
+    let is_get = parts.method == Method::GET;
+    let content_type = body::content_type(&parts.headers);
+    let bytes = body::read(body, context.read_timeout).await;
+    let bytes = bytes.map_err(|error| unread(error.into()))?;
     let is_json = match content_type.as_deref() {
+        _ if is_get || bytes.is_empty() => false,
         Some(content_type) if body::is_json(content_type) => true,
         Some("application/x-www-form-urlencoded") => false,
-        Some(other) => return Err(BodyError::ContentType(other.into())),
+        Some(other) => return Err(unread(BodyError::ContentType(other.into()).into())),
         None => bytes.trim_ascii_start().starts_with(b"{"),
     };
-    let params = if is_json {
-        Params::from_json(bytes)
-    } else {
-        let text =
-            str::from_utf8(bytes).map_err(|error| BodyError::Malformed(error.to_string()))?;
-        Params::from_form(text)
+    let webhook = Webhook {
+        is_get,
+        public_url: &context.public_url,
+        target: target(&parts),
+        headers: &parts.headers,
+        body: &bytes,
+        is_json,
+        at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        query: Default::default(),
+        sent: Default::default(),
     };
-    params.map_err(|error| BodyError::Malformed(error.to_string()))
+    let webhook =
+        webhook.read().map_err(|error| unread(BodyError::Malformed(error.to_string()).into()))?;
+    let covered = match &keys {
+        None => Covered::Everything,
+        Some(keys) => provider
+            .dialect()
+            .verify(&webhook, keys)
+            .map_err(|error| forged(error.to_string(), false))?,
+    };
+    take(&webhook, covered).map_err(unusable)
 }
 
-fn refuse(provider: Provider, sentence: &str, error: ApiError) -> Response {
-    let too_much = error.status == axum::http::StatusCode::PAYLOAD_TOO_LARGE
-        || error.status == axum::http::StatusCode::REQUEST_TIMEOUT;
-    match provider.hang_up(sentence) {
+/// Path and query as they came, before routing took its part off.
+fn target(parts: &Parts) -> &str {
+    let uri = parts.extensions.get::<OriginalUri>().map_or(&parts.uri, |original| &original.0);
+    uri.path_and_query().map_or("/", |target| target.as_str())
+}
+
+/// Whether the rest of a request was not read, and is not going to be.
+fn is_cut_short(error: &ApiError) -> bool {
+    matches!(error.status, StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT)
+}
+
+/// An error in the provider's own format.
+pub fn refuse(provider: Provider, sentence: &str, error: ApiError) -> Response {
+    match provider.dialect().hang_up(sentence) {
         None => error.into_response(),
-        Some(document) if too_much => super::close(answer(document)),
+        Some(document) if is_cut_short(&error) => super::close(answer(document)),
         Some(document) => answer(document),
     }
 }
 
-fn answer(document: Document) -> Response {
+pub fn answer(document: Document) -> Response {
     let content_type = HeaderValue::from_static(document.content_type);
     ([(header::CONTENT_TYPE, content_type)], document.body).into_response()
 }

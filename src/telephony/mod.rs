@@ -1,11 +1,19 @@
-//! What telephony providers send and what they accept, one file each. Pure:
-//! nothing here reads a socket or a clock.
+//! What telephony providers send and what they accept, one file each: parse,
+//! verify, answer. Pure: nothing here reads a socket or a clock.
 
-pub mod exotel;
+mod exotel;
+mod jambonz;
 mod params;
-pub mod plivo;
-pub mod twilio;
+mod plivo;
+mod signalwire;
+mod signature;
+mod telnyx;
+#[cfg(test)]
+mod tests;
+mod twilio;
 mod url;
+mod vonage;
+mod webhook;
 mod xml;
 
 use std::{fmt, str::FromStr};
@@ -13,62 +21,108 @@ use std::{fmt, str::FromStr};
 pub use self::{
     params::{BadEncoding, Params},
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
+    webhook::{Covered, Forged, Webhook},
 };
-use crate::domain::names::{CallSid, Flow, InvalidName, MerchantId, Template};
+use crate::{
+    domain::names::{CallSid, Flow, InvalidName, MerchantId, Template},
+    secrets::{self, Secret},
+};
 
 /// A provider we know.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Provider {
     #[default]
     Twilio,
     Plivo,
     Exotel,
+    SignalWire,
+    Telnyx,
+    Vonage,
+    Jambonz,
+}
+
+/// How a provider speaks.
+pub trait Dialect: Sync {
+    /// What the provider calls the id of a call.
+    fn call_field(&self) -> &'static str {
+        "CallSid"
+    }
+
+    /// What to do about a request without the id of its call.
+    fn without_call(&self) -> &'static str {
+        ""
+    }
+
+    /// The template of a call that names none.
+    fn default_template(&self) -> &'static str {
+        "order-confirmation"
+    }
+
+    /// Whether our own URL is part of what the provider signs.
+    fn signs_urls(&self) -> bool {
+        false
+    }
+
+    /// Reads the keys that check its signatures.
+    fn keys(&self, text: &str) -> Result<Vec<Secret>, String> {
+        secrets::list(text)
+    }
+
+    /// Whether a request is genuine, by any of the keys.
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged>;
+
+    /// The document that connects a call to an agent.
+    fn connect(&self, stream: &Stream<'_>) -> Document;
+
+    /// The document that says a sentence and hangs up. `None` for providers
+    /// that take a JSON error instead.
+    fn hang_up(&self, sentence: &str) -> Option<Document>;
+
+    /// The answer to a callback that asks for nothing.
+    fn noted(&self) -> Document {
+        xml::response(|_| Ok(()))
+    }
+
+    /// Whether a callback says that a call is over; `None` if it does not speak
+    /// of it.
+    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
+
+    /// The same of the stream of a call.
+    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
 }
 
 impl Provider {
-    pub const ALL: [Self; 3] = [Self::Twilio, Self::Plivo, Self::Exotel];
+    pub const ALL: [Self; 7] = [
+        Self::Twilio,
+        Self::Plivo,
+        Self::Exotel,
+        Self::SignalWire,
+        Self::Telnyx,
+        Self::Vonage,
+        Self::Jambonz,
+    ];
 
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Twilio => "twilio",
             Self::Plivo => "plivo",
             Self::Exotel => "exotel",
+            Self::SignalWire => "signalwire",
+            Self::Telnyx => "telnyx",
+            Self::Vonage => "vonage",
+            Self::Jambonz => "jambonz",
         }
     }
 
-    /// What the provider calls the id of a call.
-    pub fn call_field(self) -> &'static str {
+    pub fn dialect(self) -> &'static dyn Dialect {
         match self {
-            Self::Twilio => twilio::CALL_FIELD,
-            Self::Plivo => plivo::CALL_FIELD,
-            Self::Exotel => exotel::CALL_FIELD,
-        }
-    }
-
-    /// The template of a call that names none.
-    pub fn default_template(self) -> &'static str {
-        match self {
-            Self::Exotel => "template",
-            _ => "order-confirmation",
-        }
-    }
-
-    /// The document that connects a call to an agent.
-    pub fn connect(self, ws_url: &str) -> Document {
-        match self {
-            Self::Twilio => twilio::connect(ws_url),
-            Self::Plivo => plivo::connect(ws_url),
-            Self::Exotel => exotel::connect(ws_url),
-        }
-    }
-
-    /// The document that says a sentence and hangs up. `None` for providers
-    /// that take a JSON error instead.
-    pub fn hang_up(self, sentence: &str) -> Option<Document> {
-        match self {
-            Self::Twilio => Some(twilio::hang_up(sentence)),
-            Self::Plivo => Some(plivo::hang_up(sentence)),
-            Self::Exotel => None,
+            Self::Twilio => &twilio::Twilio,
+            Self::Plivo => &plivo::Plivo,
+            Self::Exotel => &exotel::Exotel,
+            Self::SignalWire => &signalwire::SignalWire,
+            Self::Telnyx => &telnyx::Telnyx,
+            Self::Vonage => &vonage::Vonage,
+            Self::Jambonz => &jambonz::Jambonz,
         }
     }
 }
@@ -84,8 +138,20 @@ impl FromStr for Provider {
 
     fn from_str(text: &str) -> Result<Self, InvalidName> {
         let known = Self::ALL.into_iter().find(|provider| provider.as_str() == text);
-        known.ok_or_else(|| InvalidName::new("provider", text, "twilio, plivo or exotel"))
+        known.ok_or_else(|| {
+            let expected = "twilio, plivo, exotel, signalwire, telnyx, vonage or jambonz";
+            InvalidName::new("provider", text, expected)
+        })
     }
+}
+
+/// The stream of a call to its agent.
+#[derive(Debug, Clone, Copy)]
+pub struct Stream<'a> {
+    pub url: &'a str,
+    pub call: &'a CallSid,
+    /// Where the provider shall say what becomes of the stream.
+    pub status_url: Option<&'a str>,
 }
 
 /// An answer in a provider's own format; its status is 200.
@@ -93,6 +159,12 @@ impl FromStr for Provider {
 pub struct Document {
     pub content_type: &'static str,
     pub body: String,
+}
+
+impl Document {
+    fn json(value: &serde_json::Value) -> Self {
+        Self { content_type: "application/json", body: value.to_string() }
+    }
 }
 
 /// A call that asks for an agent, and how it wants to be spoken to.
@@ -117,7 +189,8 @@ pub struct CallParts<'a> {
 impl CallRequest {
     pub fn new(provider: Provider, parts: CallParts<'_>) -> Result<Self, InvalidName> {
         let given = |part: Option<&'_ str>| part.filter(|text| !text.is_empty()).map(str::to_owned);
-        let template = given(parts.template).unwrap_or_else(|| provider.default_template().into());
+        let template =
+            given(parts.template).unwrap_or_else(|| provider.dialect().default_template().into());
         Ok(Self {
             call: parts.call.unwrap_or_default().parse()?,
             merchant: given(parts.merchant).map(MerchantId::try_from).transpose()?,
@@ -131,17 +204,37 @@ impl CallRequest {
     /// from the query that the operator wrote into the provider's console.
     pub fn from_webhook(
         provider: Provider,
-        query: &Params,
-        body: &Params,
+        webhook: &Webhook<'_>,
+        covered: Covered,
     ) -> Result<Self, InvalidName> {
-        let field = provider.call_field();
-        let ours = |name| query.get(name).or_else(|| body.get(name));
+        let ours = |name| webhook.query.get(name).or_else(|| webhook.sent.get(name));
         let parts = CallParts {
-            call: body.get(field).or_else(|| query.get(field)),
+            call: call_text(provider, webhook, covered),
             merchant: ours("merchant_id"),
             flow: ours("flow"),
             template: ours("template"),
         };
         Self::new(provider, parts)
+    }
+}
+
+/// The call a webhook is about.
+pub fn call_of(
+    provider: Provider,
+    webhook: &Webhook<'_>,
+    covered: Covered,
+) -> Result<CallSid, InvalidName> {
+    call_text(provider, webhook, covered).unwrap_or_default().parse()
+}
+
+fn call_text<'a>(
+    provider: Provider,
+    webhook: &'a Webhook<'_>,
+    covered: Covered,
+) -> Option<&'a str> {
+    let field = provider.dialect().call_field();
+    match covered {
+        Covered::Everything => webhook.get(field),
+        Covered::Body => webhook.sent.get(field),
     }
 }

@@ -2,28 +2,109 @@
 
 use quick_xml::events::BytesText;
 
-use super::{Document, xml};
+use super::{
+    Dialect, Document, Stream,
+    params::Params,
+    signature::{Hash, check_base64},
+    webhook::{Covered, Forged, Webhook},
+    xml,
+};
+use crate::secrets::Secret;
 
-pub const CALL_FIELD: &str = "CallUUID";
+pub struct Plivo;
 
-/// Connects the call to an agent's stream.
-pub fn connect(ws_url: &str) -> Document {
-    xml::response(|xml| {
-        let stream = xml.create_element("Stream").with_attributes([
-            ("bidirectional", "true"),
-            ("keepCallAlive", "true"),
-            ("contentType", "audio/x-mulaw;rate=8000"),
-        ]);
-        stream.write_text_content(BytesText::new(ws_url)).map(drop)
-    })
+const SIGNATURE: &str = "x-plivo-signature-v3";
+/// Signed with the token of the main account, where the call is a subaccount's.
+const MAIN_SIGNATURE: &str = "x-plivo-signature-ma-v3";
+const NONCE: &str = "x-plivo-signature-v3-nonce";
+
+/// What a call is after its end.
+const OVER: [&str; 8] =
+    ["completed", "busy", "failed", "timeout", "no-answer", "cancel", "canceled", "rejected"];
+
+impl Dialect for Plivo {
+    fn call_field(&self) -> &'static str {
+        "CallUUID"
+    }
+
+    fn signs_urls(&self) -> bool {
+        true
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+        let nonce = webhook.header(NONCE)?;
+        let given = match (webhook.header(SIGNATURE), webhook.header(MAIN_SIGNATURE)) {
+            (Ok(own), Ok(main)) => [own, main],
+            (Ok(one), Err(_)) | (Err(_), Ok(one)) => [one, ""],
+            (Err(missing), Err(_)) => return Err(missing),
+        };
+        let given = given.iter().flat_map(|some| some.split(',')).map(str::trim);
+        let text = format!("{}.{nonce}", signed_text(webhook));
+        check_base64(Hash::Sha256, keys, text.as_bytes(), given.filter(|one| !one.is_empty()))?;
+        Ok(Covered::Everything)
+    }
+
+    fn connect(&self, stream: &Stream<'_>) -> Document {
+        xml::response(|xml| {
+            let mut element = xml.create_element("Stream").with_attributes([
+                ("bidirectional", "true"),
+                ("keepCallAlive", "true"),
+                ("contentType", "audio/x-mulaw;rate=8000"),
+            ]);
+            if let Some(url) = stream.status_url {
+                element = element.with_attributes([
+                    ("statusCallbackUrl", url),
+                    ("statusCallbackMethod", "POST"),
+                ]);
+            }
+            element.write_text_content(BytesText::new(stream.url)).map(drop)
+        })
+    }
+
+    fn hang_up(&self, sentence: &str) -> Option<Document> {
+        Some(xml::response(|xml| {
+            xml::text(xml, "Speak", sentence)?;
+            xml::empty(xml, "Hangup")
+        }))
+    }
+
+    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        let hung_up = webhook.get("HangupCause").is_some_and(|cause| !cause.is_empty())
+            || webhook.get("Event") == Some("Hangup");
+        let status = webhook.get("CallStatus").map(|status| OVER.contains(&status));
+        if hung_up { Some(true) } else { status }
+    }
+
+    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        let event = webhook.get("Event")?;
+        Some(matches!(
+            event,
+            "StopStream" | "DroppedStream" | "FailedStream" | "stopped" | "failed"
+        ))
+    }
 }
 
-/// Speaks a sentence and hangs up.
-pub fn hang_up(sentence: &str) -> Document {
-    xml::response(|xml| {
-        xml::text(xml, "Speak", sentence)?;
-        xml::empty(xml, "Hangup")
-    })
+/// The URL with its query sorted, and the sorted parameters of a form, as V3
+/// strings them together.
+fn signed_text(webhook: &Webhook<'_>) -> String {
+    let path = webhook.target.split('?').next().unwrap_or_default();
+    let query = joined(&webhook.query, "=", "&");
+    let sent = joined(&webhook.sent, "", "");
+    let (mark, dot) = match (query.is_empty(), sent.is_empty()) {
+        (true, true) => ("", ""),
+        (true, false) | (false, true) => ("?", ""),
+        (false, false) => ("?", "."),
+    };
+    format!("{}{path}{mark}{query}{dot}{sent}", webhook.public_url)
+}
+
+/// All pairs, sorted, with something in between.
+fn joined(params: &Params, within: &str, between: &str) -> String {
+    let mut pairs: Vec<(&str, &str)> = params.iter().collect();
+    pairs.sort_unstable();
+    let pairs: Vec<String> =
+        pairs.into_iter().map(|(name, value)| format!("{name}{within}{value}")).collect();
+    pairs.join(between)
 }
 
 #[cfg(test)]
@@ -32,16 +113,18 @@ mod tests {
 
     #[test]
     fn a_call_is_connected_to_its_stream() {
+        let call = "CA1".parse().unwrap();
+        let stream = Stream { url: "wss://a/b?c&d", call: &call, status_url: Some("https://r/s") };
         assert_eq!(
-            connect("wss://a/b?c&d").body,
-            r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000">wss://a/b?c&amp;d</Stream></Response>"#
+            Plivo.connect(&stream).body,
+            r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000" statusCallbackUrl="https://r/s" statusCallbackMethod="POST">wss://a/b?c&amp;d</Stream></Response>"#
         );
     }
 
     #[test]
     fn a_refusal_is_spoken() {
         assert_eq!(
-            hang_up("Goodbye.").body,
+            Plivo.hang_up("Goodbye.").unwrap().body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Speak>Goodbye.</Speak><Hangup/></Response>"#
         );
     }

@@ -1,14 +1,119 @@
 //! Twilio: a form with `CallSid`, answered in TwiML.
 
-use super::{Document, xml};
+use super::{
+    Dialect, Document, Stream,
+    signature::{Hash, check_base64, sha256_hex},
+    webhook::{Covered, Forged, Webhook},
+    xml,
+};
+use crate::secrets::{Secret, is_same};
 
-pub const CALL_FIELD: &str = "CallSid";
+pub struct Twilio;
+
+/// What a call is after its end.
+pub const OVER: [&str; 5] = ["completed", "busy", "failed", "no-answer", "canceled"];
+
+impl Dialect for Twilio {
+    fn signs_urls(&self) -> bool {
+        true
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+        // Keys of their own may sign with a newer hash, and a header then says so.
+        let hash = match webhook.headers.get("x-twilio-webhooks-signature-settings") {
+            None => Hash::Sha1,
+            Some(settings) => named_hash(settings.to_str().unwrap_or("algorithm=?"))?,
+        };
+        verify(webhook, keys, "x-twilio-signature", hash)
+    }
+
+    fn connect(&self, stream: &Stream<'_>) -> Document {
+        connect(stream, &[])
+    }
+
+    fn hang_up(&self, sentence: &str) -> Option<Document> {
+        Some(hang_up(sentence))
+    }
+
+    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        webhook.get("CallStatus").map(|status| OVER.contains(&status))
+    }
+
+    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        stream_is_over(webhook)
+    }
+}
+
+/// `key=…,algorithm=HMAC_SHA256`
+fn named_hash(settings: &str) -> Result<Hash, Forged> {
+    let mut parts = settings.split(',').filter_map(|part| part.split_once('='));
+    let algorithm = parts.find(|(name, _)| name.trim() == "algorithm").map(|(_, value)| value);
+    match algorithm.map(str::trim) {
+        None | Some("" | "HMAC_SHA1") => Ok(Hash::Sha1),
+        Some("HMAC_SHA256") => Ok(Hash::Sha256),
+        Some(_) => Err(Forged::Malformed("x-twilio-webhooks-signature-settings")),
+    }
+}
+
+/// The scheme of Twilio: the URL, then the parameters of a form by name. The hash
+/// of any other body stands in the URL.
+pub fn verify(
+    webhook: &Webhook<'_>,
+    keys: &[Secret],
+    header: &'static str,
+    hash: Hash,
+) -> Result<Covered, Forged> {
+    let given = webhook.header(header)?;
+    let mut params = String::new();
+    if webhook.is_json && !webhook.body.is_empty() {
+        let promised = webhook.query.get("bodySHA256").ok_or(Forged::Uncovered)?;
+        if !is_same(sha256_hex(webhook.body).as_bytes(), promised.as_bytes()) {
+            return Err(Forged::Mismatch);
+        }
+    } else {
+        let mut pairs: Vec<(&str, &str)> = webhook.sent.iter().collect();
+        pairs.sort_unstable();
+        pairs.dedup();
+        pairs.into_iter().for_each(|(name, value)| {
+            params.push_str(name);
+            params.push_str(value);
+        });
+    }
+    // The port may or may not be in the URL that was signed.
+    for base in with_and_without_port(webhook.public_url) {
+        let text = format!("{base}{}{params}", webhook.target);
+        if check_base64(hash, keys, text.as_bytes(), [given]).is_ok() {
+            return Ok(Covered::Everything);
+        }
+    }
+    Err(Forged::Mismatch)
+}
+
+/// A URL without the port it has, and with one: its own, or that of its scheme.
+fn with_and_without_port(url: &str) -> [String; 2] {
+    let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
+    let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
+    let host_end = authority.find(']').map_or(0, |bracket| bracket + 1);
+    let (host, port) = match authority[host_end..].find(':') {
+        Some(colon) => authority.split_at(host_end + colon),
+        None => (authority, if scheme == "http" { ":80" } else { ":443" }),
+    };
+    [format!("{scheme}://{host}{path}"), format!("{scheme}://{host}{port}{path}")]
+}
 
 /// Connects the call to an agent's stream.
-pub fn connect(ws_url: &str) -> Document {
+pub fn connect(stream: &Stream<'_>, attributes: &[(&str, &str)]) -> Document {
     xml::response(|xml| {
         let connect = xml.create_element("Connect").write_inner_content(|xml| {
-            xml.create_element("Stream").with_attribute(("url", ws_url)).write_empty().map(drop)
+            let mut element = xml
+                .create_element("Stream")
+                .with_attribute(("url", stream.url))
+                .with_attributes(attributes.iter().copied());
+            if let Some(url) = stream.status_url {
+                element = element
+                    .with_attributes([("statusCallback", url), ("statusCallbackMethod", "POST")]);
+            }
+            element.write_empty().map(drop)
         });
         connect.map(drop)
     })
@@ -22,24 +127,51 @@ pub fn hang_up(sentence: &str) -> Document {
     })
 }
 
+pub fn stream_is_over(webhook: &Webhook<'_>) -> Option<bool> {
+    let event = webhook.get("StreamEvent")?;
+    Some(matches!(event, "stream-stopped" | "stream-error" | "stream-failed"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn connect_to(url: &str, status_url: Option<&str>) -> String {
+        let call = "CA1".parse().unwrap();
+        Twilio.connect(&Stream { url, call: &call, status_url }).body
+    }
+
     #[test]
     fn a_call_is_connected_to_its_stream() {
         assert_eq!(
-            connect("wss://a/ws/pod/p/x").body,
+            connect_to("wss://a/ws/pod/p/x", None),
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/ws/pod/p/x"/></Connect></Response>"#
+        );
+        assert_eq!(
+            connect_to("wss://a/x", Some("https://r/s?a=b&c=d")),
+            r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/x" statusCallback="https://r/s?a=b&amp;c=d" statusCallbackMethod="POST"/></Connect></Response>"#
         );
     }
 
     #[test]
     fn values_cannot_break_out_of_the_document() {
-        assert!(connect(r#"wss://a/"><Say>x"#).body.contains("wss://a/&quot;&gt;&lt;Say&gt;x"));
+        assert!(connect_to(r#"wss://a/"><Say>x"#, None).contains("wss://a/&quot;&gt;&lt;Say&gt;x"));
         assert_eq!(
             hang_up("a < b & \"c\"").body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Say>a &lt; b &amp; &quot;c&quot;</Say><Hangup/></Response>"#
         );
+    }
+
+    #[test]
+    fn a_url_is_signed_with_or_without_its_port() {
+        for (url, without, with) in [
+            ("https://a.b", "https://a.b", "https://a.b:443"),
+            ("http://a.b/c", "http://a.b/c", "http://a.b:80/c"),
+            ("https://a.b:8443/c/d", "https://a.b/c/d", "https://a.b:8443/c/d"),
+            ("https://[::1]:1", "https://[::1]", "https://[::1]:1"),
+            ("https://[::1]/x:y", "https://[::1]/x:y", "https://[::1]:443/x:y"),
+        ] {
+            assert_eq!(with_and_without_port(url), [without, with], "{url}");
+        }
     }
 }

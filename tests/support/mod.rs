@@ -121,16 +121,29 @@ impl Router {
         Connection::open(self.address)
     }
 
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.iter().rfind(|(other, _)| other == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A connection of someone who may do everything.
+    pub fn connect_as_admin(&self) -> Connection {
+        let address = self.setting("ADMIN_BIND").map(|address| address.parse().unwrap());
+        let mut connection = Connection::open(address.unwrap_or(self.address));
+        let mut tokens = self.setting("API_TOKENS").unwrap_or_default().split(',');
+        connection.token = tokens.find_map(|token| token.strip_prefix("admin:")).map(str::to_owned);
+        connection
+    }
+
     pub fn get(&self, path: &str) -> (u16, Value) {
-        self.connect().get(path).json()
+        self.connect_as_admin().get(path).json()
     }
 
     pub fn post(&self, path: &str, body: Value) -> (u16, Value) {
-        self.connect().post(path, &body).json()
+        self.connect_as_admin().post(path, &body).json()
     }
 
     pub fn put(&self, path: &str, body: &str) -> (u16, Value) {
-        self.connect()
+        self.connect_as_admin()
             .send("PUT", path, &[("content-type", "application/json")], body.as_bytes())
             .json()
     }

@@ -42,6 +42,8 @@ pub struct Connection {
     read: Vec<u8>,
     /// The last request was a HEAD: no body follows.
     is_head: bool,
+    /// What every request says of who sends it.
+    pub token: Option<String>,
 }
 
 impl Connection {
@@ -49,7 +51,7 @@ impl Connection {
         let stream = TcpStream::connect(address).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
         stream.set_nodelay(true).unwrap();
-        Some(Self { stream, read: Vec::new(), is_head: false })
+        Some(Self { stream, read: Vec::new(), is_head: false, token: None })
     }
 
     pub fn open(address: SocketAddr) -> Self {
@@ -86,7 +88,10 @@ impl Connection {
         body: &[u8],
     ) -> Answer {
         self.is_head = method == "HEAD";
-        self.write(&head(method, path, headers, body.len()));
+        let bearer = self.token.as_ref().map(|token| format!("Bearer {token}"));
+        let mut headers = headers.to_vec();
+        headers.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
+        self.write(&head(method, path, &headers, body.len()));
         // A server that has heard enough may stop listening.
         let _ = self.stream.write_all(body);
         self.answer().expect("an answer")

@@ -1,0 +1,64 @@
+//! `/{provider}/call-status` and `/{provider}/stream-status`: the provider says
+//! what has become of a call or of its stream. What is over is released, however
+//! often and in whatever order it is said.
+
+use axum::{
+    extract::{Request, State},
+    response::Response,
+};
+
+use super::{
+    ApiError, Noted, Shared,
+    release::end,
+    webhooks::{UNAVAILABLE, answer, receive, refuse},
+};
+use crate::{
+    domain::{fleet::Release, names::PodName},
+    telephony::{Provider, Webhook, call_of},
+};
+
+/// What a callback is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum About {
+    Call,
+    Stream,
+}
+
+pub async fn callback(
+    State(context): Shared,
+    provider: Provider,
+    about: About,
+    request: Request,
+) -> Response {
+    let dialect = provider.dialect();
+    let read = |webhook: &Webhook<'_>, covered| {
+        let call = call_of(provider, webhook, covered)?;
+        // We put the pod into the URLs of streams: what is said late of a call's
+        // former stream must not end the one it has now.
+        let pod = webhook.query.get("pod_name").filter(|pod| !pod.is_empty());
+        let pod: Option<PodName> = pod.map(str::parse).transpose()?;
+        let is_over = match about {
+            About::Call => dialect.call_is_over(webhook),
+            About::Stream => dialect.stream_is_over(webhook),
+        };
+        let is_over = is_over.ok_or_else(|| {
+            ApiError::bad_request(
+                "it does not say what has become of the call: is this the right URL?",
+            )
+        })?;
+        Ok((Release { call, pod }, is_over))
+    };
+    let (release, is_over) = match receive(&context, provider, request, read).await {
+        Ok(told) => told,
+        Err(response) => return response,
+    };
+    if !is_over {
+        let noted = Noted { call: Some(release.call), outcome: "ongoing", ..Noted::default() };
+        return noted.on(answer(dialect.noted()));
+    }
+    match end(&context, release).await {
+        // That it is over already is what is expected: the agent was faster.
+        (noted, Ok(_)) => noted.on(answer(dialect.noted())),
+        (noted, Err(error)) => noted.on(refuse(provider, UNAVAILABLE, error.into())),
+    }
+}

@@ -1,0 +1,149 @@
+//! Secrets: never shown, several at a time so that they can be changed one after
+//! the other, and read again when their file changes.
+
+use std::{
+    fmt,
+    path::PathBuf,
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError, RwLock},
+};
+
+use aws_lc_rs::constant_time;
+
+use crate::followed::{FollowedFile, Read};
+
+/// A text that no log, error or printed configuration shows.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret(String);
+
+impl Secret {
+    pub fn as_bytes(&self) -> &[u8] {
+        self.0.as_bytes()
+    }
+
+    pub fn expose(&self) -> &str {
+        &self.0
+    }
+
+    /// Compares in a time that tells nothing but the length.
+    pub fn is(&self, given: &str) -> bool {
+        is_same(self.as_bytes(), given.as_bytes())
+    }
+}
+
+/// Compares in a time that tells nothing but the lengths.
+pub fn is_same(a: &[u8], b: &[u8]) -> bool {
+    constant_time::verify_slices_are_equal(a, b).is_ok()
+}
+
+impl From<&str> for Secret {
+    fn from(text: &str) -> Self {
+        Self(text.into())
+    }
+}
+
+impl FromStr for Secret {
+    type Err = std::convert::Infallible;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        Ok(text.into())
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+/// Reads secrets separated by commas or lines.
+pub fn list(text: &str) -> Result<Vec<Secret>, String> {
+    let secrets: Vec<Secret> = entries(text).map(Secret::from).collect();
+    if secrets.is_empty() { Err("at least one secret".into()) } else { Ok(secrets) }
+}
+
+/// What stands between commas and ends of lines.
+pub fn entries(text: &str) -> impl Iterator<Item = &str> {
+    text.split([',', '\n', '\r']).map(str::trim).filter(|entry| !entry.is_empty())
+}
+
+/// Where secrets come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Source {
+    Text(Secret),
+    File(PathBuf),
+}
+
+/// Secrets that may change while they are in use.
+pub struct Followed<T> {
+    current: RwLock<Arc<T>>,
+    file: Option<Mutex<FollowedFile<T>>>,
+}
+
+impl<T> Followed<T> {
+    /// Reads the secrets for the first time. What `read` says of bad ones must
+    /// show nothing of them.
+    pub fn new(what: &'static str, source: &Source, read: Read<T>) -> Result<Self, String> {
+        let (first, file) = match source {
+            Source::Text(text) => (read(&text.0)?, None),
+            Source::File(path) => {
+                let (first, file) = FollowedFile::open(what, path.clone(), read)?;
+                (first, Some(Mutex::new(file)))
+            }
+        };
+        Ok(Self { current: RwLock::new(Arc::new(first)), file })
+    }
+
+    pub fn current(&self) -> Arc<T> {
+        self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Looks at the file, if there is one. What can't be used changes nothing.
+    pub fn look(&self) {
+        let Some(file) = &self.file else { return };
+        if let Some(changed) = file.lock().unwrap_or_else(PoisonError::into_inner).look() {
+            *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(changed);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn secrets_are_not_shown() {
+        let secret = Secret::from("hunter2");
+        assert_eq!(format!("{secret:?} {:?}", Source::Text(secret.clone())), "*** Text(***)");
+        assert!(secret.is("hunter2") && !secret.is("hunter") && !secret.is(""));
+    }
+
+    #[test]
+    fn lists_are_split_at_commas_and_lines() {
+        let secrets = list(" a, b\nc\r\n,").unwrap();
+        assert_eq!(secrets.iter().map(Secret::expose).collect::<Vec<_>>(), ["a", "b", "c"]);
+        assert!(list(" ,\n").is_err());
+    }
+
+    #[test]
+    fn a_file_that_changes_is_read_again_and_a_bad_one_is_not_taken() {
+        let path = std::env::temp_dir().join(format!("secrets-{}", std::process::id()));
+        std::fs::write(&path, "one").unwrap();
+        let followed = Followed::new("TEST", &Source::File(path.clone()), Arc::new(list)).unwrap();
+        let now = || followed.current().iter().map(|it| it.expose().to_owned()).collect::<Vec<_>>();
+        std::fs::write(&path, "one,two").unwrap();
+        followed.look();
+        assert_eq!(now(), ["one"], "the file may be half written");
+        followed.look();
+        assert_eq!(now(), ["one", "two"]);
+        for bad in [Some(""), Some(","), None] {
+            match bad {
+                Some(text) => std::fs::write(&path, text).unwrap(),
+                None => std::fs::remove_file(&path).unwrap(),
+            }
+            followed.look();
+            followed.look();
+            assert_eq!(now(), ["one", "two"]);
+        }
+    }
+}

@@ -1,0 +1,68 @@
+//! jambonz: JSON with `call_sid`, answered with a list of verbs.
+
+use data_encoding::HEXLOWER;
+use serde_json::json;
+
+use super::{
+    Dialect, Document, Stream,
+    signature::{Hash, hmac},
+    twilio,
+    webhook::{Covered, Forged, Webhook},
+};
+use crate::secrets::{Secret, is_same};
+
+pub struct Jambonz;
+
+const SIGNATURE: &str = "jambonz-signature";
+
+impl Dialect for Jambonz {
+    fn call_field(&self) -> &'static str {
+        "call_sid"
+    }
+
+    /// `t=<seconds>,v1=<signature>`, perhaps with several signatures.
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+        let malformed = Forged::Malformed(SIGNATURE);
+        let header = webhook.header(SIGNATURE)?;
+        let parts = || header.split(',').filter_map(|part| part.trim().split_once('='));
+        let signed_at = parts().find(|(name, _)| *name == "t").ok_or(malformed)?.1;
+        webhook.check_time(signed_at.parse().map_err(|_| malformed)?)?;
+        // Nothing but the time is signed where there is no body.
+        if webhook.body.is_empty() {
+            return Err(Forged::Uncovered);
+        }
+        let is_signed = |key: &Secret| {
+            let tag = hmac(Hash::Sha256, key, &[signed_at.as_bytes(), b".", webhook.body]);
+            let expected = HEXLOWER.encode(tag.as_ref());
+            let mut given = parts().filter(|(name, _)| *name == "v1");
+            given.any(|(_, given)| is_same(expected.as_bytes(), given.as_bytes()))
+        };
+        if keys.iter().any(is_signed) { Ok(Covered::Body) } else { Err(Forged::Mismatch) }
+    }
+
+    fn connect(&self, stream: &Stream<'_>) -> Document {
+        let mut listen = json!({"verb": "listen", "url": stream.url});
+        if let Some(url) = stream.status_url {
+            listen["actionHook"] = json!(url);
+        }
+        Document::json(&json!([listen]))
+    }
+
+    fn hang_up(&self, sentence: &str) -> Option<Document> {
+        Some(Document::json(&json!([{"verb": "say", "text": sentence}, {"verb": "hangup"}])))
+    }
+
+    /// No further verbs: the call ends.
+    fn noted(&self) -> Document {
+        Document::json(&json!([]))
+    }
+
+    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        webhook.get("call_status").map(|status| twilio::OVER.contains(&status))
+    }
+
+    /// The hook of a `listen` is called when the listening has ended.
+    fn stream_is_over(&self, _: &Webhook<'_>) -> Option<bool> {
+        Some(true)
+    }
+}

@@ -1,0 +1,37 @@
+//! SignalWire: speaks as Twilio does, and signs under a name of its own.
+
+use super::{
+    Dialect, Document, Stream,
+    signature::Hash,
+    twilio::{self, Twilio},
+    webhook::{Covered, Forged, Webhook},
+};
+use crate::secrets::Secret;
+
+pub struct SignalWire;
+
+impl Dialect for SignalWire {
+    fn signs_urls(&self) -> bool {
+        true
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+        twilio::verify(webhook, keys, "x-signalwire-signature", Hash::Sha1)
+    }
+
+    fn connect(&self, stream: &Stream<'_>) -> Document {
+        Twilio.connect(stream)
+    }
+
+    fn hang_up(&self, sentence: &str) -> Option<Document> {
+        Twilio.hang_up(sentence)
+    }
+
+    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        Twilio.call_is_over(webhook)
+    }
+
+    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        Twilio.stream_is_over(webhook)
+    }
+}

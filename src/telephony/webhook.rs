@@ -1,0 +1,93 @@
+//! A request of a provider, as it came, and what shows that it is genuine.
+
+use axum::http::HeaderMap;
+
+use super::params::{BadEncoding, Params};
+
+/// A request as it came. Nothing of it is to be believed before it is verified.
+#[derive(Debug, Clone)]
+pub struct Webhook<'a> {
+    pub is_get: bool,
+    /// What providers were told is our URL, without the path of the request;
+    /// empty if nobody said.
+    pub public_url: &'a str,
+    /// Path and query as they were received.
+    pub target: &'a str,
+    pub headers: &'a HeaderMap,
+    /// The body. That of a GET is not looked at: no provider signs it.
+    pub body: &'a [u8],
+    pub is_json: bool,
+    /// When it arrived (unix seconds).
+    pub at: u64,
+    /// What its query says.
+    pub query: Params,
+    /// What its body says.
+    pub sent: Params,
+}
+
+/// What of a genuine request its signature covers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Covered {
+    Everything,
+    /// The body alone: what the query says of a call may be anybody's.
+    Body,
+}
+
+/// Why a request is not taken for genuine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Forged {
+    #[error("it has no {0}")]
+    Missing(&'static str),
+    #[error("its {0} makes no sense")]
+    Malformed(&'static str),
+    #[error("its signature does not match")]
+    Mismatch,
+    #[error("it was signed too long ago, or in the future")]
+    Stale,
+    #[error("its body is not signed")]
+    Uncovered,
+}
+
+/// How far a signed time may be from ours (s).
+const TOLERANCE: u64 = 300;
+
+impl<'a> Webhook<'a> {
+    /// Reads the query and the body of a request.
+    pub fn read(mut self) -> Result<Self, BadEncoding> {
+        let query = self.target.split_once('?').map_or("", |(_, query)| query);
+        self.query = Params::from_form(query)
+            .map_err(|error| BadEncoding(format!("the query cannot be read: {error}")))?;
+        if self.is_get {
+            self.body = &[];
+        }
+        self.sent = match self.body {
+            [] => Params::default(),
+            body if self.is_json => Params::from_json(body)?,
+            body => {
+                let text = str::from_utf8(body).map_err(|error| BadEncoding(error.to_string()))?;
+                Params::from_form(text)?
+            }
+        };
+        Ok(self)
+    }
+
+    pub fn header(&self, name: &'static str) -> Result<&'a str, Forged> {
+        let value = self.headers.get(name).ok_or(Forged::Missing(name))?;
+        value.to_str().map_err(|_| Forged::Malformed(name))
+    }
+
+    /// The whole URL as the provider knows it.
+    pub fn url(&self) -> String {
+        format!("{}{}", self.public_url, self.target)
+    }
+
+    /// A value that the provider gave, from the body or else from the query.
+    pub fn get(&self, name: &str) -> Option<&str> {
+        self.sent.get(name).or_else(|| self.query.get(name))
+    }
+
+    /// Whether a signed time is near enough to ours.
+    pub fn check_time(&self, signed: u64) -> Result<(), Forged> {
+        if signed.abs_diff(self.at) > TOLERANCE { Err(Forged::Stale) } else { Ok(()) }
+    }
+}

@@ -1,0 +1,219 @@
+//! Signed webhooks through the running server.
+
+use std::time::{Duration, Instant};
+
+use aws_lc_rs::hmac;
+use data_encoding::{BASE64, HEXLOWER};
+use serde_json::json;
+
+use crate::support::{Answer, Router, eventually, scratch};
+
+const PUBLIC: &str = "https://router.example.com";
+const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
+
+fn sha1(key: &str, text: &str) -> String {
+    let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, key.as_bytes());
+    BASE64.encode(hmac::sign(&key, text.as_bytes()).as_ref())
+}
+
+fn sha256(key: &str, text: &str) -> Vec<u8> {
+    let key = hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes());
+    hmac::sign(&key, text.as_bytes()).as_ref().to_vec()
+}
+
+fn guarded(extra: &[(&str, &str)]) -> Router {
+    let mut settings = vec![
+        ("PUBLIC_URL", PUBLIC),
+        ("TWILIO_AUTH_TOKEN", "old-token,new-token"),
+        ("PLIVO_AUTH_TOKEN", "plivo-token"),
+        ("EXOTEL_AUTH_TOKEN", "exotel-secret"),
+        ("SIGNALWIRE_AUTH_TOKEN", "signalwire-key"),
+        ("TELNYX_PUBLIC_KEY", "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw="),
+        ("VONAGE_SIGNATURE_SECRET", "vonage-secret"),
+        ("JAMBONZ_WEBHOOK_SECRET", "jambonz-secret"),
+        ("LOG_LEVEL", "error"),
+    ];
+    settings.extend(extra);
+    Router::start(&settings)
+}
+
+fn twilio(router: &Router, token: &str, call: &str) -> Answer {
+    let path = "/api/v1/twilio/allocate?merchant_id=acme";
+    let signature = sha1(token, &format!("{PUBLIC}{path}CallSid{call}From+1 2"));
+    let body = format!("From=%2B1+2&CallSid={call}");
+    router.connect().send(
+        "POST",
+        path,
+        &[FORM, ("x-twilio-signature", &signature)],
+        body.as_bytes(),
+    )
+}
+
+/// 403, not a byte of a body, at once.
+fn is_forbidden(answer: &Answer) {
+    assert_eq!((answer.status, answer.text().as_str()), (403, ""), "{answer:?}");
+}
+
+#[test]
+fn what_providers_sign_gets_in() {
+    let router = guarded(&[]);
+    for (token, call) in [("old-token", "CA1"), ("new-token", "CA2")] {
+        let answer = twilio(&router, token, call);
+        assert_eq!(answer.status, 200);
+        assert!(answer.text().contains("<Stream url="), "{}", answer.text());
+    }
+    for call in ["CA1", "CA2"] {
+        assert_eq!(router.release(call).0, 200);
+    }
+    let path = "/api/v1/plivo/allocate?template=hi";
+    let text = format!("{PUBLIC}{path}.CallUUIDCU1.nonce");
+    let signature = BASE64.encode(&sha256("plivo-token", &text));
+    let headers =
+        [FORM, ("x-plivo-signature-v3", &signature), ("x-plivo-signature-v3-nonce", "nonce")];
+    let answer = router.connect().send("POST", path, &headers, b"CallUUID=CU1");
+    assert!(answer.text().contains("</Stream>"), "{answer:?}");
+    let path = "/api/v1/exotel/allocate?auth_token=exotel-secret&CallSid=EX1";
+    assert_eq!(router.connect().get(path).status, 200);
+    let path = "/api/v1/signalwire/allocate";
+    let signature = sha1("signalwire-key", &format!("{PUBLIC}{path}CallSidSW1"));
+    let headers = [FORM, ("x-signalwire-signature", signature.as_str())];
+    assert_eq!(router.connect().send("POST", path, &headers, b"CallSid=SW1").status, 200);
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let (seconds, body) = (seconds.as_secs(), br#"{"call_sid":"JB1"}"#);
+    let text = format!("{seconds}.{}", str::from_utf8(body).unwrap());
+    let signature = format!("t={seconds},v1={}", HEXLOWER.encode(&sha256("jambonz-secret", &text)));
+    let headers = [("content-type", "application/json"), ("jambonz-signature", signature.as_str())];
+    let answer = router.connect().send("POST", "/api/v1/jambonz/allocate", &headers, body);
+    assert_eq!(answer.json().1[0]["verb"], "listen");
+}
+
+#[test]
+fn what_they_did_not_sign_is_forbidden_at_once_and_touches_nothing() {
+    let router = guarded(&[]);
+    let before = router.status();
+    let signature = sha1("old-token", &format!("{PUBLIC}/api/v1/twilio/allocateCallSidCA1"));
+    let many: String = (0..10_000).map(|number| format!("p{number}=&")).collect();
+    let many = &many[..60_000];
+    let huge = "x".repeat(2 << 20);
+    let bodies: [&[u8]; 8] = [
+        b"CallSid=CA1",
+        b"",
+        b"{\"CallSid\": \"CA1\"}",
+        b"CallSid=%FF",
+        b"CallSid=CA1&CallSid=CA2",
+        "CallSid=\u{202e}%00%1b".as_bytes(),
+        many.as_bytes(),
+        huge.as_bytes(),
+    ];
+    let mut slowest = Duration::ZERO;
+    for body in bodies {
+        for provider in ["twilio", "plivo", "exotel", "signalwire", "telnyx", "vonage", "jambonz"] {
+            for action in ["allocate", "call-status", "stream-status"] {
+                let path = format!("/api/v1/{provider}/{action}");
+                let wrong = signature.replace('=', "");
+                let started = Instant::now();
+                for headers in [
+                    &[FORM][..],
+                    &[FORM, ("x-twilio-signature", "")],
+                    &[FORM, ("x-twilio-signature", "!!not base64!!")],
+                    &[FORM, ("x-twilio-signature", &wrong), ("x-plivo-signature-v3", "x")],
+                    &[("content-type", "application/json"), ("x-twilio-signature", &signature)],
+                    &[("content-type", "image/png"), ("authorization", "Bearer a.b.c")],
+                ] {
+                    is_forbidden(&router.connect().send("POST", &path, headers, body));
+                }
+                is_forbidden(
+                    &router.connect().get(&format!("{path}?CallSid=CA1&CallUUID=CA1&uuid=CA1")),
+                );
+                if body.len() < 1000 {
+                    slowest = slowest.max(started.elapsed() / 7);
+                }
+            }
+        }
+    }
+    // A signature for another URL, and for another body.
+    let headers = [FORM, ("x-twilio-signature", signature.as_str())];
+    let mut connection = router.connect();
+    is_forbidden(&connection.send(
+        "POST",
+        "/api/v1/twilio/allocate?merchant_id=x",
+        &headers,
+        b"CallSid=CA1",
+    ));
+    is_forbidden(&connection.send("POST", "/api/v1/twilio/allocate", &headers, b"CallSid=CA2"));
+    assert_eq!(router.status(), before);
+    assert!(slowest < Duration::from_millis(20), "a refusal took {slowest:?}");
+    let metrics = router.connect_as_admin().get("/metrics").text();
+    assert!(metrics.contains("smart_router_denied_total{reason=\"forged\"}"));
+}
+
+#[test]
+fn a_token_file_that_changes_is_read_again() {
+    let path = scratch().join("token");
+    std::fs::write(&path, "first\n").unwrap();
+    let router = Router::start(&[
+        ("PUBLIC_URL", PUBLIC),
+        ("TWILIO_AUTH_TOKEN_FILE", path.to_str().unwrap()),
+        ("LOG_LEVEL", "error"),
+    ]);
+    assert_eq!(twilio(&router, "first", "CA1").status, 200);
+    is_forbidden(&twilio(&router, "second", "CA1"));
+    std::fs::write(&path, "first,second").unwrap();
+    eventually(Duration::from_secs(4), "both hold", || {
+        twilio(&router, "second", "CA1").status == 200
+    });
+    assert_eq!(twilio(&router, "first", "CA1").status, 200);
+    std::fs::write(&path, "second").unwrap();
+    eventually(Duration::from_secs(4), "the old one is gone", || {
+        twilio(&router, "first", "CA1").status == 403
+    });
+    std::fs::write(&path, "").unwrap();
+    std::thread::sleep(Duration::from_millis(1_500));
+    is_forbidden(&router.connect().form("/api/v1/twilio/allocate", "CallSid=CA9"));
+    assert_eq!(twilio(&router, "second", "CA1").status, 200, "an empty file opens no door");
+}
+
+#[test]
+fn a_form_of_ten_thousand_parameters_is_read_like_any_other() {
+    let router = guarded(&[]);
+    let names: Vec<String> = (0..10_000).map(|number| format!("{number:04}")).collect();
+    let body = format!("{}&CallSid=CA1", names.join("&"));
+    assert!(body.len() < 64 << 10, "{}", body.len());
+    let path = "/api/v1/twilio/allocate";
+    let signature = sha1("new-token", &format!("{PUBLIC}{path}{}CallSidCA1", names.concat()));
+    let headers = [FORM, ("x-twilio-signature", signature.as_str())];
+    let answer = router.connect().send("POST", path, &headers, body.as_bytes());
+    assert_eq!(answer.status, 200);
+    assert!(answer.text().contains("<Stream"), "{}", answer.text());
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}
+
+#[test]
+fn genuine_requests_with_unusable_names_are_hung_up_on() {
+    let router = guarded(&[]);
+    let before = router.status();
+    let path = "/api/v1/twilio/allocate";
+    for (name, encoded) in
+        [("商", "%E5%95%86"), ("\u{0}\u{1b}", "%00%1B"), ("</Say>", "%3C%2FSay%3E"), ("", "")]
+    {
+        let signature = sha1("new-token", &format!("{PUBLIC}{path}CallSid{name}"));
+        let headers = [FORM, ("x-twilio-signature", signature.as_str())];
+        let body = format!("CallSid={encoded}");
+        let answer = router.connect().send("POST", path, &headers, body.as_bytes());
+        assert_eq!(answer.status, 200);
+        assert!(answer.text().contains("<Hangup/>"), "{}", answer.text());
+    }
+    assert_eq!(router.status(), before);
+}
+
+#[test]
+fn providers_without_a_secret_stay_open_and_the_start_says_so() {
+    let router = Router::start(&[("LOG_LEVEL", "error")]);
+    let answer = router
+        .connect()
+        .post("/api/v1/vonage/call-status", &json!({"uuid": "x", "status": "completed"}));
+    assert_eq!(answer.status, 200);
+    assert_eq!(router.connect().form("/api/v1/telnyx/allocate", "CallSid=T1").status, 200);
+    let answer = router.connect().get("/api/v1/vonage/allocate?uuid=V1&from=1&to=2");
+    assert_eq!(answer.json().1[0]["action"], "connect");
+}
