@@ -4,16 +4,30 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 # command:package, for what the tests call besides cargo
-needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl)
+needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
+  python3:python3 node:nodejs npm:npm)
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
+python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -q
   apt-get install -yq --no-install-recommends "${missing[@]}"
 fi
 command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
+
+
+# The providers' SDKs, which judge our signatures and documents.
+judges=target/judges
+if ! cmp -s <(cat tests/judges/requirements.txt tests/judges/package.json) $judges/installed; then
+  rm -rf $judges && mkdir -p $judges
+  python3 -m venv $judges/venv
+  $judges/venv/bin/pip install --quiet --disable-pip-version-check -r tests/judges/requirements.txt
+  cp tests/judges/package.json $judges/
+  npm install --prefix $judges --silent --no-fund --no-audit
+  cat tests/judges/requirements.txt tests/judges/package.json > $judges/installed
+fi
 
 step() { printf '\n== %s\n' "$*"; "$@"; }
 

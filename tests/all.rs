@@ -13,6 +13,7 @@ mod differential_mutations;
 mod drain;
 mod http;
 mod journal;
+mod judges;
 mod metrics;
 mod pods;
 mod redis_connections;

@@ -1,0 +1,59 @@
+//! The providers' own SDKs judge us: what they sign gets in, what is changed does
+//! not, and our documents are the ones they would build.
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::support::{Router, redis::unix_millis};
+
+/// Where `./test.sh` puts the SDKs.
+fn judges() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges")
+}
+
+fn router() -> Router {
+    Router::start(&[
+        ("PUBLIC_URL", "https://router.example.com"),
+        ("STREAM_STATUS", "on"),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        ("TWILIO_AUTH_TOKEN", "old-token,new-token"),
+        ("PLIVO_AUTH_TOKEN", "plivo-token"),
+        ("SIGNALWIRE_AUTH_TOKEN", "signalwire-key"),
+        // The key whose private part is 32 times the byte 7.
+        ("TELNYX_PUBLIC_KEY", "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw="),
+        ("VONAGE_SIGNATURE_SECRET", "vonage-secret"),
+        ("LOG_LEVEL", "error"),
+    ])
+}
+
+fn run(command: &mut Command) {
+    let program = command.get_program().to_owned();
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{program:?}: {error}; ./test.sh installs the SDKs that judge us")
+    });
+    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    println!("{printed}");
+}
+
+#[test]
+fn the_sdks_of_twilio_and_plivo_agree_with_us() {
+    let router = router();
+    run(Command::new(judges().join("venv/bin/python"))
+        .arg("tests/judges/judge.py")
+        .arg(router.address.to_string())
+        .arg((unix_millis() % 100_000).to_string()));
+    assert_eq!(router.status()["active_calls"], 0, "every call was ended by its provider");
+}
+
+#[test]
+fn the_sdks_of_telnyx_vonage_and_signalwire_agree_with_us() {
+    let router = router();
+    run(Command::new("node")
+        .arg("tests/judges/judge.mjs")
+        .arg(router.address.to_string())
+        .arg((unix_millis() % 100_000).to_string())
+        .env("JUDGES", judges().join("node_modules")));
+}
