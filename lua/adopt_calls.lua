@@ -16,14 +16,16 @@ for i = 5, #ARGV do
   local call = ARGV[i]
   local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at')
   local pod = not record.err and record[1]
-  local tier = pod and redis.call('GET', P .. 'pod:tier:' .. pod)
-  if record.err then
-    -- Not a call's record, whatever it is: left alone.
+  local tier = pod and redis.pcall('GET', P .. 'pod:tier:' .. pod)
+  local holder = pod and redis.pcall('GET', P .. 'lease:' .. pod)
+  if record.err or type(tier) == 'table' or type(holder) == 'table' then
+    -- Not a call's record, or not a pod's keys, whatever they are: left alone.
     dropped = dropped + 1
-  elseif tier and (is_shared(tier) or redis.call('GET', P .. 'lease:' .. pod) == call) then
+  elseif tier and (is_shared(tier) or holder == call) then
     redis.call('ZADD', P .. 'calls', 'NX', now + lease, call)
     redis.call('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
-    redis.call('HSET', P .. 'call:' .. call, 'at', (tonumber(record[2]) or math.floor(now / 1000)) * 1000)
+    local at = (tonumber(record[2]) or math.floor(now / 1000)) * 1000
+    redis.call('HSET', P .. 'call:' .. call, 'at', string.format('%.0f', math.min(now, at)))
     redis.call('HDEL', P .. 'call:' .. call, '_lock')
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
     taken = taken + 1

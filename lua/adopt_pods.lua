@@ -2,10 +2,10 @@
 -- Takes over pods that the older router left: their tier stays, their draining
 -- marks keep the time they have.
 -- ARGV[3..]: pool (tier value), then pods
--- Replies: {adopted, now}
+-- Replies: {adopted, now, {pods left alone, because their keys make no sense}}
 -- include: base
 local tier = ARGV[3]
-redis.call('SADD', P .. 'pools', tier)
+view('SADD', P .. 'pools', tier)
 -- Only what can be a pod's name: it becomes part of keys.
 local function is_pod(name)
   return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$') and string.sub(name, -1) ~= '-'
@@ -14,16 +14,20 @@ local taken = {}
 for i = 4, #ARGV do
   if is_pod(ARGV[i]) then taken[#taken + 1] = ARGV[i] end
 end
-for _, pod in ipairs(taken) do
+local function take(pod)
   local of = redis.call('GET', P .. 'pod:tier:' .. pod)
   if not of then
     redis.call('SET', P .. 'pod:tier:' .. pod, tier)
     of = tier
   end
-  redis.call('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = of, name = pod}))
   redis.call('HSETNX', P .. 'pod:' .. pod, 'uid', '')
   redis.call('HSETNX', P .. 'pod:' .. pod, 'ready', '1')
+  view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = of, name = pod}))
   local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
   if left > 0 then view('ZADD', P .. 'draining', 'NX', now + left, pod) end
 end
-return {'adopted', now}
+local odd = {}
+for _, pod in ipairs(taken) do
+  if not pcall(take, pod) then odd[#odd + 1] = pod end
+end
+return {'adopted', now, odd}

@@ -1,6 +1,5 @@
+#!lua
 -- Gives a call a pod, or says again which one it has.
--- Without flags, so that Redis refuses its first write when memory is full, and
--- not the whole script: a call that has a pod is told so even then.
 -- ARGV[3..7]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt
 -- Replies: {existing, now, pod, source pool, tried}
 --          {new, now, pod, source pool, tried, why the merchant's document is malformed}
@@ -12,10 +11,11 @@ local call_key = P .. 'call:' .. call
 local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried', 'attempt')
 if record[1] then
   -- The same attempt again: its first answer was lost.
-  if record[4] == attempt then return {'new', now, record[1], record[2] or '', record[3] or '', ''} end
+  local pool = pool_text(record[2])
+  if record[4] == attempt then return {'new', now, record[1], pool, record[3] or '', ''} end
   -- Two have asked by now; neither may take the call from the other.
   if record[4] and record[4] ~= '' then redis.call('HDEL', call_key, 'attempt') end
-  return {'existing', now, record[1], record[2] or '', record[3] or ''}
+  return {'existing', now, record[1], pool, record[3] or ''}
 end
 local default_chain = read('HGET', P .. 'tiers', ':chain')
 if not default_chain then return {'lost', now} end
@@ -113,10 +113,6 @@ local function draw(tier, kind)
       or try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 1, 16))
   end
   if found then return found end
-  local function count(command, ...)
-    local reply = redis.pcall(command, ...)
-    return type(reply) == 'number' and reply or 0
-  end
   local out = out_key(tier)
   if count('SCARD', assigned_key(tier)) > count('ZCARD', out) then return nil, 'at_capacity' end
   if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end

@@ -1,12 +1,16 @@
 #!lua flags=allow-oom
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[3..5]: epoch, tier document ('' to leave the one there is), chain; then a tier and its entry, again and again
--- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}
+-- ARGV[3..6]: epoch, tier document ('' to leave the one there is), chain, stage; then a tier and its entry, again and again
+--   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
+--   chain, by which other scripts know that they may work; 'adopted' after it
+-- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}   {lost, now}: the store is not set up
 -- include: base
 -- include: fence
+local stage = ARGV[6]
+if stage == '' and not is_set_up() then return {'lost', now} end
 local fresh = {}
-for i = 6, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
+for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
 local fields = read('HGETALL', P .. 'tiers')
 local same, trusting = true, nil
 local before = {}
@@ -23,7 +27,7 @@ for i = 1, #fields, 2 do
 end
 for name in pairs(fresh) do same = same and before[name] ~= nil end
 if ARGV[4] ~= '' then redis.call('SET', P .. 'tier:config', ARGV[4]) end
-if same and before[':chain'] then return {'unchanged', now} end
+if stage == '' and same and before[':chain'] then return {'unchanged', now} end
 for name, text in pairs(before) do
   if name ~= ':chain' then
     local was = (parse_entry(text) or {}).kind
@@ -34,7 +38,8 @@ for name, text in pairs(before) do
   end
 end
 redis.call('DEL', P .. 'tiers')
-redis.call('HSET', P .. 'tiers', ':chain', ARGV[5])
+if stage ~= 'adopting' then redis.call('HSET', P .. 'tiers', ':chain', ARGV[5]) end
+if stage == 'adopted' then redis.call('SET', P .. 'schema', '1') end
 if trusting then redis.call('HSET', P .. 'tiers', ':trusting_until', trusting) end
 for name, text in pairs(fresh) do redis.call('HSET', P .. 'tiers', name, text) end
 return {'applied', now}

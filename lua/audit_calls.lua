@@ -2,9 +2,10 @@
 -- Takes calls without a record out of the index of all calls, and gives pods back
 -- the calls that their own index has lost.
 -- ARGV[3..4]: cursor, about how many calls
--- Replies: {audited, now, next cursor, calls seen, {calls repaired}}
+-- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
 -- include: base
 -- include: pod
+if not is_set_up() then return {'lost', now} end
 local scanned = read('ZSCAN', P .. 'calls', ARGV[3], 'COUNT', ARGV[4])
 local repaired, seen = {}, 0
 

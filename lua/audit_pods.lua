@@ -2,9 +2,10 @@
 -- Derives the views of some pods again, and honours what people did by hand: a
 -- call without a record is over, a draining mark is a drain.
 -- ARGV[3]: how long (ms) a mark without an end lasts; then the pods
--- Replies: {audited, now, '', pods seen, {pods repaired}}
+-- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
 -- include: base
 -- include: pod
+if not is_set_up() then return {'lost', now} end
 local repaired = {}
 
 -- The views of a pod as they are, to tell whether they were right.

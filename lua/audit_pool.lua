@@ -1,9 +1,10 @@
 #!lua flags=allow-oom
 -- Takes out of a pool's views what does not belong there.
 -- ARGV[3..6]: tier, view (available, assigned, out), cursor, about how many members
--- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}
+-- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
 -- include: base
 -- include: pod
+if not is_set_up() then return {'lost', now} end
 local tier = ARGV[3]
 local kind = kind_of(tier)
 local key, expected = available_key(tier), kind and kind.kind == 'shared' and 'zset' or 'set'

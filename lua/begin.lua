@@ -5,7 +5,7 @@
 -- include: base
 local version = read('GET', P .. 'schema')
 if version then return {'ready', now, version} end
-if redis.call('EXISTS', P .. 'pod:metadata', P .. 'tiers') > 0 then return {'older', now} end
+if redis.call('EXISTS', P .. 'pod:metadata') > 0 then return {'older', now} end
 redis.call('SET', P .. 'schema', '1')
 redis.call('HSET', P .. 'tiers', ':trusting_until', now + tonumber(ARGV[3]))
 return {'began', now}

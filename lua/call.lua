@@ -6,4 +6,4 @@
 local record = read('HMGET', P .. 'call:' .. ARGV[3], 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried')
 if not record[1] then return {'not_found', now} end
 local deadline = read('ZSCORE', P .. 'calls', ARGV[3]) or '0'
-return {'call', now, record[1], record[2] or '', record[3] or '', record[4] or '0', deadline, record[5] or ''}
+return {'call', now, record[1], pool_text(record[2]), record[3] or '', tostring(tonumber(record[4]) or 0), deadline, record[5] or ''}

@@ -7,7 +7,7 @@
 -- include: base
 -- include: pod
 -- include: fence
-if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+if not is_set_up() or read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
 local pod, uid, address, ready, terminating, restarts, pin =
   ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
 local f = facts_of(pod)
@@ -16,7 +16,7 @@ if f then
   read_table(f)
   -- A pod adopted from the older router has no UID yet.
   local replaced = f.uid ~= '' and f.uid ~= uid
-  local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0)
+  local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
   if replaced or f.uid ~= '' and before < tonumber(restarts) then ended = end_calls(f) end
   if replaced and f.draining then
     view('ZREM', P .. 'draining', pod)
@@ -28,7 +28,7 @@ end
 redis.call('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
   'terminating', terminating, 'restarts', restarts, 'pin', pin)
 f = facts_of(pod)
-redis.call('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
+view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
 settle(f)
 place(f)
 return {'observed', now, joined and 1 or 0, f.tier or '', ended}

@@ -12,11 +12,12 @@ end
 local f = facts_of(record[1])
 if f then read_table(f) end
 end_call(f, call)
-local pool, draining = record[2] or '', 0
+local source = pool_text(record[2], f and f.tier)
+local pool, draining = source, 0
 if f then
   resettle(f)
   redis.call('HSET', P .. 'pod:' .. f.pod, 'released_at', math.floor(now / 1000))
   pool = f.tier and source_pool(f.tier) or pool
   draining = leaving(f) and 1 or 0
 end
-return {'released', now, record[1], record[2] or '', pool, draining, now - tonumber(record[3] or now)}
+return {'released', now, record[1], source, pool, draining, lasted(record[3])}

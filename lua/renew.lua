@@ -14,7 +14,7 @@ local unknown, registered, later, touched = {}, {}, {}, {}
 -- be told again when that pod is known, too, or unknown.
 local function adopt(call)
   if speaker == '' then return unknown end
-  local f = touched[speaker] or facts_of(speaker)
+  local f = touched[speaker] or readable_facts_of(speaker)
   read_table(f or {})
   if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return unknown end
   if not f then return later end
@@ -38,12 +38,17 @@ end
 
 for i = 6, #ARGV do
   local call = ARGV[i]
-  local pod = read('HGET', P .. 'call:' .. call, 'pod_name')
-  if pod and (speaker == '' or speaker == pod) then
+  local pod = redis.pcall('HGET', P .. 'call:' .. call, 'pod_name')
+  -- One call or pod that can't be read must not keep the others from being renewed.
+  local readable = type(pod) ~= 'table'
+  if readable and pod and not touched[pod] then readable, touched[pod] = pcall(facts_of, pod) end
+  if not readable then
+    touched[pod] = nil
+    unknown[#unknown + 1] = call
+  elseif pod and (speaker == '' or speaker == pod) then
     redis.call('ZADD', P .. 'calls', deadline, call)
     redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
-    touched[pod] = touched[pod] or facts_of(pod)
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}
   else
@@ -51,5 +56,8 @@ for i = 6, #ARGV do
     kept[#kept + 1] = call
   end
 end
-for _, f in pairs(touched) do place_calls(f) end
+for _, f in pairs(touched) do
+  f.calls = redis.call('ZCARD', P .. 'pod:calls:' .. f.pod)
+  place_calls(f)
+end
 return {'renewed', now, deadline, unknown, registered, later}

@@ -5,15 +5,16 @@
 -- include: base
 -- include: pod
 local expired, undrained = {}, {}
+if not is_set_up() then return {'swept', now, expired, undrained, 0} end
 for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[3])) do
-  local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'at')
+  local record = record_of(call, 'pod_name', 'source_pool', 'at')
   local f = record[1] and readable_facts_of(record[1])
   if f then read_table(f) end
   end_call(f or nil, call)
   if f then resettle(f) end
   if record[1] then
-    local lasted = now - tonumber(record[3] or now)
-    for _, value in ipairs({call, record[1], record[2] or '', lasted}) do expired[#expired + 1] = value end
+    local pool = pool_text(record[2], f and f.tier)
+    for _, value in ipairs({call, record[1], pool, lasted(record[3])}) do expired[#expired + 1] = value end
   end
 end
 local due = redis.pcall('ZRANGEBYSCORE', P .. 'draining', '-inf', now, 'LIMIT', 0, ARGV[3])
@@ -37,4 +38,4 @@ for _, pod in ipairs(due) do
     undrained[#undrained + 1] = pod
   end
 end
-return {'swept', now, expired, undrained, redis.call('EXISTS', P .. 'schema')}
+return {'swept', now, expired, undrained, 1}

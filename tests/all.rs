@@ -18,6 +18,7 @@ mod metrics;
 mod pods;
 mod redis_connections;
 mod redis_hands;
+mod redis_odd;
 mod redis_outages;
 mod release;
 mod renew;

@@ -31,6 +31,23 @@ local function view(command, key, ...)
   return reply
 end
 
+-- A count of a view; one of the wrong type has nothing to count.
+local function count(command, key, ...)
+  local reply = redis.pcall(command, key, ...)
+  return type(reply) == 'number' and reply or 0
+end
+
+-- Fields of a call's record; none where the key holds something else.
+local function record_of(call, ...)
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, ...)
+  return record.err and {} or record
+end
+
+-- How long a call has lasted that began `at` (ms), by a clock that may step back.
+local function lasted(at)
+  return math.max(0, now - (tonumber(at or now) or now))
+end
+
 local function merchant_of(tier)
   return string.match(tier, '^merchant:(.+)$')
 end
@@ -51,6 +68,20 @@ local function out_key(tier)
 end
 local function source_pool(tier)
   return merchant_of(tier) and tier or 'pool:' .. tier
+end
+
+-- A source pool as it stands in a record; where people have put something else
+-- there, the pool the pod is in, if that is known.
+local function pool_text(text, tier)
+  if text and #text <= 80 and (string.find(text, '^pool:[%w._-]+$') or string.find(text, '^merchant:[%w._-]+$')) then
+    return text
+  end
+  return source_pool(tier or 'unknown')
+end
+
+-- Whether the store is ours and complete: not empty, not being taken over.
+local function is_set_up()
+  return redis.call('EXISTS', P .. 'schema') == 1
 end
 
 -- The tier table, read as needed: kind, cap, strategy, target of a tier.

@@ -59,7 +59,7 @@ local function place_calls(f, only)
   end
   if not only then
     local last = redis.call('ZREVRANGE', P .. 'pod:calls:' .. f.pod, 0, 0, 'WITHSCORES')
-    local record = redis.call('HMGET', P .. 'call:' .. last[1], 'allocated_at', 'source_pool')
+    local record = record_of(last[1], 'allocated_at', 'source_pool')
     only = {call = last[1], deadline = tonumber(last[2]), at = record[1] or '', pool = record[2] or ''}
   end
   redis.call('SET', P .. 'lease:' .. f.pod, only.call, 'PX', math.max(1, only.deadline - now) + SLACK)
@@ -102,7 +102,7 @@ end
 
 -- Gives a pod a pool; place must follow.
 local function set_home(f, tier)
-  redis.call('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
+  view('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
   unplace(f)
   f.tier = tier
   redis.call('SET', P .. 'pod:tier:' .. f.pod, tier)
@@ -130,7 +130,7 @@ local function home()
     end
   end
   local function below(tier, target)
-    return redis.call('SCARD', assigned_key(tier)) < target
+    return count('SCARD', assigned_key(tier)) < target
   end
   table.sort(names)
   for _, name in ipairs(names) do
@@ -185,10 +185,10 @@ end
 local function end_calls(f)
   local ended = {}
   for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)) do
-    local record = redis.call('HMGET', P .. 'call:' .. call, 'source_pool', 'at')
+    local record = record_of(call, 'source_pool', 'at')
     ended[#ended + 1] = call
-    ended[#ended + 1] = record[1] or ''
-    ended[#ended + 1] = now - tonumber(record[2] or now)
+    ended[#ended + 1] = pool_text(record[1], f.tier)
+    ended[#ended + 1] = lasted(record[2])
     end_call(f, call)
   end
   return ended

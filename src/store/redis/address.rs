@@ -1,7 +1,8 @@
 //! Where Redis is: an address, or Sentinels that know it.
 
-use std::time::Duration;
+use std::{io, time::Duration};
 
+use futures_util::{StreamExt, stream::FuturesUnordered};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
     TlsCertificates, aio::MultiplexedConnection,
@@ -65,11 +66,34 @@ impl Address {
         &self,
         moved: Option<(String, u16)>,
     ) -> Result<MultiplexedConnection, RedisError> {
-        let place = match (moved, &self.sentinels) {
-            (Some(place), _) => Some(place),
-            (None, Some(sentinels)) => Some(sentinels.primary().await?),
-            (None, None) => None,
-        };
+        match (moved, &self.sentinels) {
+            (Some(place), _) => self.connect_to(Some(place)).await,
+            (None, None) => self.connect_to(None).await,
+            (None, Some(sentinels)) => {
+                // All are asked at once: some may be mute. And one may still name a
+                // primary that is none any more, while another knows better.
+                let mut answers: FuturesUnordered<_> =
+                    sentinels.nodes.iter().map(|node| sentinels.ask(node)).collect();
+                let mut last = io::Error::other("no Sentinel is known").into();
+                while let Some(answer) = answers.next().await {
+                    let connected = match answer {
+                        Ok(place) => self.connect_to(Some(place)).await,
+                        Err(error) => Err(error),
+                    };
+                    match connected {
+                        Ok(connection) => return Ok(connection),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    async fn connect_to(
+        &self,
+        place: Option<(String, u16)>,
+    ) -> Result<MultiplexedConnection, RedisError> {
         let info = match place {
             Some(place) => self.info.clone().set_addr(at(self.info.addr(), place)),
             None => self.info.clone(),
@@ -83,11 +107,10 @@ impl Address {
         };
         let mut connection = open(&client).await?;
         if self.sentinels.is_some() {
-            // A Sentinel may still name a primary that has just become a replica.
             let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
             let is_primary = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
             if !is_primary {
-                return Err(std::io::Error::other("this is not the primary").into());
+                return Err(io::Error::other("this is not the primary").into());
             }
         }
         Ok(connection)
@@ -95,18 +118,7 @@ impl Address {
 }
 
 impl Sentinels {
-    /// Asks one Sentinel after the other.
-    async fn primary(&self) -> Result<(String, u16), RedisError> {
-        let mut last = None;
-        for node in &self.nodes {
-            match self.ask(node).await {
-                Ok(place) => return Ok(place),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| std::io::Error::other("no Sentinel is known").into()))
-    }
-
+    /// Where a Sentinel says that the primary is.
     async fn ask(&self, (host, port): &(String, u16)) -> Result<(String, u16), RedisError> {
         let address = ConnectionAddr::Tcp(host.clone(), *port);
         let client = Client::open(address.into_connection_info()?)?;
@@ -114,9 +126,8 @@ impl Sentinels {
         let mut question = redis::cmd("SENTINEL");
         question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
         let place: Option<(String, u16)> = question.query_async(&mut sentinel).await?;
-        place.ok_or_else(|| {
-            std::io::Error::other(format!("Sentinel knows no {:?}", self.service)).into()
-        })
+        place
+            .ok_or_else(|| io::Error::other(format!("Sentinel knows no {:?}", self.service)).into())
     }
 }
 

@@ -20,7 +20,8 @@ impl Redis {
         script: &Script,
         args: &[&str],
     ) -> Result<(String, Audited), StoreError> {
-        let mut answer = self.link.attempt(script, args, Timeliness::InTime).await?;
+        let answer = self.link.attempt(script, args, Timeliness::InTime).await?;
+        let mut answer = self.found(answer)?;
         let (cursor, pods, repaired) = (answer.text()?, answer.number()? as usize, answer.texts()?);
         for name in &repaired {
             tracing::warn!(script = script.name, name, "the audit repaired a view");

@@ -97,6 +97,10 @@ pub(super) fn fenced(answer: &mut Answer, epoch: Option<u64>) -> Result<Fenced, 
     Ok(Fenced { epoch: epoch.unwrap_or_default(), current: answer.number()? })
 }
 
+fn is_full(error: &StoreError) -> bool {
+    matches!(error, StoreError::Failed(error) if error.contains("OOM"))
+}
+
 fn malformed(text: String) -> Option<Malformed> {
     (!text.is_empty()).then(|| Malformed::new(text))
 }
@@ -113,7 +117,23 @@ impl Store for Redis {
             let answer =
                 match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
                     Ok(answer) => self.found(answer),
-                    Err(Failure::Unknown(error)) => {
+                    // A full Redis runs nothing that might write; a call that has
+                    // its pod is told so even then.
+                    Err(Failure::NotRun(error)) if is_full(&error) => {
+                        return match self.call(&request.call).await? {
+                            Some(call) => Ok(Ok(Allocation {
+                                was_existing: true,
+                                pod: call.pod,
+                                pool: call.source_pool,
+                                tried: call.tried,
+                                malformed_merchant: None,
+                            })),
+                            None => Err(error),
+                        };
+                    }
+                    Err(
+                        Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_)),
+                    ) => {
                         // It may have happened, and nobody will be told: take it back.
                         self.owe(Debt::Doubt { call: request.call.clone(), attempt });
                         Err(error)

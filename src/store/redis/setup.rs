@@ -231,7 +231,8 @@ impl Redis {
         document: &str,
         epoch: Option<u64>,
     ) -> Result<Result<(), Fenced>, StoreError> {
-        let mut answer = self.put_table(tiers, document, epoch).await?;
+        let answer = self.put_table(tiers, document, epoch, "").await?;
+        let mut answer = self.found(answer)?;
         if answer.word == "fenced" {
             return Ok(Err(fenced(&mut answer, epoch)?));
         }
@@ -256,10 +257,11 @@ impl Redis {
         tiers: &Tiers,
         document: &str,
         epoch: Option<u64>,
+        stage: &str,
     ) -> Result<Answer, StoreError> {
         let (epoch_text, chain, entries) =
             (epoch_text(epoch), table::chain(tiers), table::entries(tiers));
-        let mut args = vec![epoch_text.as_str(), document, &chain];
+        let mut args = vec![epoch_text.as_str(), document, &chain, stage];
         args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
         Ok(self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?)
     }
@@ -337,12 +339,14 @@ impl Redis {
     /// where another has died.
     async fn adopt_alone(&self, lock: &str) -> Result<(), StoreError> {
         tracing::info!("taking over what the older router left");
-        let tiers = match self.tier_document().await? {
-            Document::Good { tiers, .. } => tiers,
-            Document::Bad | Document::Absent => self.in_force(),
+        let (tiers, is_absent) = match self.tier_document().await? {
+            Document::Good { tiers, .. } => (tiers, false),
+            Document::Bad => (self.in_force(), false),
+            Document::Absent => (self.in_force(), true),
         };
-        self.put_table(&tiers, &text_of(&tiers), None).await?;
-        *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers;
+        let document = if is_absent { text_of(&tiers) } else { String::new() };
+        self.put_table(&tiers, "", None, "adopting").await?;
+        *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers.clone();
         for (pattern, is_merchant) in [("pool:*:assigned", false), ("merchant:*:assigned", true)] {
             for key in self.scan(pattern).await? {
                 let name =
@@ -356,11 +360,23 @@ impl Redis {
                     tracing::warn!(key, "not the name of a pool; left alone");
                     continue;
                 }
-                let pods: Vec<String> = self.command(cmd("SMEMBERS").arg(&key)).await?;
+                let pods = self.link.command::<Vec<String>>(cmd("SMEMBERS").arg(&key)).await;
+                let pods = match pods {
+                    Ok(pods) => pods,
+                    Err(error) if error.code() == Some("WRONGTYPE") => {
+                        tracing::warn!(key, "not the pods of a pool; left alone");
+                        continue;
+                    }
+                    Err(error) => return Err(StoreError::Unavailable(error.to_string())),
+                };
                 for some in pods.chunks(100) {
                     let mut args = vec![tier.as_str()];
                     args.extend(some.iter().map(String::as_str));
-                    self.link.attempt(&self.scripts.adopt_pods, &args, Timeliness::InTime).await?;
+                    let script = &self.scripts.adopt_pods;
+                    let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
+                    for pod in answer.texts()? {
+                        tracing::warn!(pod, "its keys make no sense; left alone");
+                    }
                 }
             }
         }
@@ -377,8 +393,10 @@ impl Redis {
             dropped += answer.number()?;
             self.command::<()>(cmd("PEXPIRE").arg(lock).arg(ADOPTION.as_millis() as u64)).await?;
         }
+        self.put_table(&tiers, &document, None, "adopted").await?;
+        // From here on the store is ours; views that are not right yet harm nobody,
+        // because facts are looked at before a pod is given.
         self.audit_all().await?;
-        self.command::<()>(cmd("SET").arg(self.key("schema")).arg(SCHEMA)).await?;
         tracing::info!(taken, dropped, "took over the calls of the older router");
         Ok(())
     }

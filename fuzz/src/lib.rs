@@ -1,0 +1,98 @@
+//! What the fuzz targets do: feed one parser or verifier, and check what must hold
+//! whatever it is fed.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use smart_router::{
+    access::Tokens,
+    control::pod_list,
+    domain::{
+        merchant::MerchantConfig,
+        tiers::{Origin, Tiers},
+    },
+    secrets::Secret,
+    telephony::{CallRequest, Covered, Params, Provider, Stream, Webhook},
+};
+
+fn text(data: &[u8]) -> &str {
+    std::str::from_utf8(data).unwrap_or_default()
+}
+
+pub fn form(data: &[u8]) {
+    if let Ok(params) = Params::from_form(text(data)) {
+        assert!(params.iter().count() <= data.len());
+    }
+}
+
+pub fn json(data: &[u8]) {
+    let _ = Params::from_json(data);
+}
+
+pub fn tokens(data: &[u8]) {
+    if let Ok(tokens) = Tokens::parse(text(data)) {
+        assert!(tokens.bearer("").is_none());
+    }
+}
+
+pub fn tiers(data: &[u8]) {
+    for origin in [Origin::Settings, Origin::Store] {
+        if let Ok((tiers, _)) = Tiers::parse(text(data), origin) {
+            // What is written is read as the same.
+            let written = serde_json::Value::from(tiers.clone()).to_string();
+            assert_eq!(Tiers::parse(&written, Origin::Store).map(|(again, _)| again), Ok(tiers));
+        }
+    }
+}
+
+pub fn merchant(data: &[u8]) {
+    let _ = MerchantConfig::parse(text(data));
+}
+
+pub fn pod_list(data: &[u8]) {
+    if let Ok(pods) = pod_list::parse(text(data), 8000) {
+        assert!(!pods.is_empty());
+    }
+}
+
+/// A request in lines: how it is sent, its target, its headers, and after an empty
+/// line its body.
+pub fn webhook(provider: Provider, data: &[u8]) {
+    let (head, body) = match data.windows(2).position(|pair| pair == b"\n\n") {
+        Some(end) => (&data[..end], &data[end + 2..]),
+        None => (data, &[][..]),
+    };
+    let mut lines = text(head).lines();
+    let how = lines.next().unwrap_or_default();
+    let target = format!("/api/v1/x?{}", lines.next().unwrap_or_default());
+    let mut headers = HeaderMap::new();
+    for (name, value) in lines.filter_map(|line| line.split_once(':')) {
+        if let (Ok(name), Ok(value)) = (name.parse::<HeaderName>(), value.parse::<HeaderValue>()) {
+            headers.insert(name, value);
+        }
+    }
+    let webhook = Webhook {
+        is_get: how.contains('g'),
+        is_json: how.contains('j'),
+        public_url: "https://router.example.com",
+        target: &target,
+        headers: &headers,
+        body,
+        at: 1_750_000_000,
+        query: Params::default(),
+        sent: Params::default(),
+    };
+    let Ok(webhook) = webhook.read() else { return };
+    let dialect = provider.dialect();
+    // Nobody can sign with a key that nobody knows.
+    let key = match provider {
+        Provider::Telnyx => "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=",
+        _ => "a key that is not in any corpus: 0b6f7d1d",
+    };
+    assert!(dialect.verify(&webhook, &[Secret::from(key)]).is_err());
+    dialect.call_is_over(&webhook);
+    dialect.stream_is_over(&webhook);
+    if let Ok(request) = CallRequest::from_webhook(provider, &webhook, Covered::Everything) {
+        let stream = Stream { url: "wss://a/b", call: &request.call, status_url: Some(&target) };
+        let document = dialect.connect(&stream);
+        assert!(!document.body.contains('\0'));
+    }
+}
