@@ -17,7 +17,6 @@ if [ ${#missing[@]} -gt 0 ]; then
 fi
 command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
 
-
 # The providers' SDKs, which judge our signatures and documents.
 judges=target/judges
 if ! cmp -s <(cat tests/judges/requirements.txt tests/judges/package.json) $judges/installed; then
@@ -33,6 +32,7 @@ step() { printf '\n== %s\n' "$*"; "$@"; }
 
 step cargo fmt --check
 step cargo clippy --all-targets --locked -- -D warnings
+step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
 step cargo deny --log-level error check bans licenses sources
 step cargo test --locked --lib --test all
 # Measures Redis's own time: nothing else may run beside it.

@@ -8,22 +8,25 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
+use crate::secrets::Secret;
+
 /// A router, as its users see it.
 #[derive(Debug, Clone)]
 pub struct Client {
     base: String,
     authority: String,
+    token: Option<Secret>,
 }
 
 impl Client {
-    pub fn new(url: &str) -> anyhow::Result<Self> {
+    pub fn new(url: &str, token: Option<Secret>) -> anyhow::Result<Self> {
         let base = url.trim_end_matches('/').to_owned();
         let uri: Uri = base.parse().with_context(|| format!("{url:?} is not a URL"))?;
         if uri.scheme_str() != Some("http") {
             bail!("{url:?}: expected a URL that begins with http://");
         }
         let host = uri.host().context("the URL has no host")?;
-        Ok(Self { authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)), base })
+        Ok(Self { authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)), base, token })
     }
 
     /// Sends a request; the answer's JSON is null where there is none.
@@ -40,7 +43,12 @@ impl Client {
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
-        let request = Request::builder()
+        let mut request = Request::builder();
+        if let Some(token) = &self.token {
+            let bearer = format!("Bearer {}", token.expose());
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        let request = request
             .method(method)
             .uri(path)
             .header(header::HOST, &self.authority)

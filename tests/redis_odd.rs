@@ -15,7 +15,9 @@ fn run(redis: &mut Connection, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ');
         let mut command = redis::cmd(words.next().unwrap());
-        words.for_each(|word| drop(command.arg(word)));
+        words.for_each(|word| {
+            command.arg(word);
+        });
         command.exec(redis).unwrap();
     }
 }

@@ -91,7 +91,11 @@ pub fn webhook(provider: Provider, data: &[u8]) {
     dialect.call_is_over(&webhook);
     dialect.stream_is_over(&webhook);
     if let Ok(request) = CallRequest::from_webhook(provider, &webhook, Covered::Everything) {
-        let stream = Stream { url: "wss://a/b", call: &request.call, status_url: Some(&target) };
+        let stream = Stream {
+            url: "wss://a/b",
+            call: &request.call,
+            status_url: Some("https://r.example/s?a=b&c=d"),
+        };
         let document = dialect.connect(&stream);
         assert!(!document.body.contains('\0'));
     }

@@ -9,7 +9,7 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio_tungstenite::{connect_async_with_config, tungstenite::Message};
 
-use crate::{client::Client, config::Span};
+use crate::{client::Client, config::Span, secrets::Secret};
 
 /// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
 const FRAME: Duration = Duration::from_millis(20);
@@ -27,13 +27,16 @@ pub struct CallArgs {
         default_value = "http://localhost:8080"
     )]
     router: String,
+    /// A token of the API with the role admin, where the router wants one
+    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
+    token: Option<Secret>,
     /// Id of the call. Default: a new one
     #[arg(long, value_name = "SID")]
     call_sid: Option<String>,
     /// Merchant the call is for
     #[arg(long, value_name = "ID")]
     merchant: Option<String>,
-    /// twilio, plivo or exotel
+    /// twilio, plivo, exotel, signalwire, telnyx, vonage or jambonz
     #[arg(long, value_name = "NAME", default_value = "twilio")]
     provider: String,
     /// Template the agent is asked for
@@ -45,7 +48,7 @@ pub struct CallArgs {
 }
 
 pub async fn call(args: CallArgs) -> anyhow::Result<()> {
-    let client = Client::new(&args.router)?;
+    let client = Client::new(&args.router, args.token.clone())?;
     let call_sid = args
         .call_sid
         .clone()
