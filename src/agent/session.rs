@@ -3,7 +3,7 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use futures_util::{SinkExt, StreamExt};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tokio_tungstenite::tungstenite::{
     Message,
@@ -83,8 +83,15 @@ async fn converse(
     }
 }
 
-/// Frames are JSON with an `event`, as Twilio, Plivo and Exotel send them. What
-/// is not comes from a person with a WebSocket client, who hears it back.
+/// The call that a stream says it is.
+fn call_of(fields: &Map<String, Value>) -> Option<CallSid> {
+    let names = ["callSid", "call_sid", "callId"];
+    names.iter().find_map(|name| fields.get(*name)?.as_str()?.parse().ok())
+}
+
+/// Frames are JSON with an `event`, as Twilio, Plivo and Exotel send them; Vonage
+/// and jambonz name the call in their first frame and send sound as it is. What is
+/// nothing of this comes from a person with a WebSocket client, who hears it back.
 fn react(message: &Message) -> Reaction {
     let text = match message {
         Message::Text(text) => text.as_str(),
@@ -99,12 +106,11 @@ fn react(message: &Message) -> Reaction {
         Some("media") => Reaction::Echo,
         Some("stop") => Reaction::HangUp,
         Some("start") => {
-            let start = frame.get("start").unwrap_or(&Value::Null);
-            let names = ["callSid", "call_sid", "callId"];
-            let named = names.iter().find_map(|name| start.get(name)?.as_str()?.parse().ok());
-            named.map_or(Reaction::Ignore, Reaction::Named)
+            let start = frame.get("start").and_then(Value::as_object);
+            start.and_then(call_of).map_or(Reaction::Ignore, Reaction::Named)
         }
+        Some("websocket:connected") => call_of(&frame).map_or(Reaction::Ignore, Reaction::Named),
         Some(_) => Reaction::Ignore,
-        None => Reaction::Echo,
+        None => call_of(&frame).map_or(Reaction::Echo, Reaction::Named),
     }
 }
