@@ -11,7 +11,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
 use smart_router::{
     secrets::Secret,
-    telephony::{Params, Provider, Webhook},
+    telephony::{Content, Covered, Params, Provider, Webhook},
 };
 
 const BASE: &str = "https://router.example.com";
@@ -56,10 +56,11 @@ fn measure(
                     target,
                     headers: &map,
                     body: body.as_bytes(),
-                    is_json,
+                    content: if is_json { Content::Json } else { Content::Form },
                     at: AT,
                     query: Params::default(),
                     sent: Params::default(),
+                    covered: Covered::Everything,
                 };
                 let webhook = webhook.read().unwrap();
                 std::hint::black_box(provider.dialect().verify(&webhook, &keys)).unwrap();

@@ -102,8 +102,24 @@ pub struct Access {
     tokens: Option<Followed<Tokens>>,
 }
 
-/// A source of secrets that can't be used: its variable, and what was expected.
-pub type BadSource = (&'static str, String);
+/// A source of secrets that can't be used: its variable, what may be shown of it,
+/// and what was expected.
+#[derive(Debug)]
+pub struct BadSource {
+    pub name: &'static str,
+    pub shown: String,
+    pub expected: String,
+}
+
+impl BadSource {
+    fn new(name: &'static str, source: &Source, expected: String) -> Self {
+        let shown = match source {
+            Source::Text(_) => "(hidden)".into(),
+            Source::File(path) => path.display().to_string(),
+        };
+        Self { name, shown, expected }
+    }
+}
 
 impl Access {
     pub fn new(config: &AccessConfig) -> Result<Self, BadSource> {
@@ -111,12 +127,14 @@ impl Access {
         for (provider, (name, source)) in &config.providers {
             let dialect: &'static dyn Dialect = provider.dialect();
             let read = Arc::new(move |text: &str| dialect.keys(text));
-            let keys = Followed::new(name, source, read).map_err(|error| (*name, error))?;
+            let keys = Followed::new(name, source, read)
+                .map_err(|expected| BadSource::new(name, source, expected))?;
             access.providers.insert(*provider, keys);
         }
         if let Some((name, source)) = &config.api_tokens {
             let tokens = Followed::new(name, source, Arc::new(Tokens::parse));
-            access.tokens = Some(tokens.map_err(|error| (*name, error))?);
+            access.tokens =
+                Some(tokens.map_err(|expected| BadSource::new(name, source, expected))?);
         }
         Ok(access)
     }
@@ -138,17 +156,17 @@ impl Access {
     }
 
     /// Says what is open.
-    pub fn warn_of_open_doors(&self) {
-        let open: Vec<&str> = Provider::ALL
-            .into_iter()
+    pub fn warn_of_open_doors(&self, served: &[Provider]) {
+        let open: Vec<&str> = served
+            .iter()
             .filter(|provider| !self.providers.contains_key(provider))
-            .map(Provider::as_str)
+            .map(|provider| provider.as_str())
             .collect();
         if !open.is_empty() {
             let providers = open.join(", ");
             tracing::warn!(
                 providers,
-                "webhooks of these providers are not verified: set their secrets (TWILIO_AUTH_TOKEN and so on)"
+                "webhooks of these providers are not verified: set their secrets (TWILIO_AUTH_TOKEN and so on), or leave them out of PROVIDERS"
             );
         }
         if self.tokens.is_none() {

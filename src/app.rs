@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use axum::Router;
 use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -10,8 +10,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     access::Access,
     agent::Agents,
+    cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed},
+    control::{Control, ListFile, PodFeed, Source},
     http::{
         self, Context,
         server::{Patience, serve},
@@ -54,8 +55,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let store = open_store(&config, &metrics, &nudge).await?;
     warn_about(&config, store.as_ref()).await;
     let access = Access::new(&config.access)
-        .map_err(|(name, expected)| anyhow::anyhow!("{name}: expected {expected}"))?;
-    access.warn_of_open_doors();
+        .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
+    access.warn_of_open_doors(&config.providers);
     let access = Arc::new(access);
     let lifecycle = Arc::new(Lifecycle::default());
     let stopping = lifecycle.stopping.clone();
@@ -66,6 +67,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         access: access.clone(),
         public_url: config.public_url.clone().unwrap_or_default(),
         stream_status: config.stream_status,
+        providers: config.providers.clone(),
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
@@ -73,7 +75,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     });
 
     let simulated = config.pods == PodSource::Simulated;
-    let feed = pod_feed(&config)?;
+    let source = pod_source(&config).await?;
     let control = Arc::new(Control {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -83,10 +85,12 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
     });
-    // Without a Lease every replica does the leader's work.
-    metrics.leader.set(1);
-    if let Err(error) = control.reconcile(&feed).await {
-        tracing::error!(%error, "starting without the store; not ready until it is there");
+    if let Source::Feed(feed) = &source {
+        // Without a Lease every replica does the leader's work.
+        metrics.leader.set(1);
+        if let Err(error) = control.reconcile(feed).await {
+            tracing::error!(%error, "starting without the store; not ready until it is there");
+        }
     }
 
     let agents =
@@ -112,13 +116,16 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         Some(address) => {
             let listener = bind("ADMIN_BIND", address).await?;
             admin = listener.local_addr()?;
+            if metrics_address == api {
+                metrics_address = admin;
+            }
             let routes = http::admin_routes(&context);
             servers.spawn(serve(listener, routes, patience, closing.clone()));
             http::public_routes(&context, agent_routes)
         }
     };
     servers.spawn(serve(listener, routes, patience, closing.clone()));
-    let loops = control.start(feed);
+    let loops = control.start(source);
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
     Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
 }
@@ -146,7 +153,7 @@ impl Running {
 async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
     TcpListener::bind(address)
         .await
-        .with_context(|| format!("{variable}={}: cannot listen on {address}", address.port()))
+        .with_context(|| format!("{variable}: cannot listen on {address}"))
 }
 
 async fn open_store(
@@ -198,8 +205,8 @@ async fn warn_about(config: &Config, store: &dyn Store) {
     }
 }
 
-fn pod_feed(config: &Config) -> anyhow::Result<PodFeed> {
-    Ok(match &config.pods {
+async fn pod_source(config: &Config) -> anyhow::Result<Source> {
+    Ok(Source::Feed(match &config.pods {
         PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
         PodSource::File(path) => {
             let file = ListFile::open(path.clone(), config.agent_port);
@@ -208,8 +215,13 @@ fn pod_feed(config: &Config) -> anyhow::Result<PodFeed> {
             })?)
         }
         PodSource::Simulated => PodFeed::Simulated,
-        PodSource::Cluster { .. } => {
-            bail!("this release does not find pods in a cluster yet: set PODS or PODS_FILE")
+        PodSource::Cluster(cluster) => {
+            return Ok(Source::Cluster {
+                cluster: Cluster::find(cluster.clone()).await?,
+                leader: config.leader.clone(),
+                // Two replicas must not be taken for one, whatever they are called.
+                identity: format!("{}_{:08x}", config.identity, crate::random_u32()),
+            });
         }
-    })
+    }))
 }

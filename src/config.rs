@@ -22,6 +22,7 @@ pub use self::{
 };
 use crate::{
     access::{Access, AccessConfig},
+    cluster::ClusterConfig,
     control::{
         ListFile,
         pod_list::{self, ListedPod},
@@ -30,7 +31,7 @@ use crate::{
         Millis,
         tiers::{Origin, Tiers},
     },
-    telephony::WsPath,
+    telephony::{Provider, WsPath},
 };
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -68,10 +69,7 @@ pub enum PodSource {
     Simulated,
     List(Vec<ListedPod>),
     File(PathBuf),
-    Cluster {
-        namespace: String,
-        selector: String,
-    },
+    Cluster(ClusterConfig),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +119,8 @@ pub struct Config {
     pub agent_base_url: Option<String>,
     pub ws_path: WsPath,
     pub public_url: Option<String>,
+    /// Whose webhooks are there.
+    pub providers: Vec<Provider>,
     pub access: AccessConfig,
     pub stream_status: bool,
     pub identity: String,
@@ -139,7 +139,7 @@ impl Config {
     pub fn new(settings: Settings) -> Result<Self, ConfigError> {
         let pods = pod_source(&settings)?;
         let simulated = pods == PodSource::Simulated;
-        let in_cluster = matches!(pods, PodSource::Cluster { .. });
+        let in_cluster = matches!(pods, PodSource::Cluster(_));
         let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         let bind = settings.http_bind.unwrap_or(IpAddr::V4(default_bind));
         if settings.voice_agent_base_url.is_none() && !simulated {
@@ -153,8 +153,12 @@ impl Config {
         Ok(Self {
             http: HttpConfig {
                 api: SocketAddr::new(bind, settings.http_port),
-                metrics: SocketAddr::new(bind, settings.metrics_port),
-                admin: settings.admin_bind,
+                // Metrics are none of the world's business either.
+                metrics: SocketAddr::new(
+                    settings.admin_bind.map_or(bind, |admin| admin.ip()),
+                    settings.metrics_port,
+                ),
+                admin: admin(&settings, bind)?,
                 read_timeout: settings.http_read_timeout.0,
                 idle_timeout: settings.http_idle_timeout.0,
                 shutdown_timeout: settings.http_shutdown_timeout.0,
@@ -164,6 +168,7 @@ impl Config {
             agent_port: settings.voice_agent_port,
             agent_base_url: settings.voice_agent_base_url.clone(),
             ws_path: settings.ws_path_template.clone(),
+            providers: providers(&settings)?,
             access: access(&settings)?,
             public_url: settings.public_url.clone(),
             stream_status: settings.stream_status,
@@ -221,10 +226,12 @@ impl Config {
             ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
             ("PUBLIC_URL", text(&s.public_url)),
+            ("PROVIDERS", join(&self.providers)),
             ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
             ("STREAM_STATUS", if s.stream_status { "on" } else { "off" }.into()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
+            ("AGENT_CONTAINER", text(&s.agent_container)),
             ("POD_NAME", self.identity.clone()),
             ("CLEANUP_INTERVAL", s.cleanup_interval.to_string()),
             ("RECONCILE_INTERVAL", s.reconcile_interval.to_string()),
@@ -246,11 +253,35 @@ impl Config {
     }
 }
 
+fn join(providers: &[Provider]) -> String {
+    providers.iter().map(|provider| provider.as_str()).collect::<Vec<_>>().join(",")
+}
+
+fn providers(settings: &Settings) -> Result<Vec<Provider>, ConfigError> {
+    let Some(text) = &settings.providers else { return Ok(Provider::ALL.into()) };
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = names.map(str::parse).collect::<Result<Vec<Provider>, _>>();
+    known.ok().filter(|known| !known.is_empty()).ok_or_else(|| {
+        ConfigError::new("PROVIDERS", text, format!("some of {}", join(&Provider::ALL)))
+    })
+}
+
+fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
+    let api = SocketAddr::new(bind, settings.http_port);
+    match settings.admin_bind {
+        Some(admin) if admin == api && admin.port() != 0 => Err(ConfigError::new(
+            "ADMIN_BIND",
+            admin,
+            format!("another address than that of the webhooks, {api}"),
+        )),
+        admin => Ok(admin),
+    }
+}
+
 /// Checks that every secret can be read, and that what needs our URL has it.
 fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
     let config = settings.secrets.access()?;
-    Access::new(&config)
-        .map_err(|(name, expected)| ConfigError::new(name, "(hidden)", expected))?;
+    Access::new(&config).map_err(|bad| ConfigError::new(bad.name, bad.shown, bad.expected))?;
     let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
     let needs_url = match signs_urls {
         Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
@@ -301,9 +332,12 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let in_a_pod = set("KUBERNETES_SERVICE_HOST") && Path::new(SERVICE_ACCOUNT).exists();
     if in_a_pod || set("KUBECONFIG") {
-        let (namespace, selector) =
-            (settings.namespace.clone(), settings.pod_label_selector.clone());
-        return Ok(PodSource::Cluster { namespace, selector });
+        return Ok(PodSource::Cluster(ClusterConfig {
+            namespace: settings.namespace.clone(),
+            selector: settings.pod_label_selector.clone(),
+            agent_container: settings.agent_container.clone(),
+            agent_port: settings.voice_agent_port,
+        }));
     }
     Ok(PodSource::Simulated)
 }

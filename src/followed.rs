@@ -5,6 +5,9 @@ use std::{
     sync::Arc,
 };
 
+/// No list of ours is larger.
+const LARGEST: u64 = 16 << 20;
+
 /// Reads what a file holds; an error says what was expected.
 pub type Read<T> = Arc<dyn Fn(&str) -> Result<T, String> + Send + Sync>;
 
@@ -60,6 +63,12 @@ impl<T> FollowedFile<T> {
     }
 }
 
+/// Only a file is read, and not a pipe, which may have nothing to say for ever.
 fn text_of(path: &Path) -> Result<String, String> {
-    std::fs::read_to_string(path).map_err(|error| format!("a file that can be read; {error}"))
+    let unreadable = |error: std::io::Error| format!("a file that can be read; {error}");
+    let about = std::fs::metadata(path).map_err(unreadable)?;
+    if !about.is_file() || about.len() > LARGEST {
+        return Err(format!("a regular file of at most {LARGEST} bytes"));
+    }
+    std::fs::read_to_string(path).map_err(unreadable)
 }

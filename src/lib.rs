@@ -5,6 +5,7 @@ pub mod agent;
 pub mod app;
 pub mod cli;
 pub mod client;
+pub mod cluster;
 pub mod config;
 pub mod control;
 pub mod domain;

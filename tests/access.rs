@@ -241,10 +241,7 @@ fn bad_secrets_stop_the_start_and_are_not_shown() {
             &[public, ("TWILIO_AUTH_TOKEN", "hush"), ("TWILIO_AUTH_TOKEN_FILE", missing)],
             "either TWILIO_AUTH_TOKEN or TWILIO_AUTH_TOKEN_FILE, not both",
         ),
-        (
-            &[public, ("PLIVO_AUTH_TOKEN_FILE", missing)],
-            "PLIVO_AUTH_TOKEN_FILE=(hidden): expected a file that can be read",
-        ),
+        (&[public, ("PLIVO_AUTH_TOKEN_FILE", missing)], "none: expected a file that can be read"),
         (
             &[public, ("PLIVO_AUTH_TOKEN", " , ")],
             "PLIVO_AUTH_TOKEN=(hidden): expected at least one secret",
@@ -270,4 +267,30 @@ fn bad_secrets_stop_the_start_and_are_not_shown() {
         printed.contains("TWILIO_AUTH_TOKEN=(hidden)\n") && !printed.contains("hush"),
         "{printed}"
     );
+}
+
+#[test]
+fn a_pipe_in_the_place_of_a_file_holds_nothing_up() {
+    let path = scratch().join("tokens");
+    std::fs::write(&path, "admin:one").unwrap();
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let settings = [
+        ("HTTP_PORT", api.as_str()),
+        ("METRICS_PORT", &metrics),
+        ("LOG_LEVEL", "off"),
+        ("API_TOKENS_FILE", path.to_str().unwrap()),
+    ];
+    let mut router = Router::start_with(&settings, Stdio::inherit());
+    std::fs::remove_file(&path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    std::thread::sleep(Duration::from_millis(1_200));
+    std::fs::remove_file(&path).unwrap();
+    std::fs::write(&path, "admin:two").unwrap();
+    eventually(Duration::from_secs(4), "the new token holds", || {
+        let mut connection = router.connect();
+        connection.token = Some("two".into());
+        connection.get("/api/v1/status").status == 200
+    });
+    router.signal("TERM");
+    router.wait_for_exit(Duration::from_secs(5));
 }

@@ -7,6 +7,7 @@ mod agents;
 mod allocate;
 mod bad_input;
 mod callbacks;
+mod cluster;
 mod config;
 mod differential;
 mod differential_mutations;

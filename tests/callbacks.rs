@@ -153,3 +153,25 @@ fn a_body_may_be_a_form_or_json_as_the_provider_likes() {
         assert_eq!(available(&router), 1);
     }
 }
+
+#[test]
+fn exotel_tells_of_ends_in_parts_and_in_json() {
+    let router = one_pod();
+    router.allocate("CA1");
+    let parts = "--B\r\nContent-Disposition: form-data; name=\"CallSid\"\r\n\r\nCA1\r\n--B\r\n\
+        Content-Disposition: form-data; name=\"Status\"\r\n\r\ncompleted\r\n--B--\r\n";
+    let headers = [("content-type", "multipart/form-data; boundary=B")];
+    let mut connection = router.connect();
+    let path = "/api/v1/exotel/call-status";
+    assert_eq!(connection.send("POST", path, &headers, parts.as_bytes()).status, 200);
+    assert_eq!(available(&router), 1);
+    router.allocate("CA2");
+    let told =
+        json!({"CallSid": "CA2", "Stream": {"Status": "completed", "DisconnectedBy": "user"}});
+    assert_eq!(connection.post("/api/v1/exotel/stream-status", &told).status, 200);
+    assert_eq!(available(&router), 1);
+    let broken = connection.send("POST", path, &headers, b"--C\r\n");
+    assert_eq!(broken.status, 400);
+    let answer = connection.get("/api/v1/exotel/allocate?CallSid=").json().1;
+    assert!(answer["error"].as_str().unwrap().contains("CallSid is missing"), "{answer}");
+}

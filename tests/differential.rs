@@ -128,7 +128,7 @@ impl World {
         let now = self.now;
         let (store, fleet) = (self.store.clone(), &mut self.fleet);
         let down = |error: smart_router::store::StoreError| format!("the store failed: {error}");
-        let told = match dice.roll(46) {
+        let told = match dice.roll(47) {
             0..=13 => {
                 let merchant = dice.merchant();
                 let request = Allocate {
@@ -277,6 +277,12 @@ impl World {
                 let names = fleet.pod_names();
                 same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
                 "audit".into()
+            }
+            42 => {
+                let epoch = dice.roll(4) as u64;
+                let epoch = dice.sometimes(epoch);
+                same!("epoch", store.epoch(epoch).await.map_err(down)?, fleet.epoch(epoch));
+                format!("epoch {epoch:?}")
             }
             _ => return self.wait(dice).await,
         };

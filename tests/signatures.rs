@@ -217,3 +217,56 @@ fn providers_without_a_secret_stay_open_and_the_start_says_so() {
     let answer = router.connect().get("/api/v1/vonage/allocate?uuid=V1&from=1&to=2");
     assert_eq!(answer.json().1[0]["action"], "connect");
 }
+
+#[test]
+fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
+    let router = guarded(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    for call in ["J1", "V1"] {
+        router.allocate(call);
+    }
+    let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
+    let seconds = seconds.as_secs();
+    // The request by which jambonz asked for a pod, sent again to another URL.
+    let body = r#"{"call_sid":"J1","call_status":"trying"}"#;
+    let tag = HEXLOWER.encode(&sha256("jambonz-secret", &format!("{seconds}.{body}")));
+    let signature = format!("t={seconds},v1={tag}");
+    let json = ("content-type", "application/json");
+    let headers = [json, ("jambonz-signature", signature.as_str())];
+    for path in ["stream-status", "call-status?call_status=completed"] {
+        let path = format!("/api/v1/jambonz/{path}");
+        assert_eq!(router.connect().send("POST", &path, &headers, body.as_bytes()).status, 200);
+        assert_eq!(router.get("/api/v1/calls/J1").0, 200, "{path}");
+    }
+    // A token of Vonage's that covers nothing.
+    let part = |text: String| data_encoding::BASE64URL_NOPAD.encode(text.as_bytes());
+    let signed = format!(
+        "{}.{}",
+        part(r#"{"alg":"HS256"}"#.into()),
+        part(format!(r#"{{"iat":{seconds}}}"#))
+    );
+    let tag = data_encoding::BASE64URL_NOPAD.encode(&sha256("vonage-secret", &signed));
+    let bearer = format!("Bearer {signed}.{tag}");
+    let headers = [("authorization", bearer.as_str())];
+    let mut connection = router.connect();
+    let path = "/api/v1/vonage/call-status?uuid=V1&status=completed";
+    is_forbidden(&connection.send("GET", path, &headers, b""));
+    is_forbidden(&connection.send("POST", path, &headers, b""));
+    assert_eq!(router.get("/api/v1/calls/V1").0, 200);
+    assert_eq!(
+        connection.send("GET", "/api/v1/vonage/allocate?uuid=V2", &headers, b"").status,
+        200
+    );
+}
+
+#[test]
+fn providers_that_are_left_out_are_not_there() {
+    let router = Router::start(&[("PROVIDERS", "twilio, plivo"), ("LOG_LEVEL", "error")]);
+    let mut connection = router.connect();
+    assert_eq!(connection.form("/api/v1/twilio/allocate", "CallSid=CA1").status, 200);
+    for action in ["allocate", "call-status", "stream-status"] {
+        assert_eq!(connection.get(&format!("/api/v1/exotel/{action}?CallSid=CA1")).status, 404);
+    }
+    let output = crate::support::program(&[("PROVIDERS", "nobody")]).output().unwrap();
+    let printed = String::from_utf8(output.stderr).unwrap();
+    assert!(printed.contains("PROVIDERS=nobody: expected some of twilio,plivo"), "{printed}");
+}

@@ -10,7 +10,7 @@ use smart_router::{
         tiers::{Origin, Tiers},
     },
     secrets::Secret,
-    telephony::{CallRequest, Covered, Params, Provider, Stream, Webhook},
+    telephony::{CallRequest, Content, Covered, Params, Provider, Stream, Webhook},
 };
 
 fn text(data: &[u8]) -> &str {
@@ -21,6 +21,10 @@ pub fn form(data: &[u8]) {
     if let Ok(params) = Params::from_form(text(data)) {
         assert!(params.iter().count() <= data.len());
     }
+}
+
+pub fn multipart(data: &[u8]) {
+    let _ = Params::from_multipart(text(data), "B");
 }
 
 pub fn json(data: &[u8]) {
@@ -71,7 +75,11 @@ pub fn webhook(provider: Provider, data: &[u8]) {
     }
     let webhook = Webhook {
         is_get: how.contains('g'),
-        is_json: how.contains('j'),
+        content: match how {
+            how if how.contains('j') => Content::Json,
+            how if how.contains('m') => Content::Multipart { boundary: "B".into() },
+            _ => Content::Form,
+        },
         public_url: "https://router.example.com",
         target: &target,
         headers: &headers,
@@ -79,6 +87,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
         at: 1_750_000_000,
         query: Params::default(),
         sent: Params::default(),
+        covered: Covered::Everything,
     };
     let Ok(webhook) = webhook.read() else { return };
     let dialect = provider.dialect();
@@ -90,7 +99,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
     assert!(dialect.verify(&webhook, &[Secret::from(key)]).is_err());
     dialect.call_is_over(&webhook);
     dialect.stream_is_over(&webhook);
-    if let Ok(request) = CallRequest::from_webhook(provider, &webhook, Covered::Everything) {
+    if let Ok(request) = CallRequest::from_webhook(provider, &webhook) {
         let stream = Stream {
             url: "wss://a/b",
             call: &request.call,

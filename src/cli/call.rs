@@ -121,8 +121,12 @@ async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Dur
     let hung_up = Instant::now();
     while hung_up.elapsed() < PATIENCE {
         let (status, _) = client.get(&format!("/api/v1/calls/{call_sid}")).await?;
-        if status == StatusCode::NOT_FOUND {
-            return Ok(hung_up.elapsed());
+        match status {
+            StatusCode::NOT_FOUND => return Ok(hung_up.elapsed()),
+            StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+                bail!("the token may not look at calls: give one of the role admin")
+            }
+            _ => {}
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }

@@ -8,6 +8,7 @@ use std::{
     ffi::{OsStr, OsString},
     io::Write,
     process::ExitCode,
+    time::Duration,
 };
 
 use anyhow::Context;
@@ -90,7 +91,11 @@ fn configure(settings: Settings) -> anyhow::Result<Config> {
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    tokio::runtime::Builder::new_multi_thread().enable_all().build()?.block_on(work)
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let done = runtime.block_on(work);
+    // Nobody waits for a disk that does not answer.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    done
 }
 
 fn print_config(config: &Config) -> std::io::Result<()> {

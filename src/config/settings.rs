@@ -81,12 +81,16 @@ pub struct Settings {
     #[arg(long, env, value_name = "URL", value_parser = values::public_url)]
     pub public_url: Option<String>,
 
+    /// Providers whose webhooks are there at all, separated by commas. Default: all of them
+    #[arg(long, env, value_name = "NAMES")]
+    pub providers: Option<String>,
+
     /// Address and port of everything but the webhooks, which then stand alone on the API's. Default: all on one
     #[arg(long, env, value_name = "IP:PORT", value_parser = values::socket_address)]
     pub admin_bind: Option<SocketAddr>,
 
     /// on puts our stream-status URL into the documents that providers get, so that calls end even if their agents forget to release them; needs PUBLIC_URL
-    #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::switch, action = clap::ArgAction::Set)]
+    #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
     pub stream_status: bool,
 
     /// Namespace of the pods to watch
@@ -96,6 +100,10 @@ pub struct Settings {
     /// Which pods to watch
     #[arg(long, env, value_name = "SELECTOR", default_value = "app=voice-agent")]
     pub pod_label_selector: String,
+
+    /// Container of a pod whose restart ends its calls. Default: the first
+    #[arg(long, env, value_name = "NAME")]
+    pub agent_container: Option<String>,
 
     /// Identity of this replica. Default: the host name
     #[arg(long, env, value_name = "NAME")]

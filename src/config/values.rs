@@ -71,6 +71,10 @@ pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port from 0 to 65535".into())
 }
 
+pub fn on_off(text: &str) -> Result<bool, String> {
+    switch(text).map_err(|_| "on or off".into())
+}
+
 pub fn switch(text: &str) -> Result<bool, String> {
     match text {
         "true" | "1" | "on" | "yes" => Ok(true),

@@ -1,5 +1,6 @@
 //! What happens without being asked: sweeps, audits, and pods that come and go.
 
+mod leader;
 pub mod pod_list;
 mod pods;
 mod upkeep;
@@ -14,7 +15,10 @@ use tokio::{
 use tokio_util::task::TaskTracker;
 
 pub use self::pods::{ListFile, PodFeed};
-use crate::{access::Access, lifecycle::Lifecycle, metrics::Metrics, store::Store};
+use crate::{
+    access::Access, cluster::Cluster, config::LeaderConfig, lifecycle::Lifecycle, metrics::Metrics,
+    store::Store,
+};
 
 /// How often overdue leases and drains are looked for.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
@@ -22,6 +26,14 @@ const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 /// How often the files of secrets are looked at; a change counts when two looks
 /// agree.
 const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Where pods come from.
+pub enum Source {
+    /// A list, which every replica follows by itself.
+    Feed(PodFeed),
+    /// A cluster, which one leader follows for all.
+    Cluster { cluster: Cluster, leader: LeaderConfig, identity: String },
+}
 
 /// The router's own work, beside requests.
 pub struct Control {
@@ -37,12 +49,21 @@ pub struct Control {
 
 impl Control {
     /// Starts all loops; they end when the process is stopping.
-    pub fn start(self: Arc<Self>, feed: PodFeed) -> TaskTracker {
+    pub fn start(self: Arc<Self>, source: Source) -> TaskTracker {
         let tasks = TaskTracker::new();
         tasks.spawn(self.clone().supervise("sweep", Self::sweeps));
         tasks.spawn(self.clone().supervise("audit", Self::audits));
         tasks.spawn(self.clone().supervise("secrets", Self::follow_secrets));
-        tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())));
+        match source {
+            Source::Feed(feed) => {
+                tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())))
+            }
+            Source::Cluster { cluster, leader, identity } => {
+                tasks.spawn(self.supervise("leader", move |control| {
+                    control.campaign(cluster.clone(), leader.clone(), identity.clone())
+                }))
+            }
+        };
         tasks.close();
         tasks
     }
@@ -73,7 +94,10 @@ impl Control {
     async fn audits(self: Arc<Self>) {
         let mut ticks = ticks(self.cleanup_interval);
         while self.goes_on(&mut ticks).await {
-            self.audit().await;
+            // One is enough, where there is one.
+            if self.metrics.leader.get() == 1 {
+                self.audit().await;
+            }
         }
     }
 
@@ -82,7 +106,11 @@ impl Control {
         while self.goes_on(&mut ticks).await {
             let control = self.clone();
             // Files may lie on a disk that is slow.
-            let _ = tokio::task::spawn_blocking(move || control.access.look()).await;
+            let look = tokio::task::spawn_blocking(move || control.access.look());
+            tokio::select! {
+                _ = look => {}
+                () = self.lifecycle.stopping.cancelled() => return,
+            }
         }
     }
 

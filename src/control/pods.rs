@@ -17,7 +17,7 @@ use super::{
 use crate::{
     domain::{
         assign,
-        fleet::{Departure, Observed, PodFacts, PodStatus, Removed},
+        fleet::{Departure, EndedCall, Fenced, Observed, PodFacts, PodStatus, Removed},
         names::PodName,
         tiers::Tiers,
     },
@@ -28,7 +28,7 @@ use crate::{
 /// How often a file of pods is looked at, and leaving pods for their last call.
 const LOOK: Duration = Duration::from_secs(1);
 /// Steps that are on their way to the store at one time.
-const AT_ONCE: usize = 512;
+pub(super) const AT_ONCE: usize = 512;
 
 /// Where the list of pods comes from.
 #[derive(Clone)]
@@ -111,8 +111,8 @@ impl Control {
             .collect();
         for some in changed.chunks(AT_ONCE) {
             let observed =
-                join_all(some.iter().map(|(name, facts)| self.observe(name, facts))).await;
-            observed.into_iter().collect::<Result<(), _>>()?;
+                join_all(some.iter().map(|(name, facts)| self.observe(name, facts, None))).await;
+            observed.into_iter().collect::<Result<Vec<_>, _>>()?;
         }
         let listed: HashSet<&PodName> = list.iter().map(|pod| &pod.name).collect();
         let gone: Vec<_> = known.values().filter(|pod| !listed.contains(&pod.name)).collect();
@@ -122,25 +122,58 @@ impl Control {
                 leaving += usize::from(!left?);
             }
         }
-        self.rebalance(&tiers).await?;
+        self.rebalance(&tiers, None).await?;
         self.lifecycle.store_reached();
         Ok(leaving)
     }
 
-    async fn observe(&self, name: &PodName, facts: &PodFacts) -> Result<(), StoreError> {
-        let observed = self.store.observe_pod(name, facts, None).await?;
+    /// Takes note of a pod; answers whether a newer leader has fenced us off.
+    pub(super) async fn observe(
+        &self,
+        name: &PodName,
+        facts: &PodFacts,
+        epoch: Option<u64>,
+    ) -> Result<bool, StoreError> {
+        let observed = self.store.observe_pod(name, facts, epoch).await?;
         let Ok(Observed { joined, ended, pool }) = observed else {
-            return Ok(());
+            return Ok(true);
         };
         if joined {
             let pool = pool.map(|pool| pool.to_string());
             tracing::info!(pod = %name, address = facts.address, pool, "pod joined");
         }
+        self.ended_with(name, &ended);
+        Ok(false)
+    }
+
+    fn ended_with(&self, pod: &PodName, ended: &[EndedCall]) {
         for call in ended {
             self.metrics.call_lasted(&call.source_pool, call.lasted);
-            tracing::warn!(call_sid = %call.call, pod = %name, "a call ended with its pod");
+            tracing::warn!(call_sid = %call.call, %pod, "a call ended with its pod");
         }
-        Ok(())
+    }
+
+    /// Forgets a pod that has left; answers whether it is gone.
+    pub(super) async fn forget(
+        &self,
+        name: &PodName,
+        uid: &str,
+        departure: Departure,
+        epoch: Option<u64>,
+    ) -> Result<Result<bool, Fenced>, StoreError> {
+        let removed = self.store.remove_pod(name, uid, departure, epoch).await?;
+        Ok(removed.map(|removed| match removed {
+            Removed::Busy => {
+                tracing::debug!(pod = %name, "pod leaves when its calls end");
+                false
+            }
+            Removed::Gone { ended } => {
+                tracing::info!(pod = %name, "pod left");
+                self.ended_with(name, &ended);
+                true
+            }
+            Removed::NotThere => true,
+        }))
     }
 
     /// A pod has left the list: it takes no more calls, and is forgotten when
@@ -149,29 +182,22 @@ impl Control {
         // First the mark: whether it is idle can be asked only once that stands.
         if !pod.facts.terminating {
             let facts = PodFacts { terminating: true, ..pod.facts.clone() };
-            self.observe(&pod.name, &facts).await?;
+            self.observe(&pod.name, &facts, None).await?;
         }
-        let removed =
-            self.store.remove_pod(&pod.name, &pod.facts.uid, Departure::WhenIdle, None).await?;
-        match removed {
-            Ok(Removed::Busy) => {
-                tracing::debug!(pod = %pod.name, "pod leaves when its calls end");
-                Ok(false)
-            }
-            Ok(Removed::Gone { .. }) => {
-                tracing::info!(pod = %pod.name, "pod left");
-                Ok(true)
-            }
-            Ok(Removed::NotThere) | Err(_) => Ok(true),
-        }
+        let gone = self.forget(&pod.name, &pod.facts.uid, Departure::WhenIdle, None).await?;
+        Ok(gone.unwrap_or(true))
     }
 
     /// Moves idle pods from chain tiers above their target to those below.
-    async fn rebalance(&self, tiers: &Tiers) -> Result<(), StoreError> {
+    pub(super) async fn rebalance(
+        &self,
+        tiers: &Tiers,
+        epoch: Option<u64>,
+    ) -> Result<(), StoreError> {
         let stocks = self.store.stocks().await?;
         for shift in assign::rebalance(tiers, &stocks) {
             for (pod, uid) in self.store.movable_pods(&shift.from, shift.pods).await? {
-                if self.store.move_pod(&pod, &uid, &shift.to, None).await?.is_ok() {
+                if self.store.move_pod(&pod, &uid, &shift.to, epoch).await?.is_ok() {
                     tracing::info!(%pod, from = %shift.from, to = %shift.to, "pod moved");
                 }
             }

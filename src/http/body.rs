@@ -90,6 +90,17 @@ pub fn content_type(headers: &HeaderMap) -> Option<String> {
     Some(essence.trim().to_ascii_lowercase())
 }
 
+/// What stands between the parts of a multipart body.
+pub fn boundary(headers: &HeaderMap) -> String {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let mut parts = value.unwrap_or_default().split(';').map(str::trim);
+    let boundary = parts.find_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        name.eq_ignore_ascii_case("boundary").then(|| value.trim_matches('"').to_owned())
+    });
+    boundary.unwrap_or_default()
+}
+
 pub fn is_json(content_type: &str) -> bool {
     content_type == "application/json"
         || (content_type.starts_with("application/") && content_type.ends_with("+json"))

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     domain::{fleet::Release, names::PodName},
-    telephony::{Provider, Webhook, call_of},
+    telephony::{Covered, Provider, Webhook, call_of},
 };
 
 /// What a callback is about.
@@ -31,8 +31,8 @@ pub async fn callback(
     request: Request,
 ) -> Response {
     let dialect = provider.dialect();
-    let read = |webhook: &Webhook<'_>, covered| {
-        let call = call_of(provider, webhook, covered)?;
+    let read = |webhook: &Webhook<'_>| {
+        let call = call_of(provider, webhook)?;
         // We put the pod into the URLs of streams: what is said late of a call's
         // former stream must not end the one it has now.
         let pod = webhook.query.get("pod_name").filter(|pod| !pod.is_empty());
@@ -48,7 +48,7 @@ pub async fn callback(
         })?;
         Ok((Release { call, pod }, is_over))
     };
-    let (release, is_over) = match receive(&context, provider, request, read).await {
+    let (release, is_over) = match receive(&context, provider, request, Covered::Body, read).await {
         Ok(told) => told,
         Err(response) => return response,
     };

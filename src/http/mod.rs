@@ -51,6 +51,8 @@ pub struct Context {
     pub access: Arc<Access>,
     /// The URL under which providers reach us; empty if nobody said.
     pub public_url: String,
+    /// Whose webhooks are there.
+    pub providers: Vec<Provider>,
     /// Whether documents ask providers to tell us about streams.
     pub stream_status: bool,
     pub ttls: Ttls,
@@ -72,14 +74,14 @@ pub type Shared = State<Arc<Context>>;
 
 /// The whole API. `agents` are the routes of simulated agents, if there are any.
 pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
-    let api = webhook_routes().merge(api_routes(context)).merge(probe_routes());
+    let api = webhook_routes(context).merge(api_routes(context)).merge(probe_routes());
     let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
     finish(routes, context, agents)
 }
 
 /// What the world may reach where the rest has an address of its own.
 pub fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
-    let api = webhook_routes().merge(health_routes());
+    let api = webhook_routes(context).merge(health_routes());
     let routes = Router::new().nest("/api/v1", api).merge(health_routes());
     finish(routes, context, agents)
 }
@@ -97,8 +99,8 @@ pub fn metrics_routes(context: &Arc<Context>) -> Router {
 }
 
 /// What providers ask, each guarded by the provider's signature.
-fn webhook_routes() -> Router<Arc<Context>> {
-    Provider::ALL.into_iter().fold(Router::new(), |routes, provider| {
+fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
+    context.providers.iter().copied().fold(Router::new(), |routes, provider| {
         let allocate =
             move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
         let callback = |about: About| {
@@ -183,6 +185,7 @@ impl Context {
             access: Arc::default(),
             public_url: String::new(),
             stream_status: false,
+            providers: Provider::ALL.into(),
             ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),

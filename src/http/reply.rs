@@ -2,11 +2,13 @@
 
 use axum::{
     Json,
-    extract::{FromRequestParts, Path},
+    extract::{FromRequestParts, Path, Request, State},
     http::{HeaderValue, Method, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
 };
 use serde_json::{Value, json};
+
+use super::{Shared, body};
 
 use crate::{
     access::Bearer,
@@ -117,11 +119,19 @@ impl Noted {
     }
 }
 
-pub async fn not_found(uri: Uri) -> ApiError {
+pub async fn not_found(State(context): Shared, uri: Uri, request: Request) -> ApiError {
+    // Who still sends would not hear the answer.
+    let _ = body::read(request.into_body(), context.read_timeout).await;
     ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
 }
 
-pub async fn method_not_allowed(method: Method, uri: Uri) -> ApiError {
+pub async fn method_not_allowed(
+    State(context): Shared,
+    method: Method,
+    uri: Uri,
+    request: Request,
+) -> ApiError {
+    let _ = body::read(request.into_body(), context.read_timeout).await;
     ApiError::new(
         StatusCode::METHOD_NOT_ALLOWED,
         format!("{method} is not allowed at {}", uri.path()),

@@ -15,17 +15,20 @@ use super::{
     allocate::{NotConnected, connect},
     body::{self, BodyError},
 };
-use crate::telephony::{CallRequest, Covered, Document, Provider, Stream, Webhook};
+use crate::telephony::{
+    CallRequest, Content, Covered, Document, Forged, Provider, Stream, Webhook,
+};
 
 pub async fn allocate(State(context): Shared, provider: Provider, request: Request) -> Response {
-    let read = |webhook: &Webhook<'_>, covered| {
+    let read = |webhook: &Webhook<'_>| {
         let missing = provider.dialect().without_call();
-        if !missing.is_empty() && webhook.get(provider.dialect().call_field()).is_none() {
+        let call = webhook.get(provider.dialect().call_field()).unwrap_or_default();
+        if !missing.is_empty() && call.is_empty() {
             return Err(ApiError::bad_request(missing));
         }
-        Ok(CallRequest::from_webhook(provider, webhook, covered)?)
+        Ok(CallRequest::from_webhook(provider, webhook)?)
     };
-    let call = match receive(&context, provider, request, read).await {
+    let call = match receive(&context, provider, request, Covered::Nothing, read).await {
         Ok(call) => call,
         Err(response) => return response,
     };
@@ -53,13 +56,15 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
 pub const UNAVAILABLE: &str = "The service is not available. Please try again later.";
 const UNUSABLE: &str = "This call cannot be connected, because the request is not valid. Goodbye.";
 
-/// Reads a webhook, makes sure that it is genuine, and takes from it what is
+/// Reads a webhook, makes sure that it is genuine and at least so much of it
+/// covered, and takes from it what is
 /// needed; or the answer to one that is not, or is of no use.
 pub async fn receive<T>(
     context: &Context,
     provider: Provider,
     request: Request,
-    take: impl FnOnce(&Webhook<'_>, Covered) -> Result<T, ApiError>,
+    least: Covered,
+    take: impl FnOnce(&Webhook<'_>) -> Result<T, ApiError>,
 ) -> Result<T, Response> {
     let (parts, body) = request.into_parts();
     let keys = context.access.keys(provider);
@@ -84,12 +89,16 @@ pub async fn receive<T>(
     let content_type = body::content_type(&parts.headers);
     let bytes = body::read(body, context.read_timeout).await;
     let bytes = bytes.map_err(|error| unread(error.into()))?;
-    let is_json = match content_type.as_deref() {
-        _ if is_get || bytes.is_empty() => false,
-        Some(content_type) if body::is_json(content_type) => true,
-        Some("application/x-www-form-urlencoded") => false,
+    let content = match content_type.as_deref() {
+        _ if is_get || bytes.is_empty() => Content::Form,
+        Some(content_type) if body::is_json(content_type) => Content::Json,
+        Some("application/x-www-form-urlencoded") => Content::Form,
+        Some("multipart/form-data") => {
+            Content::Multipart { boundary: body::boundary(&parts.headers) }
+        }
         Some(other) => return Err(unread(BodyError::ContentType(other.into()).into())),
-        None => bytes.trim_ascii_start().starts_with(b"{"),
+        None if bytes.trim_ascii_start().starts_with(b"{") => Content::Json,
+        None => Content::Form,
     };
     let webhook = Webhook {
         is_get,
@@ -97,21 +106,22 @@ pub async fn receive<T>(
         target: target(&parts),
         headers: &parts.headers,
         body: &bytes,
-        is_json,
+        content,
         at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
         query: Default::default(),
         sent: Default::default(),
+        covered: Covered::Everything,
     };
-    let webhook =
+    let mut webhook =
         webhook.read().map_err(|error| unread(BodyError::Malformed(error.to_string()).into()))?;
-    let covered = match &keys {
-        None => Covered::Everything,
-        Some(keys) => provider
-            .dialect()
-            .verify(&webhook, keys)
-            .map_err(|error| forged(error.to_string(), false))?,
-    };
-    take(&webhook, covered).map_err(unusable)
+    if let Some(keys) = &keys {
+        webhook.covered = match provider.dialect().verify(&webhook, keys) {
+            Ok(Covered::Nothing) if least != Covered::Nothing => Err(Forged::Uncovered),
+            verified => verified,
+        }
+        .map_err(|error| forged(error.to_string(), false))?;
+    }
+    take(&webhook).map_err(unusable)
 }
 
 /// Path and query as they came, before routing took its part off.

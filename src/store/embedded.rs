@@ -255,6 +255,10 @@ impl Store for Embedded {
         self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
     }
 
+    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
+        self.step("epoch", move |fleet, _| fleet.epoch(epoch))
+    }
+
     fn apply_tiers<'a>(
         &'a self,
         tiers: &'a Tiers,

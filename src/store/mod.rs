@@ -45,6 +45,9 @@ pub trait Store: Send + Sync + 'static {
     -> Reply<'a, Result<Drained, UnknownPod>>;
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>>;
 
+    /// The epoch of the leader's writes. A larger one is adopted, a smaller one
+    /// refused, and `None` only asks.
+    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>>;
     fn observe_pod<'a>(
         &'a self,
         pod: &'a PodName,

@@ -61,8 +61,10 @@ impl Dialect for Jambonz {
         webhook.get("call_status").map(|status| twilio::OVER.contains(&status))
     }
 
-    /// The hook of a `listen` is called when the listening has ended.
-    fn stream_is_over(&self, _: &Webhook<'_>) -> Option<bool> {
-        Some(true)
+    /// The hook of a `listen` is called when the listening has ended. What is said
+    /// of a call before it was answered is no such thing.
+    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        let status = webhook.get("call_status").unwrap_or_default();
+        Some(!matches!(status, "trying" | "ringing" | "early-media" | "queued"))
     }
 }

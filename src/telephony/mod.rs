@@ -21,7 +21,7 @@ use std::{fmt, str::FromStr};
 pub use self::{
     params::{BadEncoding, Params},
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Content, Covered, Forged, Webhook},
 };
 use crate::{
     domain::names::{CallSid, Flow, InvalidName, MerchantId, Template},
@@ -202,14 +202,10 @@ impl CallRequest {
 
     /// Reads a webhook: the call's id from what the provider sent, the rest
     /// from the query that the operator wrote into the provider's console.
-    pub fn from_webhook(
-        provider: Provider,
-        webhook: &Webhook<'_>,
-        covered: Covered,
-    ) -> Result<Self, InvalidName> {
+    pub fn from_webhook(provider: Provider, webhook: &Webhook<'_>) -> Result<Self, InvalidName> {
         let ours = |name| webhook.query.get(name).or_else(|| webhook.sent.get(name));
         let parts = CallParts {
-            call: call_text(provider, webhook, covered),
+            call: webhook.get(provider.dialect().call_field()),
             merchant: ours("merchant_id"),
             flow: ours("flow"),
             template: ours("template"),
@@ -219,22 +215,6 @@ impl CallRequest {
 }
 
 /// The call a webhook is about.
-pub fn call_of(
-    provider: Provider,
-    webhook: &Webhook<'_>,
-    covered: Covered,
-) -> Result<CallSid, InvalidName> {
-    call_text(provider, webhook, covered).unwrap_or_default().parse()
-}
-
-fn call_text<'a>(
-    provider: Provider,
-    webhook: &'a Webhook<'_>,
-    covered: Covered,
-) -> Option<&'a str> {
-    let field = provider.dialect().call_field();
-    match covered {
-        Covered::Everything => webhook.get(field),
-        Covered::Body => webhook.sent.get(field),
-    }
+pub fn call_of(provider: Provider, webhook: &Webhook<'_>) -> Result<CallSid, InvalidName> {
+    webhook.get(provider.dialect().call_field()).unwrap_or_default().parse()
 }

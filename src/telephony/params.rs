@@ -23,7 +23,38 @@ impl Params {
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Reads a JSON object; what is not text or a number is passed over.
+    /// Reads `multipart/form-data`; files are passed over.
+    pub fn from_multipart(text: &str, boundary: &str) -> Result<Self, BadEncoding> {
+        let broken = || BadEncoding("not multipart/form-data".into());
+        let (mut pairs, edge) = (Vec::new(), format!("--{boundary}"));
+        let parts =
+            text.strip_prefix(&edge).or_else(|| Some(text.split_once(&format!("\n{edge}"))?.1));
+        for part in parts.ok_or_else(broken)?.split(&format!("\n{edge}")) {
+            if part.starts_with("--") {
+                return Ok(Self(pairs));
+            }
+            let part = part.trim_start_matches('\r').strip_prefix('\n').ok_or_else(broken)?;
+            let (head, value) = part
+                .split_once("\r\n\r\n")
+                .or_else(|| part.split_once("\n\n"))
+                .ok_or_else(broken)?;
+            let disposition = head
+                .lines()
+                .filter_map(|line| line.split_once(':'))
+                .find(|(name, _)| name.eq_ignore_ascii_case("content-disposition"))
+                .ok_or_else(broken)?
+                .1;
+            let name = disposition.split(';').find_map(|it| it.trim().strip_prefix("name="));
+            let name = name.ok_or_else(broken)?.trim_matches('"');
+            if !disposition.contains("filename") {
+                pairs.push((name.into(), value.strip_suffix('\r').unwrap_or(value).into()));
+            }
+        }
+        Err(broken())
+    }
+
+    /// Reads a JSON object. A value that is an object or a list itself is kept as
+    /// the text it is.
     pub fn from_json(bytes: &[u8]) -> Result<Self, BadEncoding> {
         let value: Value = serde_json::from_slice(bytes)
             .map_err(|error| BadEncoding(format!("not JSON: {error}")))?;
@@ -32,8 +63,8 @@ impl Params {
         };
         let pairs = fields.into_iter().filter_map(|(name, value)| match value {
             Value::String(text) => Some((name, text)),
-            Value::Number(number) => Some((name, number.to_string())),
-            _ => None,
+            Value::Null => None,
+            other => Some((name, other.to_string())),
         });
         Ok(Self(pairs.collect()))
     }
@@ -73,6 +104,25 @@ mod tests {
     }
 
     #[test]
+    fn parts_of_a_form_are_read_and_broken_ones_refused() {
+        let text = "--B\r\nContent-Disposition: form-data; name=\"CallSid\"\r\n\r\nCA1\r\n--B\r\n\
+            content-disposition: form-data; name=x; filename=\"y\"\r\nContent-Type: text/plain\r\n\r\nz\r\n--B\r\n\
+            Content-Disposition: form-data; name=\"Status\"\r\n\r\na\r\nb\r\n--B--\r\n";
+        let params = Params::from_multipart(text, "B").unwrap();
+        assert_eq!((params.get("CallSid"), params.get("Status")), (Some("CA1"), Some("a\r\nb")));
+        assert_eq!(params.get("x"), None);
+        assert_eq!(
+            Params::from_multipart(&text.replace("\r\n", "\n"), "B").unwrap().get("CallSid"),
+            Some("CA1")
+        );
+        for bad in ["", "--B", "--B--", "--C\r\n", "--B\r\n\r\nx\r\n--B--", &text[..text.len() - 6]]
+        {
+            let read = Params::from_multipart(bad, "B");
+            assert!(read.is_err() || read.unwrap().iter().count() == 0, "{bad:?}");
+        }
+    }
+
+    #[test]
     fn json_objects_give_texts_and_numbers() {
         let params =
             Params::from_json(br#"{"CallSid": "CA1", "n": 7, "x": null, "y": [1]}"#).unwrap();
@@ -80,6 +130,7 @@ mod tests {
             (params.get("CallSid"), params.get("n"), params.get("x")),
             (Some("CA1"), Some("7"), None)
         );
+        assert_eq!(params.get("y"), Some("[1]"));
         for bad in ["", "[]", "7", "{"] {
             assert!(Params::from_json(bad.as_bytes()).is_err(), "{bad}");
         }

@@ -65,7 +65,7 @@ pub fn verify(
 ) -> Result<Covered, Forged> {
     let given = webhook.header(header)?;
     let mut params = String::new();
-    if webhook.is_json && !webhook.body.is_empty() {
+    if webhook.is_json() {
         let promised = webhook.query.get("bodySHA256").ok_or(Forged::Uncovered)?;
         if !is_same(sha256_hex(webhook.body).as_bytes(), promised.as_bytes()) {
             return Err(Forged::Mismatch);

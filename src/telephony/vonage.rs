@@ -38,7 +38,7 @@ impl Dialect for Vonage {
         }
         match claims["payload_hash"].as_str() {
             None if !webhook.body.is_empty() => Err(Forged::Uncovered),
-            None => Ok(Covered::Everything),
+            None => Ok(Covered::Nothing),
             Some(promised) => {
                 let hashes = payload_hashes(webhook);
                 let is_whole =

@@ -16,13 +16,26 @@ pub struct Webhook<'a> {
     pub headers: &'a HeaderMap,
     /// The body. That of a GET is not looked at: no provider signs it.
     pub body: &'a [u8],
-    pub is_json: bool,
+    pub content: Content,
     /// When it arrived (unix seconds).
     pub at: u64,
     /// What its query says.
     pub query: Params,
     /// What its body says.
     pub sent: Params,
+    /// What of it may be believed, once it is verified.
+    pub covered: Covered,
+}
+
+/// What a body is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Content {
+    Form,
+    Json,
+    /// `multipart/form-data`, with what stands between its parts.
+    Multipart {
+        boundary: String,
+    },
 }
 
 /// What of a genuine request its signature covers.
@@ -31,6 +44,9 @@ pub enum Covered {
     Everything,
     /// The body alone: what the query says of a call may be anybody's.
     Body,
+    /// Nothing; it only shows that the sender is genuine. Enough to ask for a pod,
+    /// not to end a call.
+    Nothing,
 }
 
 /// Why a request is not taken for genuine.
@@ -60,12 +76,13 @@ impl<'a> Webhook<'a> {
         if self.is_get {
             self.body = &[];
         }
-        self.sent = match self.body {
-            [] => Params::default(),
-            body if self.is_json => Params::from_json(body)?,
-            body => {
-                let text = str::from_utf8(body).map_err(|error| BadEncoding(error.to_string()))?;
-                Params::from_form(text)?
+        let text = |body| str::from_utf8(body).map_err(|error| BadEncoding(error.to_string()));
+        self.sent = match (self.body, &self.content) {
+            ([], _) => Params::default(),
+            (body, Content::Json) => Params::from_json(body)?,
+            (body, Content::Form) => Params::from_form(text(body)?)?,
+            (body, Content::Multipart { boundary }) => {
+                Params::from_multipart(text(body)?, boundary)?
             }
         };
         Ok(self)
@@ -81,9 +98,20 @@ impl<'a> Webhook<'a> {
         format!("{}{}", self.public_url, self.target)
     }
 
-    /// A value that the provider gave, from the body or else from the query.
+    /// All lines of a header that may stand more than once.
+    pub fn lines(&self, name: &'static str) -> impl Iterator<Item = &'a str> {
+        self.headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
+    }
+
+    pub fn is_json(&self) -> bool {
+        self.content == Content::Json && !self.body.is_empty()
+    }
+
+    /// A value that the provider gave, from the body or else from the query, if
+    /// that is covered.
     pub fn get(&self, name: &str) -> Option<&str> {
-        self.sent.get(name).or_else(|| self.query.get(name))
+        let from_query = || self.query.get(name).filter(|_| self.covered != Covered::Body);
+        self.sent.get(name).or_else(from_query)
     }
 
     /// Whether a signed time is near enough to ours.

@@ -1,5 +1,6 @@
 //! A router to talk to, and ways to talk to it.
 
+pub mod kube;
 pub mod proxy;
 pub mod raw;
 pub mod redis;

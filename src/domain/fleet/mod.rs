@@ -259,10 +259,6 @@ impl Fleet {
         &self.tiers
     }
 
-    pub fn epoch(&self) -> u64 {
-        self.epoch
-    }
-
     pub fn active_calls(&self) -> usize {
         self.calls.len()
     }

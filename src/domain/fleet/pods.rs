@@ -74,6 +74,12 @@ impl Fleet {
         }
     }
 
+    /// The epoch of the leader's writes; a larger one is adopted.
+    pub fn epoch(&mut self, epoch: Option<u64>) -> Result<u64, Fenced> {
+        self.fence(epoch)?;
+        Ok(self.epoch)
+    }
+
     /// Takes note of a pod as it is now. Another UID, or a restarted agent,
     /// means that the calls on it are over.
     pub fn observe_pod(

@@ -380,7 +380,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 restarts,
                 pin,
             };
-            let highest = fleet.epoch();
+            let highest = fleet.epoch;
             match fleet.observe_pod(&name, &facts, epoch, *now) {
                 Ok(observed) => {
                     assert!(epoch.is_none_or(|epoch| epoch >= highest), "I9");

@@ -240,6 +240,16 @@ impl Store for Redis {
         })
     }
 
+    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
+        Box::pin(async move {
+            let mut answer = self.run(&self.scripts.epoch, &[&epoch_text(epoch)]).await?;
+            if answer.word == "fenced" {
+                return Ok(Err(fenced(&mut answer, epoch)?));
+            }
+            Ok(Ok(answer.number()?))
+        })
+    }
+
     fn observe_pod<'a>(
         &'a self,
         pod: &'a PodName,

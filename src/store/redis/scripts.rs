@@ -38,7 +38,7 @@ macro_rules! scripts {
 
 scripts! {
     adopt_calls adopt_pods allocate apply_tiers audit_calls audit_pods audit_pool begin call drain
-    move_pod observe_pod pod pods pool_load release remove_pod renew status sweep undrain
+    epoch move_pod observe_pod pod pods pool_load release remove_pod renew status sweep undrain
 }
 
 impl Default for Scripts {

@@ -1,0 +1,118 @@
+//! The Lease that makes one replica the leader. Clocks of replicas may differ: a
+//! lease has run out when it has not changed for its duration by our own clock.
+
+use std::time::{Duration, Instant};
+
+use k8s_openapi::{
+    api::coordination::v1::{Lease, LeaseSpec},
+    apimachinery::pkg::apis::meta::v1::{MicroTime, ObjectMeta},
+    jiff::Timestamp,
+};
+use kube::{Api, Error, api::PostParams};
+
+pub struct Lock {
+    leases: Api<Lease>,
+    name: String,
+    identity: String,
+    duration: Duration,
+    /// The version of the lease we saw last, and when it was new to us.
+    seen: Option<(String, Instant)>,
+    /// Who held it then.
+    pub holder: String,
+}
+
+impl Lock {
+    pub(super) fn new(
+        leases: Api<Lease>,
+        name: String,
+        identity: String,
+        duration: Duration,
+    ) -> Self {
+        Self { leases, name, identity, duration, seen: None, holder: String::new() }
+    }
+
+    /// Tries once to take the lease or to keep it; the epoch of our term, if it is
+    /// ours. A new term's epoch is above `floor` and above all terms before.
+    pub async fn attempt(&mut self, floor: u64) -> Result<Option<u64>, Error> {
+        let Some(lease) = self.leases.get_opt(&self.name).await? else {
+            let fresh = Lease {
+                metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
+                spec: Some(self.spec(floor + 1, None)),
+            };
+            return self.written(self.leases.create(&PostParams::default(), &fresh).await);
+        };
+        let version = lease.metadata.resource_version.clone().unwrap_or_default();
+        let now = Instant::now();
+        let since = match &self.seen {
+            Some((seen, since)) if *seen == version => *since,
+            _ => now,
+        };
+        self.seen = Some((version, since));
+        let before = lease.spec.clone().unwrap_or_default();
+        self.holder = before.holder_identity.clone().unwrap_or_default();
+        let is_ours = self.holder == self.identity;
+        let lasts = before
+            .lease_duration_seconds
+            .and_then(|seconds| u64::try_from(seconds).ok())
+            .map_or(self.duration, Duration::from_secs);
+        if !is_ours && !self.holder.is_empty() && now < since + lasts {
+            return Ok(None);
+        }
+        let terms =
+            before.lease_transitions.and_then(|terms| u64::try_from(terms).ok()).unwrap_or(0);
+        let spec = match is_ours {
+            true => self.spec(terms, before.acquire_time),
+            false => self.spec(terms.max(floor) + 1, None),
+        };
+        self.write(lease, spec).await
+    }
+
+    /// Gives the lease back, so that another replica need not wait.
+    pub async fn release(&mut self) -> Result<(), Error> {
+        let Some(lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
+        let before = lease.spec.clone().unwrap_or_default();
+        if before.holder_identity.as_deref() != Some(&self.identity) {
+            return Ok(());
+        }
+        let spec = LeaseSpec {
+            holder_identity: Some(String::new()),
+            lease_duration_seconds: Some(1),
+            ..before
+        };
+        self.write(lease, spec).await.map(drop)
+    }
+
+    fn spec(&self, epoch: u64, acquired: Option<MicroTime>) -> LeaseSpec {
+        let now = MicroTime(Timestamp::now());
+        LeaseSpec {
+            holder_identity: Some(self.identity.clone()),
+            lease_duration_seconds: i32::try_from(self.duration.as_secs().max(1)).ok(),
+            acquire_time: Some(acquired.unwrap_or_else(|| now.clone())),
+            renew_time: Some(now),
+            lease_transitions: i32::try_from(epoch).ok(),
+            ..LeaseSpec::default()
+        }
+    }
+
+    /// Writes over the version we have read, and no other.
+    async fn write(&mut self, lease: Lease, spec: LeaseSpec) -> Result<Option<u64>, Error> {
+        let changed = Lease { metadata: lease.metadata, spec: Some(spec) };
+        let written = self.leases.replace(&self.name, &PostParams::default(), &changed).await;
+        self.written(written)
+    }
+
+    fn written(&mut self, written: Result<Lease, Error>) -> Result<Option<u64>, Error> {
+        match written {
+            Ok(lease) => {
+                let version = lease.metadata.resource_version.unwrap_or_default();
+                self.seen = Some((version, Instant::now()));
+                self.holder.clone_from(&self.identity);
+                let terms = lease.spec.and_then(|spec| spec.lease_transitions);
+                Ok(terms.and_then(|terms| u64::try_from(terms).ok()))
+            }
+            // Somebody was faster.
+            Err(Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,94 @@
+//! The only module that names Kubernetes: which pods there are, and who leads.
+
+pub mod lease;
+pub mod pods;
+
+use std::time::Duration;
+
+use anyhow::Context;
+use futures_util::Stream;
+use kube::{
+    Api, Client, Error,
+    config::KubeConfigOptions,
+    runtime::watcher::{self, Event},
+};
+
+pub use self::{lease::Lock, pods::ClusterPod};
+use crate::config::LeaderConfig;
+
+/// Pods in one page of a list.
+const PAGE: u32 = 500;
+const CONNECT: Duration = Duration::from_secs(5);
+
+/// What to watch, and how pods are to be read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterConfig {
+    pub namespace: String,
+    pub selector: String,
+    /// The container whose restart ends a pod's calls; `None` for the first.
+    pub agent_container: Option<String>,
+    pub agent_port: u16,
+}
+
+/// A cluster we can ask.
+#[derive(Clone)]
+pub struct Cluster {
+    client: Client,
+    pub config: ClusterConfig,
+}
+
+impl Cluster {
+    /// Finds the cluster by the service account of our pod, or by `KUBECONFIG`.
+    pub async fn find(config: ClusterConfig) -> anyhow::Result<Self> {
+        // Fails only where a provider is installed already, which is as good.
+        let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
+        let mut found = match std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
+            Some(path) => kube::Config::from_kubeconfig(&KubeConfigOptions::default())
+                .await
+                .with_context(|| format!("KUBECONFIG={}", path.display()))?,
+            None => kube::Config::incluster().context("cannot use the pod's service account")?,
+        };
+        found.connect_timeout = Some(CONNECT);
+        let client = Client::try_from(found).context("cannot reach the cluster")?;
+        Ok(Self { client, config })
+    }
+
+    /// All pods, and then what becomes of them. An error is followed by another
+    /// try when the stream is asked again.
+    pub fn watch(
+        &self,
+    ) -> impl Stream<Item = Result<Event<ClusterPod>, watcher::Error>> + Send + use<> {
+        let pods: Api<ClusterPod> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        let selected = watcher::Config::default().labels(&self.config.selector).page_size(PAGE);
+        watcher::watcher(pods, selected)
+    }
+
+    /// The lock that makes one replica the leader.
+    pub fn lock(&self, config: &LeaderConfig, identity: String) -> Lock {
+        let leases = Api::namespaced(self.client.clone(), &config.namespace);
+        Lock::new(leases, config.lock_name.clone(), identity, config.duration)
+    }
+
+    /// What went wrong with the watch, in words that help.
+    pub fn explain_watch(&self, error: &watcher::Error) -> String {
+        let source = match error {
+            watcher::Error::InitialListFailed(error)
+            | watcher::Error::WatchStartFailed(error)
+            | watcher::Error::WatchFailed(error) => error,
+            other => return other.to_string(),
+        };
+        let namespace = &self.config.namespace;
+        explain(source, &format!("list and watch on pods in the namespace {namespace}"))
+    }
+}
+
+/// What went wrong, naming the rule that is missing where one is.
+pub fn explain(error: &Error, rule: &str) -> String {
+    match error {
+        Error::Api(status) if status.code == 403 || status.code == 401 => {
+            format!("{}; the service account needs a Role that allows {rule}", status.message)
+        }
+        Error::Api(status) => format!("the cluster answered {}: {}", status.code, status.message),
+        other => other.to_string(),
+    }
+}

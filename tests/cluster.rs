@@ -1,0 +1,318 @@
+//! Pods of a cluster: what each of their states means.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::support::{Router, eventually, kube::Kube, redis::RedisServer};
+
+const TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Leader times that suit a test.
+pub const TIMES: [(&str, &str); 3] = [
+    ("LEADER_ELECTION_DURATION", "3s"),
+    ("LEADER_ELECTION_RENEW_DEADLINE", "2s"),
+    ("LEADER_ELECTION_RETRY_PERIOD", "300ms"),
+];
+
+/// A router in the fake cluster.
+pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
+    let config = kube.config.to_str().unwrap();
+    let mut settings = vec![
+        ("KUBECONFIG", config),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        ("TIER_CONFIG", TIERS),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("LOG_LEVEL", "error"),
+    ];
+    settings.extend(TIMES);
+    settings.extend(extra);
+    Router::start(&settings)
+}
+
+pub fn available(router: &Router) -> u64 {
+    router.status()["pools"]["gold"]["available"].as_u64().unwrap()
+}
+
+/// A cluster with pods, and a router that knows them.
+fn with_pods(count: u64) -> (Kube, Router) {
+    let kube = Kube::start();
+    for number in 0..count {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let router = router(&kube, &[]);
+    eventually(5 * SECOND, "all pods are known", || available(&router) == count);
+    (kube, router)
+}
+
+fn set_ready(kube: &Kube, name: &str, ready: &str) {
+    kube.update(name, |pod| pod["status"]["conditions"][0]["status"] = json!(ready));
+}
+
+#[test]
+fn a_pod_that_becomes_ready_can_be_allocated_within_100_ms() {
+    let (kube, router) = with_pods(0);
+    let mut connection = router.connect();
+    for round in 0..5 {
+        let name = format!("voice-agent-{round}");
+        kube.add_with(&name, |pod| pod["status"]["conditions"][0]["status"] = json!("False"));
+        std::thread::sleep(Duration::from_millis(200));
+        let call = json!({"call_sid": format!("CA{round}")});
+        assert_eq!(connection.post("/api/v1/allocate", &call).status, 503, "it is not ready yet");
+        let started = Instant::now();
+        set_ready(&kube, &name, "True");
+        while connection.post("/api/v1/allocate", &call).status != 200 {}
+        let took = started.elapsed();
+        assert!(took < Duration::from_millis(100), "after {took:?}");
+    }
+}
+
+#[test]
+fn a_terminating_pod_gets_no_call_and_keeps_those_it_has() {
+    let (kube, router) = with_pods(1);
+    router.allocate("CA1");
+    kube.terminate("voice-agent-0");
+    eventually(SECOND, "it leaves", || {
+        router.get("/api/v1/pod/voice-agent-0").1["is_terminating"] == true
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(router.release("CA1").1["was_draining"], true);
+    assert_eq!(available(&router), 0);
+    let undrained = router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"})).1;
+    assert_eq!(undrained["is_terminating"], true, "no undrain lifts it");
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0, 503);
+}
+
+#[test]
+fn a_pod_that_is_not_ready_gets_no_call_and_keeps_those_it_has() {
+    let (kube, router) = with_pods(2);
+    let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
+    set_ready(&kube, &pod, "False");
+    eventually(SECOND, "it is out", || router.status()["pools"]["gold"]["not_ready"] == 1);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    set_ready(&kube, &pod, "True");
+    eventually(SECOND, "it is back", || router.status()["pools"]["gold"]["not_ready"] == 0);
+    assert_eq!(available(&router), 1, "its call is still there");
+}
+
+#[test]
+fn a_restarted_agent_has_lost_its_calls_and_a_restarted_sidecar_none() {
+    let (kube, router) = with_pods(1);
+    let restarts = |container: usize, count: u64| {
+        kube.update("voice-agent-0", |pod| {
+            pod["status"]["containerStatuses"][container]["restartCount"] = json!(count);
+        });
+    };
+    router.allocate("CA1");
+    restarts(1, 3);
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    restarts(0, 1);
+    eventually(SECOND, "its call is over", || router.get("/api/v1/calls/CA1").0 == 404);
+    assert_eq!(available(&router), 1);
+}
+
+#[test]
+fn another_container_may_be_named_as_the_agents() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    let router = router(&kube, &[("AGENT_CONTAINER", "sidecar")]);
+    eventually(5 * SECOND, "the pod is known", || available(&router) == 1);
+    router.allocate("CA1");
+    kube.update("voice-agent-0", |pod| {
+        pod["status"]["containerStatuses"][1]["restartCount"] = json!(1);
+    });
+    eventually(SECOND, "its call is over", || router.get("/api/v1/calls/CA1").0 == 404);
+}
+
+#[test]
+fn a_pod_replaced_under_its_name_has_lost_its_calls() {
+    let (kube, router) = with_pods(1);
+    router.allocate("CA1");
+    kube.faults(|faults| faults.mute = true);
+    kube.delete("voice-agent-0");
+    kube.add("voice-agent-0");
+    kube.faults(|faults| faults.mute = false);
+    kube.add("voice-agent-1");
+    eventually(2 * SECOND, "its call is over", || router.get("/api/v1/calls/CA1").0 == 404);
+    assert_eq!(available(&router), 2);
+}
+
+#[test]
+fn a_deleted_pod_is_forgotten_with_its_calls() {
+    let (kube, router) = with_pods(2);
+    let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
+    kube.delete(&pod);
+    eventually(SECOND, "the pod is forgotten", || {
+        router.get(&format!("/api/v1/pod/{pod}")).0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+    assert_eq!(available(&router), 1);
+}
+
+#[test]
+fn a_pod_that_has_run_to_its_end_is_forgotten() {
+    let (kube, router) = with_pods(1);
+    router.allocate("CA1");
+    kube.update("voice-agent-0", |pod| pod["status"]["phase"] = json!("Failed"));
+    eventually(SECOND, "the pod is forgotten", || router.get("/api/v1/pod/voice-agent-0").0 == 404);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+}
+
+#[test]
+fn objects_that_make_no_sense_are_passed_over() {
+    let kube = Kube::start();
+    kube.add_with("bad-status", |pod| pod["status"] = json!("broken"));
+    kube.add_with("no-metadata", |pod| pod["metadata"] = Value::Null);
+    kube.add_with("no-uid", |pod| pod["metadata"]["uid"] = Value::Null);
+    kube.add("voice-agent-0");
+    let router = router(&kube, &[("LOG_LEVEL", "off")]);
+    eventually(5 * SECOND, "the good one is known", || available(&router) == 1);
+    kube.add_with("bad-later", |pod| pod["spec"]["containers"] = json!("broken"));
+    kube.faults(|faults| faults.garbage = true);
+    kube.add("voice-agent-1");
+    eventually(2 * SECOND, "the next good one is known", || available(&router) == 2);
+}
+
+#[test]
+fn other_pods_are_none_of_our_business() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    kube.add_with("database-0", |pod| pod["metadata"]["labels"]["app"] = json!("database"));
+    let router = router(&kube, &[]);
+    eventually(5 * SECOND, "ours is known", || available(&router) == 1);
+    assert_eq!(router.get("/api/v1/pod/database-0").0, 404);
+}
+
+#[test]
+fn labels_put_pods_where_they_belong() {
+    let kube = Kube::start();
+    let tiers = r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "shared", "target": 1}}, "default_chain": ["gold", "basic"]}"#;
+    let label = |name: &str, label: &str, value: &str| {
+        kube.add_with(name, |pod| pod["metadata"]["labels"][label] = json!(value));
+    };
+    label("a", "smart-router/tier", "basic");
+    label("b", "smart-router/merchant", "acme");
+    label("c", "smart-router/tier", "nowhere");
+    kube.add("d");
+    let router = router(&kube, &[("TIER_CONFIG", tiers), ("LOG_LEVEL", "off")]);
+    let tier = |pod: &str| router.get(&format!("/api/v1/pod/{pod}")).1["tier"].clone();
+    eventually(5 * SECOND, "all are known", || !tier("d").is_null());
+    assert_eq!((tier("a"), tier("b")), (json!("basic"), json!("merchant:acme")));
+    assert_eq!((tier("c"), tier("d")), (json!("gold"), json!("basic")));
+}
+
+#[test]
+fn a_watch_that_breaks_goes_on_where_it_was() {
+    let (kube, router) = with_pods(1);
+    let lists = kube.lists();
+    for number in 1..4 {
+        kube.drop_watches();
+        kube.add(&format!("voice-agent-{number}"));
+        eventually(2 * SECOND, "the new pod is known", || available(&router) == number + 1);
+    }
+    assert_eq!(kube.lists(), lists, "nothing had to be listed again");
+}
+
+#[test]
+fn a_watch_from_too_long_ago_begins_anew() {
+    let (kube, router) = with_pods(2);
+    kube.faults(|faults| faults.mute = true);
+    kube.delete("voice-agent-0");
+    kube.add("voice-agent-2");
+    kube.add("voice-agent-3");
+    kube.compact();
+    kube.faults(|faults| faults.mute = false);
+    kube.drop_watches();
+    eventually(3 * SECOND, "what was missed is made good", || available(&router) == 3);
+    assert_eq!(router.get("/api/v1/pod/voice-agent-0").0, 404);
+}
+
+#[test]
+fn a_server_that_fails_is_asked_again() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    for code in [429, 500, 503] {
+        kube.faults(|faults| faults.answer = Some((code, 2)));
+        let router = router(&kube, &[("LOG_LEVEL", "off")]);
+        eventually(10 * SECOND, "the pod is known", || available(&router) == 1);
+    }
+}
+
+#[test]
+fn events_that_never_come_are_noticed_by_the_next_comparison() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    kube.add("voice-agent-1");
+    let router = router(&kube, &[("RECONCILE_INTERVAL", "1s")]);
+    eventually(5 * SECOND, "both are known", || available(&router) == 2);
+    router.allocate("CA1");
+    router.allocate("CA2");
+    kube.faults(|faults| faults.mute = true);
+    kube.delete("voice-agent-0");
+    kube.add("voice-agent-2");
+    kube.terminate("voice-agent-1");
+    eventually(3 * SECOND, "the ghost is gone with its call", || {
+        router.get("/api/v1/pod/voice-agent-0").0 == 404
+    });
+    eventually(3 * SECOND, "the new one is there", || available(&router) == 1);
+    assert_eq!(router.status()["active_calls"], 1);
+    assert_eq!(router.get("/api/v1/pod/voice-agent-1").1["is_terminating"], true);
+}
+
+#[test]
+fn five_hundred_pods_that_come_at_once_are_counted_right() {
+    let kube = Kube::start();
+    let tiers = r#"{"tiers": {"gold": {"target": 120}, "silver": {"target": 200},
+        "basic": {"type": "shared", "target": 50}, "acme": {"target": 30}}, "default_chain": ["gold", "silver", "basic"]}"#;
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = router(&kube, &[("TIER_CONFIG", tiers), ("REDIS_URL", &url)]);
+    for number in 0..500 {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let assigned = || {
+        let status = router.status();
+        let count = |group: &str, name: &str| status[group][name]["assigned"].as_u64().unwrap_or(0);
+        [
+            count("pools", "gold"),
+            count("pools", "silver"),
+            count("pools", "basic"),
+            count("merchants", "acme"),
+        ]
+    };
+    eventually(10 * SECOND, "all are known", || assigned().iter().sum::<u64>() == 500);
+    assert_eq!(assigned(), [120, 200, 150, 30]);
+}
+
+#[test]
+fn a_wiped_redis_is_filled_from_the_cluster_at_once() {
+    let kube = Kube::start();
+    (0..20).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = router(&kube, &[("REDIS_URL", &url)]);
+    eventually(5 * SECOND, "all are known", || available(&router) == 20);
+    redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
+    eventually(5 * SECOND, "all are known again", || {
+        let (status, answer) = router.get("/api/v1/status");
+        status == 200 && answer["pools"]["gold"]["available"] == 20
+    });
+}
+
+#[test]
+fn idle_pods_move_to_where_they_are_missing() {
+    let kube = Kube::start();
+    let tiers = r#"{"tiers": {"gold": {"target": 2}, "silver": {"target": 1}}, "default_chain": ["gold", "silver"]}"#;
+    (0..4).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    let router = router(&kube, &[("TIER_CONFIG", tiers)]);
+    let assigned = |tier: &str| router.status()["pools"][tier]["assigned"].as_u64().unwrap();
+    eventually(5 * SECOND, "all are known", || assigned("gold") + assigned("silver") == 4);
+    kube.delete("voice-agent-0");
+    kube.delete("voice-agent-1");
+    kube.add("voice-agent-9");
+    eventually(5 * SECOND, "gold is full before silver", || {
+        assigned("gold") == 2 && assigned("silver") == 1
+    });
+}
