@@ -15,6 +15,7 @@ mod drain;
 mod http;
 mod journal;
 mod judges;
+mod leader;
 mod metrics;
 mod pods;
 mod redis_connections;

@@ -10,6 +10,15 @@ use k8s_openapi::{
 };
 use kube::{Api, Error, api::PostParams};
 
+/// What became of a renewal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Renewal {
+    Done,
+    Lost,
+    /// Somebody has changed the lease in between; it may still be ours.
+    Conflict,
+}
+
 pub struct Lock {
     leases: Api<Lease>,
     name: String,
@@ -31,13 +40,13 @@ impl Lock {
         Self { leases, name, identity, duration, seen: None, holder: String::new() }
     }
 
-    /// Tries once to take the lease or to keep it; the epoch of our term, if it is
-    /// ours. A new term's epoch is above `floor` and above all terms before.
-    pub async fn attempt(&mut self, floor: u64) -> Result<Option<u64>, Error> {
+    /// Tries once to take the lease; the epoch of our new term, if it is ours. It is
+    /// above `floor` and above all terms before.
+    pub async fn take(&mut self, floor: u64) -> Result<Option<u64>, Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
             let fresh = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
-                spec: Some(self.spec(floor + 1, None)),
+                spec: Some(self.spec(floor + 1)),
             };
             return self.written(self.leases.create(&PostParams::default(), &fresh).await);
         };
@@ -50,21 +59,37 @@ impl Lock {
         self.seen = Some((version, since));
         let before = lease.spec.clone().unwrap_or_default();
         self.holder = before.holder_identity.clone().unwrap_or_default();
-        let is_ours = self.holder == self.identity;
         let lasts = before
             .lease_duration_seconds
             .and_then(|seconds| u64::try_from(seconds).ok())
             .map_or(self.duration, Duration::from_secs);
-        if !is_ours && !self.holder.is_empty() && now < since + lasts {
+        let is_free = self.holder.is_empty() || self.holder == self.identity;
+        if !is_free && now < since + lasts {
             return Ok(None);
         }
         let terms =
             before.lease_transitions.and_then(|terms| u64::try_from(terms).ok()).unwrap_or(0);
-        let spec = match is_ours {
-            true => self.spec(terms, before.acquire_time),
-            false => self.spec(terms.max(floor) + 1, None),
-        };
+        let spec = self.spec(terms.max(floor) + 1);
         self.write(lease, spec).await
+    }
+
+    /// Renews the lease of our term. One that was deleted is lost: the next one
+    /// begins a new term.
+    pub async fn renew(&mut self) -> Result<Renewal, Error> {
+        let Some(lease) = self.leases.get_opt(&self.name).await? else {
+            return Ok(Renewal::Lost);
+        };
+        let before = lease.spec.clone().unwrap_or_default();
+        self.holder = before.holder_identity.clone().unwrap_or_default();
+        if self.holder != self.identity {
+            return Ok(Renewal::Lost);
+        }
+        let now = MicroTime(Timestamp::now());
+        let spec = LeaseSpec { renew_time: Some(now), ..before };
+        Ok(match self.write(lease, spec).await? {
+            Some(_) => Renewal::Done,
+            None => Renewal::Conflict,
+        })
     }
 
     /// Gives the lease back, so that another replica need not wait.
@@ -82,12 +107,12 @@ impl Lock {
         self.write(lease, spec).await.map(drop)
     }
 
-    fn spec(&self, epoch: u64, acquired: Option<MicroTime>) -> LeaseSpec {
+    fn spec(&self, epoch: u64) -> LeaseSpec {
         let now = MicroTime(Timestamp::now());
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
             lease_duration_seconds: i32::try_from(self.duration.as_secs().max(1)).ok(),
-            acquire_time: Some(acquired.unwrap_or_else(|| now.clone())),
+            acquire_time: Some(now.clone()),
             renew_time: Some(now),
             lease_transitions: i32::try_from(epoch).ok(),
             ..LeaseSpec::default()

@@ -13,7 +13,10 @@ use kube::{
     runtime::watcher::{self, Event},
 };
 
-pub use self::{lease::Lock, pods::ClusterPod};
+pub use self::{
+    lease::{Lock, Renewal},
+    pods::ClusterPod,
+};
 use crate::config::LeaderConfig;
 
 /// Pods in one page of a list.

@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
 
 use super::{Control, pods::AT_ONCE};
 use crate::{
-    cluster::{Cluster, ClusterPod, Lock, explain, pods::Seen},
+    cluster::{Cluster, ClusterPod, Lock, Renewal, explain, pods::Seen},
     config::LeaderConfig,
     domain::{
         fleet::{Departure, PodFacts, PodStatus},
@@ -73,7 +73,7 @@ impl Control {
                 // A term whose epoch is too small is given up at its first write.
                 Err(_) => 0,
             };
-            match timeout(config.renew_deadline, lock.attempt(floor)).await {
+            match timeout(config.renew_deadline, lock.take(floor)).await {
                 Ok(Ok(Some(epoch))) => {
                     said.clear();
                     tracing::info!(epoch, "leading");
@@ -130,10 +130,11 @@ impl Control {
             if asked >= until {
                 return tracing::warn!("the lease could not be renewed in time");
             }
-            match timeout_at(until, lock.attempt(0)).await {
-                Ok(Ok(Some(_))) => renewed = asked,
-                Ok(Ok(None)) => {
-                    return tracing::warn!(holder = lock.holder, "the lease is another's");
+            match timeout_at(until, lock.renew()).await {
+                Ok(Ok(Renewal::Done)) => renewed = asked,
+                Ok(Ok(Renewal::Conflict)) => {}
+                Ok(Ok(Renewal::Lost)) => {
+                    return tracing::warn!(holder = lock.holder, "the lease is no longer ours");
                 }
                 Ok(Err(error)) => tracing::warn!(%error, "cannot renew the lease"),
                 Err(_) => return tracing::warn!("the cluster does not answer; the lease is lost"),

@@ -19,7 +19,7 @@ pub struct RedisServer {
 }
 
 /// A library that gives a program the wall clock that stands in a file.
-fn held_clock() -> &'static Path {
+pub fn held_clock() -> &'static Path {
     static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         let directory = scratch();

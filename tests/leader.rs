@@ -1,0 +1,360 @@
+//! One leader, whatever happens to it.
+
+use std::{
+    collections::{HashMap, HashSet},
+    io::Read,
+    process::Stdio,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::{
+    cluster::{TIMES, available, router},
+    support::{
+        Connection, Router, eventually, free_port,
+        kube::Kube,
+        redis::{RedisServer, held_clock, unix_millis},
+        scratch,
+    },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn leads(router: &Router) -> bool {
+    let (status, answer) = router.get("/api/v1/status");
+    status == 200 && answer["is_leader"] == true
+}
+
+fn only_leader(routers: &[&Router]) -> Option<usize> {
+    let leading: Vec<usize> = (0..routers.len()).filter(|at| leads(routers[*at])).collect();
+    match leading[..] {
+        [one] => Some(one),
+        _ => None,
+    }
+}
+
+/// So many routers on one Redis in one cluster.
+fn replicas(kube: &Kube, server: &RedisServer, count: usize) -> Vec<Router> {
+    let url = server.url();
+    (0..count)
+        .map(|number| {
+            let name = format!("router-{number}");
+            router(kube, &[("REDIS_URL", &url), ("POD_NAME", &name), ("LOG_LEVEL", "off")])
+        })
+        .collect()
+}
+
+#[test]
+fn one_of_three_leads_and_another_follows_when_it_dies() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    kube.add("voice-agent-0");
+    let mut routers = replicas(&kube, &server, 3);
+    for round in 1..3u64 {
+        let all: Vec<&Router> = routers.iter().collect();
+        eventually(6 * SECOND, "one leads", || only_leader(&all).is_some());
+        let leader = only_leader(&all).unwrap();
+        let (holder, epoch) = kube.holder().unwrap();
+        assert!(holder.starts_with("router-") && holder.contains('_'), "{holder}");
+        let metrics = all[leader].connect().get("/metrics").text();
+        assert!(metrics.contains(&format!("smart_router_leader_epoch {epoch}")), "{metrics}");
+        assert!(metrics.contains("smart_router_leader_status 1"));
+        kube.add(&format!("voice-agent-{round}"));
+        let calls = &all[(leader + 1) % all.len()];
+        eventually(2 * SECOND, "every replica sees the new pod", || available(calls) == round + 1);
+        let mut dead = routers.remove(leader);
+        dead.child.kill().unwrap();
+        dead.child.wait().unwrap();
+        let rest: Vec<&Router> = routers.iter().collect();
+        let died = Instant::now();
+        eventually(6 * SECOND, "another leads", || only_leader(&rest).is_some());
+        assert!(died.elapsed() > SECOND, "not before the lease has run out");
+        assert!(kube.holder().unwrap().1 > epoch, "a new term has a larger epoch");
+    }
+}
+
+#[test]
+fn a_leader_that_stops_hands_over_within_one_retry_period() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let mut routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some());
+    let leader = only_leader(&all).unwrap();
+    let mut leaving = routers.remove(leader);
+    leaving.signal("TERM");
+    let asked = Instant::now();
+    eventually(3 * SECOND, "the other leads", || leads(&routers[0]));
+    let took = asked.elapsed();
+    assert!(took < Duration::from_millis(900), "{took:?} with a retry period of 300 ms");
+    assert_eq!(leaving.wait_for_exit(10 * SECOND), Some(0));
+}
+
+#[test]
+fn a_leader_that_slept_through_its_loss_does_no_harm_when_it_wakes() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    for number in 0..30 {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some());
+    let old = only_leader(&all).unwrap();
+    let (sleeper, other) = (all[old], all[1 - old]);
+    eventually(5 * SECOND, "all pods are known", || available(other) == 30);
+    // It falls asleep in the middle of its work.
+    thread::scope(|scope| {
+        scope.spawn(|| (30..60).for_each(|number| kube.add(&format!("voice-agent-{number}"))));
+        thread::sleep(Duration::from_millis(5));
+        sleeper.signal("STOP");
+    });
+    eventually(8 * SECOND, "the other leads", || leads(other));
+    eventually(3 * SECOND, "all pods are known", || available(other) == 60);
+    // What the sleeper knows is no longer true.
+    for number in 0..10 {
+        kube.delete(&format!("voice-agent-{number}"));
+        kube.terminate(&format!("voice-agent-{}", number + 10));
+    }
+    eventually(2 * SECOND, "the pools follow", || available(other) == 40);
+    let epoch = kube.holder().unwrap().1;
+    sleeper.signal("CONT");
+    eventually(3 * SECOND, "it sees that it does not lead", || !leads(sleeper));
+    let until = Instant::now() + 2 * SECOND;
+    while Instant::now() < until {
+        assert_eq!(available(other), 40, "it changed what it no longer may");
+        assert!(leads(other) && !leads(sleeper));
+        thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(kube.holder().unwrap().1, epoch);
+}
+
+#[test]
+fn clocks_that_differ_by_minutes_change_nothing() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let url = server.url();
+    let clocks: Vec<String> = [unix_millis() - 300_000, unix_millis() + 300_000]
+        .iter()
+        .map(|millis| {
+            let file = scratch().join("clock");
+            std::fs::write(&file, (millis * 1_000).to_ne_bytes()).unwrap();
+            file.to_str().unwrap().to_owned()
+        })
+        .collect();
+    let library = held_clock().to_str().unwrap();
+    let routers: Vec<Router> = clocks
+        .iter()
+        .map(|clock| {
+            let settings = [
+                ("REDIS_URL", url.as_str()),
+                ("LD_PRELOAD", library),
+                ("HELD_CLOCK", clock.as_str()),
+                ("LOG_LEVEL", "off"),
+            ];
+            router(&kube, &settings)
+        })
+        .collect();
+    let all: Vec<&Router> = routers.iter().collect();
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some());
+    let (leader, (_, epoch)) = (only_leader(&all).unwrap(), kube.holder().unwrap());
+    let until = Instant::now() + 7 * SECOND;
+    while Instant::now() < until {
+        assert_eq!(only_leader(&all), Some(leader), "the lease changed hands without need");
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(kube.holder().unwrap().1, epoch);
+    all[leader].signal("STOP");
+    eventually(6 * SECOND, "the other takes over", || leads(all[1 - leader]));
+    all[leader].signal("CONT");
+    eventually(3 * SECOND, "and stays", || only_leader(&all) == Some(1 - leader));
+}
+
+#[test]
+fn a_deleted_lease_is_made_anew_and_the_epoch_still_grows() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    kube.add("voice-agent-0");
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some() && available(all[0]) == 1);
+    for round in 1..4u64 {
+        let epoch = kube.holder().unwrap().1;
+        kube.delete_lease();
+        eventually(6 * SECOND, "there is a lease again", || {
+            kube.holder().is_some_and(|(holder, terms)| !holder.is_empty() && terms > epoch)
+        });
+        eventually(6 * SECOND, "one leads", || only_leader(&all).is_some());
+        kube.add(&format!("voice-agent-{round}"));
+        eventually(4 * SECOND, "its work goes on", || available(all[0]) == round + 1);
+    }
+}
+
+#[test]
+fn calls_are_served_while_the_cluster_is_gone() {
+    let mut kube = Kube::start();
+    for number in 0..5 {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    eventually(5 * SECOND, "all pods are known", || available(all[0]) == 5);
+    kube.vanish();
+    let until = Instant::now() + seconds("CLUSTER_GONE_SECONDS", 6);
+    let mut number = 0;
+    while Instant::now() < until {
+        number += 1;
+        let call = format!("CA{number}");
+        let router = all[number % 2];
+        let started = Instant::now();
+        router.allocate(&call);
+        assert_eq!(router.release(&call).0, 200);
+        assert!(started.elapsed() < SECOND / 2);
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert_eq!(
+        all.iter().filter(|router| leads(router)).count(),
+        0,
+        "nobody can know that it leads"
+    );
+    kube.resume();
+    kube.add("voice-agent-5");
+    eventually(6 * SECOND, "one leads", || only_leader(&all).is_some());
+    eventually(6 * SECOND, "what was missed is made good", || available(all[0]) == 6);
+}
+
+fn seconds(variable: &str, default: u64) -> Duration {
+    let given = std::env::var(variable).ok().map(|text| text.parse().expect("seconds"));
+    Duration::from_secs(given.unwrap_or(default))
+}
+
+#[test]
+fn missing_rights_are_named_and_calls_are_served() {
+    for (path, rule) in [
+        (
+            "leases",
+            "get, create and update on leases (coordination.k8s.io) in the namespace default",
+        ),
+        ("pods", "list and watch on pods in the namespace default"),
+    ] {
+        let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+        kube.add("voice-agent-0");
+        let url = server.url();
+        // Another replica, with all rights, has brought a pod.
+        let good = router(&kube, &[("REDIS_URL", &url)]);
+        eventually(5 * SECOND, "the pod is known", || available(&good) == 1);
+        drop(good);
+        kube.faults(|faults| faults.forbid = Some(path));
+        let (api, metrics) = (free_port().to_string(), free_port().to_string());
+        let config = kube.config.to_str().unwrap();
+        let mut settings = vec![
+            ("KUBECONFIG", config),
+            ("VOICE_AGENT_BASE_URL", "wss://v"),
+            ("HTTP_BIND", "127.0.0.1"),
+            ("HTTP_PORT", &api),
+            ("METRICS_PORT", &metrics),
+            ("REDIS_URL", &url),
+        ];
+        settings.extend(TIMES);
+        let mut poor = Router::start_with(&settings, Stdio::piped());
+        poor.allocate("CA1");
+        thread::sleep(SECOND);
+        assert_eq!(poor.release("CA1").0, 200);
+        poor.signal("TERM");
+        let mut text = String::new();
+        poor.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        poor.wait_for_exit(10 * SECOND);
+        assert!(text.contains(rule), "{text}");
+    }
+}
+
+#[test]
+fn without_an_election_every_replica_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    kube.add("voice-agent-0");
+    let url = server.url();
+    let settings = [("REDIS_URL", url.as_str()), ("LEADER_ELECTION_ENABLED", "false")];
+    let routers = [router(&kube, &settings), router(&kube, &settings)];
+    eventually(5 * SECOND, "both lead", || routers.iter().all(leads));
+    eventually(5 * SECOND, "the pod is known", || available(&routers[0]) == 1);
+    assert!(kube.holder().is_none());
+}
+
+/// Twenty busy pods are replaced one after the other, as a StatefulSet does it,
+/// while calls come and go. No call is cut, none is given to a pod that leaves.
+#[test]
+fn a_rolling_update_cuts_no_call() {
+    const PODS: usize = 20;
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    for number in 0..PODS {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let routers = replicas(&kube, &server, 3);
+    eventually(5 * SECOND, "all pods are known", || available(&routers[0]) == PODS as u64);
+    let over = AtomicBool::new(false);
+    // Pods that have said they leave, and the calls on each pod.
+    let leaving: Mutex<HashSet<String>> = Mutex::default();
+    let on: Mutex<HashMap<String, String>> = Mutex::default();
+    let served = Mutex::new(0);
+    thread::scope(|scope| {
+        for client in 0..12 {
+            let (over, leaving, on, served, routers) = (&over, &leaving, &on, &served, &routers);
+            scope.spawn(move || {
+                let mut connection: Connection = routers[client % 3].connect();
+                let mut number = 0;
+                while !over.load(Ordering::Relaxed) {
+                    number += 1;
+                    let call = format!("CA{client}-{number}");
+                    let out: HashSet<String> = leaving.lock().unwrap().clone();
+                    let (status, answer) =
+                        connection.post("/api/v1/allocate", &json!({"call_sid": call})).json();
+                    if status == 503 {
+                        thread::sleep(Duration::from_millis(5));
+                        continue;
+                    }
+                    assert_eq!(status, 200, "{answer}");
+                    let pod = answer["pod_name"].as_str().unwrap().to_owned();
+                    assert!(!out.contains(&pod), "{call} was given to {pod}, which leaves");
+                    let before = on.lock().unwrap().insert(pod.clone(), call.clone());
+                    assert_eq!(before, None, "{pod} has two calls");
+                    thread::sleep(Duration::from_millis(20 + (number * 37 % 150)));
+                    on.lock().unwrap().remove(&pod);
+                    let (status, answer) = connection
+                        .post("/api/v1/release", &json!({"call_sid": call, "pod_name": pod}))
+                        .json();
+                    assert_eq!(status, 200, "{call} on {pod} was cut: {answer}");
+                    *served.lock().unwrap() += 1;
+                }
+            });
+        }
+        scope.spawn(|| {
+            let mut connection = routers[0].connect();
+            for number in (0..PODS).rev() {
+                let pod = format!("voice-agent-{number}");
+                // Deleting a pod and its preStop hook come at about the same time.
+                kube.terminate(&pod);
+                let drain = json!({"pod_name": pod, "wait": "20s"});
+                let (status, answer) = connection.post("/api/v1/drain", &drain).json();
+                assert_eq!((status, &answer["drained"]), (200, &json!(true)), "{answer}");
+                leaving.lock().unwrap().insert(pod.clone());
+                thread::sleep(Duration::from_millis(10));
+                assert_eq!(on.lock().unwrap().get(&pod), None, "{pod} still has a call");
+                kube.delete(&pod);
+                leaving.lock().unwrap().remove(&pod);
+                kube.add_with(&pod, |pod| {
+                    pod["status"]["conditions"][0]["status"] = json!("False")
+                });
+                thread::sleep(Duration::from_millis(30));
+                kube.update(&pod, |pod| pod["status"]["conditions"][0]["status"] = json!("True"));
+            }
+            thread::sleep(Duration::from_millis(300));
+            over.store(true, Ordering::Relaxed);
+        });
+    });
+    let served = served.into_inner().unwrap();
+    println!("{served} calls during the update");
+    assert!(served > 100, "{served} calls are too few to show anything");
+    eventually(3 * SECOND, "all pods are free", || available(&routers[0]) == PODS as u64);
+}
