@@ -9,7 +9,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
     access::Access,
-    agent::Agents,
+    agent::{Agents, Desk},
     cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
     control::{Control, ListFile, PodFeed, Source},
@@ -93,8 +93,13 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         }
     }
 
-    let agents =
-        simulated.then(|| Agents::new(store, metrics, config.ttls.lease, stopping.clone()));
+    let agents = simulated.then(|| {
+        let lease_ttl = config.ttls.lease;
+        let desk = Desk::Here { store, metrics, lease_ttl };
+        // Three renewals in the time of one lease: two may fail.
+        let interval = Duration::from_millis((lease_ttl / 3).max(1));
+        Agents::new(desk, interval, stopping.clone())
+    });
     let agent_routes = agents.as_ref().map(Agents::routes);
     let patience = Patience {
         read: config.http.read_timeout,

@@ -59,7 +59,7 @@ async fn converse(
     stream: StreamId,
     socket: &mut Socket,
 ) -> Option<(CloseCode, &'static str)> {
-    let mut renewal = interval(agents.renew_interval());
+    let mut renewal = interval(agents.renew_interval);
     renewal.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
@@ -73,7 +73,7 @@ async fn converse(
                     Reaction::Ignore => {}
                 }
             }
-            _ = renewal.tick() => match agents.renew(stream).await {
+            _ = renewal.tick() => match agents.renew(pod, stream).await {
                 Ok(true) => {}
                 Ok(false) => return Some((CloseCode::Normal, "the call is over")),
                 Err(error) => tracing::warn!(%pod, %error, "agent could not renew its call"),

@@ -1,5 +1,6 @@
 //! The command line.
 
+mod agent;
 mod call;
 mod errors;
 mod serve;
@@ -35,6 +36,8 @@ enum Action {
     Serve(Settings),
     /// Print the effective configuration, or what is wrong with it
     CheckConfig(Settings),
+    /// Be one simulated agent, as a process of its own
+    Agent(agent::AgentArgs),
     /// Place one call through a running router and tell each step
     Call(call::CallArgs),
 }
@@ -59,6 +62,7 @@ pub fn main() -> ExitCode {
         Some(Action::CheckConfig(settings)) => {
             configure(settings).and_then(|config| print_config(&config).context("cannot print"))
         }
+        Some(Action::Agent(args)) => block_on(agent::agent(args)),
         Some(Action::Call(args)) => block_on(call::call(args)),
     };
     match done {

@@ -1,0 +1,112 @@
+//! The router as its agents see it: in the same process, or over HTTP.
+
+use std::sync::Arc;
+
+use anyhow::{Context, bail};
+use hyper::StatusCode;
+use serde_json::json;
+
+use crate::{
+    client::Client,
+    domain::{
+        Millis,
+        fleet::{Release, Renew},
+        names::{CallSid, PodName},
+    },
+    metrics::Metrics,
+    store::Store,
+};
+
+/// Where agents ask for their calls, and say what becomes of them.
+pub enum Desk {
+    Here { store: Arc<dyn Store>, metrics: Arc<Metrics>, lease_ttl: Millis },
+    Remote(Client),
+}
+
+impl Desk {
+    /// The calls of a pod, the oldest first; `None` if nobody knows the pod.
+    pub async fn calls(&self, pod: &PodName) -> anyhow::Result<Option<Vec<CallSid>>> {
+        match self {
+            Self::Here { store, .. } => {
+                let Some(status) = store.pod(pod).await? else { return Ok(None) };
+                let mut calls = status.calls;
+                calls.sort_by_key(|call| call.allocated_at);
+                Ok(Some(calls.into_iter().map(|call| call.call).collect()))
+            }
+            Self::Remote(client) => {
+                let (status, answer) = client.get(&format!("/api/v1/pod/{pod}")).await?;
+                match status {
+                    StatusCode::OK => {}
+                    StatusCode::NOT_FOUND => return Ok(None),
+                    _ => bail!("the router answered {status}: {answer}"),
+                }
+                let calls = answer["calls"].as_array().context("the router names no calls")?;
+                let mut calls: Vec<(u64, CallSid)> = calls
+                    .iter()
+                    .filter_map(|call| {
+                        let name = call["call_sid"].as_str()?.parse().ok()?;
+                        Some((call["allocated_at"].as_u64().unwrap_or(0), name))
+                    })
+                    .collect();
+                calls.sort();
+                Ok(Some(calls.into_iter().map(|(_, call)| call).collect()))
+            }
+        }
+    }
+
+    /// Says that a call is alive; answers whether the router still thinks so.
+    pub async fn renew(&self, pod: &PodName, call: CallSid) -> anyhow::Result<bool> {
+        match self {
+            // The pod is not named, since these agents forget nothing that the
+            // router could have forgotten.
+            Self::Here { store, lease_ttl, .. } => {
+                let renew = Renew { calls: vec![call], pod: None, lease_ttl: *lease_ttl };
+                Ok(store.renew(&renew).await?.unknown.is_empty())
+            }
+            Self::Remote(client) => {
+                let body = json!({"call_sid": call, "pod_name": pod});
+                let (status, answer) = client.post("/api/v1/renew", &body).await?;
+                match status {
+                    StatusCode::OK => Ok(true),
+                    StatusCode::NOT_FOUND => Ok(false),
+                    _ => bail!("the router answered {status}: {answer}"),
+                }
+            }
+        }
+    }
+
+    /// Gives a pod back; answers to which pool, or nothing if the call was over.
+    pub async fn release(&self, pod: &PodName, call: &CallSid) -> anyhow::Result<Option<String>> {
+        match self {
+            Self::Here { store, metrics, .. } => {
+                let request = Release { call: call.clone(), pod: Some(pod.clone()) };
+                match store.release(&request).await {
+                    Ok(Ok(released)) => {
+                        metrics.released(Some(&released.source_pool), "success");
+                        metrics.call_lasted(&released.source_pool, released.lasted);
+                        Ok(Some(released.pool.to_string()))
+                    }
+                    Ok(Err(_)) => {
+                        metrics.released(None, "not_found");
+                        Ok(None)
+                    }
+                    Err(error) => {
+                        metrics.released(None, "error");
+                        Err(error.into())
+                    }
+                }
+            }
+            Self::Remote(client) => {
+                let body = json!({"call_sid": call, "pod_name": pod});
+                let (status, answer) = client.post("/api/v1/release", &body).await?;
+                match status {
+                    StatusCode::OK => {
+                        Ok(Some(answer["released_to_pool"].as_str().unwrap_or_default().into()))
+                    }
+                    StatusCode::NOT_FOUND => Ok(None),
+                    _ => bail!("the router answered {status}: {answer}"),
+                }
+            }
+        }
+    }
+}

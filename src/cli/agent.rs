@@ -1,0 +1,83 @@
+//! `smart-router agent`: one simulated agent as a process of its own, as a pod
+//! would run it.
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use clap::Args;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    agent::{Agents, Desk},
+    client::Client,
+    config::{LogConfig, LogFormat, Span},
+    domain::names::PodName,
+    http::server::{Patience, serve},
+    logging,
+    secrets::Secret,
+};
+
+#[derive(Debug, Args)]
+pub struct AgentArgs {
+    /// Name of the pod that this agent is
+    #[arg(long, env, value_name = "NAME", value_parser = pod_name)]
+    pod_name: PodName,
+    /// The router
+    #[arg(
+        long,
+        env = "SMART_ROUTER_URL",
+        value_name = "URL",
+        default_value = "http://localhost:8080"
+    )]
+    router: String,
+    /// A token of the API, where the router wants one
+    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
+    token: Option<Secret>,
+    /// Address to listen on
+    #[arg(long, env = "AGENT_BIND", value_name = "IP:PORT", default_value = "0.0.0.0:8000")]
+    bind: SocketAddr,
+    /// How often calls are renewed
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    renew: Span,
+}
+
+fn pod_name(text: &str) -> Result<PodName, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+pub async fn agent(args: AgentArgs) -> anyhow::Result<()> {
+    let _logging = logging::init(LogConfig {
+        level: tracing_subscriber::filter::LevelFilter::INFO,
+        format: LogFormat::Console,
+    });
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let client = Client::new(&args.router, args.token)?;
+    let stopping = CancellationToken::new();
+    let agents = Agents::new(Desk::Remote(client), args.renew.0, stopping.clone());
+    let listener = TcpListener::bind(args.bind)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.bind))?;
+    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router, "agent listens");
+    let patience = Patience {
+        read: args.renew.0,
+        idle: args.renew.0,
+        shutdown: std::time::Duration::from_secs(5),
+    };
+    let closing = CancellationToken::new();
+    let routes = agents.own_routes(args.pod_name);
+    let server = tokio::spawn(serve(listener, routes, patience, closing.clone()));
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stopping.cancel();
+    closing.cancel();
+    server.await?;
+    agents.finish().await;
+    Ok(())
+}
