@@ -1,6 +1,7 @@
 //! A router to talk to, and ways to talk to it.
 
 pub mod kube;
+pub mod nginx;
 pub mod proxy;
 pub mod raw;
 pub mod redis;

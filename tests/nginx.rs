@@ -1,0 +1,166 @@
+//! The way in, with a real nginx and agents in processes of their own.
+
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use futures_util::{SinkExt, StreamExt};
+use serde_json::json;
+use tokio_tungstenite::{connect_async, tungstenite::Message};
+
+use crate::support::{Connection, Router, eventually, free_port, nginx::Nginx, program};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// An agent that is ended with its test.
+struct Agent(Child);
+
+impl Drop for Agent {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+struct World {
+    router: Router,
+    nginx: Nginx,
+    _agents: Vec<Agent>,
+}
+
+/// Pods 0 and 1 have agents, pod 2 has an address where nobody listens, and pod 3
+/// one that swallows everything.
+fn world() -> World {
+    let agent_port = free_port();
+    let address = |number: u8| Ipv4Addr::new(127, 0, 1, number + 1);
+    let pods: Vec<(String, Ipv4Addr)> = (0..3u8)
+        .map(|number| (format!("voice-agent-{number}"), address(number)))
+        .chain([("voice-agent-3".to_owned(), Ipv4Addr::new(192, 0, 2, 1))])
+        .collect();
+    let (api, metrics) = (free_port(), free_port().to_string());
+    let nginx = Nginx::start(api, agent_port, pods.clone());
+    let list: Vec<String> =
+        pods.iter().map(|(name, address)| format!("{name}={address}:{agent_port}")).collect();
+    let router = Router::start(&[
+        ("HTTP_PORT", &api.to_string()),
+        ("METRICS_PORT", &metrics),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("PODS", &list.join(",")),
+        ("TIER_CONFIG", r#"{"gold": 4}"#),
+        ("VOICE_AGENT_BASE_URL", &format!("ws://127.0.0.1:{}", nginx.port)),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let agents = (0..2u8)
+        .map(|number| {
+            let bind = format!("{}:{agent_port}", address(number));
+            let child = program(&[
+                ("POD_NAME", &format!("voice-agent-{number}")),
+                ("AGENT_BIND", &bind),
+                ("SMART_ROUTER_URL", &format!("http://127.0.0.1:{api}")),
+            ])
+            .arg("agent")
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+            eventually(5 * SECOND, "the agent listens", || {
+                std::net::TcpStream::connect(&bind).is_ok()
+            });
+            Agent(child)
+        })
+        .collect();
+    World { router, nginx, _agents: agents }
+}
+
+fn through(nginx: &Nginx) -> Connection {
+    Connection::open(SocketAddr::from(([127, 0, 0, 1], nginx.port)))
+}
+
+#[tokio::test]
+async fn a_call_finds_its_way_from_the_provider_to_its_pod_and_back() {
+    let world = world();
+    for number in [2, 3] {
+        let pod = format!("voice-agent-{number}");
+        assert_eq!(world.router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+    }
+    for round in 0..4 {
+        // The provider asks …
+        let call = format!("CA{round}");
+        let answer =
+            through(&world.nginx).form("/api/v1/twilio/allocate", &format!("CallSid={call}"));
+        assert_eq!(answer.status, 200);
+        let text = answer.text();
+        let url = text.split("url=\"").nth(1).unwrap().split('"').next().unwrap();
+        assert!(url.contains("/ws/pod/voice-agent-"), "{url}");
+        assert_eq!(world.router.status()["active_calls"], 1);
+        // … and opens the stream it was told.
+        let (mut socket, _) = connect_async(url).await.unwrap();
+        let start = json!({"event": "start", "streamSid": "MZ1", "start": {"callSid": call}});
+        socket.send(Message::Text(start.to_string().into())).await.unwrap();
+        for frame in 0..20 {
+            let media = json!({"event": "media", "media": {"payload": "//8=", "chunk": frame}});
+            socket.send(Message::Text(media.to_string().into())).await.unwrap();
+            let heard = socket.next().await.unwrap().unwrap();
+            assert_eq!(heard.into_text().unwrap().as_str(), media.to_string());
+        }
+        socket.send(Message::Binary(vec![0xff; 320].into())).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().unwrap().into_data().len(), 320);
+        // The caller hangs up.
+        socket.send(Message::Text(json!({"event": "stop"}).to_string().into())).await.unwrap();
+        let _ = socket.close(None).await;
+        eventually(3 * SECOND, "the pod is free", || world.router.status()["active_calls"] == 0);
+    }
+}
+
+#[test]
+fn the_api_is_behind_it() {
+    let world = world();
+    let mut connection = through(&world.nginx);
+    assert_eq!(connection.get("/api/v1/health").status, 200);
+    let answer = connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
+    assert_eq!(answer.status, 200);
+    assert_eq!(connection.post("/api/v1/release", &json!({"call_sid": "CA1"})).status, 200);
+    for path in ["/", "/metrics", "/health", "/api/v2/x"] {
+        assert_eq!(through(&world.nginx).get(path).status, 404, "{path}");
+    }
+}
+
+#[test]
+fn what_is_not_a_pod_is_refused() {
+    let world = world();
+    for path in [
+        "/ws/pod/voice-agent-0.evil.example/x",
+        "/ws/pod/evil.example/x",
+        "/ws/pod/127.0.0.1/x",
+        "/ws/pod/voice-agent-0@evil.example/x",
+        "/ws/pod/voice-agent-0%2eevil/x",
+        "/ws/pod/voice-agent-0:22/x",
+        "/ws/pod/voice-agent-/x",
+        "/ws/pod/voice-agent-x/x",
+        "/ws/pod/database-0/x",
+        "/ws/pod//x",
+        "/ws/pod/voice-agent-0",
+        "/ws/pod/voice-agent-0/../../api/v9",
+        "/ws/pod/../pod/evil/x",
+        "/ws/pod/voice-agent-9999999999/x",
+    ] {
+        let status = through(&world.nginx).get(path).status;
+        assert!((400..=404).contains(&status), "{path}: {status}");
+    }
+    // What is escaped stays escaped: no line of ours can be added to a request.
+    let status = through(&world.nginx).get("/ws/pod/voice-agent-0/a%0d%0aX-Evil:%201/b").status;
+    assert!((400..500).contains(&status), "{status}");
+}
+
+#[test]
+fn a_pod_that_is_down_or_unknown_is_told_in_time() {
+    let world = world();
+    for pod in ["voice-agent-2", "voice-agent-3", "voice-agent-77"] {
+        let started = Instant::now();
+        let status = through(&world.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
+        let took = started.elapsed();
+        assert!(matches!(status, 502 | 504), "{pod}: {status}");
+        assert!(took < 4 * SECOND, "{pod}: {took:?} {}", world.nginx.log());
+    }
+}
