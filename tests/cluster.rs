@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Router, eventually, kube::Kube, redis::RedisServer};
+use crate::support::{Router, eventually, free_port, kube::Kube, redis::RedisServer};
 
 const TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 const SECOND: Duration = Duration::from_secs(1);
@@ -315,4 +315,61 @@ fn idle_pods_move_to_where_they_are_missing() {
     eventually(5 * SECOND, "gold is full before silver", || {
         assigned("gold") == 2 && assigned("silver") == 1
     });
+}
+
+/// How long the router says that comparisons took (ms), with how many changes.
+fn comparisons(log: &str) -> Vec<(u64, u64)> {
+    let line = |line: &str| {
+        let line: Value = serde_json::from_str(line).ok()?;
+        (line["message"] == "compared with the cluster")
+            .then(|| (line["changes"].as_u64().unwrap(), line["took_ms"].as_u64().unwrap()))
+    };
+    log.lines().filter_map(line).collect()
+}
+
+#[test]
+fn ten_thousand_pods_are_compared_in_two_seconds_and_no_script_takes_long() {
+    let kube = Kube::start();
+    (0..10_000).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    let server = RedisServer::start(&[]);
+    let (url, api, metrics) = (server.url(), free_port().to_string(), free_port().to_string());
+    let config = kube.config.to_str().unwrap();
+    let mut settings = vec![
+        ("KUBECONFIG", config),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        (
+            "TIER_CONFIG",
+            r#"{"basic": {"type": "shared", "target": 9000}, "gold": {"target": 1000}}"#,
+        ),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("HTTP_PORT", &api),
+        ("METRICS_PORT", &metrics),
+        ("REDIS_URL", &url),
+        ("RECONCILE_INTERVAL", "3s"),
+        ("LOG_LEVEL", "debug"),
+        ("LOG_FORMAT", "json"),
+    ];
+    settings.extend(TIMES);
+    let path = crate::support::scratch().join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    let router = Router::start_with(&settings, log.into());
+    let done = || {
+        let done = comparisons(&std::fs::read_to_string(&path).unwrap());
+        (done.len() >= 3).then_some(done)
+    };
+    eventually(40 * SECOND, "three comparisons", || done().is_some());
+    let done = done().unwrap();
+    println!("changes and milliseconds: {done:?}");
+    assert_eq!(done[0].0, 10_000);
+    assert!(done.iter().all(|(_, took)| *took < 2_000), "{done:?}");
+    assert!(done[2].0 == 0, "nothing is left to do: {done:?}");
+    assert_eq!(router.status()["pools"]["gold"]["assigned"], 1_000);
+    // Redis counts the time in which another process had its core, too: a few in
+    // ten thousand are that.
+    let info: String =
+        redis::cmd("INFO").arg("latencystats").query(&mut server.connection()).unwrap();
+    let line = info.lines().find(|line| line.contains("usec_evalsha:")).unwrap();
+    let high: f64 = line.rsplit_once("p99.9=").unwrap().1.trim().parse().unwrap();
+    println!("{line}");
+    assert!(high < 5_000.0, "{line}");
 }

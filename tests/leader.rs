@@ -358,3 +358,64 @@ fn a_rolling_update_cuts_no_call() {
     assert!(served > 100, "{served} calls are too few to show anything");
     eventually(3 * SECOND, "all pods are free", || available(&routers[0]) == PODS as u64);
 }
+
+/// Three routers are replaced one after the other while clients keep asking. They
+/// hear of it a little late, as proxies do, and lose no request.
+#[test]
+fn a_rolling_update_of_the_router_loses_no_request() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    for number in 0..16 {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let mut routers = replicas(&kube, &server, 3);
+    eventually(5 * SECOND, "all pods are known", || available(&routers[0]) == 16);
+    let rotation = Mutex::new(routers.iter().map(|router| router.address).collect::<Vec<_>>());
+    let over = AtomicBool::new(false);
+    let asked = thread::scope(|scope| {
+        let clients: Vec<_> = (0..8)
+            .map(|client| {
+                let (over, rotation) = (&over, &rotation);
+                scope.spawn(move || {
+                    let mut number = 0usize;
+                    let mut open: HashMap<std::net::SocketAddr, Connection> = HashMap::new();
+                    let mut ask = |path: &str, body: serde_json::Value| {
+                        number += 1;
+                        let all = rotation.lock().unwrap().clone();
+                        let address = all[(client + number) % all.len()];
+                        let connection =
+                            open.entry(address).or_insert_with(|| Connection::open(address));
+                        let answer = connection.post(path, &body);
+                        if answer.header("connection") == Some("close") {
+                            open.remove(&address);
+                        }
+                        answer.status
+                    };
+                    let mut calls = 0;
+                    while !over.load(Ordering::Relaxed) {
+                        calls += 1;
+                        let call = format!("CA{client}-{calls}");
+                        assert_eq!(ask("/api/v1/allocate", json!({"call_sid": call})), 200);
+                        thread::sleep(Duration::from_millis(5));
+                        assert_eq!(ask("/api/v1/release", json!({"call_sid": call})), 200);
+                    }
+                    calls
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            let url = server.url();
+            let fresh = router(&kube, &[("REDIS_URL", &url), ("LOG_LEVEL", "off")]);
+            rotation.lock().unwrap().push(fresh.address);
+            routers.push(fresh);
+            let mut old = routers.remove(0);
+            old.signal("TERM");
+            thread::sleep(Duration::from_millis(300));
+            rotation.lock().unwrap().retain(|address| *address != old.address);
+            assert_eq!(old.wait_for_exit(10 * SECOND), Some(0));
+        }
+        over.store(true, Ordering::Relaxed);
+        clients.into_iter().map(|client| client.join().unwrap()).sum::<usize>()
+    });
+    println!("{asked} calls during the update");
+    assert!(asked > 500, "{asked}");
+}
