@@ -17,7 +17,7 @@ use k8s_openapi::{
         policy::v1::PodDisruptionBudget,
         rbac::v1::{Role, RoleBinding},
     },
-    serde::de::DeserializeOwned,
+    serde::{Serialize, de::DeserializeOwned},
 };
 use serde_json::Value;
 
@@ -61,9 +61,7 @@ fn base<T: DeserializeOwned>(kind: &str) -> T {
 
 /// Keys of a manifest that its type does not know are lost when it is read and
 /// written again; there must be none.
-fn is_whole<T: DeserializeOwned + k8s_openapi::serde::Serialize>(
-    document: &Value,
-) -> Result<(), String> {
+fn is_whole<T: DeserializeOwned + Serialize>(document: &Value) -> Result<(), String> {
     let typed: T = serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
     let again = serde_json::to_value(&typed).unwrap();
     fn lost(given: &Value, kept: &Value, path: &str) -> Option<String> {

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     io::Read,
+    net::SocketAddr,
     process::Stdio,
     sync::{
         Mutex,
@@ -377,7 +378,7 @@ fn a_rolling_update_of_the_router_loses_no_request() {
                 let (over, rotation) = (&over, &rotation);
                 scope.spawn(move || {
                     let mut number = 0usize;
-                    let mut open: HashMap<std::net::SocketAddr, Connection> = HashMap::new();
+                    let mut open: HashMap<SocketAddr, Connection> = HashMap::new();
                     let mut ask = |path: &str, body: serde_json::Value| {
                         number += 1;
                         let all = rotation.lock().unwrap().clone();
