@@ -14,7 +14,7 @@ local function is_shared(tier)
 end
 for i = 5, #ARGV do
   local call = ARGV[i]
-  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at')
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id')
   local pod = not record.err and record[1]
   local tier = pod and redis.pcall('GET', P .. 'pod:tier:' .. pod)
   local holder = pod and redis.pcall('GET', P .. 'lease:' .. pod)
@@ -28,6 +28,7 @@ for i = 5, #ARGV do
     redis.call('HSET', P .. 'call:' .. call, 'at', string.format('%.0f', math.min(now, at)))
     redis.call('HDEL', P .. 'call:' .. call, '_lock')
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+    if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end
     taken = taken + 1
   else
     redis.call('DEL', P .. 'call:' .. call)

@@ -3,7 +3,7 @@
 -- ARGV[3..7]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt
 -- Replies: {existing, now, pod, source pool, tried}
 --          {new, now, pod, source pool, tried, why the merchant's document is malformed}
---          {refused, now, tried, why malformed}   {lost, now}: the store is empty   {late, now}
+--          {refused, now, tried, why malformed, limit that would be exceeded ('' for none)}   {lost, now}: the store is empty   {late, now}
 -- include: base
 -- include: pod
 local call, merchant, lease, life, attempt = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
@@ -29,6 +29,13 @@ local function is_step(text)
   return is_name(text) or type(text) == 'string' and is_name(merchant_of(text))
 end
 
+-- How much the merchant may have at most, as its document says.
+local limits = {}
+
+local function is_limit(value, most)
+  return type(value) == 'number' and value >= 0 and value <= most and value % 1 == 0
+end
+
 -- The steps of a merchant's document, or nil and what is wrong with it. No steps
 -- and nothing wrong means the default chain.
 local function merchant_steps(document)
@@ -48,6 +55,9 @@ local function merchant_steps(document)
   if pool == '' then pool = nil end
   if pool ~= nil and not is_name(pool) then return nil, 'pool: expected a name' end
   if only ~= nil and type(only) ~= 'boolean' then return nil, 'dedicated_only: expected true or false' end
+  local max_calls, max_rate = given('max_calls'), given('max_rate')
+  if max_calls ~= nil and not is_limit(max_calls, 1000000) then return nil, 'max_calls: expected a whole number' end
+  if max_rate ~= nil and not is_limit(max_rate, 1000) then return nil, 'max_rate: expected a whole number' end
   local steps = {}
   if pool then steps[1] = 'merchant:' .. pool end
   if fallback ~= nil then
@@ -60,6 +70,7 @@ local function merchant_steps(document)
       if not is_step(step) then return nil, 'fallback: expected names' end
     end
   end
+  limits = {calls = max_calls, rate = max_rate}
   if only then return steps end
   if fallback == nil or #fallback == 0 then return steps, nil, true end
   for _, step in ipairs(fallback) do steps[#steps + 1] = step end
@@ -91,6 +102,26 @@ if then_default then
   end
 end
 
+-- The limit that the call would exceed; nil if none.
+local rate_key = P .. 'merchant:' .. merchant .. ':rate'
+local function exceeded()
+  if limits.calls then
+    local key = live_key(merchant)
+    local live = count('ZCARD', key)
+    if live >= limits.calls then
+      -- Calls whose records someone has deleted by hand are long overdue here.
+      redis.pcall('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
+      live = count('ZCARD', key)
+    end
+    if live >= limits.calls then return 'max_calls' end
+  end
+  if limits.rate == 0 then return 'max_rate' end
+  if limits.rate then
+    local nth = redis.pcall('LINDEX', rate_key, limits.rate - 1)
+    if type(nth) == 'string' and now - (tonumber(nth) or 0) < 1000 then return 'max_rate' end
+  end
+end
+
 -- A pod of a pool that takes the call; nil and why there is none.
 local function draw(tier, kind)
   local key = available_key(tier)
@@ -119,6 +150,8 @@ local function draw(tier, kind)
   return nil, 'empty'
 end
 
+local limit = exceeded()
+if limit then return {'refused', now, '', malformed, limit} end
 local tried = {}
 for _, step in ipairs(steps) do
   local f, reason
@@ -131,10 +164,16 @@ for _, step in ipairs(steps) do
     redis.call('HSET', call_key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', merchant,
       'allocated_at', at, 'at', now, 'tried', told, 'attempt', attempt)
     redis.call('PEXPIRE', call_key, life + SLACK)
+    if merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
+    if limits.rate then
+      view('LPUSH', rate_key, now)
+      redis.call('LTRIM', rate_key, 0, limits.rate - 1)
+      redis.call('PEXPIRE', rate_key, 1000)
+    end
     f.calls = f.calls + 1
     place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
     return {'new', now, f.pod, pool, told, malformed}
   end
   tried[#tried + 1] = step.step .. '=' .. reason
 end
-return {'refused', now, table.concat(tried, ' '), malformed}
+return {'refused', now, table.concat(tried, ' '), malformed, ''}

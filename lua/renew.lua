@@ -38,17 +38,19 @@ end
 
 for i = 6, #ARGV do
   local call = ARGV[i]
-  local pod = redis.pcall('HGET', P .. 'call:' .. call, 'pod_name')
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id')
+  local pod = record[1]
   -- One call or pod that can't be read must not keep the others from being renewed.
-  local readable = type(pod) ~= 'table'
+  local readable = not record.err
   if readable and pod and not touched[pod] then readable, touched[pod] = pcall(facts_of, pod) end
   if not readable then
-    touched[pod] = nil
+    if pod then touched[pod] = nil end
     unknown[#unknown + 1] = call
   elseif pod and (speaker == '' or speaker == pod) then
     redis.call('ZADD', P .. 'calls', deadline, call)
     redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
     redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+    if record[2] and record[2] ~= '' then view('ZADD', live_key(record[2]), deadline, call) end
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}
   else

@@ -7,10 +7,10 @@
 local expired, undrained = {}, {}
 if not is_set_up() then return {'swept', now, expired, undrained, 0} end
 for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[3])) do
-  local record = record_of(call, 'pod_name', 'source_pool', 'at')
+  local record = record_of(call, 'pod_name', 'source_pool', 'at', 'merchant_id')
   local f = record[1] and readable_facts_of(record[1])
   if f then read_table(f) end
-  end_call(f or nil, call)
+  end_call(f or nil, call, record[4])
   if f then resettle(f) end
   if record[1] then
     local pool = pool_text(record[2], f and f.tier)

@@ -67,6 +67,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         access: access.clone(),
         public_url: config.public_url.clone().unwrap_or_default(),
         stream_status: config.stream_status,
+        busy_action: config.busy_action,
         providers: config.providers.clone(),
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,

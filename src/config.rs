@@ -17,7 +17,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 pub use self::{
     secret_settings::SecretSettings,
-    settings::{LogFormat, Settings},
+    settings::{BusyAction, LogFormat, Settings},
     values::{Span, without_password},
 };
 use crate::{
@@ -123,6 +123,7 @@ pub struct Config {
     pub providers: Vec<Provider>,
     pub access: AccessConfig,
     pub stream_status: bool,
+    pub busy_action: BusyAction,
     pub identity: String,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
@@ -172,6 +173,7 @@ impl Config {
             access: access(&settings)?,
             public_url: settings.public_url.clone(),
             stream_status: settings.stream_status,
+            busy_action: settings.busy_action,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
             reconcile_interval: settings.reconcile_interval.0,
@@ -229,6 +231,7 @@ impl Config {
             ("PROVIDERS", join(&self.providers)),
             ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
             ("STREAM_STATUS", if s.stream_status { "on" } else { "off" }.into()),
+            ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
             ("AGENT_CONTAINER", text(&s.agent_container)),

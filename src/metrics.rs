@@ -123,6 +123,7 @@ pub struct Metrics {
     leases_expired: Family<SourcePool, Counter>,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
+    limited: Family<Denied, Counter>,
     pub drains: Counter,
     pub zombies_recovered: Counter,
     pub panics_recovered: Counter,
@@ -145,6 +146,7 @@ impl Default for Metrics {
             refusals: Family::default(),
             leases_expired: Family::default(),
             denied: Family::default(),
+            limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
             zombies_recovered: Counter::default(),
@@ -190,6 +192,11 @@ impl Metrics {
         );
         ours.register_collector(Box::new(self.store_gauges.clone()));
         ours.register("denied", "Requests without a valid signature or token", self.denied.clone());
+        ours.register(
+            "limited",
+            "Calls refused by a limit of their merchant",
+            self.limited.clone(),
+        );
         ours.register("drains", "Drains asked for", self.drains.clone());
         ours.register(
             "zombies_recovered",
@@ -239,6 +246,12 @@ impl Metrics {
     pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
         self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
+    }
+
+    /// A merchant's limit kept a call out.
+    pub fn limited(&self, reason: &'static str) {
+        self.allocated(None, reason);
+        self.limited.get_or_create(&Denied { reason }).inc();
     }
 
     /// Somebody was not let in.

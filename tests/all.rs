@@ -17,6 +17,7 @@ mod http;
 mod journal;
 mod judges;
 mod leader;
+mod limits;
 mod metrics;
 mod nginx;
 mod pods;

@@ -32,7 +32,7 @@ const TABLES: [&str; 5] = [
         "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
 ];
 
-const MERCHANTS: [Option<&str>; 14] = [
+const MERCHANTS: [Option<&str>; 20] = [
     None,
     Some(r#"{"pool": "acme"}"#),
     Some(r#"{"pool": "acme", "dedicated_only": true}"#),
@@ -45,6 +45,12 @@ const MERCHANTS: [Option<&str>; 14] = [
     Some(r#"{"fallback": ["a b"]}"#),
     Some(r#"{"pool": 7}"#),
     Some(r#"[]"#),
+    Some(r#"{"pool": "acme", "max_calls": 2}"#),
+    Some(r#"{"max_calls": 1, "max_rate": 5}"#),
+    Some(r#"{"max_rate": 1}"#),
+    Some(r#"{"max_rate": 2.0, "max_calls": 3}"#),
+    Some(r#"{"max_rate": 0}"#),
+    Some(r#"{"max_calls": 1.5}"#),
     Some(r#"{"pool": "acme", "priority": NaN}"#),
     Some(r#"{"pool": "acme", "priority": 0x10}"#),
 ];
@@ -160,6 +166,7 @@ impl World {
                         }
                         Err(ours) => {
                             same!("a refusal", refusal.tried, ours.tried);
+                            same!("a refusal's limit", refusal.limit, ours.limit);
                             same!(
                                 "a refusal",
                                 refusal.malformed_merchant.is_some(),

@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 14] = [
+const MUTATIONS: [(&str, &str, &str); 18] = [
     (
         "a release frees a call that is on another pod",
         "ARGV[4] ~= '' and ARGV[4] ~= record[1]",
@@ -47,6 +47,26 @@ const MUTATIONS: [(&str, &str, &str); 14] = [
         "a pod that should go when idle cuts its calls",
         "ARGV[6] == 'when_idle' and f.calls > 0",
         "false",
+    ),
+    (
+        "a merchant has one call too many",
+        "    if live >= limits.calls then return 'max_calls' end",
+        "    if live > limits.calls then return 'max_calls' end",
+    ),
+    (
+        "an ended call counts against its merchant",
+        "view('ZREM', live_key(merchant), call)",
+        "redis.call('PING')",
+    ),
+    (
+        "a rate counts one call too few",
+        "'LINDEX', rate_key, limits.rate - 1)",
+        "'LINDEX', rate_key, limits.rate)",
+    ),
+    (
+        "a refused call counts as one of the second",
+        "local limit = exceeded()\n",
+        "local limit = exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
     ),
     ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
 ];

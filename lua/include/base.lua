@@ -66,6 +66,10 @@ local function out_key(tier)
   local id = merchant_of(tier)
   return id and P .. 'merchant:' .. id .. ':out' or P .. 'pool:' .. tier .. ':out'
 end
+-- The live calls of a merchant, by deadline: what its limits count.
+local function live_key(merchant)
+  return P .. 'merchant:' .. merchant .. ':calls'
+end
 local function source_pool(tier)
   return merchant_of(tier) and tier or 'pool:' .. tier
 end

@@ -167,10 +167,11 @@ local function resettle(f)
 end
 
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod,
--- if that is known.
-local function end_call(f, call)
+-- if that is known, `merchant` whose call it is.
+local function end_call(f, call, merchant)
   redis.call('ZREM', P .. 'calls', call)
   redis.call('DEL', P .. 'call:' .. call)
+  if merchant and merchant ~= '' then view('ZREM', live_key(merchant), call) end
   if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then
     f.calls = f.calls - 1
   end
@@ -185,11 +186,11 @@ end
 local function end_calls(f)
   local ended = {}
   for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)) do
-    local record = record_of(call, 'source_pool', 'at')
+    local record = record_of(call, 'source_pool', 'at', 'merchant_id')
     ended[#ended + 1] = call
     ended[#ended + 1] = pool_text(record[1], f.tier)
     ended[#ended + 1] = lasted(record[2])
-    end_call(f, call)
+    end_call(f, call, record[3])
   end
   return ended
 end

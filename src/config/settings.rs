@@ -93,6 +93,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
     pub stream_status: bool,
 
+    /// What a call hears for which there is no pod: say speaks and hangs up, reject says busy before the call is answered, where the provider can
+    #[arg(long, env, value_name = "ACTION", default_value = "say", value_enum)]
+    pub busy_action: BusyAction,
+
     /// Namespace of the pods to watch
     #[arg(long, env, value_name = "NAME", default_value = "default")]
     pub namespace: String,
@@ -167,6 +171,13 @@ pub struct Settings {
 
     #[command(flatten)]
     pub secrets: SecretSettings,
+}
+
+/// What is done about a call for which there is no pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub enum BusyAction {
+    Say,
+    Reject,
 }
 
 /// How log lines look.

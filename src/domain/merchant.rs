@@ -1,4 +1,4 @@
-//! What a merchant may ask for: a pool of its own, and a chain of its own.
+//! What a merchant may ask for: a pool of its own, a chain of its own, and how much.
 
 use std::{fmt, str::FromStr};
 
@@ -14,6 +14,10 @@ use super::{
 pub const MAX_DOCUMENT: usize = 4096;
 /// The longest chain a merchant may name.
 pub const MAX_STEPS: usize = 16;
+
+/// The largest limits a merchant may have.
+const MOST_CALLS: u32 = 1_000_000;
+const MOST_RATE: u32 = 1_000;
 
 /// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -84,6 +88,32 @@ pub struct MerchantConfig {
     fallback: Vec<Step>,
     /// Nothing but the merchant's own pool is tried.
     dedicated_only: bool,
+    pub limits: Limits,
+}
+
+/// How much a merchant may ask for at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Calls at the same time.
+    pub max_calls: Option<u32>,
+    /// New calls within any one second.
+    pub max_rate: Option<u32>,
+}
+
+/// A limit that a call would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Limit {
+    MaxCalls,
+    MaxRate,
+}
+
+impl Limit {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MaxCalls => "max_calls",
+            Self::MaxRate => "max_rate",
+        }
+    }
 }
 
 impl MerchantConfig {
@@ -108,8 +138,28 @@ impl MerchantConfig {
                     )));
                 }
             },
+            limits: Limits {
+                max_calls: read_limit(&fields, "max_calls", MOST_CALLS)?,
+                max_rate: read_limit(&fields, "max_rate", MOST_RATE)?,
+            },
         })
     }
+}
+
+fn read_limit(
+    fields: &Map<String, Value>,
+    name: &str,
+    most: u32,
+) -> Result<Option<u32>, Malformed> {
+    let value = match fields.get(name) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(value) => value,
+    };
+    let whole = value.as_f64().filter(|number| number.fract() == 0.0);
+    let fits = whole.filter(|number| (0.0..=f64::from(most)).contains(number));
+    fits.map(|number| Some(number as u32)).ok_or_else(|| {
+        Malformed(format!("{name} {value}: expected a whole number from 0 to {most}"))
+    })
 }
 
 fn read_pool(fields: &Map<String, Value>) -> Result<Option<Step>, Malformed> {
@@ -197,6 +247,15 @@ mod tests {
     }
 
     #[test]
+    fn limits_are_whole_numbers() {
+        let limits = |document| MerchantConfig::parse(document).unwrap().limits;
+        let given = limits(r#"{"max_calls": 50, "max_rate": 3.0}"#);
+        assert_eq!((given.max_calls, given.max_rate), (Some(50), Some(3)));
+        assert_eq!(limits(r#"{"max_calls": null}"#), Limits::default());
+        assert_eq!(limits(r#"{"max_calls": 0}"#).max_calls, Some(0));
+    }
+
+    #[test]
     fn anything_else_is_malformed() {
         let long = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT));
         let many = format!(r#"{{"fallback": [{}"gold"]}}"#, r#""gold","#.repeat(MAX_STEPS));
@@ -211,6 +270,12 @@ mod tests {
             r#"{"fallback": [7]}"#,
             r#"{"fallback": ["a b"]}"#,
             r#"{"dedicated_only": "yes"}"#,
+            r#"{"max_calls": -1}"#,
+            r#"{"max_calls": 1.5}"#,
+            r#"{"max_calls": "3"}"#,
+            r#"{"max_calls": 1000001}"#,
+            r#"{"max_rate": 1001}"#,
+            r#"{"max_rate": true}"#,
             &long,
             &many,
         ] {

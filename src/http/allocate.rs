@@ -5,7 +5,10 @@ use serde::{Deserialize, Serialize};
 
 use super::{ApiError, Context, Noted, Shared, body::JsonBody};
 use crate::{
-    domain::fleet::{Allocate, Allocation, Refusal},
+    domain::{
+        fleet::{Allocate, Allocation, Refusal},
+        merchant::Limit,
+    },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
 };
@@ -43,6 +46,7 @@ pub enum NotConnected {
 impl From<&NotConnected> for ApiError {
     fn from(failure: &NotConnected) -> Self {
         match failure {
+            NotConnected::Refused(Refusal { limit: Some(limit), .. }) => Self::limited(*limit),
             NotConnected::Refused(refusal) => Self::no_pods(&refusal.tried),
             NotConnected::Store(error) => Self::from(error.clone()),
         }
@@ -81,9 +85,12 @@ pub async fn connect(
             (noted, Ok(Connected { allocation, ws_url }))
         }
         Ok(Err(refusal)) => {
-            noted.outcome = "no_pods";
+            noted.outcome = refusal.limit.map_or("no_pods", Limit::as_str);
             noted.tried = refusal.tried.clone();
-            context.metrics.refused(&refusal.tried);
+            match refusal.limit {
+                Some(limit) => context.metrics.limited(limit.as_str()),
+                None => context.metrics.refused(&refusal.tried),
+            }
             (noted, Err(NotConnected::Refused(refusal)))
         }
         Err(error) => {

@@ -35,7 +35,7 @@ use self::callbacks::About;
 pub use self::reply::{ApiError, Noted};
 use crate::{
     access::{Access, Role},
-    config::Ttls,
+    config::{BusyAction, Ttls},
     domain::names::PodName,
     lifecycle::Lifecycle,
     metrics::Metrics,
@@ -55,6 +55,7 @@ pub struct Context {
     pub providers: Vec<Provider>,
     /// Whether documents ask providers to tell us about streams.
     pub stream_status: bool,
+    pub busy_action: BusyAction,
     pub ttls: Ttls,
     pub read_timeout: Duration,
     /// Tells the pods' loop that the tiers have changed.
@@ -185,6 +186,7 @@ impl Context {
             access: Arc::default(),
             public_url: String::new(),
             stream_status: false,
+            busy_action: BusyAction::Say,
             providers: Provider::ALL.into(),
             ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
             read_timeout: Duration::from_secs(1),

@@ -14,6 +14,7 @@ use crate::{
     access::Bearer,
     domain::{
         fleet::{CallNotFound, Tried, UnknownPod},
+        merchant::Limit,
         names::{CallSid, InvalidName, PodName},
     },
     store::StoreError,
@@ -43,6 +44,15 @@ impl ApiError {
             details: Some(details),
             ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "no pods available")
         }
+    }
+}
+
+impl ApiError {
+    /// The merchant has as much as it may.
+    pub fn limited(limit: Limit) -> Self {
+        let details = json!({"reason": limit.as_str()});
+        let error = "the merchant has as many calls as it may";
+        Self { details: Some(details), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, error) }
     }
 }
 

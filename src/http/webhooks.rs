@@ -15,8 +15,9 @@ use super::{
     allocate::{NotConnected, connect},
     body::{self, BodyError},
 };
-use crate::telephony::{
-    CallRequest, Content, Covered, Document, Forged, Provider, Stream, Webhook,
+use crate::{
+    config::BusyAction,
+    telephony::{CallRequest, Content, Covered, Document, Forged, Provider, Stream, Webhook},
 };
 
 pub async fn allocate(State(context): Shared, provider: Provider, request: Request) -> Response {
@@ -44,6 +45,12 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
             noted.on(answer(provider.dialect().connect(&stream)))
         }
         Err(failure) => {
+            if let NotConnected::Refused(_) = failure
+                && context.busy_action == BusyAction::Reject
+                && let Some(busy) = provider.dialect().busy()
+            {
+                return noted.on(answer(busy));
+            }
             let sentence = match failure {
                 NotConnected::Refused(_) => "All agents are busy. Please try again later.",
                 NotConnected::Store(_) => UNAVAILABLE,

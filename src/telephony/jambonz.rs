@@ -52,6 +52,12 @@ impl Dialect for Jambonz {
         Some(Document::json(&json!([{"verb": "say", "text": sentence}, {"verb": "hangup"}])))
     }
 
+    fn busy(&self) -> Option<Document> {
+        Some(Document::json(
+            &json!([{"verb": "sip:decline", "status": 486, "reason": "Busy Here"}]),
+        ))
+    }
+
     /// No further verbs: the call ends.
     fn noted(&self) -> Document {
         Document::json(&json!([]))

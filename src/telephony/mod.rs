@@ -78,6 +78,12 @@ pub trait Dialect: Sync {
     /// that take a JSON error instead.
     fn hang_up(&self, sentence: &str) -> Option<Document>;
 
+    /// The document that says busy before the call is answered, where there is
+    /// such a thing.
+    fn busy(&self) -> Option<Document> {
+        None
+    }
+
     /// The answer to a callback that asks for nothing.
     fn noted(&self) -> Document {
         xml::response(|_| Ok(()))

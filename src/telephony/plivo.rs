@@ -71,6 +71,13 @@ impl Dialect for Plivo {
         }))
     }
 
+    fn busy(&self) -> Option<Document> {
+        Some(xml::response(|xml| {
+            let hangup = xml.create_element("Hangup").with_attribute(("reason", "busy"));
+            hangup.write_empty().map(drop)
+        }))
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let hung_up = webhook.get("HangupCause").is_some_and(|cause| !cause.is_empty())
             || webhook.get("Event") == Some("Hangup");

@@ -27,6 +27,10 @@ impl Dialect for SignalWire {
         Twilio.hang_up(sentence)
     }
 
+    fn busy(&self) -> Option<Document> {
+        Twilio.busy()
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         Twilio.call_is_over(webhook)
     }

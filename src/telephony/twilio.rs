@@ -35,6 +35,13 @@ impl Dialect for Twilio {
         Some(hang_up(sentence))
     }
 
+    fn busy(&self) -> Option<Document> {
+        Some(xml::response(|xml| {
+            let reject = xml.create_element("Reject").with_attribute(("reason", "busy"));
+            reject.write_empty().map(drop)
+        }))
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         webhook.get("CallStatus").map(|status| OVER.contains(&status))
     }

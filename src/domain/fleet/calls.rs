@@ -3,7 +3,7 @@
 use super::{Change, Fleet, Reason, Tried};
 use crate::domain::{
     Millis, assign,
-    merchant::{self, Malformed},
+    merchant::{self, Limit, Limits, Malformed},
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Kind, Strategy},
 };
@@ -29,11 +29,13 @@ pub struct Allocation {
     pub malformed_merchant: Option<Malformed>,
 }
 
-/// No pool of the chain has a pod for the call.
+/// No pool of the chain has a pod for the call, or the merchant may have no more.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub tried: Vec<Tried>,
     pub malformed_merchant: Option<Malformed>,
+    /// The merchant has as much as it may; no step was tried.
+    pub limit: Option<Limit>,
 }
 
 /// A call is over.
@@ -92,6 +94,8 @@ enum Adoption {
     Refused,
 }
 
+const SECOND: Millis = 1_000;
+
 /// The pod drawn, its pool, the steps tried before, and a document set aside.
 type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
 
@@ -107,7 +111,8 @@ impl Fleet {
                 malformed_merchant: None,
             });
         }
-        let (pod, pool, tried, malformed_merchant) = self.choose(request)?;
+        let (pod, pool, tried, malformed_merchant) = self.choose(request, now)?;
+        self.admitted(request, now);
         self.record(Change::Call {
             call: request.call.clone(),
             pod: pod.clone(),
@@ -121,7 +126,7 @@ impl Fleet {
     }
 
     /// Walks the chain of a new call to the first pod that may take it.
-    pub(super) fn choose(&self, request: &Allocate) -> Result<Choice, Refusal> {
+    pub(super) fn choose(&self, request: &Allocate, now: Millis) -> Result<Choice, Refusal> {
         let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
         let (config, malformed_merchant) = match merchant.map(|merchant| &merchant.config) {
             None => (None, None),
@@ -129,6 +134,9 @@ impl Fleet {
             Some(Err(malformed)) => (None, Some(malformed.clone())),
         };
         let mut tried = Vec::new();
+        if let Some(limit) = self.exceeded(request, now) {
+            return Err(Refusal { tried, malformed_merchant, limit: Some(limit) });
+        }
         for step in merchant::chain(&self.tiers, config) {
             let drawn = match self.tiers.resolve(step) {
                 None => Err(Reason::Unknown),
@@ -139,7 +147,43 @@ impl Fleet {
                 Err(reason) => tried.push(Tried { step: step.clone(), reason }),
             }
         }
-        Err(Refusal { tried, malformed_merchant })
+        Err(Refusal { tried, malformed_merchant, limit: None })
+    }
+
+    fn limits_of<'a>(&self, request: &'a Allocate) -> Option<(&'a MerchantId, Limits)> {
+        let id = request.merchant.as_ref()?;
+        let config = self.merchants.get(id)?.config.as_ref().ok()?;
+        Some((id, config.limits))
+    }
+
+    /// The limit that a new call would exceed, if any.
+    fn exceeded(&self, request: &Allocate, now: Millis) -> Option<Limit> {
+        let (id, limits) = self.limits_of(request)?;
+        let live = self.merchant_calls.get(id).copied().unwrap_or(0);
+        if limits.max_calls.is_some_and(|most| live >= most as usize) {
+            return Some(Limit::MaxCalls);
+        }
+        let most = limits.max_rate?;
+        let recent = self.admissions.get(id);
+        let nth = most.checked_sub(1).map(|nth| recent.and_then(|it| it.get(nth as usize)));
+        match nth {
+            None => Some(Limit::MaxRate),
+            Some(at) => at.is_some_and(|at| now < at + SECOND).then_some(Limit::MaxRate),
+        }
+    }
+
+    /// Remembers when a merchant with a rate had its last calls, the newest first.
+    pub(super) fn admitted(&mut self, request: &Allocate, now: Millis) {
+        let Some((id, Limits { max_rate: Some(most), .. })) = self.limits_of(request) else {
+            return;
+        };
+        let id = id.clone();
+        let recent = self.admissions.entry(id).or_default();
+        if recent.front().is_some_and(|last| now >= last + SECOND) {
+            recent.clear();
+        }
+        recent.push_front(now);
+        recent.truncate(most as usize);
     }
 
     /// The pod of a pool that takes the next call.

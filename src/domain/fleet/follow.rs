@@ -28,7 +28,7 @@ impl Fleet {
             return self.allocate(request, now).map_err(Illegal::ShouldRefuse);
         }
         let (due, pool, tried, malformed_merchant) =
-            self.choose(request).map_err(Illegal::ShouldRefuse)?;
+            self.choose(request, now).map_err(Illegal::ShouldRefuse)?;
         let calls = |pod: &PodName| {
             self.pods.get(pod).and_then(|pod| pod.placed.as_ref()).map(|placed| placed.calls)
         };
@@ -36,6 +36,7 @@ impl Fleet {
         if !is_open || calls(pick) != calls(&due) {
             return Err(Illegal::Pick(pick.clone(), due));
         }
+        self.admitted(request, now);
         self.record(Change::Call {
             call: request.call.clone(),
             pod: pick.clone(),

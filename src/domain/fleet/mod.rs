@@ -219,6 +219,11 @@ pub struct Fleet {
     pods: HashMap<PodName, Pod>,
     calls: HashMap<CallSid, Call>,
     pools: HashMap<Pool, PoolView>,
+    /// How many live calls a merchant has.
+    merchant_calls: HashMap<MerchantId, usize>,
+    /// When merchants with a rate had their last calls. Not worth a journal: after
+    /// a second it is of no use.
+    admissions: HashMap<MerchantId, VecDeque<Millis>>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     turn: u64,
@@ -238,6 +243,8 @@ impl Fleet {
             pods: HashMap::new(),
             calls: HashMap::new(),
             pools: HashMap::new(),
+            merchant_calls: HashMap::new(),
+            admissions: HashMap::new(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             turn: 0,
@@ -326,6 +333,9 @@ impl Fleet {
                 if let Some(known) = self.pods.get_mut(&pod) {
                     known.calls.push(call.clone());
                     self.leases.insert((until, call.clone()));
+                    if let Some(id) = &merchant {
+                        *self.merchant_calls.entry(id.clone()).or_default() += 1;
+                    }
                     let record = Call { pod: pod.clone(), pool, merchant, at, until, tried };
                     self.calls.insert(call, record);
                 }
@@ -343,6 +353,14 @@ impl Fleet {
                     self.ended.insert(call.clone());
                 }
                 if let Some(ended) = self.calls.remove(&call) {
+                    if let Some(id) = &ended.merchant
+                        && let Some(live) = self.merchant_calls.get_mut(id)
+                    {
+                        *live -= 1;
+                        if *live == 0 {
+                            self.merchant_calls.remove(id);
+                        }
+                    }
                     if let Some(pod) = self.pods.get_mut(&ended.pod) {
                         pod.calls.retain(|other| *other != call);
                     }

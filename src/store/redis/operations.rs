@@ -21,7 +21,7 @@ use crate::{
             MoveRefused, Observed, PodFacts, PodStatus, PoolStatus, Refusal, Release, Released,
             Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
         },
-        merchant::{Malformed, Step},
+        merchant::{Limit, Malformed, Step},
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::Tiers,
     },
@@ -145,6 +145,11 @@ impl Store for Redis {
                 "refused" => Err(Refusal {
                     tried: answer.tried()?,
                     malformed_merchant: malformed(answer.text()?),
+                    limit: match answer.text()?.as_str() {
+                        "max_calls" => Some(Limit::MaxCalls),
+                        "max_rate" => Some(Limit::MaxRate),
+                        _ => None,
+                    },
                 }),
                 "new" | "existing" => Ok(Allocation {
                     was_existing: answer.word == "existing",
