@@ -44,7 +44,12 @@ fn measure(name: &str, tiers: &str) {
     for _ in 0..ROUNDS {
         let requests: Vec<Allocate> = calls
             .iter()
-            .map(|call| Allocate { call: call.clone(), merchant: None, lease_ttl: 900_000 })
+            .map(|call| Allocate {
+                call: call.clone(),
+                merchant: None,
+                lease_ttl: 900_000,
+                provisional: false,
+            })
             .collect();
         let started = Instant::now();
         for request in &requests {

@@ -1,6 +1,7 @@
 #!lua
 -- Gives a call a pod, or says again which one it has.
--- ARGV[3..7]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt
+-- ARGV[3..8]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt,
+--   '1' if its stream has to start before it is sure
 -- Replies: {existing, now, pod, source pool, tried}
 --          {new, now, pod, source pool, tried, why the merchant's document is malformed}
 --          {refused, now, tried, why malformed, limit that would be exceeded ('' for none)}   {lost, now}: the store is empty   {late, now}
@@ -159,12 +160,14 @@ for _, step in ipairs(steps) do
   if f then
     local deadline, at, pool = now + lease, tostring(math.floor(now / 1000)), source_pool(step.tier)
     local told = table.concat(tried, ' ')
-    redis.call('ZADD', P .. 'calls', deadline, call)
-    redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
+    extend(f, call, deadline, nil, merchant)
     redis.call('HSET', call_key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', merchant,
-      'allocated_at', at, 'at', now, 'tried', told, 'attempt', attempt)
+      'allocated_at', at, 'at', now, 'tried', told, 'attempt', attempt, 'provisional', ARGV[8])
     redis.call('PEXPIRE', call_key, life + SLACK)
-    if merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
+    if ARGV[8] == '1' then
+      view('SADD', P .. 'provisional', call)
+      redis.call('DEL', P .. 'missed:' .. call)
+    end
     if limits.rate then
       view('LPUSH', rate_key, now)
       redis.call('LTRIM', rate_key, 0, limits.rate - 1)

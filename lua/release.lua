@@ -5,13 +5,13 @@
 -- include: base
 -- include: pod
 local call = ARGV[3]
-local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'at', 'attempt', 'merchant_id')
+local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'at', 'attempt', 'merchant_id', 'provisional')
 if not record[1] or ARGV[4] ~= '' and ARGV[4] ~= record[1] or ARGV[5] ~= '' and ARGV[5] ~= record[4] then
   return {'not_found', now}
 end
 local f = facts_of(record[1])
 if f then read_table(f) end
-end_call(f, call, record[5])
+end_call(f, call, record[5], record[6])
 local source = pool_text(record[2], f and f.tier)
 local pool, draining = source, 0
 if f then

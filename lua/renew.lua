@@ -29,7 +29,7 @@ local function adopt(call)
   redis.call('ZADD', P .. 'calls', deadline, call)
   redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
   redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', source_pool(f.tier),
-    'merchant_id', '', 'allocated_at', math.floor(now / 1000), 'at', now, 'tried', '', 'attempt', '')
+    'merchant_id', '', 'allocated_at', math.floor(now / 1000), 'at', now, 'tried', '', 'attempt', '', 'provisional', '')
   redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
   f.calls = f.calls + 1
   touched[speaker] = f
@@ -38,7 +38,7 @@ end
 
 for i = 6, #ARGV do
   local call = ARGV[i]
-  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id')
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'provisional')
   local pod = record[1]
   -- One call or pod that can't be read must not keep the others from being renewed.
   local readable = not record.err
@@ -47,10 +47,12 @@ for i = 6, #ARGV do
     if pod then touched[pod] = nil end
     unknown[#unknown + 1] = call
   elseif pod and (speaker == '' or speaker == pod) then
-    redis.call('ZADD', P .. 'calls', deadline, call)
-    redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
-    redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
-    if record[2] and record[2] ~= '' then view('ZADD', live_key(record[2]), deadline, call) end
+    extend({pod = pod}, call, deadline, life, record[2])
+    if record[3] == '1' then
+      -- Whoever renews has its stream.
+      redis.call('HSET', P .. 'call:' .. call, 'provisional', '')
+      view('SREM', P .. 'provisional', call)
+    end
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}
   else

@@ -54,6 +54,10 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let nudge = Arc::new(Notify::new());
     let store = open_store(&config, &metrics, &nudge).await?;
     warn_about(&config, store.as_ref()).await;
+    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.connect) {
+        // Streams may have started while nobody listened.
+        store.spare(time).await?;
+    }
     let access = Access::new(&config.access)
         .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
     access.warn_of_open_doors(&config.providers);

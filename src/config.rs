@@ -89,6 +89,8 @@ pub struct Ttls {
     pub lease: Millis,
     pub draining: Millis,
     pub call_info: Millis,
+    /// How long a call may wait for its stream, if that is looked at.
+    pub connect: Option<Millis>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,7 +174,7 @@ impl Config {
             providers: providers(&settings)?,
             access: access(&settings)?,
             public_url: settings.public_url.clone(),
-            stream_status: settings.stream_status,
+            stream_status: settings.stream_status || settings.connect_timeout.is_some(),
             busy_action: settings.busy_action,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
@@ -181,6 +183,7 @@ impl Config {
                 lease: settings.lease_ttl.millis(),
                 draining: settings.draining_ttl.millis(),
                 call_info: settings.call_info_ttl.millis(),
+                connect: settings.connect_timeout.map(Span::millis),
             },
             tiers,
             leader: leader(&settings, in_cluster)?,
@@ -230,7 +233,8 @@ impl Config {
             ("PUBLIC_URL", text(&s.public_url)),
             ("PROVIDERS", join(&self.providers)),
             ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
-            ("STREAM_STATUS", if s.stream_status { "on" } else { "off" }.into()),
+            ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
+            ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
             ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
@@ -288,6 +292,7 @@ fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
     let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
     let needs_url = match signs_urls {
         Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
+        None if settings.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
         None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
     };
     match (needs_url, &settings.public_url) {

@@ -121,6 +121,7 @@ pub struct Metrics {
     releases: Family<Outcome, Counter>,
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
+    unconfirmed: Family<SourcePool, Counter>,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
     limited: Family<Denied, Counter>,
@@ -145,6 +146,7 @@ impl Default for Metrics {
             releases: Family::default(),
             refusals: Family::default(),
             leases_expired: Family::default(),
+            unconfirmed: Family::default(),
             denied: Family::default(),
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
@@ -184,6 +186,11 @@ impl Metrics {
             "leases_expired",
             "Calls ended by their lease, not by a release",
             self.leases_expired.clone(),
+        );
+        ours.register(
+            "unconfirmed",
+            "Calls whose stream did not start in time",
+            self.unconfirmed.clone(),
         );
         ours.register(
             "call_duration_seconds",
@@ -282,6 +289,12 @@ impl Metrics {
     pub fn call_lasted(&self, pool: &Pool, millis: u64) {
         let labels = SourcePool { source_pool: pool.to_string() };
         self.call_duration.get_or_create(&labels).observe(millis as f64 / 1_000.0);
+    }
+
+    /// A call whose stream never started.
+    pub fn unconfirmed(&self, ended: &EndedCall) {
+        let labels = SourcePool { source_pool: ended.source_pool.to_string() };
+        self.unconfirmed.get_or_create(&labels).inc();
     }
 
     pub fn expired(&self, ended: &EndedCall) {

@@ -9,6 +9,7 @@ mod bad_input;
 mod callbacks;
 mod cluster;
 mod config;
+mod confirm;
 mod deploy;
 mod differential;
 mod differential_mutations;

@@ -7,7 +7,7 @@ use redis::Commands;
 use smart_router::{
     config::Ttls,
     domain::{
-        fleet::{Allocate, Departure, Fleet, PodFacts, Release, Removed, Renew},
+        fleet::{Allocate, Confirm, Departure, Fleet, PodFacts, Release, Removed, Renew},
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::{Kind, Origin, Tiers},
     },
@@ -18,6 +18,7 @@ use smart_router::{
 use crate::support::redis::{RedisServer, unix_millis};
 
 const LEASE: u64 = 10_000;
+const CONNECT: u64 = 3_000;
 /// For so long the store believes pods about calls: a good part of a run.
 const TRUST: u64 = 300_000;
 
@@ -112,7 +113,7 @@ impl World {
     async fn new(scripts: Scripts) -> Self {
         let now = unix_millis();
         let server = RedisServer::with_held_clock(now);
-        let ttls = Ttls { lease: TRUST, draining: LEASE, call_info: LEASE };
+        let ttls = Ttls { lease: TRUST, draining: LEASE, call_info: LEASE, connect: None };
         let config = RedisConfig {
             url: server.url(),
             key_prefix: "voice:".into(),
@@ -134,13 +135,14 @@ impl World {
         let now = self.now;
         let (store, fleet) = (self.store.clone(), &mut self.fleet);
         let down = |error: smart_router::store::StoreError| format!("the store failed: {error}");
-        let told = match dice.roll(47) {
+        let told = match dice.roll(51) {
             0..=13 => {
-                let merchant = dice.merchant();
+                let (merchant, provisional) = (dice.merchant(), dice.roll(3) == 0);
                 let request = Allocate {
                     call: dice.call(),
                     merchant: dice.sometimes(merchant),
-                    lease_ttl: LEASE,
+                    lease_ttl: if provisional { CONNECT } else { LEASE },
+                    provisional,
                 };
                 match store.allocate(&request).await.map_err(down)? {
                     Ok(got) => {
@@ -285,6 +287,20 @@ impl World {
                 same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
                 "audit".into()
             }
+            43..=45 => {
+                let confirm = Confirm { call: dice.call(), pod: dice.pod(), lease_ttl: LEASE };
+                same!(
+                    format!("{confirm:?}"),
+                    store.confirm(&confirm).await.map_err(down)?,
+                    fleet.confirm(&confirm, now)
+                );
+                format!("{confirm:?}")
+            }
+            46 => {
+                store.spare(CONNECT).await.map_err(down)?;
+                fleet.spare(CONNECT, now);
+                "spare".into()
+            }
             42 => {
                 let epoch = dice.roll(4) as u64;
                 let epoch = dice.sometimes(epoch);
@@ -414,7 +430,13 @@ impl World {
                 live.push((call.call.to_string(), call.lease_until));
             }
         }
+        let mut provisional: Vec<String> = redis.smembers("voice:provisional").unwrap();
+        provisional.sort();
+        let is_provisional =
+            |call: &&(String, u64)| self.fleet.call(&call.0.parse().unwrap()).unwrap().provisional;
         live.sort();
+        let ours: Vec<String> = live.iter().filter(is_provisional).map(|it| it.0.clone()).collect();
+        same!("voice:provisional", provisional, ours);
         let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
         calls.sort();
         same!("voice:calls", calls, live);

@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 18] = [
+const MUTATIONS: [(&str, &str, &str); 21] = [
     (
         "a release frees a call that is on another pod",
         "ARGV[4] ~= '' and ARGV[4] ~= record[1]",
@@ -67,6 +67,21 @@ const MUTATIONS: [(&str, &str, &str); 18] = [
         "a refused call counts as one of the second",
         "local limit = exceeded()\n",
         "local limit = exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
+    ),
+    (
+        "a start takes a pod that has another call",
+        "and f.calls < (kind.kind == 'shared' and kind.cap or 1)\nif missed",
+        "\nif missed",
+    ),
+    (
+        "a start ends no waiting",
+        "  redis.call('HSET', P .. 'call:' .. call, 'provisional', '')\n  view('SREM', P .. 'provisional', call)\n  if f then",
+        "  if f then",
+    ),
+    (
+        "a call that ended in order comes back by its start",
+        "if missed[1] ~= pod or not room",
+        "if not room",
     ),
     ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
 ];

@@ -54,7 +54,7 @@ impl World {
             url: server.url(),
             key_prefix: "voice:".into(),
             authority: None,
-            ttls: Ttls { lease: 900_000, draining: 360_000, call_info: 3_600_000 },
+            ttls: Ttls { lease: 900_000, draining: 360_000, call_info: 3_600_000, connect: None },
             tiers: tiers("spread"),
             nudge: Arc::default(),
             metrics: StoreMetrics::default(),
@@ -95,7 +95,12 @@ impl World {
         for some in calls.chunks(AT_ONCE) {
             let requests: Vec<Allocate> = some
                 .iter()
-                .map(|call| Allocate { call: call.clone(), merchant: None, lease_ttl })
+                .map(|call| Allocate {
+                    call: call.clone(),
+                    merchant: None,
+                    lease_ttl,
+                    provisional: false,
+                })
                 .collect();
             for given in join_all(requests.iter().map(|request| self.store.allocate(request))).await
             {

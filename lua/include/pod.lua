@@ -166,12 +166,24 @@ local function resettle(f)
   if settle(f) then place(f) else place_calls(f) end
 end
 
+-- Sets the deadline of a call in all indexes, and how long its record lives, if
+-- there is one already. Comes before other writes: what is of the wrong type shows
+-- here.
+local function extend(f, call, deadline, life, merchant)
+  redis.call('ZADD', P .. 'calls', deadline, call)
+  if f then redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call) end
+  if life then redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK) end
+  if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
+end
+
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod,
--- if that is known, `merchant` whose call it is.
-local function end_call(f, call, merchant)
+-- if that is known, `merchant` whose call it is; `provisional` is '1' if its stream
+-- has not started yet.
+local function end_call(f, call, merchant, provisional)
   redis.call('ZREM', P .. 'calls', call)
   redis.call('DEL', P .. 'call:' .. call)
   if merchant and merchant ~= '' then view('ZREM', live_key(merchant), call) end
+  if provisional == '1' then view('SREM', P .. 'provisional', call) end
   if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then
     f.calls = f.calls - 1
   end
@@ -186,11 +198,11 @@ end
 local function end_calls(f)
   local ended = {}
   for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)) do
-    local record = record_of(call, 'source_pool', 'at', 'merchant_id')
+    local record = record_of(call, 'source_pool', 'at', 'merchant_id', 'provisional')
     ended[#ended + 1] = call
     ended[#ended + 1] = pool_text(record[1], f.tier)
     ended[#ended + 1] = lasted(record[2])
-    end_call(f, call, record[3])
+    end_call(f, call, record[3], record[4])
   end
   return ended
 end

@@ -93,6 +93,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
     pub stream_status: bool,
 
+    /// How long a call may take until its stream has started; then its pod is free again. Unset: not looked at. Implies STREAM_STATUS=on
+    #[arg(long, env, value_name = "TIME")]
+    pub connect_timeout: Option<Span>,
+
     /// What a call hears for which there is no pod: say speaks and hangs up, reject says busy before the call is answered, where the provider can
     #[arg(long, env, value_name = "ACTION", default_value = "say", value_enum)]
     pub busy_action: BusyAction,

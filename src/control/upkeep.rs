@@ -14,8 +14,13 @@ impl Control {
                 Err(error) => return tracing::warn!(%error, "cannot sweep"),
             };
             for ended in &swept.expired {
-                self.metrics.expired(ended);
                 let (call, pod, pool) = (&ended.call, &ended.pod, &ended.source_pool);
+                if ended.unconfirmed {
+                    self.metrics.unconfirmed(ended);
+                    tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms = ended.lasted, "a stream never started; its pod is free again");
+                    continue;
+                }
+                self.metrics.expired(ended);
                 tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms = ended.lasted, "a lease ran out: no release, no renewal");
             }
             for pod in &swept.undrained {

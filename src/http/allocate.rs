@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::{ApiError, Context, Noted, Shared, body::JsonBody};
 use crate::{
     domain::{
+        Millis,
         fleet::{Allocate, Allocation, Refusal},
         merchant::Limit,
     },
@@ -53,15 +54,18 @@ impl From<&NotConnected> for ApiError {
     }
 }
 
-/// Asks the store for a pod, and counts and notes what came of it.
+/// Asks the store for a pod, and counts and notes what came of it. `connect` is how
+/// long the call may wait for its stream, if that will be told.
 pub async fn connect(
     context: &Context,
     request: &CallRequest,
+    connect: Option<Millis>,
 ) -> (Noted, Result<Connected, NotConnected>) {
     let allocate = Allocate {
         call: request.call.clone(),
         merchant: request.merchant.clone(),
-        lease_ttl: context.ttls.lease,
+        lease_ttl: connect.unwrap_or(context.ttls.lease),
+        provisional: connect.is_some(),
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
     let outcome = context.store.allocate(&allocate).await;
@@ -116,7 +120,7 @@ pub async fn allocate(
         template: body.template.as_deref(),
     };
     let request = CallRequest::new(provider, parts)?;
-    let (noted, outcome) = connect(&context, &request).await;
+    let (noted, outcome) = connect(&context, &request, None).await;
     Ok(match outcome {
         Err(failure) => noted.on(ApiError::from(&failure)),
         Ok(Connected { allocation, ws_url }) => noted.on(Json(Allocated {

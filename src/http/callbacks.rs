@@ -13,7 +13,10 @@ use super::{
     webhooks::{UNAVAILABLE, answer, receive, refuse},
 };
 use crate::{
-    domain::{fleet::Release, names::PodName},
+    domain::{
+        fleet::{Confirm, Confirmed, Release},
+        names::PodName,
+    },
     telephony::{Covered, Provider, Webhook, call_of},
 };
 
@@ -46,12 +49,34 @@ pub async fn callback(
                 "it does not say what has become of the call: is this the right URL?",
             )
         })?;
-        Ok((Release { call, pod }, is_over))
+        let has_started = about == About::Stream && dialect.stream_has_started(webhook);
+        Ok((Release { call, pod }, is_over, has_started))
     };
-    let (release, is_over) = match receive(&context, provider, request, Covered::Body, read).await {
-        Ok(told) => told,
-        Err(response) => return response,
-    };
+    let (release, is_over, has_started) =
+        match receive(&context, provider, request, Covered::Body, read).await {
+            Ok(told) => told,
+            Err(response) => return response,
+        };
+    if let (true, Some(pod), Some(_)) = (has_started, &release.pod, context.ttls.connect) {
+        let confirm =
+            Confirm { call: release.call.clone(), pod: pod.clone(), lease_ttl: context.ttls.lease };
+        let mut noted =
+            Noted { call: Some(release.call.clone()), pod: Some(pod.clone()), ..Noted::default() };
+        return match context.store.confirm(&confirm).await {
+            Ok(confirmed) => {
+                noted.outcome = match confirmed {
+                    Confirmed::Sure => "confirmed",
+                    Confirmed::Retaken { .. } => "retaken",
+                    Confirmed::Unknown => "not_found",
+                };
+                noted.on(answer(dialect.noted()))
+            }
+            Err(error) => {
+                noted.outcome = "storage_error";
+                noted.on(refuse(provider, UNAVAILABLE, error.into()))
+            }
+        };
+    }
     if !is_over {
         let noted = Noted { call: Some(release.call), outcome: "ongoing", ..Noted::default() };
         return noted.on(answer(dialect.noted()));

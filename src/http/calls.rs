@@ -19,5 +19,6 @@ pub async fn call(
         "allocated_at": call.allocated_at / 1_000,
         "lease_expires_at": call.lease_until / 1_000,
         "tried": call.tried,
+        "is_confirmed": !call.provisional,
     })))
 }

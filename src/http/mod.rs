@@ -188,7 +188,7 @@ impl Context {
             stream_status: false,
             busy_action: BusyAction::Say,
             providers: Provider::ALL.into(),
-            ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000 },
+            ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000, connect: None },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle: Arc::default(),

@@ -33,7 +33,9 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
         Ok(call) => call,
         Err(response) => return response,
     };
-    let (noted, outcome) = connect(&context, &call).await;
+    let confirms = provider.dialect().tells_of_starts();
+    let within = context.ttls.connect.filter(|_| confirms);
+    let (noted, outcome) = connect(&context, &call, within).await;
     match outcome {
         Ok(connected) => {
             let status_url = context.stream_status_url(provider, &connected.allocation.pod);

@@ -20,9 +20,9 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Departure, Drained,
-        Fenced, Fleet, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released,
-        Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Confirm, Confirmed,
+        Departure, Drained, Fenced, Fleet, MoveRefused, Observed, PodFacts, PodStatus, Refusal,
+        Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -208,6 +208,14 @@ impl Store for Embedded {
 
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
         self.step("release", |fleet, now| fleet.release(request, now))
+    }
+
+    fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed> {
+        self.step("confirm", move |fleet, now| fleet.confirm(request, now))
+    }
+
+    fn spare(&self, time: Millis) -> Reply<'_, ()> {
+        self.step("spare", move |fleet, now| fleet.spare(time, now))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {

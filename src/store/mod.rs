@@ -16,9 +16,9 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Departure, Drained, Fenced,
-        MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
-        Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallNotFound, CallStatus, Confirm, Confirmed, Departure,
+        Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released,
+        Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -40,6 +40,9 @@ pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Sen
 pub trait Store: Send + Sync + 'static {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>>;
+    fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed>;
+    /// Gives calls whose stream has not started yet at least so much more time.
+    fn spare(&self, time: Millis) -> Reply<'_, ()>;
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed>;
     fn drain<'a>(&'a self, pod: &'a PodName, ttl: Millis)
     -> Reply<'a, Result<Drained, UnknownPod>>;

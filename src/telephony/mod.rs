@@ -93,6 +93,16 @@ pub trait Dialect: Sync {
     /// of it.
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
 
+    /// Whether the provider tells when a stream has started.
+    fn tells_of_starts(&self) -> bool {
+        false
+    }
+
+    /// Whether a callback says that a stream has started.
+    fn stream_has_started(&self, _: &Webhook<'_>) -> bool {
+        false
+    }
+
     /// The same of the stream of a call.
     fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
 }

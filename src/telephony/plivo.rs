@@ -85,6 +85,14 @@ impl Dialect for Plivo {
         if hung_up { Some(true) } else { status }
     }
 
+    fn tells_of_starts(&self) -> bool {
+        true
+    }
+
+    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
+        matches!(webhook.get("Event"), Some("StartStream" | "started"))
+    }
+
     fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let event = webhook.get("Event")?;
         Some(matches!(

@@ -61,6 +61,14 @@ impl Dialect for Telnyx {
         Twilio.call_is_over(webhook)
     }
 
+    fn tells_of_starts(&self) -> bool {
+        true
+    }
+
+    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
+        Twilio.stream_has_started(webhook)
+    }
+
     fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         twilio::stream_is_over(webhook)
     }

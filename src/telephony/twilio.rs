@@ -46,6 +46,14 @@ impl Dialect for Twilio {
         webhook.get("CallStatus").map(|status| OVER.contains(&status))
     }
 
+    fn tells_of_starts(&self) -> bool {
+        true
+    }
+
+    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
+        webhook.get("StreamEvent") == Some("stream-started")
+    }
+
     fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         stream_is_over(webhook)
     }

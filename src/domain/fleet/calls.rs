@@ -14,6 +14,9 @@ pub struct Allocate {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub lease_ttl: Millis,
+    /// Its stream has to start before the call is sure of its pod: the lease is
+    /// short until then.
+    pub provisional: bool,
 }
 
 /// A call has a pod.
@@ -121,7 +124,11 @@ impl Fleet {
             at: now,
             until: now + request.lease_ttl,
             tried: tried.clone(),
+            provisional: request.provisional,
         });
+        if request.provisional {
+            self.missed.remove(&request.call);
+        }
         Ok(Allocation { pod, pool, was_existing: false, tried, malformed_merchant })
     }
 
@@ -287,7 +294,87 @@ impl Fleet {
             at: now,
             until: now + request.lease_ttl,
             tried: Vec::new(),
+            provisional: false,
         });
         Adoption::Done
+    }
+}
+
+/// The stream of a call has started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Confirm {
+    pub call: CallSid,
+    pub pod: PodName,
+    pub lease_ttl: Millis,
+}
+
+/// What became of a confirmation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Confirmed {
+    /// The call is sure of its pod.
+    Sure,
+    /// It came too late, and has taken the pod again.
+    Retaken { pool: Pool },
+    /// The call is over, or on another pod, or its pod has another call.
+    Unknown,
+}
+
+/// For so long a call that never had its stream is remembered.
+pub(super) const REMEMBERED: Millis = 3_600_000;
+
+impl Fleet {
+    /// Makes a call sure of its pod, because its stream has started there.
+    pub fn confirm(&mut self, request: &Confirm, now: Millis) -> Confirmed {
+        let until = now + request.lease_ttl;
+        if let Some(call) = self.calls.get(&request.call) {
+            if call.pod != request.pod {
+                return Confirmed::Unknown;
+            }
+            if call.provisional {
+                self.record(Change::Renewed { call: request.call.clone(), until });
+            }
+            return Confirmed::Sure;
+        }
+        let remembered = self.missed.get(&request.call);
+        let Some(missed) =
+            remembered.filter(|it| it.pod == request.pod && now < it.at + REMEMBERED)
+        else {
+            return Confirmed::Unknown;
+        };
+        let merchant = missed.merchant.clone();
+        let Some(pool) = self.has_room(&request.pod) else { return Confirmed::Unknown };
+        self.missed.remove(&request.call);
+        self.record(Change::Call {
+            call: request.call.clone(),
+            pod: request.pod.clone(),
+            pool: pool.clone(),
+            merchant,
+            at: now,
+            until,
+            tried: Vec::new(),
+            provisional: false,
+        });
+        Confirmed::Retaken { pool }
+    }
+
+    /// The pool of a pod in service that can carry one more call.
+    fn has_room(&self, pod: &PodName) -> Option<Pool> {
+        let pod = self.pods.get(pod).filter(|pod| pod.facts.ready && !pod.is_leaving())?;
+        let tier = pod.tier.clone()?;
+        let cap = match self.tiers.kind(&tier)? {
+            Kind::Shared { max_concurrent, .. } => max_concurrent as usize,
+            Kind::Exclusive | Kind::Dedicated => 1,
+        };
+        (pod.calls.len() < cap).then_some(tier)
+    }
+
+    /// Gives calls whose stream has not started yet at least so much more time.
+    pub fn spare(&mut self, time: Millis, now: Millis) {
+        let waiting = self.calls.iter().filter(|(_, call)| call.provisional);
+        let early = waiting.filter(|(_, call)| call.until < now + time);
+        let early: Vec<CallSid> = early.map(|(call, _)| call.clone()).collect();
+        for call in early {
+            self.record(Change::Spared { call, until: now + time });
+        }
     }
 }

@@ -77,9 +77,13 @@ pub enum Change {
         until: Millis,
         #[serde(default, skip_serializing_if = "Vec::is_empty")]
         tried: Vec<Tried>,
+        #[serde(default, skip_serializing_if = "is_default")]
+        provisional: bool,
     },
-    /// The lease of a call was extended.
+    /// The lease of a call was extended; it is sure of its pod.
     Renewed { call: CallSid, until: Millis },
+    /// A call whose stream has not started yet was given more time.
+    Spared { call: CallSid, until: Millis },
     /// A call ended.
     Ended { call: CallSid, at: Millis },
 }
@@ -118,6 +122,7 @@ impl Fleet {
                 at: facts.at,
                 until: facts.until,
                 tried: facts.tried.clone(),
+                provisional: facts.provisional,
             });
         }
         changes

@@ -45,7 +45,11 @@ impl Fleet {
             at: now,
             until: now + request.lease_ttl,
             tried: tried.clone(),
+            provisional: request.provisional,
         });
+        if request.provisional {
+            self.missed.remove(&request.call);
+        }
         Ok(Allocation { pod: pick.clone(), pool, was_existing: false, tried, malformed_merchant })
     }
 

@@ -20,7 +20,10 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    calls::{Allocate, Allocation, CallNotFound, Refusal, Release, Released, Renew, Renewed},
+    calls::{
+        Allocate, Allocation, CallNotFound, Confirm, Confirmed, Refusal, Release, Released, Renew,
+        Renewed,
+    },
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
     follow::Illegal,
@@ -77,6 +80,16 @@ struct Call {
     at: Millis,
     until: Millis,
     tried: Vec<Tried>,
+    /// Its stream has not started yet.
+    provisional: bool,
+}
+
+/// A call whose stream never started while it had its pod.
+#[derive(Debug, Clone)]
+struct Missed {
+    pod: PodName,
+    merchant: Option<MerchantId>,
+    at: Millis,
 }
 
 /// A call that an operation ended on its own account.
@@ -86,6 +99,8 @@ pub struct EndedCall {
     pub pod: PodName,
     pub source_pool: Pool,
     pub lasted: Millis,
+    /// A sweep ended it because its stream never started.
+    pub unconfirmed: bool,
 }
 
 #[derive(Debug, Clone)]
@@ -224,6 +239,8 @@ pub struct Fleet {
     /// When merchants with a rate had their last calls. Not worth a journal: after
     /// a second it is of no use.
     admissions: HashMap<MerchantId, VecDeque<Millis>>,
+    /// Calls whose stream may still come. Not worth a journal either.
+    missed: HashMap<CallSid, Missed>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     turn: u64,
@@ -245,6 +262,7 @@ impl Fleet {
             pools: HashMap::new(),
             merchant_calls: HashMap::new(),
             admissions: HashMap::new(),
+            missed: HashMap::new(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             turn: 0,
@@ -329,19 +347,28 @@ impl Fleet {
                 }
                 self.place(&pod);
             }
-            Change::Call { call, pod, pool, merchant, at, until, tried } => {
+            Change::Call { call, pod, pool, merchant, at, until, tried, provisional } => {
                 if let Some(known) = self.pods.get_mut(&pod) {
                     known.calls.push(call.clone());
                     self.leases.insert((until, call.clone()));
                     if let Some(id) = &merchant {
                         *self.merchant_calls.entry(id.clone()).or_default() += 1;
                     }
-                    let record = Call { pod: pod.clone(), pool, merchant, at, until, tried };
+                    let pod = pod.clone();
+                    let record = Call { pod, pool, merchant, at, until, tried, provisional };
                     self.calls.insert(call, record);
                 }
                 self.place(&pod);
             }
             Change::Renewed { call, until } => {
+                if let Some(known) = self.calls.get_mut(&call) {
+                    known.provisional = false;
+                    self.leases.remove(&(known.until, call.clone()));
+                    known.until = until;
+                    self.leases.insert((until, call));
+                }
+            }
+            Change::Spared { call, until } => {
                 if let Some(known) = self.calls.get_mut(&call) {
                     self.leases.remove(&(known.until, call.clone()));
                     known.until = until;
@@ -461,6 +488,7 @@ impl Fleet {
             pod: facts.pod.clone(),
             source_pool: facts.pool.clone(),
             lasted: now.saturating_sub(facts.at),
+            unconfirmed: false,
         };
         self.record(Change::Ended { call: call.clone(), at: now });
         Some(ended)

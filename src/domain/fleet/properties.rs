@@ -294,7 +294,8 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
     match step {
         Step::Allocate { call: sid, merchant } => {
             let merchant = merchant.map(|id| format!("m{id}").parse().unwrap());
-            let request = Allocate { call: call(sid), merchant, lease_ttl: LEASE };
+            let request =
+                Allocate { call: call(sid), merchant, lease_ttl: LEASE, provisional: false };
             let packed = fullest_with_room(fleet);
             match fleet.allocate(&request, *now) {
                 Ok(got) => {

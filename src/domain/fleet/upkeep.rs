@@ -1,7 +1,7 @@
 //! What time and mishaps ask for: the sweep ends what is overdue, the audit
 //! derives every view again.
 
-use super::{EndedCall, Fleet};
+use super::{EndedCall, Fleet, Missed, calls::REMEMBERED};
 use crate::domain::{Millis, fleet::Change, names::PodName};
 
 /// What a sweep ended.
@@ -31,7 +31,16 @@ impl Fleet {
             else {
                 break;
             };
-            if let Some(ended) = self.end(&call, now) {
+            let known = self.calls.get(&call);
+            let (merchant, provisional) =
+                known.map_or((None, false), |call| (call.merchant.clone(), call.provisional));
+            if let Some(mut ended) = self.end(&call, now) {
+                ended.unconfirmed = provisional;
+                if provisional {
+                    self.missed.retain(|_, missed| now < missed.at + REMEMBERED);
+                    let missed = Missed { pod: ended.pod.clone(), merchant, at: now };
+                    self.missed.insert(call, missed);
+                }
                 self.settle(&ended.pod);
                 swept.expired.push(ended);
             }

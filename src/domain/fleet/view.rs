@@ -63,6 +63,8 @@ pub struct CallStatus {
     pub allocated_at: Millis,
     pub lease_until: Millis,
     pub tried: Vec<Tried>,
+    /// Its stream has not started yet.
+    pub provisional: bool,
 }
 
 impl PodStatus {
@@ -153,7 +155,7 @@ impl Fleet {
     }
 
     pub fn call(&self, call: &CallSid) -> Option<CallStatus> {
-        let Call { pod, pool, merchant, at, until, tried } = self.calls.get(call)?;
+        let Call { pod, pool, merchant, at, until, tried, provisional } = self.calls.get(call)?;
         Some(CallStatus {
             call: call.clone(),
             pod: pod.clone(),
@@ -162,6 +164,7 @@ impl Fleet {
             allocated_at: *at,
             lease_until: *until,
             tried: tried.clone(),
+            provisional: *provisional,
         })
     }
 }

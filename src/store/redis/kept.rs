@@ -1,9 +1,12 @@
-//! What has to be done once Redis is back: releases that nobody will repeat, and
-//! allocations that may have happened although their callers were refused.
+//! What has to be done once Redis is back: releases and started streams that nobody
+//! will tell of again, and allocations that may have happened although their callers were refused.
 
 use std::collections::VecDeque;
 
-use crate::domain::{fleet::Release, names::CallSid};
+use crate::domain::{
+    fleet::{Confirm, Release},
+    names::CallSid,
+};
 
 /// So many are kept; then the oldest go. A lease ends what is lost here.
 const MOST: usize = 100_000;
@@ -11,6 +14,7 @@ const MOST: usize = 100_000;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Debt {
     Release(Release),
+    Confirm(Confirm),
     /// Ends the call if it still stems from this attempt.
     Doubt {
         call: CallSid,

@@ -59,6 +59,8 @@ pub struct Redis {
     prefix: String,
     lease_ttl: Millis,
     draining_ttl: Millis,
+    /// How long a call may wait for its stream.
+    connect_ttl: Option<Millis>,
     /// How long the record of a call lives, counted from its last renewal.
     record_ttl: Millis,
     /// The tiers in force.
@@ -90,6 +92,7 @@ impl Redis {
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
+            connect_ttl: config.ttls.connect,
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
             unplaced: AtomicBool::new(false),

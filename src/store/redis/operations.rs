@@ -17,9 +17,9 @@ use crate::{
         Millis,
         assign::Stock,
         fleet::{
-            Allocate, Allocation, Audited, CallNotFound, CallStatus, Departure, Drained, Fenced,
-            MoveRefused, Observed, PodFacts, PodStatus, PoolStatus, Refusal, Release, Released,
-            Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+            Allocate, Allocation, Audited, CallNotFound, CallStatus, Confirm, Confirmed, Departure,
+            Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, PoolStatus, Refusal,
+            Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
         },
         merchant::{Limit, Malformed, Step},
         names::{CallSid, MerchantId, PodName, Pool},
@@ -28,6 +28,8 @@ use crate::{
     store::{Reply, Store, StoreError},
 };
 
+/// Calls that are spared in one step.
+const SPARED: &str = "100";
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
 
@@ -47,6 +49,27 @@ impl Redis {
             }
             if cursor == "0" {
                 return Ok(pods.into_values().collect());
+            }
+        }
+    }
+
+    async fn confirm_once(&self, request: &Confirm) -> Result<Answer, StoreError> {
+        let (lease, life) =
+            (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+        let args = [request.call.as_str(), request.pod.as_str(), &lease, &life];
+        let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await?;
+        self.found(answer)
+    }
+
+    pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
+        let (mut cursor, time) = ("0".to_owned(), time.to_string());
+        loop {
+            let args = [cursor.as_str(), SPARED, &time];
+            let script = &self.scripts.spare;
+            let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
+            cursor = answer.text()?;
+            if cursor == "0" {
+                return Ok(());
             }
         }
     }
@@ -113,7 +136,8 @@ impl Store for Redis {
             let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
             let (lease, life) =
                 (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
-            let args = [request.call.as_str(), merchant, &lease, &life, &attempt];
+            let provisional = if request.provisional { "1" } else { "" };
+            let args = [request.call.as_str(), merchant, &lease, &life, &attempt, provisional];
             let answer =
                 match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
                     Ok(answer) => self.found(answer),
@@ -193,6 +217,27 @@ impl Store for Redis {
                 _ => Err(unexpected(&answer)),
             }
         })
+    }
+
+    fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed> {
+        Box::pin(async move {
+            let answer = self.confirm_once(request).await;
+            if let Err(StoreError::Unavailable(_)) = &answer {
+                // The stream is there, whether we can note it or not.
+                self.owe(Debt::Confirm(request.clone()));
+            }
+            let mut answer = answer?;
+            Ok(match answer.word.as_str() {
+                "confirmed" => Confirmed::Sure,
+                "retaken" => Confirmed::Retaken { pool: answer.parse()? },
+                "unknown" => Confirmed::Unknown,
+                _ => return Err(unexpected(&answer)),
+            })
+        })
+    }
+
+    fn spare(&self, time: Millis) -> Reply<'_, ()> {
+        Box::pin(self.spare_all(time))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
@@ -448,6 +493,7 @@ impl Store for Redis {
                 allocated_at: answer.number()?,
                 lease_until: reply::millis(&answer.text()?)?,
                 tried: answer.tried()?,
+                provisional: answer.flag()?,
             }))
         })
     }

@@ -83,20 +83,28 @@ impl Reply {
     /// Calls that ended on `pod`: id, source pool, how long each lasted.
     pub fn ended_on(&mut self, pod: &PodName) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
-        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2]);
+        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2], false);
         texts.chunks_exact(3).map(read).collect()
     }
 
     /// Calls that ended, each with its pod.
     pub fn ended(&mut self) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
-        let read = |row: &[String]| ended(&row[0], parse(&row[1])?, &row[2], &row[3]);
-        texts.chunks_exact(4).map(read).collect()
+        let read =
+            |row: &[String]| ended(&row[0], parse(&row[1])?, &row[2], &row[3], row[4] == "1");
+        texts.chunks_exact(5).map(read).collect()
     }
 }
 
-fn ended(call: &str, pod: PodName, pool: &str, lasted: &str) -> Result<EndedCall, StoreError> {
-    Ok(EndedCall { call: parse(call)?, pod, source_pool: parse(pool)?, lasted: parse(lasted)? })
+fn ended(
+    call: &str,
+    pod: PodName,
+    pool: &str,
+    lasted: &str,
+    unconfirmed: bool,
+) -> Result<EndedCall, StoreError> {
+    let (source_pool, lasted) = (parse(pool)?, parse(lasted)?);
+    Ok(EndedCall { call: parse(call)?, pod, source_pool, lasted, unconfirmed })
 }
 
 /// A pod as `pod_row` in the scripts writes it.

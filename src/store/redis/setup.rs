@@ -115,6 +115,10 @@ impl Redis {
             "older" => self.adopt().await?,
             _ => return Err(unexpected(&answer)),
         }
+        if let Some(time) = self.connect_ttl {
+            // Streams may have started while nobody could tell us.
+            self.spare_all(time).await?;
+        }
         self.pay_debts().await
     }
 
@@ -297,6 +301,16 @@ impl Redis {
 
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
         let (call, pod, attempt) = match debt {
+            Debt::Confirm(confirm) => {
+                let (lease, life) = (
+                    confirm.lease_ttl.to_string(),
+                    self.record_ttl.max(confirm.lease_ttl).to_string(),
+                );
+                let args = [confirm.call.as_str(), confirm.pod.as_str(), &lease, &life];
+                let script = &self.scripts.confirm;
+                let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
+                return done.map(drop).map_err(StoreError::from);
+            }
             Debt::Release(release) => {
                 (&release.call, release.pod.as_ref().map_or("", |pod| pod.as_str()), "")
             }
