@@ -5,4 +5,5 @@
 -- Replies: {epoch, now, epoch}   {fenced, now, epoch}
 -- include: base
 -- include: fence
-return {'epoch', now, tonumber(redis.call('GET', P .. 'leader:epoch') or 0)}
+local current = redis.pcall('GET', P .. 'leader:epoch')
+return {'epoch', now, type(current) == 'string' and tonumber(current) or 0}

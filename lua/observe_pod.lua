@@ -18,6 +18,8 @@ if f then
   local replaced = f.uid ~= '' and f.uid ~= uid
   local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
   if replaced or f.uid ~= '' and before < tonumber(restarts) then ended = end_calls(f) end
+  -- A status may come without a count; that is no news.
+  if not replaced and before > tonumber(restarts) then restarts = before end
   if replaced and f.draining then
     view('ZREM', P .. 'draining', pod)
     redis.call('DEL', P .. 'pod:draining:' .. pod)

@@ -1,7 +1,8 @@
 //! Log lines: one per request, and what happens beside them.
 
+use tracing::Level;
 use tracing_appender::non_blocking::{ErrorCounter, WorkerGuard};
-use tracing_subscriber::fmt;
+use tracing_subscriber::{filter::FilterFn, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use crate::config::{LogConfig, LogFormat};
 
@@ -17,11 +18,19 @@ pub struct Logging {
 pub fn init(config: LogConfig) -> Logging {
     let (writer, guard) = tracing_appender::non_blocking(std::io::stderr());
     let dropped = writer.error_counter();
-    let lines = fmt().with_max_level(config.level).with_writer(writer).with_target(false);
+    let lines = fmt::layer().with_writer(writer).with_target(false);
+    // What goes wrong with the cluster is said by us, in our words.
+    let ours = FilterFn::new(move |line| {
+        config.level >= Level::DEBUG || !line.target().starts_with("kube")
+    });
+    let registry = tracing_subscriber::registry().with(config.level).with(ours);
     match config.format {
-        LogFormat::Json => lines.json().flatten_event(true).with_current_span(false).init(),
+        LogFormat::Json => {
+            registry.with(lines.json().flatten_event(true).with_current_span(false)).init();
+        }
         LogFormat::Console => {
-            lines.with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr())).init()
+            let ansi = std::io::IsTerminal::is_terminal(&std::io::stderr());
+            registry.with(lines.with_ansi(ansi)).init();
         }
     }
     Logging { dropped, _writer: guard }

@@ -317,6 +317,109 @@ fn idle_pods_move_to_where_they_are_missing() {
     });
 }
 
+#[test]
+fn a_pod_that_cannot_be_read_for_a_while_keeps_its_calls() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    let router = router(&kube, &[("RECONCILE_INTERVAL", "500ms"), ("LOG_LEVEL", "off")]);
+    eventually(5 * SECOND, "the pod is known", || available(&router) == 1);
+    router.allocate("CA1");
+    let mut good = Value::Null;
+    kube.update("voice-agent-0", |pod| {
+        good = pod["status"].take();
+        pod["status"] = json!("broken");
+    });
+    std::thread::sleep(2 * SECOND);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    kube.update("voice-agent-0", |pod| pod["status"] = good.take());
+    std::thread::sleep(SECOND);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(available(&router), 0);
+}
+
+#[test]
+fn a_status_without_a_count_of_restarts_ends_no_call() {
+    let kube = Kube::start();
+    kube.add_with("voice-agent-0", |pod| {
+        pod["status"]["containerStatuses"][0]["restartCount"] = json!(2);
+    });
+    let router = router(&kube, &[]);
+    eventually(5 * SECOND, "the pod is known", || available(&router) == 1);
+    router.allocate("CA1");
+    let mut statuses = Value::Null;
+    kube.update("voice-agent-0", |pod| statuses = pod["status"]["containerStatuses"].take());
+    std::thread::sleep(Duration::from_millis(300));
+    kube.update("voice-agent-0", |pod| pod["status"]["containerStatuses"] = statuses.take());
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}
+
+#[test]
+fn a_pod_that_was_replaced_and_deleted_unseen_is_no_ghost() {
+    let (kube, router) = with_pods(2);
+    router.allocate("CA1");
+    router.allocate("CA2");
+    kube.faults(|faults| faults.mute = true);
+    kube.delete("voice-agent-0");
+    kube.add("voice-agent-0");
+    kube.delete("voice-agent-0");
+    // Another stays as a corpse.
+    kube.delete("voice-agent-1");
+    kube.add_with("voice-agent-1", |pod| pod["status"]["phase"] = json!("Failed"));
+    kube.faults(|faults| faults.mute = false);
+    kube.add("voice-agent-2");
+    eventually(2 * SECOND, "both are gone with their calls", || {
+        router.get("/api/v1/pod/voice-agent-0").0 == 404
+            && router.get("/api/v1/pod/voice-agent-1").0 == 404
+    });
+    assert_eq!(router.status()["active_calls"], 0);
+    assert_eq!(available(&router), 1);
+}
+
+#[test]
+fn a_watch_that_is_refused_as_too_old_begins_anew() {
+    let (kube, router) = with_pods(1);
+    kube.faults(|faults| (faults.mute, faults.expire) = (true, true));
+    kube.add("voice-agent-1");
+    kube.compact();
+    kube.faults(|faults| faults.mute = false);
+    kube.drop_watches();
+    eventually(3 * SECOND, "what was missed is made good", || available(&router) == 2);
+}
+
+#[test]
+fn pods_are_followed_while_all_are_listed_again() {
+    let kube = Kube::start();
+    (0..3).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    let router = router(&kube, &[("RECONCILE_INTERVAL", "1s")]);
+    eventually(5 * SECOND, "all are known", || available(&router) == 3);
+    kube.faults(|faults| faults.list_delay = 3 * SECOND);
+    std::thread::sleep(Duration::from_millis(1_500));
+    // A list is being read now, for three seconds.
+    router.allocate("CA1");
+    let pod = router.get("/api/v1/calls/CA1").1["pod_name"].as_str().unwrap().to_owned();
+    let others: Vec<String> =
+        (0..3).map(|number| format!("voice-agent-{number}")).filter(|it| *it != pod).collect();
+    kube.terminate(&others[0]);
+    kube.delete(&others[1]);
+    kube.add(&others[1]);
+    kube.add("voice-agent-3");
+    let about = |pod: &str| router.get(&format!("/api/v1/pod/{pod}")).1;
+    eventually(SECOND / 2, "the watch is still followed", || {
+        about(&others[0])["is_terminating"] == true && about("voice-agent-3")["is_ready"] == true
+    });
+    assert_eq!(available(&router), 2);
+    let busy = router.allocate("CA2")["pod_name"].as_str().unwrap().to_owned();
+    // And what the list says, which is older, changes nothing of it.
+    for _ in 0..60 {
+        std::thread::sleep(Duration::from_millis(100));
+        assert_eq!(router.get("/api/v1/calls/CA2").1["pod_name"], busy);
+        assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], pod);
+        assert_eq!(router.get(&format!("/api/v1/pod/{}", others[0])).1["is_terminating"], true);
+    }
+    assert_eq!(available(&router), 1);
+}
+
 /// How long the router says that comparisons took (ms), with how many changes.
 fn comparisons(log: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {

@@ -420,3 +420,47 @@ fn a_rolling_update_of_the_router_loses_no_request() {
     println!("{asked} calls during the update");
     assert!(asked > 500, "{asked}");
 }
+
+#[test]
+fn odd_numbers_of_terms_stop_no_leader() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    let mut plain = server.connection();
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some());
+    let mut pods = 0;
+    for odd in ["2147483646", "3000000000", "abc", "-5"] {
+        redis::cmd("SET").arg("voice:leader:epoch").arg(odd).exec(&mut plain).unwrap();
+        pods += 1;
+        kube.add(&format!("voice-agent-{pods}"));
+        eventually(6 * SECOND, "its work goes on", || available(all[0]) == pods);
+    }
+    redis::cmd("DEL").arg("voice:leader:epoch").exec(&mut plain).unwrap();
+    redis::cmd("LPUSH").arg("voice:leader:epoch").arg("x").exec(&mut plain).unwrap();
+    kube.add("voice-agent-9");
+    eventually(6 * SECOND, "its work goes on", || available(all[0]) == pods + 1);
+    assert_eq!(all.iter().filter(|router| leads(router)).count(), 1);
+}
+
+#[test]
+fn the_drain_command_waits_for_the_calls_of_its_pod() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#), ("LOG_LEVEL", "error")]);
+    router.allocate("CA1");
+    let url = format!("http://{}", router.address);
+    let drain = |wait: &str| {
+        let settings = [("POD_NAME", "voice-agent-0"), ("SMART_ROUTER_URL", url.as_str())];
+        let mut command = crate::support::program(&settings);
+        command.args(["drain", "--wait", wait]).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn().unwrap()
+    };
+    let started = Instant::now();
+    assert!(drain("500ms").wait().unwrap().success());
+    assert!(started.elapsed() >= SECOND / 2);
+    let mut waiting = drain("20s");
+    thread::sleep(SECOND);
+    assert!(waiting.try_wait().unwrap().is_none(), "the call goes on");
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(waiting.wait().unwrap().success());
+    let mut nobody = crate::support::program(&[("POD_NAME", "nobody"), ("SMART_ROUTER_URL", &url)]);
+    assert!(!nobody.arg("drain").output().unwrap().status.success());
+}

@@ -2,6 +2,7 @@
 
 mod agent;
 mod call;
+mod drain;
 mod errors;
 mod serve;
 
@@ -36,6 +37,8 @@ enum Action {
     Serve(Settings),
     /// Print the effective configuration, or what is wrong with it
     CheckConfig(Settings),
+    /// Take a pod out of service, and wait for its calls
+    Drain(drain::DrainArgs),
     /// Be one simulated agent, as a process of its own
     Agent(agent::AgentArgs),
     /// Place one call through a running router and tell each step
@@ -62,6 +65,7 @@ pub fn main() -> ExitCode {
         Some(Action::CheckConfig(settings)) => {
             configure(settings).and_then(|config| print_config(&config).context("cannot print"))
         }
+        Some(Action::Drain(args)) => block_on(drain::drain(args)),
         Some(Action::Agent(args)) => block_on(agent::agent(args)),
         Some(Action::Call(args)) => block_on(call::call(args)),
     };

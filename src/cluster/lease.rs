@@ -48,7 +48,8 @@ impl Lock {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
                 spec: Some(self.spec(floor + 1)),
             };
-            return self.written(self.leases.create(&PostParams::default(), &fresh).await);
+            let written = self.leases.create(&PostParams::default(), &fresh).await;
+            return Ok(self.written(written)?.then_some(floor + 1));
         };
         let version = lease.metadata.resource_version.clone().unwrap_or_default();
         let now = Instant::now();
@@ -69,8 +70,9 @@ impl Lock {
         }
         let terms =
             before.lease_transitions.and_then(|terms| u64::try_from(terms).ok()).unwrap_or(0);
-        let spec = self.spec(terms.max(floor) + 1);
-        self.write(lease, spec).await
+        let epoch = terms.max(floor) + 1;
+        let spec = self.spec(epoch);
+        Ok(self.write(lease, spec).await?.then_some(epoch))
     }
 
     /// Renews the lease of our term. One that was deleted is lost: the next one
@@ -85,10 +87,11 @@ impl Lock {
             return Ok(Renewal::Lost);
         }
         let now = MicroTime(Timestamp::now());
-        let spec = LeaseSpec { renew_time: Some(now), ..before };
+        let spec =
+            LeaseSpec { renew_time: Some(now), lease_duration_seconds: self.seconds(), ..before };
         Ok(match self.write(lease, spec).await? {
-            Some(_) => Renewal::Done,
-            None => Renewal::Conflict,
+            true => Renewal::Done,
+            false => Renewal::Conflict,
         })
     }
 
@@ -111,32 +114,37 @@ impl Lock {
         let now = MicroTime(Timestamp::now());
         LeaseSpec {
             holder_identity: Some(self.identity.clone()),
-            lease_duration_seconds: i32::try_from(self.duration.as_secs().max(1)).ok(),
+            lease_duration_seconds: self.seconds(),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
-            lease_transitions: i32::try_from(epoch).ok(),
+            // Beyond what a Lease can hold, the store alone counts on.
+            lease_transitions: Some(i32::try_from(epoch).unwrap_or(i32::MAX)),
             ..LeaseSpec::default()
         }
     }
 
-    /// Writes over the version we have read, and no other.
-    async fn write(&mut self, lease: Lease, spec: LeaseSpec) -> Result<Option<u64>, Error> {
+    /// Whole seconds, and not less than we were told.
+    fn seconds(&self) -> Option<i32> {
+        i32::try_from(self.duration.as_millis().div_ceil(1_000).max(1)).ok()
+    }
+
+    /// Writes over the version we have read, and no other; answers whether nobody
+    /// was faster.
+    async fn write(&mut self, lease: Lease, spec: LeaseSpec) -> Result<bool, Error> {
         let changed = Lease { metadata: lease.metadata, spec: Some(spec) };
         let written = self.leases.replace(&self.name, &PostParams::default(), &changed).await;
         self.written(written)
     }
 
-    fn written(&mut self, written: Result<Lease, Error>) -> Result<Option<u64>, Error> {
+    fn written(&mut self, written: Result<Lease, Error>) -> Result<bool, Error> {
         match written {
             Ok(lease) => {
                 let version = lease.metadata.resource_version.unwrap_or_default();
                 self.seen = Some((version, Instant::now()));
                 self.holder.clone_from(&self.identity);
-                let terms = lease.spec.and_then(|spec| spec.lease_transitions);
-                Ok(terms.and_then(|terms| u64::try_from(terms).ok()))
+                Ok(true)
             }
-            // Somebody was faster.
-            Err(Error::Api(status)) if status.code == 409 => Ok(None),
+            Err(Error::Api(status)) if status.code == 409 => Ok(false),
             Err(error) => Err(error),
         }
     }

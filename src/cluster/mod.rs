@@ -85,13 +85,39 @@ impl Cluster {
     }
 }
 
+/// Whether a watch can't go on from where it was.
+pub fn is_expired(error: &watcher::Error) -> bool {
+    let gone = |error: &Error| matches!(error, Error::Api(status) if status.code == 410);
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => gone(error),
+        watcher::Error::WatchError(status) => status.code == 410,
+        _ => false,
+    }
+}
+
 /// What went wrong, naming the rule that is missing where one is.
 pub fn explain(error: &Error, rule: &str) -> String {
     match error {
-        Error::Api(status) if status.code == 403 || status.code == 401 => {
+        Error::Api(status) if status.code == 401 => {
+            format!("the cluster does not know us: {}; is the token still good?", status.message)
+        }
+        Error::Api(status) if status.code == 403 => {
             format!("{}; the service account needs a Role that allows {rule}", status.message)
         }
         Error::Api(status) => format!("the cluster answered {}: {}", status.code, status.message),
-        other => other.to_string(),
+        other => {
+            // The cause stands at the end of the chain.
+            let mut text = other.to_string();
+            let mut source = std::error::Error::source(other);
+            while let Some(error) = source {
+                if !text.contains(&error.to_string()) {
+                    text = format!("{text}: {error}");
+                }
+                source = error.source();
+            }
+            text
+        }
     }
 }

@@ -113,7 +113,13 @@ impl ClusterPod {
             .flatten()
             .find(|container| Some(container.name.as_str()) == agent)
             .map_or(0, |container| container.restart_count);
-        let (pin, warnings) = self.pin();
+        let (pin, mut warnings) = self.pin();
+        let names = pod.spec.iter().flat_map(|spec| &spec.containers).map(|it| &it.name);
+        if let Some(agent) = &config.agent_container
+            && !names.into_iter().any(|name| name == agent)
+        {
+            warnings.push(format!("it has no container {agent}; restarts are not noticed"));
+        }
         let facts = PodFacts {
             uid,
             ready: phase == "Running" && is_ready && ip.is_some(),

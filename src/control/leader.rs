@@ -1,33 +1,23 @@
 //! The leader: chosen through a Lease, it keeps the pools true to the cluster.
 
-use std::{collections::HashMap, pin::pin, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use futures_util::{StreamExt, future::join_all};
-use kube::runtime::watcher::Event;
-use tokio::time::{Instant, sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Control, pods::AT_ONCE};
+use super::Control;
 use crate::{
-    cluster::{Cluster, ClusterPod, Lock, Renewal, explain, pods::Seen},
+    cluster::{Cluster, Lock, Renewal, explain},
     config::LeaderConfig,
-    domain::{
-        fleet::{Departure, PodFacts, PodStatus},
-        names::PodName,
-    },
     store::StoreError,
 };
 
-/// How long the list of all pods may take.
-const LIST: Duration = Duration::from_secs(30);
 /// How long to wait after an error, at first and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// How long after a change of pods the pools are balanced.
-const SETTLE: Duration = Duration::from_secs(1);
+pub(super) const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
 const GIVE_BACK: Duration = Duration::from_secs(2);
 
 /// Why leader work has stopped.
 #[derive(Debug)]
-enum Halt {
+pub(super) enum Halt {
     /// Another leader has begun: the store takes nothing from us any more.
     Fenced,
     Store(StoreError),
@@ -39,12 +29,6 @@ impl From<StoreError> for Halt {
     }
 }
 
-/// What became of a pod, by the last word on it.
-enum Change {
-    Present(PodFacts),
-    Gone { uid: String },
-}
-
 impl Control {
     /// Leads whenever the lease is ours, for as long as the process lives.
     pub(super) async fn campaign(
@@ -54,6 +38,9 @@ impl Control {
         identity: String,
     ) {
         if !config.enabled {
+            tracing::warn!(
+                "LEADER_ELECTION_ENABLED is false: this must be the only replica, or live calls will be lost"
+            );
             self.metrics.leader.set(1);
             tokio::select! {
                 () = self.lead(&cluster, None) => {}
@@ -98,11 +85,7 @@ impl Control {
                     }
                 }
                 Ok(Err(error)) => {
-                    let rule = format!(
-                        "get, create and update on leases (coordination.k8s.io) in the namespace {}",
-                        config.namespace
-                    );
-                    let error = explain(&error, &rule);
+                    let error = explain(&error, &rule(&config));
                     if error != said {
                         tracing::error!(
                             error,
@@ -136,7 +119,10 @@ impl Control {
                 Ok(Ok(Renewal::Lost)) => {
                     return tracing::warn!(holder = lock.holder, "the lease is no longer ours");
                 }
-                Ok(Err(error)) => tracing::warn!(%error, "cannot renew the lease"),
+                Ok(Err(error)) => {
+                    let error = explain(&error, &rule(config));
+                    tracing::warn!(error, "cannot renew the lease");
+                }
                 Err(_) => return tracing::warn!("the cluster does not answer; the lease is lost"),
             }
         }
@@ -148,10 +134,10 @@ impl Control {
         loop {
             // Those before us must not write any more, even if we have nothing to.
             let halt = match self.store.epoch(epoch).await {
-                Ok(Ok(_)) => match self.follow_cluster(cluster, epoch, &mut pause).await {
-                    Ok(()) => continue,
-                    Err(halt) => halt,
-                },
+                Ok(Ok(_)) => {
+                    let Err(halt) = self.follow_cluster(cluster, epoch, &mut pause).await;
+                    halt
+                }
                 Ok(Err(_)) => Halt::Fenced,
                 Err(error) => Halt::Store(error),
             };
@@ -165,169 +151,10 @@ impl Control {
             }
         }
     }
+}
 
-    /// Lists all pods, brings the store in line, and follows what becomes of them
-    /// until it is time to list them again.
-    async fn follow_cluster(
-        &self,
-        cluster: &Cluster,
-        epoch: Option<u64>,
-        pause: &mut Duration,
-    ) -> Result<(), Halt> {
-        let mut events = pin!(cluster.watch().ready_chunks(AT_ONCE));
-        let mut listed: Option<HashMap<PodName, Change>> = None;
-        let mut again = Instant::now() + LIST;
-        let mut balance: Option<Instant> = None;
-        let mut said = String::new();
-        loop {
-            let chunk = tokio::select! {
-                chunk = events.next() => chunk.unwrap_or_default(),
-                () = sleep_until(again) => return Ok(()),
-                () = self.nudge.notified() => return Ok(()),
-                () = sleep_until(balance.unwrap_or(again)), if balance.is_some() => {
-                    balance = None;
-                    let tiers = self.store.tiers().await?;
-                    self.rebalance(&tiers, epoch).await?;
-                    continue;
-                }
-            };
-            let mut changes = HashMap::new();
-            let mut failed = None;
-            for event in chunk {
-                match event {
-                    Ok(Event::Init) => listed = Some(HashMap::new()),
-                    Ok(Event::InitApply(pod)) => {
-                        if let (Some(listed), Some((name, change))) =
-                            (&mut listed, self.read(cluster, &pod))
-                        {
-                            listed.insert(name, change);
-                        }
-                    }
-                    Ok(Event::InitDone) => {
-                        self.compare(listed.take().unwrap_or_default(), epoch).await?;
-                        changes.clear();
-                        again = Instant::now() + self.reconcile_interval;
-                        *pause = PAUSE.0;
-                        said.clear();
-                    }
-                    Ok(Event::Apply(pod)) => changes.extend(self.read(cluster, &pod)),
-                    Ok(Event::Delete(pod)) => {
-                        if let (Ok(name), Some(uid)) = (pod.shown_name().parse(), pod.uid()) {
-                            changes.insert(name, Change::Gone { uid });
-                        }
-                    }
-                    Err(error) => failed = Some(cluster.explain_watch(&error)),
-                }
-            }
-            if !changes.is_empty() {
-                self.apply(changes, epoch).await?;
-                balance = balance.or_else(|| Some(Instant::now() + SETTLE));
-            }
-            if let Some(error) = failed {
-                if error != said {
-                    tracing::warn!(error, "cannot follow the pods of the cluster; trying again");
-                    said = error;
-                }
-                sleep(*pause).await;
-                *pause = (*pause * 2).min(PAUSE.1);
-            }
-        }
-    }
-
-    /// What a pod of the cluster means; one that makes no sense is reported.
-    fn read(&self, cluster: &Cluster, pod: &ClusterPod) -> Option<(PodName, Change)> {
-        match pod.read(&cluster.config) {
-            Ok(Seen::Present { name, facts, warnings }) => {
-                for warning in warnings {
-                    tracing::warn!(pod = %name, warning);
-                }
-                Some((name, Change::Present(facts)))
-            }
-            Ok(Seen::Finished { name, uid }) => Some((name, Change::Gone { uid })),
-            Err(error) => {
-                tracing::warn!(
-                    pod = pod.shown_name(),
-                    error,
-                    "a pod that makes no sense is passed over"
-                );
-                None
-            }
-        }
-    }
-
-    /// Compares the pods of the store with those of the cluster, and then the
-    /// pools with their targets.
-    async fn compare(
-        &self,
-        listed: HashMap<PodName, Change>,
-        epoch: Option<u64>,
-    ) -> Result<(), Halt> {
-        let started = Instant::now();
-        let tiers = self.store.tiers().await?;
-        let known: HashMap<PodName, PodStatus> =
-            self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        let ghosts = known.iter().filter(|(name, _)| !listed.contains_key(*name));
-        let ghosts =
-            ghosts.map(|(name, pod)| (name.clone(), Change::Gone { uid: pod.facts.uid.clone() }));
-        let mut changes: HashMap<PodName, Change> = ghosts.collect();
-        for (name, change) in listed {
-            if let Change::Present(facts) = &change {
-                let unknown = facts.pin.as_ref().filter(|pin| tiers.resolve(pin).is_none());
-                if let Some(pin) = unknown {
-                    tracing::warn!(pod = %name, %pin, "the pod's label names no tier; ignored");
-                }
-                if known.get(&name).is_some_and(|pod| pod.facts == *facts) {
-                    continue;
-                }
-            }
-            changes.insert(name, change);
-        }
-        let count = changes.len();
-        self.apply(changes, epoch).await?;
-        self.rebalance(&tiers, epoch).await?;
-        self.lifecycle.store_reached();
-        tracing::debug!(
-            pods = known.len(),
-            changes = count,
-            took_ms = started.elapsed().as_millis() as u64,
-            "compared with the cluster"
-        );
-        Ok(())
-    }
-
-    /// Tells the store, pods by name so that those who come together get their
-    /// pools in an order.
-    async fn apply(
-        &self,
-        changes: HashMap<PodName, Change>,
-        epoch: Option<u64>,
-    ) -> Result<(), Halt> {
-        let mut changes: Vec<_> = changes.into_iter().collect();
-        changes.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for some in changes.chunks(AT_ONCE) {
-            let told =
-                join_all(some.iter().map(|(name, change)| self.tell(name, change, epoch))).await;
-            for fenced in told {
-                if fenced? {
-                    return Err(Halt::Fenced);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells the store of one pod; answers whether we were fenced off.
-    async fn tell(
-        &self,
-        name: &PodName,
-        change: &Change,
-        epoch: Option<u64>,
-    ) -> Result<bool, StoreError> {
-        match change {
-            Change::Present(facts) => self.observe(name, facts, epoch).await,
-            Change::Gone { uid } => {
-                self.forget(name, uid, Departure::Now, epoch).await.map(|gone| gone.is_err())
-            }
-        }
-    }
+/// What the election needs of the cluster.
+fn rule(config: &LeaderConfig) -> String {
+    let namespace = &config.namespace;
+    format!("get, create and update on leases (coordination.k8s.io) in the namespace {namespace}")
 }

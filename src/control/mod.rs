@@ -4,6 +4,7 @@ mod leader;
 pub mod pod_list;
 mod pods;
 mod upkeep;
+mod watch;
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
 

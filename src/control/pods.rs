@@ -153,27 +153,24 @@ impl Control {
         }
     }
 
-    /// Forgets a pod that has left; answers whether it is gone.
+    /// Forgets a pod that has left.
     pub(super) async fn forget(
         &self,
         name: &PodName,
         uid: &str,
         departure: Departure,
         epoch: Option<u64>,
-    ) -> Result<Result<bool, Fenced>, StoreError> {
+    ) -> Result<Result<Removed, Fenced>, StoreError> {
         let removed = self.store.remove_pod(name, uid, departure, epoch).await?;
-        Ok(removed.map(|removed| match removed {
-            Removed::Busy => {
-                tracing::debug!(pod = %name, "pod leaves when its calls end");
-                false
-            }
-            Removed::Gone { ended } => {
+        match &removed {
+            Ok(Removed::Busy) => tracing::debug!(pod = %name, "pod leaves when its calls end"),
+            Ok(Removed::Gone { ended }) => {
                 tracing::info!(pod = %name, "pod left");
-                self.ended_with(name, &ended);
-                true
+                self.ended_with(name, ended);
             }
-            Removed::NotThere => true,
-        }))
+            Ok(Removed::NotThere) | Err(_) => {}
+        }
+        Ok(removed)
     }
 
     /// A pod has left the list: it takes no more calls, and is forgotten when
@@ -185,7 +182,7 @@ impl Control {
             self.observe(&pod.name, &facts, None).await?;
         }
         let gone = self.forget(&pod.name, &pod.facts.uid, Departure::WhenIdle, None).await?;
-        Ok(gone.unwrap_or(true))
+        Ok(gone != Ok(Removed::Busy))
     }
 
     /// Moves idle pods from chain tiers above their target to those below.

@@ -13,7 +13,7 @@ use axum::{
     Router,
     body::{Body, Bytes},
     extract::{Request, State},
-    http::{Method, StatusCode},
+    http::{Method, StatusCode, request::Parts},
     response::{IntoResponse, Response},
 };
 use futures_util::stream;
@@ -54,6 +54,10 @@ pub struct Faults {
     pub forbid: Option<&'static str>,
     /// Sends lines that are not objects.
     pub garbage: bool,
+    /// Says by the status of the answer, not in a line, that a watch is too old.
+    pub expire: bool,
+    /// How long a list takes: what it says is what was true before.
+    pub list_delay: Duration,
 }
 
 pub struct Kube {
@@ -234,6 +238,13 @@ fn failure(code: u16, reason: &str, message: &str) -> Response {
 async fn handle(State(shared): State<Shared>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let (answer, delay) = respond(shared, &parts, &body);
+    tokio::time::sleep(delay).await;
+    answer
+}
+
+/// The answer to a request, and how long it takes.
+fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) {
     let query: HashMap<String, String> = parts
         .uri
         .query()
@@ -243,10 +254,11 @@ async fn handle(State(shared): State<Shared>, request: Request) -> Response {
         .map(|(name, value)| (name.into(), value.replace("%3D", "=").replace("%3A", ":")))
         .collect();
     let path = parts.uri.path().to_owned();
+    let at_once = |answer| (answer, Duration::ZERO);
     let mut world = shared.world.lock().unwrap();
     if world.faults.forbid.is_some_and(|forbidden| path.contains(forbidden)) {
         let message = format!("{path} is forbidden: User cannot do this");
-        return failure(403, "Forbidden", &message);
+        return at_once(failure(403, "Forbidden", &message));
     }
     if path == "/api/v1/namespaces/default/pods" && parts.method == Method::GET {
         if let Some((code, left)) = &mut world.faults.answer
@@ -254,19 +266,20 @@ async fn handle(State(shared): State<Shared>, request: Request) -> Response {
         {
             *left -= 1;
             let code = *code;
-            return failure(code, "Injected", "this goes wrong on purpose");
+            return at_once(failure(code, "Injected", "this goes wrong on purpose"));
         }
+        let delay = world.faults.list_delay;
         drop(world);
         return match query.get("watch").map(String::as_str) {
-            Some("true" | "1") => watch_pods(shared, &query),
-            _ => list_pods(&shared, &query),
+            Some("true" | "1") => at_once(watch_pods(shared, &query)),
+            _ => (list_pods(&shared, &query), delay),
         };
     }
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
-    if let Some(rest) = path.strip_prefix(leases) {
-        return lease(&mut world, &parts.method, rest.trim_start_matches('/'), &body);
-    }
-    failure(404, "NotFound", &format!("the server could not find {path}"))
+    at_once(match path.strip_prefix(leases) {
+        Some(rest) => lease(&mut world, &parts.method, rest.trim_start_matches('/'), body),
+        None => failure(404, "NotFound", &format!("the server could not find {path}")),
+    })
 }
 
 fn selected(pod: &Value, query: &HashMap<String, String>) -> bool {
@@ -309,7 +322,14 @@ fn list_pods(shared: &Shared, query: &HashMap<String, String>) -> Response {
 fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
     let from: u64 = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
     let query = query.clone();
-    if from < shared.world.lock().unwrap().oldest {
+    let (oldest, expire) = {
+        let world = shared.world.lock().unwrap();
+        (world.oldest, world.faults.expire)
+    };
+    if from < oldest && expire {
+        return failure(410, "Expired", "too old resource version");
+    }
+    if from < oldest {
         let status = json!({"kind": "Status", "status": "Failure", "code": 410, "reason": "Expired", "message": "too old resource version"});
         let line = json!({"type": "ERROR", "object": status}).to_string() + "\n";
         return Response::new(Body::from(line));

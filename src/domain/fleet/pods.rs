@@ -101,8 +101,13 @@ impl Fleet {
         if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
             self.record(Change::Draining { pod: name.clone(), until: None });
         }
-        if self.pods.get(name).is_none_or(|pod| pod.facts != *facts) {
-            self.record(Change::Pod { pod: name.clone(), facts: facts.clone() });
+        let mut facts = facts.clone();
+        if let Some(pod) = self.pods.get(name).filter(|_| !replaced) {
+            // A status may come without a count; that is no news.
+            facts.restarts = facts.restarts.max(pod.facts.restarts);
+        }
+        if self.pods.get(name).is_none_or(|pod| pod.facts != facts) {
+            self.record(Change::Pod { pod: name.clone(), facts });
         }
         self.settle(name);
         observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());

@@ -1,0 +1,61 @@
+//! `smart-router drain`: takes a pod out of service, and waits for its calls. What a
+//! preStop hook runs.
+
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use hyper::StatusCode;
+use serde_json::json;
+
+use crate::{client::Client, config::Span, secrets::Secret};
+
+/// How long to wait before a router that did not answer is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Args)]
+pub struct DrainArgs {
+    /// The pod
+    #[arg(long, env, value_name = "NAME")]
+    pod_name: String,
+    /// How long to wait until the pod has no call left. Default: not at all
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Span>,
+    /// The router
+    #[arg(
+        long,
+        env = "SMART_ROUTER_URL",
+        value_name = "URL",
+        default_value = "http://localhost:8080"
+    )]
+    router: String,
+    /// A token of the API with the role agent or admin, where the router wants one
+    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
+    token: Option<Secret>,
+}
+
+pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
+    let client = Client::new(&args.router, args.token)?;
+    let until = args.wait.map(|wait| Instant::now() + wait.0);
+    loop {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+        let wait = left.map(|left| format!("{}ms", left.as_millis().max(1)));
+        let body = json!({"pod_name": args.pod_name, "wait": wait});
+        let is_last = left.is_none_or(|left| left <= PAUSE);
+        match client.post("/api/v1/drain", &body).await {
+            Ok((StatusCode::OK, answer)) if answer["drained"] == true || is_last => {
+                println!("{}: {}", args.pod_name, answer["message"].as_str().unwrap_or_default());
+                return Ok(());
+            }
+            // A router that stops answers at once; another goes on waiting.
+            Ok((StatusCode::OK, _)) => {}
+            Ok((status, answer)) if status.is_client_error() || is_last => {
+                bail!("the router answered {status}: {answer}");
+            }
+            Ok((status, _)) => eprintln!("the router answered {status}; asking again"),
+            Err(error) if is_last => return Err(error),
+            Err(error) => eprintln!("{error:#}; asking again"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+}
