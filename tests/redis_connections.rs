@@ -144,6 +144,10 @@ fn a_sentinel_leads_to_the_new_primary() {
             redis::cmd("SENTINEL").arg("REPLICAS").arg("voice").query(&mut sentinel).unwrap();
         replicas != redis::Value::Array(Vec::new())
     });
+    let mut copy = replica.connection();
+    eventually(Duration::from_secs(5), "the call is replicated", || {
+        redis::cmd("EXISTS").arg("voice:call:CA1").query::<bool>(&mut copy).unwrap()
+    });
     drop(primary);
     eventually(Duration::from_secs(20), "calls are served by the new primary", || {
         router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0 == 200
