@@ -420,6 +420,25 @@ fn pods_are_followed_while_all_are_listed_again() {
     assert_eq!(available(&router), 1);
 }
 
+#[test]
+fn pods_are_followed_while_lists_fail() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    let router = router(&kube, &[("RECONCILE_INTERVAL", "500ms"), ("LOG_LEVEL", "off")]);
+    eventually(5 * SECOND, "the pod is known", || available(&router) == 1);
+    kube.faults(|faults| faults.fail_lists = true);
+    std::thread::sleep(3 * SECOND);
+    for number in 1..6u64 {
+        let started = Instant::now();
+        kube.add(&format!("voice-agent-{number}"));
+        eventually(SECOND, "the new pod is known", || available(&router) == number + 1);
+        assert!(started.elapsed() < Duration::from_millis(200), "{:?}", started.elapsed());
+    }
+    kube.faults(|faults| (faults.fail_lists, faults.mute) = (false, true));
+    kube.add("voice-agent-9");
+    eventually(5 * SECOND, "lists are read again", || available(&router) == 7);
+}
+
 /// How long the router says that comparisons took (ms), with how many changes.
 fn comparisons(log: &str) -> Vec<(u64, u64)> {
     let line = |line: &str| {

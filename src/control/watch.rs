@@ -124,28 +124,29 @@ impl Control {
         following.begin(cluster);
         let mut again = Instant::now() + self.reconcile_interval;
         let mut balance: Option<Instant> = None;
-        // Until when a watch that has failed is left alone.
-        let mut rest = Instant::now();
+        // Until when a watch that has failed is left alone: the fresh one, the other.
+        let mut rest = [Instant::now(); 2];
         let mut said = String::new();
         loop {
-            let is_rested = Instant::now() >= rest;
+            let is_rested = rest.map(|rest| rest <= Instant::now());
+            let rested = rest.into_iter().filter(|rest| *rest > Instant::now()).min();
             let limit = following.fresh.as_ref().map_or(again, |fresh| fresh.limit);
-            let told = tokio::select! {
-                told = next(following.fresh.as_mut().map(|fresh| &mut fresh.events)), if is_rested => {
-                    self.read_list(cluster, &mut following, told, epoch).await?
+            let (told, from) = tokio::select! {
+                told = next(following.fresh.as_mut().map(|fresh| &mut fresh.events)), if is_rested[0] => {
+                    (self.read_list(cluster, &mut following, told, epoch).await?, 0)
                 }
-                told = next(following.current.as_mut()), if is_rested => {
+                told = next(following.current.as_mut()), if is_rested[1] => {
                     if told.iter().any(|event| matches!(event, Ok(Event::Init))) {
                         // It begins anew by itself: its list has to be compared, too.
                         let events = following.current.take().expect("it has just spoken");
                         following.begin(cluster);
                         following.fresh.as_mut().expect("it has just begun").events = events;
-                        self.read_list(cluster, &mut following, told, epoch).await?
+                        (self.read_list(cluster, &mut following, told, epoch).await?, 0)
                     } else {
-                        told
+                        (told, 1)
                     }
                 }
-                () = sleep_until(rest), if !is_rested => continue,
+                () = sleep_until(rested.unwrap_or(again)), if rested.is_some() => continue,
                 () = sleep_until(limit) => {
                     if following.fresh.is_some() {
                         tracing::warn!("the list of pods makes no progress; beginning anew");
@@ -166,7 +167,7 @@ impl Control {
             };
             if following.fresh.is_none() && again <= Instant::now() {
                 again = Instant::now() + self.reconcile_interval;
-                (*pause, rest) = (PAUSE.0, Instant::now());
+                *pause = PAUSE.0;
                 said.clear();
             }
             let mut changes = Changes::new();
@@ -193,7 +194,7 @@ impl Control {
                             following.current = None;
                             following.begin(cluster);
                         }
-                        rest = Instant::now() + *pause;
+                        rest[from] = Instant::now() + *pause;
                         *pause = (*pause * 2).min(PAUSE.1);
                         None
                     }

@@ -56,6 +56,8 @@ pub struct Faults {
     pub garbage: bool,
     /// Says by the status of the answer, not in a line, that a watch is too old.
     pub expire: bool,
+    /// Answers 500 to whoever wants a list.
+    pub fail_lists: bool,
     /// How long a list takes: what it says is what was true before.
     pub list_delay: Duration,
 }
@@ -267,6 +269,9 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) 
             *left -= 1;
             let code = *code;
             return at_once(failure(code, "Injected", "this goes wrong on purpose"));
+        }
+        if world.faults.fail_lists && !query.contains_key("watch") {
+            return at_once(failure(500, "Injected", "no lists today"));
         }
         let delay = world.faults.list_delay;
         drop(world);
