@@ -11,14 +11,13 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
+use super::router::RouterArgs;
 use crate::{
     agent::{Agents, Desk},
-    client::Client,
     config::{LogConfig, LogFormat, Span},
     domain::names::PodName,
     http::server::{Patience, serve},
     logging,
-    secrets::Secret,
 };
 
 #[derive(Debug, Args)]
@@ -26,17 +25,8 @@ pub struct AgentArgs {
     /// Name of the pod that this agent is
     #[arg(long, env, value_name = "NAME", value_parser = pod_name)]
     pod_name: PodName,
-    /// The router
-    #[arg(
-        long,
-        env = "SMART_ROUTER_URL",
-        value_name = "URL",
-        default_value = "http://localhost:8080"
-    )]
-    router: String,
-    /// A token of the API, where the router wants one
-    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
-    token: Option<Secret>,
+    #[command(flatten)]
+    router: RouterArgs,
     /// Address to listen on
     #[arg(long, env = "AGENT_BIND", value_name = "IP:PORT", default_value = "0.0.0.0:8000")]
     bind: SocketAddr,
@@ -56,13 +46,13 @@ pub async fn agent(args: AgentArgs) -> anyhow::Result<()> {
     });
     let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
     let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
-    let client = Client::new(&args.router, args.token)?;
+    let client = args.router.client()?;
     let stopping = CancellationToken::new();
     let agents = Agents::new(Desk::Remote(client), args.renew.0, stopping.clone());
     let listener = TcpListener::bind(args.bind)
         .await
         .with_context(|| format!("cannot listen on {}", args.bind))?;
-    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router, "agent listens");
+    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router.router, "agent listens");
     let patience = Patience {
         read: args.renew.0,
         idle: args.renew.0,

@@ -9,7 +9,8 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio_tungstenite::{connect_async_with_config, tungstenite::Message};
 
-use crate::{client::Client, config::Span, secrets::Secret};
+use super::router::RouterArgs;
+use crate::{client::Client, config::Span};
 
 /// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
 const FRAME: Duration = Duration::from_millis(20);
@@ -19,17 +20,8 @@ const NO_DELAY: bool = true;
 
 #[derive(Debug, Args)]
 pub struct CallArgs {
-    /// The router
-    #[arg(
-        long,
-        env = "SMART_ROUTER_URL",
-        value_name = "URL",
-        default_value = "http://localhost:8080"
-    )]
-    router: String,
-    /// A token of the API with the role admin, where the router wants one
-    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
-    token: Option<Secret>,
+    #[command(flatten)]
+    router: RouterArgs,
     /// Id of the call. Default: a new one
     #[arg(long, value_name = "SID")]
     call_sid: Option<String>,
@@ -48,7 +40,7 @@ pub struct CallArgs {
 }
 
 pub async fn call(args: CallArgs) -> anyhow::Result<()> {
-    let client = Client::new(&args.router, args.token.clone())?;
+    let client = args.router.client()?;
     let call_sid = args
         .call_sid
         .clone()
@@ -60,7 +52,7 @@ pub async fn call(args: CallArgs) -> anyhow::Result<()> {
         "template": args.template,
     });
 
-    println!("1. call {call_sid} asks {} for a pod", args.router);
+    println!("1. call {call_sid} asks {} for a pod", args.router.router);
     let asked = Instant::now();
     let (status, answer) = client.post("/api/v1/allocate", &request).await?;
     if status != StatusCode::OK {

@@ -8,7 +8,8 @@ use clap::Args;
 use hyper::StatusCode;
 use serde_json::json;
 
-use crate::{client::Client, config::Span, secrets::Secret};
+use super::router::RouterArgs;
+use crate::config::Span;
 
 /// How long to wait before a router that did not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -21,21 +22,12 @@ pub struct DrainArgs {
     /// How long to wait until the pod has no call left. Default: not at all
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
-    /// The router
-    #[arg(
-        long,
-        env = "SMART_ROUTER_URL",
-        value_name = "URL",
-        default_value = "http://localhost:8080"
-    )]
-    router: String,
-    /// A token of the API with the role agent or admin, where the router wants one
-    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
-    token: Option<Secret>,
+    #[command(flatten)]
+    router: RouterArgs,
 }
 
 pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
-    let client = Client::new(&args.router, args.token)?;
+    let client = args.router.client()?;
     let until = args.wait.map(|wait| Instant::now() + wait.0);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));

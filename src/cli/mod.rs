@@ -4,6 +4,7 @@ mod agent;
 mod call;
 mod drain;
 mod errors;
+mod router;
 mod serve;
 
 use std::{

@@ -100,7 +100,7 @@ enum Adoption {
 const SECOND: Millis = 1_000;
 
 /// The pod drawn, its pool, the steps tried before, and a document set aside.
-type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
+pub(super) type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
 
 impl Fleet {
     /// Gives the call a pod, or says again which one it has.
@@ -114,7 +114,13 @@ impl Fleet {
                 malformed_merchant: None,
             });
         }
-        let (pod, pool, tried, malformed_merchant) = self.choose(request, now)?;
+        let choice = self.choose(request, now)?;
+        Ok(self.give(request, choice, now))
+    }
+
+    /// Gives a new call the pod that was chosen for it.
+    pub(super) fn give(&mut self, request: &Allocate, choice: Choice, now: Millis) -> Allocation {
+        let (pod, pool, tried, malformed_merchant) = choice;
         self.admitted(request, now);
         self.record(Change::Call {
             call: request.call.clone(),
@@ -129,7 +135,7 @@ impl Fleet {
         if request.provisional {
             self.missed.remove(&request.call);
         }
-        Ok(Allocation { pod, pool, was_existing: false, tried, malformed_merchant })
+        Allocation { pod, pool, was_existing: false, tried, malformed_merchant }
     }
 
     /// Walks the chain of a new call to the first pod that may take it.
@@ -180,7 +186,7 @@ impl Fleet {
     }
 
     /// Remembers when a merchant with a rate had its last calls, the newest first.
-    pub(super) fn admitted(&mut self, request: &Allocate, now: Millis) {
+    fn admitted(&mut self, request: &Allocate, now: Millis) {
         let Some((id, Limits { max_rate: Some(most), .. })) = self.limits_of(request) else {
             return;
         };

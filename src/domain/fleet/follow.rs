@@ -1,6 +1,6 @@
 //! The fleet as a judge: it follows another store's decisions, if they were legal.
 
-use super::{Allocate, Allocation, Change, Fleet, Refusal};
+use super::{Allocate, Allocation, Fleet, Refusal};
 use crate::domain::{
     Millis,
     names::{PodName, Pool},
@@ -36,21 +36,7 @@ impl Fleet {
         if !is_open || calls(pick) != calls(&due) {
             return Err(Illegal::Pick(pick.clone(), due));
         }
-        self.admitted(request, now);
-        self.record(Change::Call {
-            call: request.call.clone(),
-            pod: pick.clone(),
-            pool: pool.clone(),
-            merchant: request.merchant.clone(),
-            at: now,
-            until: now + request.lease_ttl,
-            tried: tried.clone(),
-            provisional: request.provisional,
-        });
-        if request.provisional {
-            self.missed.remove(&request.call);
-        }
-        Ok(Allocation { pod: pick.clone(), pool, was_existing: false, tried, malformed_merchant })
+        Ok(self.give(request, (pick.clone(), pool, tried, malformed_merchant), now))
     }
 
     /// The available view of a pool: its pods and their live calls, by name.

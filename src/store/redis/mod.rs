@@ -10,6 +10,7 @@ mod reply;
 mod scripts;
 mod setup;
 mod table;
+mod walks;
 
 use std::{
     sync::{

@@ -18,8 +18,8 @@ use crate::{
         assign::Stock,
         fleet::{
             Allocate, Allocation, Audited, CallNotFound, CallStatus, Confirm, Confirmed, Departure,
-            Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, PoolStatus, Refusal,
-            Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+            Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release,
+            Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
         },
         merchant::{Limit, Malformed, Step},
         names::{CallSid, MerchantId, PodName, Pool},
@@ -28,79 +28,17 @@ use crate::{
     store::{Reply, Store, StoreError},
 };
 
-/// Calls that are spared in one step.
-const SPARED: &str = "100";
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
 
 impl Redis {
-    /// All pods, page by page. A pod that moves meanwhile may come twice.
-    async fn all_pods(&self) -> Result<Vec<PodStatus>, StoreError> {
-        let mut pods = BTreeMap::new();
-        let mut cursor = "0".to_owned();
-        loop {
-            let mut answer = self.run(&self.scripts.pods, &[&cursor, "40"]).await?;
-            cursor = answer.text()?;
-            for row in answer.list()? {
-                match pod_row(row) {
-                    Ok(pod) => drop(pods.insert(pod.name.clone(), pod)),
-                    Err(error) => tracing::warn!(%error, "a pod cannot be read"),
-                }
-            }
-            if cursor == "0" {
-                return Ok(pods.into_values().collect());
-            }
-        }
-    }
-
-    async fn confirm_once(&self, request: &Confirm) -> Result<Answer, StoreError> {
+    /// Confirms a call, once.
+    pub(super) async fn confirm_once(&self, request: &Confirm) -> Result<Answer, StoreError> {
         let (lease, life) =
             (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
         let args = [request.call.as_str(), request.pod.as_str(), &lease, &life];
         let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await?;
         self.found(answer)
-    }
-
-    pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
-        let (mut cursor, time) = ("0".to_owned(), time.to_string());
-        loop {
-            let args = [cursor.as_str(), SPARED, &time];
-            let script = &self.scripts.spare;
-            let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
-            cursor = answer.text()?;
-            if cursor == "0" {
-                return Ok(());
-            }
-        }
-    }
-
-    async fn status_of(
-        &self,
-        pool: Pool,
-        tiers: &Tiers,
-        counts: [u64; 4],
-    ) -> Result<PoolStatus, StoreError> {
-        let [assigned, available, draining, not_ready] = counts.map(|count| count as usize);
-        let (mut active_calls, mut free_slots) = (0, 0);
-        let mut cursor = (assigned > 0).then(|| "0".to_owned());
-        while let Some(from) = cursor {
-            let args = [&pool.as_tier_value(), from.as_str(), "200"];
-            let mut answer = self.run(&self.scripts.pool_load, &args).await?;
-            cursor = Some(answer.text()?).filter(|next| next != "0");
-            active_calls += answer.number()? as usize;
-            free_slots += answer.number()? as usize;
-        }
-        Ok(PoolStatus {
-            kind: tiers.kind(&pool),
-            target: tiers.target(&pool),
-            assigned,
-            available,
-            draining,
-            not_ready,
-            active_calls,
-            free_slots,
-            pool,
-        })
     }
 }
 
