@@ -207,6 +207,8 @@ fn labels_put_pods_where_they_belong() {
 fn a_watch_that_breaks_goes_on_where_it_was() {
     let (kube, router) = with_pods(1);
     let lists = kube.lists();
+    // What it tells may come late, too.
+    kube.faults(|faults| faults.delay = Duration::from_millis(300));
     for number in 1..4 {
         kube.drop_watches();
         kube.add(&format!("voice-agent-{number}"));

@@ -1,104 +1,12 @@
 //! Signatures as the providers' own SDKs make them, and everything near them.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
-use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
-use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{
-    signature::{Hash, hmac, sha256_hex},
+    super::signature::{Hash, hmac, sha256_hex},
     *,
 };
-
-const BASE: &str = "https://router.example.com";
-const NOW: u64 = 1_750_000_000;
-
-/// A request in the making.
-#[derive(Debug, Clone)]
-struct Sent {
-    provider: Provider,
-    is_get: bool,
-    base: String,
-    target: String,
-    headers: Vec<(&'static str, String)>,
-    body: Vec<u8>,
-    is_json: bool,
-    at: u64,
-    keys: String,
-}
-
-impl Sent {
-    fn new(provider: Provider, target: &str, keys: &str) -> Self {
-        Self {
-            provider,
-            is_get: false,
-            base: BASE.into(),
-            target: target.into(),
-            headers: Vec::new(),
-            body: Vec::new(),
-            is_json: false,
-            at: NOW,
-            keys: keys.into(),
-        }
-    }
-
-    fn with(mut self, header: &'static str, value: impl Into<String>) -> Self {
-        self.headers.push((header, value.into()));
-        self
-    }
-
-    fn form(mut self, params: &[(&str, &str)]) -> Self {
-        self.body = form(params).into();
-        self
-    }
-
-    fn json(mut self, body: &str) -> Self {
-        (self.body, self.is_json) = (body.into(), true);
-        self
-    }
-
-    fn get(mut self) -> Self {
-        self.is_get = true;
-        self
-    }
-
-    fn verify(&self) -> Result<(Covered, Result<CallRequest, InvalidName>), String> {
-        let mut headers = HeaderMap::new();
-        for (name, value) in &self.headers {
-            let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|it| it.to_string())?;
-            headers.insert(HeaderName::from_static(name), value);
-        }
-        let webhook = Webhook {
-            is_get: self.is_get,
-            public_url: &self.base,
-            target: &self.target,
-            headers: &headers,
-            body: &self.body,
-            content: if self.is_json { Content::Json } else { Content::Form },
-            at: self.at,
-            query: Params::default(),
-            sent: Params::default(),
-            covered: Covered::Everything,
-        };
-        let mut webhook = webhook.read().map_err(|error| error.to_string())?;
-        let keys = self.provider.dialect().keys(&self.keys).unwrap();
-        let covered =
-            self.provider.dialect().verify(&webhook, &keys).map_err(|error| error.to_string())?;
-        webhook.covered = covered;
-        Ok((covered, CallRequest::from_webhook(self.provider, &webhook)))
-    }
-
-    fn is_genuine(&self) -> bool {
-        self.verify().is_ok()
-    }
-}
-
-fn form(params: &[(&str, &str)]) -> String {
-    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
-    let pairs = params.iter().map(|(name, value)| format!("{}={}", encode(name), encode(value)));
-    pairs.collect::<Vec<_>>().join("&")
-}
 
 fn vectors(text: &str) -> Vec<Value> {
     serde_json::from_str(text).unwrap()
@@ -124,7 +32,7 @@ fn twilio_vectors() -> Vec<Sent> {
             _ => sent.form(&params_of(vector)),
         }
     };
-    vectors(include_str!("../../tests/vectors/twilio.json")).iter().map(read).collect()
+    vectors(include_str!("../../../tests/vectors/twilio.json")).iter().map(read).collect()
 }
 
 fn plivo_vectors() -> Vec<Sent> {
@@ -136,7 +44,7 @@ fn plivo_vectors() -> Vec<Sent> {
             .form(&params_of(vector));
         if text(vector, "method") == "GET" { sent.get() } else { sent }
     };
-    vectors(include_str!("../../tests/vectors/plivo.json")).iter().map(read).collect()
+    vectors(include_str!("../../../tests/vectors/plivo.json")).iter().map(read).collect()
 }
 
 fn telnyx_signed(body: &str, at: u64) -> Sent {
@@ -384,161 +292,4 @@ fn exotel_shares_a_secret_in_the_query() {
     }
     let in_body = Sent::new(Provider::Exotel, "/x", "s1").form(&[("auth_token", "s1")]);
     assert!(!in_body.is_genuine());
-}
-
-#[test]
-fn every_provider_says_when_a_call_or_a_stream_is_over() {
-    fn says(provider: Provider, is_stream: bool, params: &[(&str, &str)]) -> Option<bool> {
-        let headers = HeaderMap::new();
-        let target = format!("/x?{}", form(params));
-        let webhook = Webhook {
-            is_get: true,
-            public_url: "",
-            target: &target,
-            headers: &headers,
-            body: &[],
-            content: Content::Form,
-            at: 0,
-            query: Params::default(),
-            sent: Params::default(),
-            covered: Covered::Everything,
-        };
-        let (webhook, dialect) = (webhook.read().unwrap(), provider.dialect());
-        if is_stream { dialect.stream_is_over(&webhook) } else { dialect.call_is_over(&webhook) }
-    }
-    use Provider::{Exotel, Jambonz, Plivo, SignalWire, Telnyx, Twilio, Vonage};
-    for provider in [Twilio, SignalWire, Telnyx] {
-        for over in ["completed", "busy", "failed", "no-answer", "canceled"] {
-            assert_eq!(says(provider, false, &[("CallStatus", over)]), Some(true), "{over}");
-        }
-        for lasts in ["ringing", "in-progress", "queued", "initiated", "answered"] {
-            assert_eq!(says(provider, false, &[("CallStatus", lasts)]), Some(false), "{lasts}");
-        }
-        let event = |event| says(provider, true, &[("StreamEvent", event)]);
-        assert_eq!(event("stream-started"), Some(false));
-        assert_eq!(event("stream-stopped"), Some(true));
-        assert_eq!(event("stream-error"), Some(true));
-    }
-    assert_eq!(says(Plivo, false, &[("HangupCause", "NORMAL_CLEARING")]), Some(true));
-    assert_eq!(says(Plivo, false, &[("CallStatus", "in-progress")]), Some(false));
-    for (event, over) in [
-        ("StartStream", false),
-        ("StopStream", true),
-        ("DroppedStream", true),
-        ("stopped", true),
-        ("PlayedStream", false),
-    ] {
-        assert_eq!(says(Plivo, true, &[("Event", event)]), Some(over), "{event}");
-    }
-    assert_eq!(says(Exotel, false, &[("Status", "completed")]), Some(true));
-    assert_eq!(says(Exotel, false, &[("EventType", "terminal"), ("Status", "x")]), Some(true));
-    assert_eq!(
-        says(Exotel, false, &[("EventType", "answered"), ("Status", "in-progress")]),
-        Some(false)
-    );
-    assert_eq!(says(Exotel, true, &[("Stream[Status]", "completed")]), Some(true));
-    assert_eq!(says(Exotel, true, &[("Stream", r#"{"Status": "failed"}"#)]), Some(true));
-    assert_eq!(says(Exotel, true, &[("Stream", r#"{"DisconnectedBy": "user"}"#)]), Some(true));
-    assert_eq!(says(Exotel, true, &[("EventType", "stream-start")]), Some(false));
-    assert_eq!(says(Vonage, false, &[("status", "completed")]), Some(true));
-    assert_eq!(says(Vonage, false, &[("status", "answered")]), Some(false));
-    assert_eq!(says(Vonage, true, &[("status", "disconnected")]), Some(true));
-    assert_eq!(says(Jambonz, false, &[("call_status", "no-answer")]), Some(true));
-    assert_eq!(says(Jambonz, false, &[("call_status", "in-progress")]), Some(false));
-    assert_eq!(says(Jambonz, true, &[]), Some(true));
-    assert_eq!(says(Jambonz, true, &[("call_status", "trying")]), Some(false));
-    for provider in Provider::ALL {
-        assert_eq!(says(provider, false, &[]), None, "{provider}");
-    }
-}
-
-#[test]
-fn documents_of_the_later_providers_are_theirs() {
-    let call = "c1".parse().unwrap();
-    let stream = Stream { url: "wss://a/b", call: &call, status_url: None };
-    let body = |provider: Provider| provider.dialect().connect(&stream).body;
-    assert_eq!(body(Provider::SignalWire), body(Provider::Twilio));
-    assert_eq!(
-        body(Provider::Telnyx),
-        r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/b" bidirectionalMode="rtp" bidirectionalCodec="PCMU"/></Connect></Response>"#
-    );
-    assert_eq!(
-        serde_json::from_str::<Value>(&body(Provider::Vonage)).unwrap(),
-        json!([{"action": "connect", "endpoint": [{"type": "websocket", "uri": "wss://a/b",
-            "content-type": "audio/l16;rate=16000", "headers": {"call_sid": "c1"}}]}])
-    );
-    assert_eq!(body(Provider::Jambonz), r#"[{"url":"wss://a/b","verb":"listen"}]"#);
-}
-
-/// Reads a document as its receiver would; what text it says.
-fn well_formed(document: &Document) -> bool {
-    if document.content_type == "application/json" {
-        return serde_json::from_str::<Value>(&document.body).is_ok();
-    }
-    let mut reader = quick_xml::Reader::from_str(&document.body);
-    reader.config_mut().check_end_names = true;
-    let (mut depth, mut elements) = (0, 0);
-    loop {
-        match reader.read_event() {
-            Ok(quick_xml::events::Event::Eof) => return depth == 0 && elements > 0,
-            Ok(quick_xml::events::Event::Start(_)) => (depth, elements) = (depth + 1, elements + 1),
-            Ok(quick_xml::events::Event::End(_)) => depth -= 1,
-            Ok(quick_xml::events::Event::Empty(_)) => elements += 1,
-            Ok(_) => {}
-            Err(_) => return false,
-        }
-    }
-}
-
-proptest! {
-    /// Whatever a provider sends: a call with a well-formed document, or a clear
-    /// refusal with one. Nothing panics, and nothing unsigned is genuine.
-    #[test]
-    fn any_request_whatsoever_gives_a_well_formed_document_or_an_error(
-        index in 0..Provider::ALL.len(),
-        is_get: bool,
-        is_json: bool,
-        query in "\\PC{0,40}|([a-zA-Z_]{1,8}=[^#]{0,8}&?){0,4}",
-        body in prop_oneof![
-            proptest::collection::vec(any::<u8>(), 0..80),
-            "(CallSid|CallUUID|uuid|call_sid|merchant_id|flow|template|Stream)=.{0,20}".prop_map(String::into_bytes),
-            r#"\{"(CallSid|call_sid|uuid)": ?("\PC{0,20}"|[0-9]{1,20}|null|\[\])\}"#.prop_map(String::into_bytes),
-        ],
-        header in "[ -~]{0,60}",
-        sentence in "\\PC{0,60}",
-    ) {
-        let provider = Provider::ALL[index];
-        let mut sent = Sent::new(provider, &format!("/api/v1/x?{query}"), "k");
-        if provider == Provider::Telnyx {
-            sent.keys = BASE64.encode(&[9; 32]);
-        }
-        (sent.is_get, sent.is_json, sent.body) = (is_get, is_json, body);
-        for name in ["x-twilio-signature", "x-signalwire-signature", "x-plivo-signature-v3",
-            "x-plivo-signature-v3-nonce", "telnyx-signature-ed25519", "authorization", "jambonz-signature"] {
-            sent = sent.with(name, header.clone());
-        }
-        sent = sent.with("telnyx-timestamp", NOW.to_string());
-        prop_assert!(!sent.is_genuine());
-
-        let headers = HeaderMap::new();
-        let webhook = Webhook {
-            is_get: sent.is_get, public_url: BASE, target: &sent.target, headers: &headers,
-            body: &sent.body, content: if sent.is_json { Content::Json } else { Content::Form }, at: NOW,
-            query: Params::default(), sent: Params::default(),
-         covered: Covered::Everything };
-        if let Ok(webhook) = webhook.read() {
-            provider.dialect().call_is_over(&webhook);
-            provider.dialect().stream_is_over(&webhook);
-            if let Ok(request) = CallRequest::from_webhook(provider, &webhook) {
-                let urls = WsUrls { base: "wss://a".into(), path: DEFAULT_WS_PATH.parse().unwrap() };
-                let url = urls.url(&"pod-1".parse().unwrap(), &request);
-                let stream = Stream { url: &url, call: &request.call, status_url: Some(&sent.target) };
-                prop_assert!(well_formed(&provider.dialect().connect(&stream)));
-            }
-        }
-        if let Some(document) = provider.dialect().hang_up(&sentence) {
-            prop_assert!(well_formed(&document));
-        }
-        prop_assert!(well_formed(&provider.dialect().noted()));
-    }
 }
