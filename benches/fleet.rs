@@ -42,15 +42,8 @@ fn measure(name: &str, tiers: &str) {
     let (mut allocations, mut releases) = (Vec::new(), Vec::new());
     let mut now = 1_000;
     for _ in 0..ROUNDS {
-        let requests: Vec<Allocate> = calls
-            .iter()
-            .map(|call| Allocate {
-                call: call.clone(),
-                merchant: None,
-                lease_ttl: 900_000,
-                provisional: false,
-            })
-            .collect();
+        let requests: Vec<Allocate> =
+            calls.iter().map(|call| Allocate::new(call.clone(), None, 900_000)).collect();
         let started = Instant::now();
         for request in &requests {
             now += 1;
@@ -58,7 +51,7 @@ fn measure(name: &str, tiers: &str) {
         }
         allocations.push(started.elapsed().as_nanos() as f64 / CALLS as f64);
         let requests: Vec<Release> =
-            calls.iter().map(|call| Release { call: call.clone(), pod: None }).collect();
+            calls.iter().map(|call| Release::new(call.clone(), None)).collect();
         let started = Instant::now();
         for request in &requests {
             now += 1;

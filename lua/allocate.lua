@@ -1,25 +1,105 @@
 #!lua
--- Gives a call a pod, or says again which one it has.
--- ARGV[3..8]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt,
---   '1' if its stream has to start before it is sure
--- Replies: {existing, now, pod, source pool, tried}
---          {new, now, pod, source pool, tried, why the merchant's document is malformed}
---          {refused, now, tried, why malformed, limit that would be exceeded ('' for none)}   {lost, now}: the store is empty   {late, now}
+-- Gives a call a pod, says again which one it has, or lets it wait.
+-- ARGV[3..11]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt, stage ('provisional' if its
+--   stream has to start before it is sure, else ''), number of the attempt ('' where nobody counts), how it may wait
+--   ('' or: time, patience, most calls, most of its merchant), what was before ('' or: pod, number, '1' if that is final, retries)
+-- Replies: {existing, now, pod, source pool, tried, number of the attempt}
+--          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the merchant's document is malformed}
+--          {refused, now, tried, why malformed, why refused}: no_pods, max_calls, max_rate, queue_full, over, unsettled, spent
+--          {refused, now, tried, '', time_over, how long it waited}
+--          {refused, now, tried, why malformed, waiting, until, is new (1, 0)}
+--          {lost, now}: the store is empty   {late, now}
 -- include: base
 -- include: pod
+-- include: queue
+-- include: draw
 local call, merchant, lease, life, attempt = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
+local stage, attempts, hold, after = ARGV[8], ARGV[9], ARGV[10], nil
 local call_key = P .. 'call:' .. call
-local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried', 'attempt')
+if ARGV[11] ~= '' then
+  local pod, number, final, retries = string.match(ARGV[11], '^(%S+) (%d+) (%d) (%d+)$')
+  after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
+end
+local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+
+-- The pod that a call whose stream is gone has just left.
+local before
+if after and record[1] == after.pod and (tonumber(record[6] or 0) or 0) == after.attempt and record[5] ~= 'handed' then
+  if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+  before = facts_of(record[1])
+  if before then read_table(before) end
+  end_call(before, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
+    attempts = record[6] or ''}, 'stream')
+  if before then
+    local changed = lasted(record[8]) < 10000 and fared_badly(before)
+    if after.is_last then
+      resettle(before, changed)
+    elseif settle(before) or changed then
+      place(before)
+    else
+      place_calls(before)
+    end
+  end
+  if after.is_last then return {'refused', now, '', '', 'spent'} end
+  record = {}
+end
+
 if record[1] then
-  -- The same attempt again: its first answer was lost.
   local pool = pool_text(record[2])
-  if record[4] == attempt then return {'new', now, record[1], pool, record[3] or '', ''} end
+  if record[5] == 'handed' then
+    -- It comes for the pod that it was handed while it waited: its lease begins.
+    local f = facts_of(record[1])
+    local place = place_of(call)
+    extend(f, call, now + lease, nil, record[7])
+    redis.call('HSET', call_key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', attempt, 'stage', stage)
+    redis.call('PEXPIRE', call_key, life + SLACK)
+    redis.call('DEL', P .. 'wait:' .. call)
+    if stage == '' then view('SREM', P .. 'short', call) else redis.call('DEL', P .. 'end:' .. call) end
+    if f then place_calls(f) end
+    local waited = place and math.max(0, now - place.since) or 0
+    return {'new', now, record[1], pool, record[3] or '', record[6] or '', waited, ''}
+  end
+  -- The same attempt again: its first answer was lost.
+  if record[4] == attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
   -- Two have asked by now; neither may take the call from the other.
   if record[4] and record[4] ~= '' then redis.call('HDEL', call_key, 'attempt') end
-  return {'existing', now, record[1], pool, record[3] or ''}
+  return {'existing', now, record[1], pool, record[3] or '', record[6] or ''}
 end
-local default_chain = read('HGET', P .. 'tiers', ':chain')
+local in_force = read('HMGET', P .. 'tiers', ':chain', ':waiting')
+local default_chain = in_force[1]
 if not default_chain then return {'lost', now} end
+is_waited_for = in_force[2] and true or false
+
+local hold_time, patience, most, most_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
+hold_time, patience = tonumber(hold_time or 0), tonumber(patience or 0)
+if is_waited_for then
+  local place = poll_by_of(call) and place_of(call)
+  if place then
+    if hold == '' then return {'refused', now, place.tried, '', 'no_pods'} end
+    if now >= place.ends then
+      leave(call)
+      return {'refused', now, place.tried, '', 'time_over', math.max(0, now - place.since)}
+    end
+    view('ZADD', P .. 'waiting', now + patience, call)
+    if place.merchant ~= '' then
+      view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', now + patience, call)
+      view('ZADD', live_key(place.merchant), now + patience, call)
+    end
+    return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
+  end
+end
+if after and not before then
+  local ended = end_of(call)
+  if ended and (ended.attempts > after.attempt or ended.cause == 'agent' or ended.cause == 'provider') then
+    return {'refused', now, '', '', 'over'}
+  end
+  if ended and ended.cause == 'stream' then
+    if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+    local f = ended.lasted < 10000 and facts_of(ended.pod)
+    if f and fared_badly(f) then place(f) end
+  end
+  if after.is_last then return {'refused', now, '', '', 'spent'} end
+end
 
 local function is_name(text)
   return type(text) == 'string' and #text >= 1 and #text <= 64
@@ -32,6 +112,8 @@ end
 
 -- How much the merchant may have at most, as its document says.
 local limits = {}
+-- Whose calls come first where they have to wait.
+local priority = 0
 
 local function is_limit(value, most)
   return type(value) == 'number' and value >= 0 and value <= most and value % 1 == 0
@@ -59,6 +141,10 @@ local function merchant_steps(document)
   local max_calls, max_rate = given('max_calls'), given('max_rate')
   if max_calls ~= nil and not is_limit(max_calls, 1000000) then return nil, 'max_calls: expected a whole number' end
   if max_rate ~= nil and not is_limit(max_rate, 1000) then return nil, 'max_rate: expected a whole number' end
+  local first = given('priority')
+  if first ~= nil and not (is_limit(first, 100) or type(first) == 'number' and is_limit(-first, 100)) then
+    return nil, 'priority: expected a whole number'
+  end
   local steps = {}
   if pool then steps[1] = 'merchant:' .. pool end
   if fallback ~= nil then
@@ -72,6 +158,7 @@ local function merchant_steps(document)
     end
   end
   limits = {calls = max_calls, rate = max_rate}
+  priority = given('priority') or 0
   if only then return steps end
   if fallback == nil or #fallback == 0 then return steps, nil, true end
   for _, step in ipairs(fallback) do steps[#steps + 1] = step end
@@ -123,60 +210,68 @@ local function exceeded()
   end
 end
 
--- A pod of a pool that takes the call; nil and why there is none.
-local function draw(tier, kind)
-  local key = available_key(tier)
-  local function try(pods)
-    if type(pods) ~= 'table' or pods.err then return nil end
-    for _, pod in ipairs(pods) do
-      local f = readable_facts_of(pod)
-      local room = f and f.calls < (kind.kind == 'shared' and kind.cap or 1)
-      if room and f.tier == tier and serving(f) then return f end
-    end
+-- Counts a call that was let in as one of this second.
+local function admit()
+  if limits.rate and not after then
+    view('LPUSH', rate_key, now)
+    redis.call('LTRIM', rate_key, 0, limits.rate - 1)
+    redis.call('PEXPIRE', rate_key, 1000)
   end
-  local found
-  if kind.kind ~= 'shared' then
-    found = try(redis.pcall('SRANDMEMBER', key, 1)) or try(redis.pcall('SRANDMEMBER', key, 16))
-  elseif kind.strategy == 'pack' then
-    found = try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 0, 1))
-      or try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 1, 16))
-  else
-    found = try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 0, 1))
-      or try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 1, 16))
-  end
-  if found then return found end
-  local out = out_key(tier)
-  if count('SCARD', assigned_key(tier)) > count('ZCARD', out) then return nil, 'at_capacity' end
-  if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
-  return nil, 'empty'
 end
 
-local limit = exceeded()
-if limit then return {'refused', now, '', malformed, limit} end
-local tried = {}
-for _, step in ipairs(steps) do
-  local f, reason
-  if step.kind then f, reason = draw(step.tier, step.kind) else reason = 'unknown' end
-  if f then
-    local deadline, at, pool = now + lease, tostring(math.floor(now / 1000)), source_pool(step.tier)
-    local told = table.concat(tried, ' ')
-    extend(f, call, deadline, nil, merchant)
-    redis.call('HSET', call_key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', merchant,
-      'allocated_at', at, 'at', now, 'tried', told, 'attempt', attempt, 'provisional', ARGV[8])
-    redis.call('PEXPIRE', call_key, life + SLACK)
-    if ARGV[8] == '1' then
-      view('SADD', P .. 'provisional', call)
-      redis.call('DEL', P .. 'missed:' .. call)
-    end
-    if limits.rate then
-      view('LPUSH', rate_key, now)
-      redis.call('LTRIM', rate_key, 0, limits.rate - 1)
-      redis.call('PEXPIRE', rate_key, 1000)
-    end
-    f.calls = f.calls + 1
-    place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
-    return {'new', now, f.pod, pool, told, malformed}
-  end
-  tried[#tried + 1] = step.step .. '=' .. reason
+-- Hands what the call has left to others, once it is clear that it does not need it.
+local function pass_on()
+  local f = before and readable_facts_of(before.pod)
+  if f then serve(f) end
 end
-return {'refused', now, table.concat(tried, ' '), malformed, ''}
+
+local limit = not after and exceeded()
+if limit then return {'refused', now, '', malformed, limit} end
+
+-- Walks the chain; the pod found, and what was tried before.
+local function walk(avoid)
+  local tried = {}
+  for _, step in ipairs(steps) do
+    local f, reason
+    if step.kind then f, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
+    if f then return f, table.concat(tried, ' ') end
+    tried[#tried + 1] = step.step .. '=' .. reason
+  end
+  return nil, table.concat(tried, ' ')
+end
+
+local f, tried = walk(after and after.pod)
+if after and not f then f, tried = walk() end
+if f then
+  admit()
+  local pool = give(f, call, {merchant = merchant, tried = tried, attempt = attempt, stage = stage, attempts = attempts},
+    now + lease, life)
+  if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
+  pass_on()
+  return {'new', now, f.pod, pool, tried, attempts, '', malformed}
+end
+
+local pools = {}
+for _, step in ipairs(steps) do
+  if step.tier then pools[#pools + 1] = step.tier end
+end
+if hold_time == 0 or #pools == 0 then
+  pass_on()
+  return {'refused', now, tried, malformed, 'no_pods'}
+end
+if count('ZCARD', P .. 'waiting') >= tonumber(most) or merchant ~= ''
+  and count('ZCARD', P .. 'merchant:' .. merchant .. ':waiting') >= tonumber(most_per_merchant) then
+  pass_on()
+  return {'refused', now, tried, malformed, 'queue_full'}
+end
+-- Higher priorities first, then who came first. A call that had a pod came before
+-- all who wait.
+local score = -priority * 4398046511104 + (after and 0 or redis.call('INCR', P .. 'tickets'))
+local ends, poll_by, waits_for = now + hold_time, now + patience, table.concat(pools, ' ')
+enqueue(call, merchant, waits_for, score, poll_by)
+redis.call('HSET', P .. 'wait:' .. call, 'merchant_id', merchant, 'pools', waits_for, 'score', score, 'since', now,
+  'until', ends, 'tried', tried, 'attempts', attempts)
+redis.call('PEXPIRE', P .. 'wait:' .. call, hold_time + patience + SLACK)
+admit()
+pass_on()
+return {'refused', now, tried, malformed, 'waiting', ends, 1}

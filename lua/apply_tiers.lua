@@ -12,11 +12,13 @@ if stage == '' and not is_set_up() then return {'lost', now} end
 local fresh = {}
 for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
 local fields = read('HGETALL', P .. 'tiers')
-local same, trusting = true, nil
+local same, trusting, waiting = true, nil, nil
 local before = {}
 for i = 1, #fields, 2 do
   if fields[i] == ':trusting_until' then
     trusting = fields[i + 1]
+  elseif fields[i] == ':waiting' then
+    waiting = fields[i + 1]
   elseif fields[i] == ':chain' then
     same = same and fields[i + 1] == ARGV[5]
     before[fields[i]] = true
@@ -41,5 +43,6 @@ redis.call('DEL', P .. 'tiers')
 if stage ~= 'adopting' then redis.call('HSET', P .. 'tiers', ':chain', ARGV[5]) end
 if stage == 'adopted' then redis.call('SET', P .. 'schema', '1') end
 if trusting then redis.call('HSET', P .. 'tiers', ':trusting_until', trusting) end
+if waiting then redis.call('HSET', P .. 'tiers', ':waiting', waiting) end
 for name, text in pairs(fresh) do redis.call('HSET', P .. 'tiers', name, text) end
 return {'applied', now}

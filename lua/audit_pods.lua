@@ -5,6 +5,7 @@
 -- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
 -- include: base
 -- include: pod
+-- include: queue
 if not is_set_up() then return {'lost', now} end
 local repaired = {}
 
@@ -68,9 +69,15 @@ local function audit(pod)
   local before = views(f)
   local wrong = index_drain(f)
   wrong = drop_calls(f) or wrong
+  if f.quarantined and not redis.pcall('ZSCORE', P .. 'quarantined', f.pod) then
+    view('ZADD', P .. 'quarantined', now, f.pod)
+    wrong = true
+  end
   settle(f)
   place(f)
-  return wrong or views(f) ~= before
+  wrong = wrong or views(f) ~= before
+  serve(f)
+  return wrong
 end
 
 for i = 4, #ARGV do

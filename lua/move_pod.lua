@@ -4,6 +4,7 @@
 -- Replies: {moved, now}   {unknown_pool, now}   {not_there, now}   {not_idle, now}   {fenced, now, epoch}
 -- include: base
 -- include: pod
+-- include: queue
 -- include: fence
 local tier = ARGV[6]
 if not wanted(tier) then return {'unknown_pool', now} end
@@ -13,5 +14,6 @@ if f.calls > 0 or not serving(f) or pinned(f) then return {'not_idle', now} end
 if f.tier ~= tier then
   set_home(f, tier)
   place(f)
+  serve(f)
 end
 return {'moved', now}

@@ -1,23 +1,46 @@
 #!lua flags=allow-oom
 -- Ends a call at its own request and gives the pod back.
--- ARGV[3..5]: call, pod it must be on ('' for any), attempt it must stem from ('' for any)
+-- ARGV[3..7]: call, pod it must be on ('' for any), attempt it must stem from ('' for any),
+--   number of the attempt that is over ('' for any), cause (agent, provider, stream)
 -- Replies: {released, now, pod, source pool, pool now, was draining (1, 0), lasted (ms)}   {not_found, now}
+--          {waited, now, how long}: it had no pod yet, and has left
 -- include: base
 -- include: pod
-local call = ARGV[3]
-local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'at', 'attempt', 'merchant_id', 'provisional')
-if not record[1] or ARGV[4] ~= '' and ARGV[4] ~= record[1] or ARGV[5] ~= '' and ARGV[5] ~= record[4] then
+-- include: queue
+local call, cause = ARGV[3], ARGV[7]
+local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'at', 'attempt', 'merchant_id', 'stage', 'attempts')
+if not record[1] then
+  -- It was waiting, or explains why its stream is gone.
+  if ARGV[5] ~= '' then return {'not_found', now} end
+  local since = ARGV[4] == '' and leave(call)
+  if since then return {'waited', now, math.max(0, now - since)} end
+  local ended = cause ~= 'stream' and end_of(call)
+  if ended and ended.cause == 'stream' and (ARGV[4] == '' or ARGV[4] == ended.pod) then
+    local left = redis.call('PTTL', P .. 'end:' .. call)
+    remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
+    redis.call('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
+  end
+  return {'not_found', now}
+end
+if ARGV[4] ~= '' and ARGV[4] ~= record[1] or ARGV[5] ~= '' and ARGV[5] ~= record[4]
+  or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[7] or 0) or 0) then
   return {'not_found', now}
 end
 local f = facts_of(record[1])
 if f then read_table(f) end
-end_call(f, call, record[5], record[6])
+local handed = record[6] == 'handed' and place_of(call)
+if record[6] == 'handed' then
+  redis.call('DEL', P .. 'wait:' .. call)
+  cause = 'abandoned'
+end
+end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)
 local source = pool_text(record[2], f and f.tier)
 local pool, draining = source, 0
 if f then
-  resettle(f)
+  resettle(f, speaks_for(f, cause, lasted(record[3])))
   redis.call('HSET', P .. 'pod:' .. f.pod, 'released_at', math.floor(now / 1000))
   pool = f.tier and source_pool(f.tier) or pool
   draining = leaving(f) and 1 or 0
 end
+if record[6] == 'handed' then return {'waited', now, math.max(0, now - (handed and handed.since or now))} end
 return {'released', now, record[1], source, pool, draining, lasted(record[3])}

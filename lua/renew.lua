@@ -6,6 +6,7 @@
 --          {lost, now}: the store is empty
 -- include: base
 -- include: pod
+-- include: queue
 local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
 local deadline = now + lease
 local unknown, registered, later, touched = {}, {}, {}, {}
@@ -26,19 +27,15 @@ local function adopt(call)
   end
   local kind = kind_of(f.tier)
   if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
-  redis.call('ZADD', P .. 'calls', deadline, call)
-  redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call)
-  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', source_pool(f.tier),
-    'merchant_id', '', 'allocated_at', math.floor(now / 1000), 'at', now, 'tried', '', 'attempt', '', 'provisional', '')
-  redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
-  f.calls = f.calls + 1
+  leave(call)
+  give(f, call, {}, deadline, life)
   touched[speaker] = f
   return registered
 end
 
 for i = 6, #ARGV do
   local call = ARGV[i]
-  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'provisional')
+  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
   local pod = record[1]
   -- One call or pod that can't be read must not keep the others from being renewed.
   local readable = not record.err
@@ -48,10 +45,11 @@ for i = 6, #ARGV do
     unknown[#unknown + 1] = call
   elseif pod and (speaker == '' or speaker == pod) then
     extend({pod = pod}, call, deadline, life, record[2])
-    if record[3] == '1' then
+    if record[3] and record[3] ~= '' then
       -- Whoever renews has its stream.
-      redis.call('HSET', P .. 'call:' .. call, 'provisional', '')
-      view('SREM', P .. 'provisional', call)
+      redis.call('HSET', P .. 'call:' .. call, 'stage', '')
+      view('SREM', P .. 'short', call)
+      if record[3] == 'handed' then redis.call('DEL', P .. 'wait:' .. call) end
     end
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}

@@ -1,26 +1,32 @@
 #!lua flags=allow-oom
--- Ends the leases and drains whose deadline has come, oldest first.
+-- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
 -- ARGV[3]: at most so many of each
--- Replies: {swept, now, {call, pod, source pool, lasted, had its stream not started (1, 0), ...}, {pods no longer draining}, is the store set up (1, 0)}
+-- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
+--   draining}, {pods no longer in quarantine}, is the store set up (1, 0)}
 -- include: base
 -- include: pod
-local expired, undrained = {}, {}
-if not is_set_up() then return {'swept', now, expired, undrained, 0} end
+-- include: queue
+local abandoned, expired, undrained, restored = {}, {}, {}, {}
+if not is_set_up() then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+entry('')
+local is_flagged = is_waited_for
+for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[3])) do
+  local since = leave(call)
+  if not since then redis.call('ZREM', P .. 'waiting', call) end
+  abandoned[#abandoned + 1] = call
+  abandoned[#abandoned + 1] = math.max(0, now - (since or now))
+end
+local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
 for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[3])) do
-  local record = record_of(call, 'pod_name', 'source_pool', 'at', 'merchant_id', 'provisional')
-  local f = record[1] and readable_facts_of(record[1])
+  local c = record_to_end(call)
+  local f = c.pod and readable_facts_of(c.pod)
   if f then read_table(f) end
-  end_call(f or nil, call, record[4], record[5])
-  if f then resettle(f) end
-  if record[1] then
-    local pool = pool_text(record[2], f and f.tier)
-    local missed = record[5] == '1' and 1 or 0
-    if missed == 1 then
-      -- Its stream may still come.
-      redis.call('HSET', P .. 'missed:' .. call, 'pod_name', record[1], 'merchant_id', record[4] or '')
-      redis.call('PEXPIRE', P .. 'missed:' .. call, 3600000)
-    end
-    for _, value in ipairs({call, record[1], pool, lasted(record[3]), missed}) do expired[#expired + 1] = value end
+  local cause = CAUSES[c.stage] or 'lease'
+  end_call(f or nil, call, c, cause)
+  if c.stage == 'handed' then redis.call('DEL', P .. 'wait:' .. call) end
+  if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end
+  if c.pod then
+    for _, value in ipairs({call, c.pod, pool_text(c.pool, f and f.tier), lasted(c.at), cause}) do expired[#expired + 1] = value end
   end
 end
 local due = redis.pcall('ZRANGEBYSCORE', P .. 'draining', '-inf', now, 'LIMIT', 0, ARGV[3])
@@ -37,11 +43,23 @@ for _, pod in ipairs(due) do
     redis.call('ZREM', P .. 'draining', pod)
     redis.call('DEL', P .. 'pod:draining:' .. pod)
     local f = readable_facts_of(pod)
-    if f then
-      settle(f)
-      place(f)
-    end
+    if f then resettle(f, true) end
     undrained[#undrained + 1] = pod
   end
 end
-return {'swept', now, expired, undrained, 1}
+for _, pod in ipairs(view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[3])) do
+  local f = readable_facts_of(pod)
+  if f then
+    -- One more bad call, and it is back there.
+    set_health(f, f.failures)
+    resettle(f, true)
+  else
+    redis.call('ZREM', P .. 'quarantined', pod)
+  end
+  restored[#restored + 1] = pod
+end
+-- Whether releases have to look for calls that wait.
+local waiting = count('ZCARD', P .. 'waiting')
+if waiting == 0 and is_flagged then redis.call('HDEL', P .. 'tiers', ':waiting') end
+if waiting > 0 and not is_flagged then redis.call('HSET', P .. 'tiers', ':waiting', '1') end
+return {'swept', now, abandoned, expired, undrained, restored, 1}

@@ -54,8 +54,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let nudge = Arc::new(Notify::new());
     let store = open_store(&config, &metrics, &nudge).await?;
     warn_about(&config, store.as_ref()).await;
-    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.connect) {
-        // Streams may have started while nobody listened.
+    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
+        // Streams may have started, and callers asked again, while nobody listened.
         store.spare(time).await?;
     }
     let access = Access::new(&config.access)
@@ -72,6 +72,8 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
         public_url: config.public_url.clone().unwrap_or_default(),
         stream_status: config.stream_status,
         busy_action: config.busy_action,
+        hold: config.hold.clone(),
+        retries: config.retries,
         providers: config.providers.clone(),
         ttls: config.ttls,
         read_timeout: config.http.read_timeout,

@@ -29,6 +29,7 @@ use crate::{
     },
     domain::{
         Millis,
+        fleet::Hold,
         tiers::{Origin, Tiers},
     },
     telephony::{Provider, WsPath},
@@ -91,6 +92,61 @@ pub struct Ttls {
     pub call_info: Millis,
     /// How long a call may wait for its stream, if that is looked at.
     pub connect: Option<Millis>,
+    /// How long a call that waits keeps its place without asking again, if any may.
+    pub patience: Option<Millis>,
+}
+
+impl Ttls {
+    /// What calls that could not tell us of themselves are given after an outage.
+    pub fn spared(&self) -> Option<Millis> {
+        self.connect.max(self.patience)
+    }
+}
+
+/// How calls wait for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HoldConfig {
+    pub time: Millis,
+    /// How often they ask again.
+    pub poll: Duration,
+    pub most: usize,
+    pub most_per_merchant: usize,
+    pub message: String,
+    pub audio: Option<String>,
+}
+
+/// So many times a call that waits may forget to ask.
+const MISSED_POLLS: Millis = 3;
+
+impl HoldConfig {
+    fn new(settings: &Settings) -> Option<Self> {
+        Some(Self {
+            time: settings.hold_time?.millis(),
+            poll: settings.hold_poll.0,
+            most: settings.hold_max,
+            most_per_merchant: most_per_merchant(settings),
+            message: settings.hold_message.trim().to_owned(),
+            audio: settings.hold_audio.clone(),
+        })
+    }
+
+    pub fn patience(&self) -> Millis {
+        MISSED_POLLS * self.poll.as_millis() as Millis
+    }
+
+    /// What a call that may wait for so long is told the store.
+    pub fn hold(&self, time: Millis) -> Hold {
+        Hold {
+            time: time.min(self.time),
+            patience: self.patience(),
+            most: self.most,
+            most_per_merchant: self.most_per_merchant,
+        }
+    }
+}
+
+fn most_per_merchant(settings: &Settings) -> usize {
+    settings.hold_max_per_merchant.unwrap_or(settings.hold_max.div_ceil(2))
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -126,6 +182,9 @@ pub struct Config {
     pub access: AccessConfig,
     pub stream_status: bool,
     pub busy_action: BusyAction,
+    pub hold: Option<HoldConfig>,
+    /// How often a call whose stream is gone is given another pod.
+    pub retries: u32,
     pub identity: String,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
@@ -176,6 +235,8 @@ impl Config {
             public_url: settings.public_url.clone(),
             stream_status: settings.stream_status || settings.connect_timeout.is_some(),
             busy_action: settings.busy_action,
+            hold: HoldConfig::new(&settings),
+            retries: settings.retry_on_disconnect,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
             reconcile_interval: settings.reconcile_interval.0,
@@ -184,6 +245,7 @@ impl Config {
                 draining: settings.draining_ttl.millis(),
                 call_info: settings.call_info_ttl.millis(),
                 connect: settings.connect_timeout.map(Span::millis),
+                patience: HoldConfig::new(&settings).map(|hold| hold.patience()),
             },
             tiers,
             leader: leader(&settings, in_cluster)?,
@@ -236,6 +298,13 @@ impl Config {
             ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
             ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
             ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
+            ("HOLD_TIME", s.hold_time.map(|it| it.to_string()).unwrap_or_default()),
+            ("HOLD_POLL", s.hold_poll.to_string()),
+            ("HOLD_MAX", s.hold_max.to_string()),
+            ("HOLD_MAX_PER_MERCHANT", most_per_merchant(s).to_string()),
+            ("HOLD_MESSAGE", s.hold_message.clone()),
+            ("HOLD_AUDIO", text(&s.hold_audio)),
+            ("RETRY_ON_DISCONNECT", s.retry_on_disconnect.to_string()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
             ("AGENT_CONTAINER", text(&s.agent_container)),
@@ -293,6 +362,8 @@ fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
     let needs_url = match signs_urls {
         Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
         None if settings.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
+        None if settings.hold_time.is_some() => Some("HOLD_TIME is set".into()),
+        None if settings.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
         None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
     };
     match (needs_url, &settings.public_url) {

@@ -21,7 +21,7 @@ use prometheus_client::{
 };
 
 use crate::domain::{
-    fleet::{EndedCall, PoolStatus, Reason, Status, Tried},
+    fleet::{EndedCall, PoolStatus, Reason, Refusal, Status, Tried, Why},
     merchant::Step,
     names::Pool,
 };
@@ -53,6 +53,11 @@ pub struct Refused {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Denied {
     pub reason: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct Waited {
+    pub result: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -105,6 +110,11 @@ fn short_times() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
 }
 
+/// From 100 ms to 14 min.
+fn waiting_times() -> Histogram {
+    Histogram::new(exponential_buckets(0.1, 2.0, 14))
+}
+
 /// From 1 s to 9 h.
 fn call_times() -> Histogram {
     Histogram::new(exponential_buckets(1.0, 2.0, 16))
@@ -122,6 +132,10 @@ pub struct Metrics {
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
     unconfirmed: Family<SourcePool, Counter>,
+    rescued: Family<SourcePool, Counter>,
+    wait: Histograms<Waited>,
+    pub abandoned: Counter,
+    pub lost: Counter,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
     limited: Family<Denied, Counter>,
@@ -147,6 +161,10 @@ impl Default for Metrics {
             refusals: Family::default(),
             leases_expired: Family::default(),
             unconfirmed: Family::default(),
+            rescued: Family::default(),
+            wait: Family::new_with_constructor(waiting_times),
+            abandoned: Counter::default(),
+            lost: Counter::default(),
             denied: Family::default(),
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
@@ -191,6 +209,18 @@ impl Metrics {
             "unconfirmed",
             "Calls whose stream did not start in time",
             self.unconfirmed.clone(),
+        );
+        ours.register(
+            "rescued",
+            "Calls that were given another pod because their stream was gone",
+            self.rescued.clone(),
+        );
+        ours.register("lost", "Calls whose stream was gone once too often", self.lost.clone());
+        ours.register("wait_seconds", "How long calls waited for a pod", self.wait.clone());
+        ours.register(
+            "abandoned",
+            "Calls that stopped asking while they waited",
+            self.abandoned.clone(),
         );
         ours.register(
             "call_duration_seconds",
@@ -252,11 +282,26 @@ impl Metrics {
     /// A call asked for a pod. `pool` is where it got one.
     pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
+        if let (Some(_), "rescued") = (pool, result) {
+            let source_pool = source_pool.clone();
+            self.rescued.get_or_create(&SourcePool { source_pool }).inc();
+        }
         self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
     }
 
+    /// A call no longer waits.
+    pub fn waited(&self, result: &'static str, millis: u64) {
+        self.wait.get_or_create(&Waited { result }).observe(millis as f64 / 1_000.0);
+    }
+
+    /// A call stopped asking while it waited.
+    pub fn abandoned(&self, millis: u64) {
+        self.abandoned.inc();
+        self.waited("abandoned", millis);
+    }
+
     /// A merchant's limit kept a call out.
-    pub fn limited(&self, reason: &'static str) {
+    fn limited(&self, reason: &'static str) {
         self.allocated(None, reason);
         self.limited.get_or_create(&Denied { reason }).inc();
     }
@@ -268,9 +313,18 @@ impl Metrics {
 
     /// A call was refused. Only tiers have a name here: any other can stand in a
     /// merchant's document.
-    pub fn refused(&self, tried: &[Tried]) {
-        self.allocated(None, "no_pods");
-        for Tried { step, reason } in tried {
+    pub fn refused(&self, refusal: &Refusal) {
+        match refusal.why {
+            Why::Limit(limit) => return self.limited(limit.as_str()),
+            // It is not decided yet, or was counted before.
+            Why::Unsettled | Why::Waiting { is_new: false, .. } => return,
+            Why::Over | Why::Waiting { .. } => return self.allocated(None, refusal.why.as_str()),
+            Why::Spent => drop(self.lost.inc()),
+            Why::TimeOver { waited } => self.waited("time_over", waited),
+            Why::NoPods | Why::QueueFull => {}
+        }
+        self.allocated(None, refusal.why.as_str());
+        for Tried { step, reason } in &refusal.tried {
             let tier = match step {
                 _ if *reason == Reason::Unknown => String::new(),
                 Step::Tier(tier) => tier.to_string(),
@@ -338,6 +392,14 @@ impl Collector for StoreGauges {
             None,
             MetricType::Gauge,
         )?)?;
+        let waiting = ConstGauge::new(status.waiting as i64);
+        let help = "Calls that wait for a pod, read from the store";
+        waiting.encode(encoder.encode_descriptor(
+            "waiting_calls",
+            help,
+            None,
+            MetricType::Gauge,
+        )?)?;
         let mut per_pool = |name, help, count: fn(&PoolStatus) -> usize| {
             let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
             status.pools.iter().try_for_each(|pool| {
@@ -349,6 +411,11 @@ impl Collector for StoreGauges {
             "pool_available_pods",
             "Pods in the available view, read from the store",
             |pool| pool.available,
+        )?;
+        per_pool(
+            "pool_quarantined_pods",
+            "Pods that are given no calls because several failed, read from the store",
+            |pool| pool.quarantined,
         )?;
         per_pool("pool_assigned_pods", "Pods that belong to a pool, read from the store", |pool| {
             pool.assigned

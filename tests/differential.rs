@@ -7,7 +7,11 @@ use redis::Commands;
 use smart_router::{
     config::Ttls,
     domain::{
-        fleet::{Allocate, Confirm, Departure, Fleet, PodFacts, Release, Removed, Renew},
+        fleet::{
+            After, Allocate, Allocation, Cause, Confirm, Departure, Fleet, Hold, PodFacts, Refusal,
+            Release, Removed, Renew,
+        },
+        merchant::Malformed,
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::{Kind, Origin, Tiers},
     },
@@ -33,7 +37,7 @@ const TABLES: [&str; 5] = [
         "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
 ];
 
-const MERCHANTS: [Option<&str>; 20] = [
+const MERCHANTS: [Option<&str>; 24] = [
     None,
     Some(r#"{"pool": "acme"}"#),
     Some(r#"{"pool": "acme", "dedicated_only": true}"#),
@@ -54,6 +58,10 @@ const MERCHANTS: [Option<&str>; 20] = [
     Some(r#"{"max_calls": 1.5}"#),
     Some(r#"{"pool": "acme", "priority": NaN}"#),
     Some(r#"{"pool": "acme", "priority": 0x10}"#),
+    Some(r#"{"priority": 5}"#),
+    Some(r#"{"priority": -3.0, "max_calls": 4}"#),
+    Some(r#"{"priority": 101}"#),
+    Some(r#"{"priority": "1"}"#),
 ];
 
 const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
@@ -82,9 +90,58 @@ impl Dice {
         format!("m{}", self.roll(3)).parse().unwrap()
     }
 
+    fn allocate(&mut self, fleet: &Fleet) -> Allocate {
+        let (call, merchant, provisional) = (self.call(), self.merchant(), self.roll(3) == 0);
+        let hold = Hold {
+            time: 500 + self.roll(8_000) as u64,
+            patience: 1_000 + self.roll(3_000) as u64,
+            most: 6,
+            most_per_merchant: 3,
+        };
+        // Mostly what a provider would say of the attempt that is over.
+        let live = fleet.call(&call);
+        let (pod, attempt) = match live.filter(|_| self.roll(4) > 0) {
+            Some(live) => (live.pod, live.attempt),
+            None => (self.pod(), self.roll(4) as u32),
+        };
+        let after = After { pod, attempt, is_final: self.roll(2) == 0, retries: 2 };
+        let (returns, is_after) = (self.roll(2) == 0, self.roll(4) == 0);
+        Allocate {
+            merchant: self.sometimes(merchant),
+            lease_ttl: if provisional { CONNECT } else { LEASE },
+            provisional,
+            returns: returns || is_after,
+            hold: (self.roll(2) == 0).then_some(hold),
+            after: is_after.then_some(after),
+            call,
+        }
+    }
+
     fn sometimes<T>(&mut self, value: T) -> Option<T> {
         (self.roll(3) == 0).then_some(value)
     }
+}
+
+/// An outcome as both sides can say it: why a document is malformed is told in
+/// different words.
+fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
+    let same_words = |malformed: Option<Malformed>| malformed.map(|_| Malformed::new("malformed"));
+    match outcome {
+        Ok(mut got) => {
+            got.malformed_merchant = same_words(got.malformed_merchant);
+            Ok(got)
+        }
+        Err(mut refusal) => {
+            refusal.malformed_merchant = same_words(refusal.malformed_merchant);
+            Err(refusal)
+        }
+    }
+}
+
+/// The pods that have calls: those that were drawn are among them.
+async fn busy(store: &Redis) -> Result<Vec<PodName>, String> {
+    let pods = store.pods().await.map_err(|error| error.to_string())?;
+    Ok(pods.into_iter().filter(|pod| !pod.calls.is_empty()).map(|pod| pod.name).collect())
 }
 
 fn table(index: usize) -> Tiers {
@@ -113,7 +170,8 @@ impl World {
     async fn new(scripts: Scripts) -> Self {
         let now = unix_millis();
         let server = RedisServer::with_held_clock(now);
-        let ttls = Ttls { lease: TRUST, draining: LEASE, call_info: LEASE, connect: None };
+        let ttls =
+            Ttls { lease: TRUST, draining: LEASE, call_info: LEASE, connect: None, patience: None };
         let config = RedisConfig {
             url: server.url(),
             key_prefix: "voice:".into(),
@@ -137,51 +195,22 @@ impl World {
         let down = |error: smart_router::store::StoreError| format!("the store failed: {error}");
         let told = match dice.roll(51) {
             0..=13 => {
-                let (merchant, provisional) = (dice.merchant(), dice.roll(3) == 0);
-                let request = Allocate {
-                    call: dice.call(),
-                    merchant: dice.sometimes(merchant),
-                    lease_ttl: if provisional { CONNECT } else { LEASE },
-                    provisional,
-                };
-                match store.allocate(&request).await.map_err(down)? {
-                    Ok(got) => {
-                        let legal = fleet
-                            .follow(&request, &got.pod, now)
-                            .map_err(|illegal| format!("{request:?}: {illegal}"))?;
-                        let shown = |it: &smart_router::domain::fleet::Allocation| {
-                            (
-                                it.pod.clone(),
-                                it.pool.clone(),
-                                it.was_existing,
-                                it.tried.clone(),
-                                it.malformed_merchant.is_some(),
-                            )
-                        };
-                        same!(format!("{request:?}"), shown(&got), shown(&legal));
-                    }
-                    Err(refusal) => match fleet.allocate(&request, now) {
-                        Ok(ours) => {
-                            return Err(format!(
-                                "{request:?}: Redis refuses {refusal:?}, the fleet gives {ours:?}"
-                            ));
-                        }
-                        Err(ours) => {
-                            same!("a refusal", refusal.tried, ours.tried);
-                            same!("a refusal's limit", refusal.limit, ours.limit);
-                            same!(
-                                "a refusal",
-                                refusal.malformed_merchant.is_some(),
-                                ours.malformed_merchant.is_some()
-                            );
-                        }
-                    },
-                }
+                let request = dice.allocate(fleet);
+                let outcome = store.allocate(&request).await.map_err(down)?;
+                fleet.favour(outcome.iter().map(|got| got.pod.clone()).collect());
+                let ours = fleet.allocate(&request, now);
+                same!(format!("{request:?}"), plain(outcome), plain(ours));
                 format!("{request:?}")
             }
             14..=20 => {
                 let pod = dice.pod();
-                let request = Release { call: dice.call(), pod: dice.sometimes(pod) };
+                let (call, attempt) = (dice.call(), dice.roll(3) as u32);
+                let request = Release {
+                    call,
+                    pod: dice.sometimes(pod),
+                    attempt: (dice.roll(4) == 0).then_some(attempt),
+                    cause: [Cause::Agent, Cause::Provider, Cause::Stream][dice.roll(3)],
+                };
                 same!(
                     format!("{request:?}"),
                     store.release(&request).await.map_err(down)?,
@@ -211,7 +240,11 @@ impl World {
             }
             26..=27 => {
                 let pod = dice.pod();
-                same!("undrain", store.undrain(&pod).await.map_err(down)?, fleet.undrain(&pod));
+                same!(
+                    "undrain",
+                    store.undrain(&pod).await.map_err(down)?,
+                    fleet.undrain(&pod, now)
+                );
                 format!("undrain {pod}")
             }
             28..=34 => {
@@ -226,10 +259,9 @@ impl World {
                 };
                 let epoch = dice.roll(3) as u64;
                 let epoch = dice.sometimes(epoch);
-                let (mut redis, mut ours) = (
-                    store.observe_pod(&pod, &facts, epoch).await.map_err(down)?,
-                    fleet.observe_pod(&pod, &facts, epoch, now),
-                );
+                let mut redis = store.observe_pod(&pod, &facts, epoch).await.map_err(down)?;
+                fleet.favour(busy(&store).await?);
+                let mut ours = fleet.observe_pod(&pod, &facts, epoch, now);
                 for ended in [&mut redis, &mut ours].into_iter().flatten() {
                     ended.ended.sort_by(|a, b| a.call.cmp(&b.call));
                 }
@@ -239,10 +271,10 @@ impl World {
             35 => {
                 let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
                 let departure = [Departure::Now, Departure::WhenIdle][dice.roll(2)];
-                let (mut redis, mut ours) = (
-                    store.remove_pod(&pod, &uid, departure, None).await.map_err(down)?,
-                    fleet.remove_pod(&pod, &uid, departure, None, now),
-                );
+                let mut redis =
+                    store.remove_pod(&pod, &uid, departure, None).await.map_err(down)?;
+                fleet.favour(busy(&store).await?);
+                let mut ours = fleet.remove_pod(&pod, &uid, departure, None, now);
                 for removed in [&mut redis, &mut ours] {
                     if let Ok(Removed::Gone { ended }) = removed {
                         ended.sort_by(|a, b| a.call.cmp(&b.call));
@@ -258,7 +290,7 @@ impl World {
                 same!(
                     "move",
                     store.move_pod(&pod, &uid, &to, None).await.map_err(down)?,
-                    fleet.move_pod(&pod, &uid, &to, None)
+                    fleet.move_pod(&pod, &uid, &to, None, now)
                 );
                 format!("move {pod} {uid} to {to}")
             }
@@ -267,7 +299,7 @@ impl World {
                 same!(
                     "tiers",
                     store.apply_tiers(&tiers, None).await.map_err(down)?,
-                    fleet.apply_tiers(&tiers, None)
+                    fleet.apply_tiers(&tiers, None, now)
                 );
                 format!("tiers {}", serde_json::Value::from(tiers))
             }
@@ -283,12 +315,15 @@ impl World {
                 format!("sweep {most}")
             }
             41 => {
-                let names = fleet.pod_names();
-                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
+                let mut names = fleet.pod_names();
+                names.sort();
+                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names, now));
                 "audit".into()
             }
             43..=45 => {
-                let confirm = Confirm { call: dice.call(), pod: dice.pod(), lease_ttl: LEASE };
+                let (call, attempt) = (dice.call(), dice.roll(3) as u32);
+                let attempt = dice.sometimes(attempt);
+                let confirm = Confirm { call, pod: dice.pod(), attempt, lease_ttl: LEASE };
                 same!(
                     format!("{confirm:?}"),
                     store.confirm(&confirm).await.map_err(down)?,
@@ -330,6 +365,16 @@ impl World {
         same!("status", status, self.fleet.status());
         let pods = self.store.pods().await.map_err(|error| error.to_string())?;
         same!("pods", pods, self.fleet.pods());
+        Ok(())
+    }
+
+    /// Where every call is.
+    async fn calls_agree(&mut self) -> Result<(), String> {
+        for number in 0..14 {
+            let call: CallSid = format!("c{number}").parse().unwrap();
+            let found = self.store.call(&call).await.map_err(|error| error.to_string())?;
+            same!(format!("call {call}"), found, self.fleet.find(&call));
+        }
         Ok(())
     }
 
@@ -394,10 +439,12 @@ impl World {
             let status: String = redis.hget(format!("voice:pod:{name}"), "status").unwrap();
             let expected = if pod.is_leaving() {
                 "draining"
-            } else if pod.calls.is_empty() {
-                "available"
-            } else {
+            } else if !pod.calls.is_empty() {
                 "allocated"
+            } else if pod.quarantined_until.is_some() {
+                "quarantined"
+            } else {
+                "available"
             };
             same!(format!("status of {name}"), status, expected);
             if let Some(first) = pod.calls.first() {
@@ -430,13 +477,15 @@ impl World {
                 live.push((call.call.to_string(), call.lease_until));
             }
         }
-        let mut provisional: Vec<String> = redis.smembers("voice:provisional").unwrap();
-        provisional.sort();
-        let is_provisional =
-            |call: &&(String, u64)| self.fleet.call(&call.0.parse().unwrap()).unwrap().provisional;
+        let mut short: Vec<String> = redis.smembers("voice:short").unwrap();
+        short.sort();
+        let is_short = |call: &&(String, u64)| {
+            let call = self.fleet.call(&call.0.parse().unwrap()).unwrap();
+            call.provisional || call.is_handed
+        };
         live.sort();
-        let ours: Vec<String> = live.iter().filter(is_provisional).map(|it| it.0.clone()).collect();
-        same!("voice:provisional", provisional, ours);
+        let ours: Vec<String> = live.iter().filter(is_short).map(|it| it.0.clone()).collect();
+        same!("voice:short", short, ours);
         let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
         calls.sort();
         same!("voice:calls", calls, live);
@@ -455,7 +504,10 @@ pub async fn compare(seed: u64, operations: usize, scripts: Scripts) -> Result<(
             Ok(told) => {
                 story.push(told);
                 match number % 15 {
-                    0 => world.views_agree().await.and_then(|()| world.keys_agree()),
+                    0 => match world.calls_agree().await.and_then(|()| world.keys_agree()) {
+                        Ok(()) => world.views_agree().await,
+                        Err(error) => Err(error),
+                    },
                     number if number % 3 == 0 => world.views_agree().await,
                     _ => Ok(()),
                 }

@@ -9,8 +9,8 @@ use crate::differential::compare;
 const MUTATIONS: [(&str, &str, &str); 21] = [
     (
         "a release frees a call that is on another pod",
-        "ARGV[4] ~= '' and ARGV[4] ~= record[1]",
-        "false",
+        "ARGV[4] ~= '' and ARGV[4] ~= record[1] or",
+        "",
     ),
     (
         "an ended call goes on counting",
@@ -35,7 +35,11 @@ const MUTATIONS: [(&str, &str, &str); 21] = [
         "tonumber(ARGV[3]) + 1 < current",
     ),
     ("an ended call comes back by a renewal", "or redis.call('ZSCORE', P .. 'ended', call)", ""),
-    ("a swept call leaves its pod busy", "if f then resettle(f) end", ""),
+    (
+        "a swept call leaves its pod busy",
+        "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
+        "",
+    ),
     ("busy pods change their pool", "if f.calls > 0 then return false end", ""),
     (
         "a pod that moves stays where it was, too",
@@ -55,8 +59,8 @@ const MUTATIONS: [(&str, &str, &str); 21] = [
     ),
     (
         "an ended call counts against its merchant",
-        "view('ZREM', live_key(merchant), call)",
-        "redis.call('PING')",
+        "if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end",
+        "",
     ),
     (
         "a rate counts one call too few",
@@ -65,24 +69,20 @@ const MUTATIONS: [(&str, &str, &str); 21] = [
     ),
     (
         "a refused call counts as one of the second",
-        "local limit = exceeded()\n",
-        "local limit = exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
+        "local limit = not after and exceeded()\n",
+        "local limit = not after and exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
     ),
     (
         "a start takes a pod that has another call",
-        "and f.calls < (kind.kind == 'shared' and kind.cap or 1)\nif missed",
-        "\nif missed",
+        "or not f or f.calls >= cap_of(f) then",
+        "or not f or not serving(f) then",
     ),
     (
         "a start ends no waiting",
-        "  redis.call('HSET', P .. 'call:' .. call, 'provisional', '')\n  view('SREM', P .. 'provisional', call)\n  if f then",
+        "  redis.call('HSET', P .. 'call:' .. call, 'stage', '')\n  view('SREM', P .. 'short', call)\n  if f then",
         "  if f then",
     ),
-    (
-        "a call that ended in order comes back by its start",
-        "if missed[1] ~= pod or not room",
-        "if not room",
-    ),
+    ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
     ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
 ];
 

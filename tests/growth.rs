@@ -54,7 +54,13 @@ impl World {
             url: server.url(),
             key_prefix: "voice:".into(),
             authority: None,
-            ttls: Ttls { lease: 900_000, draining: 360_000, call_info: 3_600_000, connect: None },
+            ttls: Ttls {
+                lease: 900_000,
+                draining: 360_000,
+                call_info: 3_600_000,
+                connect: None,
+                patience: None,
+            },
             tiers: tiers("spread"),
             nudge: Arc::default(),
             metrics: StoreMetrics::default(),
@@ -93,15 +99,8 @@ impl World {
         let calls: Vec<CallSid> =
             numbers.map(|number| format!("CA{number:032}").parse().unwrap()).collect();
         for some in calls.chunks(AT_ONCE) {
-            let requests: Vec<Allocate> = some
-                .iter()
-                .map(|call| Allocate {
-                    call: call.clone(),
-                    merchant: None,
-                    lease_ttl,
-                    provisional: false,
-                })
-                .collect();
+            let requests: Vec<Allocate> =
+                some.iter().map(|call| Allocate::new(call.clone(), None, lease_ttl)).collect();
             for given in join_all(requests.iter().map(|request| self.store.allocate(request))).await
             {
                 given.unwrap().unwrap();
@@ -112,7 +111,7 @@ impl World {
 
     async fn release(&self, calls: Vec<CallSid>) {
         let requests: Vec<Release> =
-            calls.into_iter().map(|call| Release { call, pod: None }).collect();
+            calls.into_iter().map(|call| Release::new(call, None)).collect();
         for some in requests.chunks(AT_ONCE) {
             for released in join_all(some.iter().map(|request| self.store.release(request))).await {
                 released.unwrap().unwrap();

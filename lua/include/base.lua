@@ -61,7 +61,7 @@ local function assigned_key(tier)
   local id = merchant_of(tier)
   return id and P .. 'merchant:' .. id .. ':assigned' or P .. 'pool:' .. tier .. ':assigned'
 end
--- Pods of a pool that are out of service: score 1 leaving, 2 not ready.
+-- Pods of a pool that are out of service: score 1 leaving, 2 not ready, 3 quarantined.
 local function out_key(tier)
   local id = merchant_of(tier)
   return id and P .. 'merchant:' .. id .. ':out' or P .. 'pool:' .. tier .. ':out'
@@ -69,6 +69,10 @@ end
 -- The live calls of a merchant, by deadline: what its limits count.
 local function live_key(merchant)
   return P .. 'merchant:' .. merchant .. ':calls'
+end
+-- Calls that wait and may use a pool, by whose turn it is.
+local function queue_key(tier)
+  return P .. 'queue:' .. tier
 end
 local function source_pool(tier)
   return merchant_of(tier) and tier or 'pool:' .. tier
@@ -92,6 +96,8 @@ end
 local entries = {}
 -- Until when (ms) a pod's word is enough for a call that nobody knows.
 local trusting_until = 0
+-- Whether there may be calls that wait; nil before the table was read.
+local is_waited_for
 
 local function parse_entry(text)
   local kind, cap, strategy, target = string.match(text, '^(%a+) (%d+) (%a+) (%d+)$')
@@ -101,10 +107,11 @@ end
 -- The entry of a tier by its name; nil if the table has none.
 local function entry(name)
   if entries[name] == nil then
-    local found = read('HMGET', P .. 'tiers', name, ':trusting_until')
+    local found = read('HMGET', P .. 'tiers', name, ':trusting_until', ':waiting')
     entries[name] = found[1] and parse_entry(found[1]) or false
     -- (an entry that makes no sense is none; the table is written anew soon)
     trusting_until = tonumber(found[2] or 0)
+    is_waited_for = found[3] and true or false
   end
   return entries[name] or nil
 end

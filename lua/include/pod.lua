@@ -3,7 +3,7 @@
 -- The facts that views follow from; nil if the pod is not known.
 local function facts_of(pod)
   local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
-  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'ready', 'terminating', 'pin')
+  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
   if not fields[1] then return nil end
   return {
     pod = pod,
@@ -13,6 +13,8 @@ local function facts_of(pod)
     ready = fields[2] == '1',
     terminating = fields[3] == '1',
     pin = fields[4] or '',
+    failures = tonumber(fields[5] or 0) or 0,
+    quarantined = (fields[6] or '') ~= '',
     calls = read('ZCARD', P .. 'pod:calls:' .. pod),
   }
 end
@@ -29,7 +31,7 @@ local function leaving(f)
 end
 
 local function serving(f)
-  return f.ready and not leaving(f)
+  return f.ready and not leaving(f) and not f.quarantined
 end
 
 -- Reads the table's entry for a pod's pool, and with it until when we trust.
@@ -51,7 +53,7 @@ local function place_calls(f, only)
       view('SREM', key, f.pod)
     end
   end
-  local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or 'available'
+  local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
     redis.call('DEL', P .. 'lease:' .. f.pod)
     redis.call('HSET', P .. 'pod:' .. f.pod, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
@@ -75,7 +77,7 @@ local function place_service(f)
   if serving(f) then
     view('ZREM', out_key(f.tier), f.pod)
   else
-    view('ZADD', out_key(f.tier), leaving(f) and 1 or 2, f.pod)
+    view('ZADD', out_key(f.tier), leaving(f) and 1 or not f.ready and 2 or 3, f.pod)
   end
 end
 
@@ -161,11 +163,6 @@ local function settle(f)
   return true
 end
 
--- Settles and places a pod whose calls have changed.
-local function resettle(f)
-  if settle(f) then place(f) else place_calls(f) end
-end
-
 -- Sets the deadline of a call in all indexes, and how long its record lives, if
 -- there is one already. Comes before other writes: what is of the wrong type shows
 -- here.
@@ -176,14 +173,58 @@ local function extend(f, call, deadline, life, merchant)
   if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
 end
 
--- Ends a call: its record, its lease, its places in the indexes. `f` is its pod,
--- if that is known, `merchant` whose call it is; `provisional` is '1' if its stream
--- has not started yet.
-local function end_call(f, call, merchant, provisional)
+-- How many calls a pod may carry; 0 if none.
+local function cap_of(f)
+  local kind = f.tier and kind_of(f.tier)
+  return kind and serving(f) and (kind.kind == 'shared' and kind.cap or 1) or 0
+end
+
+-- Gives a call a pod. `c` is its record: merchant, tried, attempt, stage, attempts.
+local function give(f, call, c, deadline, life)
+  local at, pool = tostring(math.floor(now / 1000)), source_pool(f.tier)
+  extend(f, call, deadline, nil, c.merchant)
+  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '',
+    'allocated_at', at, 'at', now, 'tried', c.tried or '', 'attempt', c.attempt or '', 'stage', c.stage or '',
+    'attempts', c.attempts or '')
+  redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+  if c.stage and c.stage ~= '' then view('SADD', P .. 'short', call) end
+  f.calls = f.calls + 1
+  place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
+  return pool
+end
+
+-- The record of a call as scripts that end it need it.
+local function record_to_end(call)
+  local r = record_of(call, 'pod_name', 'source_pool', 'at', 'merchant_id', 'stage', 'attempts', 'attempt')
+  return {pod = r[1], pool = r[2], at = r[3], merchant = r[4] or '', stage = r[5] or '', attempts = r[6] or '', attempt = r[7]}
+end
+
+-- Remembers how a call ended that may come back.
+local function remember(call, pod, cause, attempts, lasted_for, merchant)
+  if attempts == '' then attempts = '0' end
+  if merchant == '' then merchant = '-' end
+  redis.call('SET', P .. 'end:' .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', 3600000)
+end
+
+-- How a call ended, if that is remembered.
+local function end_of(call)
+  local text = redis.pcall('GET', P .. 'end:' .. call)
+  if type(text) ~= 'string' then return nil end
+  local pod, cause, attempts, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
+  return pod and {pod = pod, cause = cause, attempts = tonumber(attempts), lasted = tonumber(lasted_for),
+    merchant = merchant ~= '-' and merchant or ''}
+end
+
+-- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
+-- that is known, `c` its record.
+local function end_call(f, call, c, cause)
   redis.call('ZREM', P .. 'calls', call)
   redis.call('DEL', P .. 'call:' .. call)
-  if merchant and merchant ~= '' then view('ZREM', live_key(merchant), call) end
-  if provisional == '1' then view('SREM', P .. 'provisional', call) end
+  if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end
+  if c.stage ~= '' then view('SREM', P .. 'short', call) end
+  if c.pod and c.stage ~= 'handed' and (c.attempts ~= '' or cause == 'unconfirmed') then
+    remember(call, c.pod, cause, c.attempts, lasted(c.at), c.merchant)
+  end
   if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then
     f.calls = f.calls - 1
   end
@@ -194,15 +235,41 @@ local function end_call(f, call, merchant, provisional)
   end
 end
 
--- Ends all calls of a pod: call, source pool and how long it lasted, of each.
-local function end_calls(f)
-  local ended = {}
-  for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)) do
-    local record = record_of(call, 'source_pool', 'at', 'merchant_id', 'provisional')
-    ended[#ended + 1] = call
-    ended[#ended + 1] = pool_text(record[1], f.tier)
-    ended[#ended + 1] = lasted(record[2])
-    end_call(f, call, record[3], record[4])
+-- Notes how a pod has fared, and until when (ms) it is given no calls for that.
+local function set_health(f, failures, quarantined_until)
+  redis.call('HSET', P .. 'pod:' .. f.pod, 'failures', failures, 'quarantined_until', quarantined_until or '')
+  if quarantined_until then
+    view('ZADD', P .. 'quarantined', quarantined_until, f.pod)
+  else
+    view('ZREM', P .. 'quarantined', f.pod)
   end
-  return ended
+  f.failures, f.quarantined = failures, quarantined_until and true or false
+end
+
+-- A call went well on a pod. Answers whether its service changes by that.
+local function fared_well(f)
+  if f.failures == 0 and not f.quarantined then return false end
+  local was = f.quarantined
+  set_health(f, 0)
+  return was
+end
+
+-- A call never connected, or broke at once. Three in a row put a pod into
+-- quarantine, but never more than a fifth of its pool. Answers as above.
+local function fared_badly(f)
+  if f.quarantined or f.failures < 2 or not f.tier
+    or (count('ZCOUNT', out_key(f.tier), 3, 3) + 1) * 5 > count('SCARD', assigned_key(f.tier)) then
+    redis.call('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
+    f.failures = f.failures + 1
+    return false
+  end
+  set_health(f, f.failures + 1, now + 60000)
+  return true
+end
+
+-- What the end of a call says of its pod. Answers as above.
+local function speaks_for(f, cause, lasted_for)
+  if cause == 'unconfirmed' then return fared_badly(f) end
+  if cause == 'agent' or cause == 'provider' and lasted_for >= 10000 then return fared_well(f) end
+  return false
 end

@@ -1,6 +1,6 @@
 -- pod_row: a pod as readers see it.
 local function pod_row(pod)
-  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin')
+  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin', 'quarantined_until')
   if not fields[1] then return nil end
   local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
   local deadline = strings[2] and redis.pcall('ZSCORE', P .. 'draining', pod)
@@ -13,5 +13,5 @@ local function pod_row(pod)
     shown[#shown + 1] = calls[i + 1]
   end
   return {pod, strings[1] or '', fields[1], fields[2] or '', fields[3] or '0', fields[4] or '0',
-    fields[5] or '0', fields[6] or '', deadline and tostring(deadline) or '', shown}
+    fields[5] or '0', fields[6] or '', deadline and tostring(deadline) or '', fields[7] or '', shown}
 end

@@ -79,7 +79,7 @@ impl Desk {
     pub async fn release(&self, pod: &PodName, call: &CallSid) -> anyhow::Result<Option<String>> {
         match self {
             Self::Here { store, metrics, .. } => {
-                let request = Release { call: call.clone(), pod: Some(pod.clone()) };
+                let request = Release::new(call.clone(), Some(pod.clone()));
                 match store.release(&request).await {
                     Ok(Ok(released)) => {
                         metrics.released(Some(&released.source_pool), "success");

@@ -101,6 +101,39 @@ pub struct Settings {
     #[arg(long, env, value_name = "ACTION", default_value = "say", value_enum)]
     pub busy_action: BusyAction,
 
+    /// How long a call may wait for a pod, hearing HOLD_MESSAGE or HOLD_AUDIO, before it is refused. Unset: it is refused at once. Needs PUBLIC_URL
+    #[arg(long, env, value_name = "TIME")]
+    pub hold_time: Option<Span>,
+
+    /// How often a call that waits asks again; after three times without it has lost its place
+    #[arg(long, env, value_name = "TIME", default_value = "5s", value_parser = values::poll_span)]
+    pub hold_poll: Span,
+
+    /// How many calls may wait
+    #[arg(long, env, value_name = "NUMBER", default_value = "1000")]
+    pub hold_max: usize,
+
+    /// How many calls of one merchant may wait. Default: half of HOLD_MAX
+    #[arg(long, env, value_name = "NUMBER")]
+    pub hold_max_per_merchant: Option<usize>,
+
+    /// What a call hears when it begins to wait; empty for nothing
+    #[arg(
+        long,
+        env,
+        value_name = "TEXT",
+        default_value = "All agents are busy. Please stay on the line."
+    )]
+    pub hold_message: String,
+
+    /// URL of what a call hears while it waits, about as long as HOLD_POLL. Unset: silence
+    #[arg(long, env, value_name = "URL", value_parser = values::audio_url)]
+    pub hold_audio: Option<String>,
+
+    /// How often a call is given another pod when its stream is gone and its agent has not released it; 0 hangs up. Needs PUBLIC_URL
+    #[arg(long, env, value_name = "NUMBER", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=9))]
+    pub retry_on_disconnect: u32,
+
     /// Namespace of the pods to watch
     #[arg(long, env, value_name = "NAME", default_value = "default")]
     pub namespace: String,

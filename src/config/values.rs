@@ -107,6 +107,23 @@ pub fn public_url(text: &str) -> Result<String, String> {
     base_url(text, ["http", "https"])
 }
 
+/// Providers pause for whole seconds.
+pub fn poll_span(text: &str) -> Result<Span, String> {
+    let span: Result<Span, String> = text.parse();
+    let whole = span.ok().filter(|span| span.millis().is_multiple_of(1_000));
+    whole.ok_or_else(|| "whole seconds, such as 5s".into())
+}
+
+/// What providers fetch and play.
+pub fn audio_url(text: &str) -> Result<String, String> {
+    let uri: Option<Uri> = text.parse().ok();
+    let known = uri.filter(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    });
+    known.map(|_| text.into()).ok_or_else(|| "a URL that begins with http:// or https://".into())
+}
+
 pub fn redis_url(text: &str) -> Result<String, String> {
     let known = ["redis://", "rediss://", "redis+sentinel://"];
     if known.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) {

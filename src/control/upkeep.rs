@@ -1,6 +1,7 @@
 //! The sweep and the audit.
 
 use super::Control;
+use crate::domain::fleet::Cause;
 
 /// So many overdue leases are ended in one step.
 const BATCH: usize = 100;
@@ -15,18 +16,33 @@ impl Control {
             };
             for ended in &swept.expired {
                 let (call, pod, pool) = (&ended.call, &ended.pod, &ended.source_pool);
-                if ended.unconfirmed {
-                    self.metrics.unconfirmed(ended);
-                    tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms = ended.lasted, "a stream never started; its pod is free again");
-                    continue;
+                let lasted_ms = ended.lasted;
+                match ended.cause {
+                    Cause::Unconfirmed => {
+                        self.metrics.unconfirmed(ended);
+                        tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms, "a stream never started; its pod is free again");
+                    }
+                    Cause::Abandoned => {
+                        self.metrics.abandoned(lasted_ms);
+                        tracing::info!(call_sid = %call, %pod, %pool, "a call did not come for the pod it waited for");
+                    }
+                    _ => {
+                        self.metrics.expired(ended);
+                        tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms, "a lease ran out: no release, no renewal");
+                    }
                 }
-                self.metrics.expired(ended);
-                tracing::warn!(call_sid = %call, %pod, %pool, lasted_ms = ended.lasted, "a lease ran out: no release, no renewal");
+            }
+            for gone in &swept.abandoned {
+                self.metrics.abandoned(gone.waited);
+                tracing::info!(call_sid = %gone.call, waited_ms = gone.waited, "a call no longer waits: it has stopped asking");
+            }
+            for pod in &swept.restored {
+                tracing::info!(%pod, "a quarantine ran out");
             }
             for pod in &swept.undrained {
                 tracing::info!(%pod, "a drain ran out");
             }
-            if swept.expired.len().max(swept.undrained.len()) < BATCH {
+            if swept.most() < BATCH {
                 return;
             }
         }

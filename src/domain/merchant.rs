@@ -18,6 +18,7 @@ pub const MAX_STEPS: usize = 16;
 /// The largest limits a merchant may have.
 const MOST_CALLS: u32 = 1_000_000;
 const MOST_RATE: u32 = 1_000;
+const MOST_PRIORITY: i32 = 100;
 
 /// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -89,6 +90,8 @@ pub struct MerchantConfig {
     /// Nothing but the merchant's own pool is tried.
     dedicated_only: bool,
     pub limits: Limits,
+    /// Who waits for a pod with more of it comes first.
+    pub priority: i32,
 }
 
 /// How much a merchant may ask for at most.
@@ -142,6 +145,7 @@ impl MerchantConfig {
                 max_calls: read_limit(&fields, "max_calls", MOST_CALLS)?,
                 max_rate: read_limit(&fields, "max_rate", MOST_RATE)?,
             },
+            priority: read_whole(&fields, "priority", -MOST_PRIORITY, MOST_PRIORITY)?.unwrap_or(0),
         })
     }
 }
@@ -151,14 +155,24 @@ fn read_limit(
     name: &str,
     most: u32,
 ) -> Result<Option<u32>, Malformed> {
+    let whole = read_whole(fields, name, 0, most as i32)?;
+    Ok(whole.map(|number| number as u32))
+}
+
+fn read_whole(
+    fields: &Map<String, Value>,
+    name: &str,
+    least: i32,
+    most: i32,
+) -> Result<Option<i32>, Malformed> {
     let value = match fields.get(name) {
         None | Some(Value::Null) => return Ok(None),
         Some(value) => value,
     };
     let whole = value.as_f64().filter(|number| number.fract() == 0.0);
-    let fits = whole.filter(|number| (0.0..=f64::from(most)).contains(number));
-    fits.map(|number| Some(number as u32)).ok_or_else(|| {
-        Malformed(format!("{name} {value}: expected a whole number from 0 to {most}"))
+    let fits = whole.filter(|number| (f64::from(least)..=f64::from(most)).contains(number));
+    fits.map(|number| Some(number as i32)).ok_or_else(|| {
+        Malformed(format!("{name} {value}: expected a whole number from {least} to {most}"))
     })
 }
 
@@ -253,6 +267,8 @@ mod tests {
         assert_eq!((given.max_calls, given.max_rate), (Some(50), Some(3)));
         assert_eq!(limits(r#"{"max_calls": null}"#), Limits::default());
         assert_eq!(limits(r#"{"max_calls": 0}"#).max_calls, Some(0));
+        let priority = |document| MerchantConfig::parse(document).unwrap().priority;
+        assert_eq!((priority("{}"), priority(r#"{"priority": -7}"#)), (0, -7));
     }
 
     #[test]
@@ -276,6 +292,8 @@ mod tests {
             r#"{"max_calls": 1000001}"#,
             r#"{"max_rate": 1001}"#,
             r#"{"max_rate": true}"#,
+            r#"{"priority": 101}"#,
+            r#"{"priority": "high"}"#,
             &long,
             &many,
         ] {

@@ -1,14 +1,17 @@
 //! `POST /allocate`: a pod for a call, in JSON.
 
+use std::{pin::pin, time::Duration};
+
 use axum::{Json, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
 
 use super::{ApiError, Context, Noted, Shared, body::JsonBody};
 use crate::{
+    config::Span,
     domain::{
         Millis,
-        fleet::{Allocate, Allocation, Refusal},
-        merchant::Limit,
+        fleet::{After, Allocate, Allocation, Hold, Refusal, Why},
     },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
@@ -21,6 +24,8 @@ pub struct Body {
     provider: Option<String>,
     flow: Option<String>,
     template: Option<String>,
+    /// How long the call may wait for a pod (`20s`).
+    wait: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -47,25 +52,38 @@ pub enum NotConnected {
 impl From<&NotConnected> for ApiError {
     fn from(failure: &NotConnected) -> Self {
         match failure {
-            NotConnected::Refused(Refusal { limit: Some(limit), .. }) => Self::limited(*limit),
-            NotConnected::Refused(refusal) => Self::no_pods(&refusal.tried),
+            NotConnected::Refused(refusal) => Self::refused(refusal),
             NotConnected::Store(error) => Self::from(error.clone()),
         }
     }
 }
 
-/// Asks the store for a pod, and counts and notes what came of it. `connect` is how
-/// long the call may wait for its stream, if that will be told.
+/// How a call asks.
+#[derive(Default)]
+pub struct Way {
+    /// How long it may wait for its stream, if that will be told.
+    pub connect: Option<Millis>,
+    /// It comes back when its stream is gone.
+    pub returns: bool,
+    pub hold: Option<Hold>,
+    pub after: Option<After>,
+}
+
+/// Asks the store for a pod, and counts and notes what came of it.
 pub async fn connect(
     context: &Context,
     request: &CallRequest,
-    connect: Option<Millis>,
+    way: Way,
 ) -> (Noted, Result<Connected, NotConnected>) {
+    let is_rescue = way.after.is_some();
     let allocate = Allocate {
         call: request.call.clone(),
         merchant: request.merchant.clone(),
-        lease_ttl: connect.unwrap_or(context.ttls.lease),
-        provisional: connect.is_some(),
+        lease_ttl: way.connect.unwrap_or(context.ttls.lease),
+        provisional: way.connect.is_some(),
+        returns: way.returns,
+        hold: way.hold,
+        after: way.after,
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
     let outcome = context.store.allocate(&allocate).await;
@@ -80,8 +98,15 @@ pub async fn connect(
     }
     match outcome {
         Ok(Ok(allocation)) => {
-            noted.outcome = if allocation.was_existing { "existing" } else { "success" };
+            noted.outcome = match &allocation {
+                it if it.was_existing => "existing",
+                _ if is_rescue => "rescued",
+                _ => "success",
+            };
             context.metrics.allocated(Some(&allocation.pool), noted.outcome);
+            if let Some(waited) = allocation.waited {
+                context.metrics.waited("served", waited);
+            }
             noted.pod = Some(allocation.pod.clone());
             noted.pool = Some(allocation.pool.to_string());
             noted.tried = allocation.tried.clone();
@@ -89,12 +114,9 @@ pub async fn connect(
             (noted, Ok(Connected { allocation, ws_url }))
         }
         Ok(Err(refusal)) => {
-            noted.outcome = refusal.limit.map_or("no_pods", Limit::as_str);
+            noted.outcome = refusal.why.as_str();
             noted.tried = refusal.tried.clone();
-            match refusal.limit {
-                Some(limit) => context.metrics.limited(limit.as_str()),
-                None => context.metrics.refused(&refusal.tried),
-            }
+            context.metrics.refused(&refusal);
             (noted, Err(NotConnected::Refused(refusal)))
         }
         Err(error) => {
@@ -104,6 +126,42 @@ pub async fn connect(
         }
     }
 }
+
+/// The same, but waits for as long as the call may, and answers at once when it has
+/// its pod, whichever replica handed it over.
+async fn connect_or_wait(
+    context: &Context,
+    request: &CallRequest,
+    hold: Hold,
+    poll: Duration,
+) -> (Noted, Result<Connected, NotConnected>) {
+    let until = Instant::now() + Duration::from_millis(hold.time);
+    let listener = context.store.wakes().listen(&request.call);
+    loop {
+        let mut woken = pin!(listener.woken());
+        woken.as_mut().enable();
+        let (mut noted, outcome) =
+            connect(context, request, Way { hold: Some(hold), ..Way::default() }).await;
+        let Err(NotConnected::Refused(Refusal { why: Why::Waiting { .. }, .. })) = outcome else {
+            return (noted, outcome);
+        };
+        let again = (Instant::now() + poll).min(until.max(Instant::now() + SOON));
+        tokio::select! {
+            () = woken => {}
+            () = tokio::time::sleep_until(again) => {}
+            () = context.lifecycle.stopping.cancelled() => {
+                noted.outcome = "stopping";
+                let error = StoreError::Unavailable(
+                    "this router is stopping; ask again, the place is kept".into(),
+                );
+                return (noted, Err(NotConnected::Store(error)));
+            }
+        }
+    }
+}
+
+/// The store's clock may be a little behind ours.
+const SOON: Duration = Duration::from_millis(10);
 
 pub async fn allocate(
     State(context): Shared,
@@ -120,7 +178,19 @@ pub async fn allocate(
         template: body.template.as_deref(),
     };
     let request = CallRequest::new(provider, parts)?;
-    let (noted, outcome) = connect(&context, &request, None).await;
+    let wait: Option<Span> = match body.wait.as_deref() {
+        None | Some("" | "0" | "0s") => None,
+        Some(text) => Some(text.parse().map_err(|expected| {
+            ApiError::bad_request(format!("wait {text:?} is not valid: expected {expected}"))
+        })?),
+    };
+    let (noted, outcome) = match (&context.hold, wait) {
+        (Some(config), Some(wait)) => {
+            let hold = config.hold(wait.millis());
+            connect_or_wait(&context, &request, hold, config.poll).await
+        }
+        _ => connect(&context, &request, Way::default()).await,
+    };
     Ok(match outcome {
         Err(failure) => noted.on(ApiError::from(&failure)),
         Ok(Connected { allocation, ws_url }) => noted.on(Json(Allocated {

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     domain::{
-        fleet::{Confirm, Confirmed, Release},
+        fleet::{Cause, Confirm, Confirmed, Release},
         names::PodName,
     },
     telephony::{Covered, Provider, Webhook, call_of},
@@ -40,6 +40,7 @@ pub async fn callback(
         // former stream must not end the one it has now.
         let pod = webhook.query.get("pod_name").filter(|pod| !pod.is_empty());
         let pod: Option<PodName> = pod.map(str::parse).transpose()?;
+        let attempt = webhook.query.get("attempt").and_then(|attempt| attempt.parse().ok());
         let is_over = match about {
             About::Call => dialect.call_is_over(webhook),
             About::Stream => dialect.stream_is_over(webhook),
@@ -50,7 +51,11 @@ pub async fn callback(
             )
         })?;
         let has_started = about == About::Stream && dialect.stream_has_started(webhook);
-        Ok((Release { call, pod }, is_over, has_started))
+        let cause = match about {
+            About::Call => Cause::Provider,
+            About::Stream => Cause::Stream,
+        };
+        Ok((Release { call, pod, attempt, cause }, is_over, has_started))
     };
     let (release, is_over, has_started) =
         match receive(&context, provider, request, Covered::Body, read).await {
@@ -58,8 +63,12 @@ pub async fn callback(
             Err(response) => return response,
         };
     if let (true, Some(pod), Some(_)) = (has_started, &release.pod, context.ttls.connect) {
-        let confirm =
-            Confirm { call: release.call.clone(), pod: pod.clone(), lease_ttl: context.ttls.lease };
+        let confirm = Confirm {
+            call: release.call.clone(),
+            pod: pod.clone(),
+            attempt: release.attempt,
+            lease_ttl: context.ttls.lease,
+        };
         let mut noted =
             Noted { call: Some(release.call.clone()), pod: Some(pod.clone()), ..Noted::default() };
         return match context.store.confirm(&confirm).await {

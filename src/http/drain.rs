@@ -120,12 +120,14 @@ pub async fn undrain(
             format!("Pod {pod} is terminating and takes no new calls.")
         }
         _ if undrained.was_draining => format!("Pod {pod} takes calls again."),
+        _ if undrained.was_quarantined => format!("Pod {pod} takes calls again."),
         _ => format!("Pod {pod} was not draining."),
     };
     Ok(noted.on(Json(json!({
         "success": true,
         "pod_name": pod,
         "was_draining": undrained.was_draining,
+        "was_quarantined": undrained.was_quarantined,
         "is_terminating": undrained.is_terminating,
         "message": message,
     }))))

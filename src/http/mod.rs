@@ -35,12 +35,12 @@ use self::callbacks::About;
 pub use self::reply::{ApiError, Noted};
 use crate::{
     access::{Access, Role},
-    config::{BusyAction, Ttls},
-    domain::names::PodName,
+    config::{BusyAction, HoldConfig, Ttls},
+    domain::fleet::Allocation,
     lifecycle::Lifecycle,
     metrics::Metrics,
     store::Store,
-    telephony::{Provider, WsUrls},
+    telephony::{CallRequest, Provider, WsUrls},
 };
 
 /// What every endpoint may use.
@@ -56,6 +56,10 @@ pub struct Context {
     /// Whether documents ask providers to tell us about streams.
     pub stream_status: bool,
     pub busy_action: BusyAction,
+    /// How calls wait for a pod, if they may.
+    pub hold: Option<HoldConfig>,
+    /// How often a call whose stream is gone is given another pod.
+    pub retries: u32,
     pub ttls: Ttls,
     pub read_timeout: Duration,
     /// Tells the pods' loop that the tiers have changed.
@@ -65,9 +69,35 @@ pub struct Context {
 
 impl Context {
     /// Where a provider shall tell what becomes of the stream to a pod.
-    fn stream_status_url(&self, provider: Provider, pod: &PodName) -> Option<String> {
+    fn stream_status_url(&self, provider: Provider, given: &Allocation) -> Option<String> {
         let base = Some(&self.public_url).filter(|_| self.stream_status)?;
-        Some(format!("{base}/api/v1/{provider}/stream-status?pod_name={pod}"))
+        let url = format!("{base}/api/v1/{provider}/stream-status?pod_name={}", given.pod);
+        Some(match given.attempt {
+            0 => url,
+            attempt => format!("{url}&attempt={attempt}"),
+        })
+    }
+
+    /// Where a call goes when its stream is gone.
+    fn after_stream_url(&self, request: &CallRequest, given: &Allocation) -> Option<String> {
+        let Allocation { pod, attempt, .. } = given;
+        (*attempt > 0).then(|| {
+            self.return_url(request, "after-stream", &format!("pod_name={pod}&attempt={attempt}"))
+        })
+    }
+
+    /// Where a call that waits asks again. `since` is when it began to (unix seconds).
+    fn waiting_url(&self, request: &CallRequest, since: u64) -> String {
+        self.return_url(request, "allocate", &format!("waiting_since={since}"))
+    }
+
+    fn return_url(&self, request: &CallRequest, endpoint: &str, what: &str) -> String {
+        let CallRequest { merchant, provider, flow, template, .. } = request;
+        let merchant = merchant.as_ref().map(|id| format!("&merchant_id={id}")).unwrap_or_default();
+        let base = &self.public_url;
+        format!(
+            "{base}/api/v1/{provider}/{endpoint}?{what}{merchant}&flow={flow}&template={template}"
+        )
     }
 }
 
@@ -104,6 +134,9 @@ fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
     context.providers.iter().copied().fold(Router::new(), |routes, provider| {
         let allocate =
             move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
+        let after_stream = move |context: Shared, request: Request| {
+            webhooks::after_stream(context, provider, request)
+        };
         let callback = |about: About| {
             let handler = move |context: Shared, request: Request| {
                 callbacks::callback(context, provider, about, request)
@@ -115,6 +148,10 @@ fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
             .route(
                 &format!("/{provider}/allocate"),
                 get(allocate).post(allocate).head(reply::method_not_allowed),
+            )
+            .route(
+                &format!("/{provider}/after-stream"),
+                get(after_stream).post(after_stream).head(reply::method_not_allowed),
             )
             .route(&format!("/{provider}/call-status"), callback(About::Call))
             .route(&format!("/{provider}/stream-status"), callback(About::Stream))
@@ -187,8 +224,16 @@ impl Context {
             public_url: String::new(),
             stream_status: false,
             busy_action: BusyAction::Say,
+            hold: None,
+            retries: 0,
             providers: Provider::ALL.into(),
-            ttls: Ttls { lease: 1_000, draining: 1_000, call_info: 1_000, connect: None },
+            ttls: Ttls {
+                lease: 1_000,
+                draining: 1_000,
+                call_info: 1_000,
+                connect: None,
+                patience: None,
+            },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle: Arc::default(),

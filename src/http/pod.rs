@@ -33,6 +33,8 @@ pub async fn pod(
         "is_terminating": pod.facts.terminating,
         "is_draining": pod.is_leaving(),
         "draining_until": pod.draining_until.map(|until| until / 1_000),
+        "is_quarantined": pod.quarantined_until.is_some(),
+        "quarantined_until": pod.quarantined_until.map(|until| until / 1_000),
         "has_active_lease": !pod.calls.is_empty(),
         "lease_call_sid": pod.calls.first().map(|call| call.call.to_string()).unwrap_or_default(),
         "calls": calls,

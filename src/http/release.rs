@@ -2,11 +2,12 @@
 
 use axum::{Json, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::{ApiError, Context, Noted, Shared, body::JsonBody};
 use crate::{
     domain::{
-        fleet::{CallNotFound, Release, Released},
+        fleet::{CallNotFound, NotReleased, Release, Released},
         names::{CallSid, PodName},
     },
     store::StoreError,
@@ -30,7 +31,7 @@ struct Freed {
 pub async fn end(
     context: &Context,
     release: Release,
-) -> (Noted, Result<Result<Released, CallNotFound>, StoreError>) {
+) -> (Noted, Result<Result<Released, NotReleased>, StoreError>) {
     let mut noted =
         Noted { call: Some(release.call.clone()), pod: release.pod.clone(), ..Noted::default() };
     let metrics = &context.metrics;
@@ -43,9 +44,13 @@ pub async fn end(
             noted.pod = Some(released.pod.clone());
             noted.pool = Some(released.pool.to_string());
         }
-        Ok(Err(CallNotFound)) => {
+        Ok(Err(NotReleased::NotFound)) => {
             metrics.released(None, "not_found");
             noted.outcome = "not_found";
+        }
+        Ok(Err(NotReleased::Waited { waited })) => {
+            metrics.abandoned(*waited);
+            noted.outcome = "waited";
         }
         Err(_) => {
             metrics.released(None, "error");
@@ -61,7 +66,7 @@ pub async fn release(
 ) -> Result<Response, ApiError> {
     let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
-    let (noted, outcome) = end(&context, Release { call, pod }).await;
+    let (noted, outcome) = end(&context, Release::new(call, pod)).await;
     Ok(match outcome {
         Ok(Ok(released)) => noted.on(Json(Freed {
             success: true,
@@ -69,7 +74,10 @@ pub async fn release(
             released_to_pool: released.pool.to_string(),
             was_draining: released.was_draining,
         })),
-        Ok(Err(not_found)) => noted.on(ApiError::from(not_found)),
+        Ok(Err(NotReleased::NotFound)) => noted.on(ApiError::from(CallNotFound)),
+        Ok(Err(NotReleased::Waited { .. })) => {
+            noted.on(Json(json!({"success": true, "was_waiting": true})))
+        }
         Err(error) => noted.on(ApiError::from(error)),
     })
 }

@@ -13,8 +13,7 @@ use super::{Shared, body};
 use crate::{
     access::Bearer,
     domain::{
-        fleet::{CallNotFound, Tried, UnknownPod},
-        merchant::Limit,
+        fleet::{CallNotFound, Refusal, Tried, UnknownPod, Why},
         names::{CallSid, InvalidName, PodName},
     },
     store::StoreError,
@@ -37,21 +36,16 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, error)
     }
 
-    /// No pool of the chain has a pod; says so for each step.
-    pub fn no_pods(tried: &[Tried]) -> Self {
-        let details = json!({"reason": "no_pods", "chain": tried});
-        Self {
-            details: Some(details),
-            ..Self::new(StatusCode::SERVICE_UNAVAILABLE, "no pods available")
-        }
-    }
-}
-
-impl ApiError {
-    /// The merchant has as much as it may.
-    pub fn limited(limit: Limit) -> Self {
-        let details = json!({"reason": limit.as_str()});
-        let error = "the merchant has as many calls as it may";
+    /// A call has no pod; says why, and for each step that was tried.
+    pub fn refused(refusal: &Refusal) -> Self {
+        let mut details = json!({"reason": refusal.why.as_str()});
+        let error = match refusal.why {
+            Why::Limit(_) => "the merchant has as many calls as it may",
+            _ => {
+                details["chain"] = json!(refusal.tried);
+                "no pods available"
+            }
+        };
         Self { details: Some(details), ..Self::new(StatusCode::SERVICE_UNAVAILABLE, error) }
     }
 }

@@ -20,6 +20,7 @@ pub async fn status(State(context): Shared) -> Result<Json<Value>, ApiError> {
         "status": "up",
         "is_leader": context.metrics.leader.get() == 1,
         "active_calls": status.active_calls,
+        "waiting": status.waiting,
         "pools": pools,
         "merchants": merchants,
     })))
@@ -39,8 +40,10 @@ fn describe(pool: &PoolStatus) -> Value {
         "available": pool.available,
         "draining": pool.draining,
         "not_ready": pool.not_ready,
+        "quarantined": pool.quarantined,
         "active_calls": pool.active_calls,
         "free_slots": pool.free_slots,
+        "waiting": pool.waiting,
     });
     if let Some(Kind::Shared { max_concurrent, strategy }) = pool.kind {
         described["max_concurrent"] = json!(max_concurrent);

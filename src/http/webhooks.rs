@@ -2,7 +2,7 @@
 //! Providers that speak to the caller always get 200 with a document, because
 //! anything else is a dead line; only what is not genuine gets 403 and no word.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::{
     extract::{OriginalUri, Request, State},
@@ -12,12 +12,18 @@ use axum::{
 
 use super::{
     ApiError, Context, Noted, Shared,
-    allocate::{NotConnected, connect},
+    allocate::{Connected, NotConnected, Way, connect},
     body::{self, BodyError},
 };
 use crate::{
     config::BusyAction,
-    telephony::{CallRequest, Content, Covered, Document, Forged, Provider, Stream, Webhook},
+    domain::{
+        fleet::{After, Refusal, Why},
+        names::PodName,
+    },
+    telephony::{
+        CallRequest, Content, Covered, Document, Forged, OnHold, Provider, Stream, Webhook,
+    },
 };
 
 pub async fn allocate(State(context): Shared, provider: Provider, request: Request) -> Response {
@@ -27,41 +33,144 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
         if !missing.is_empty() && call.is_empty() {
             return Err(ApiError::bad_request(missing));
         }
-        Ok(CallRequest::from_webhook(provider, webhook)?)
+        let since = webhook.query.get("waiting_since").and_then(|since| since.parse().ok());
+        Ok((CallRequest::from_webhook(provider, webhook)?, since))
     };
-    let call = match receive(&context, provider, request, Covered::Nothing, read).await {
+    let (call, since) = match receive(&context, provider, request, Covered::Nothing, read).await {
         Ok(call) => call,
         Err(response) => return response,
     };
-    let confirms = provider.dialect().tells_of_starts();
-    let within = context.ttls.connect.filter(|_| confirms);
-    let (noted, outcome) = connect(&context, &call, within).await;
-    match outcome {
+    let (noted, outcome) = connect(&context, &call, way(&context, provider, None)).await;
+    respond(&context, &call, since, noted, outcome)
+}
+
+/// `/{provider}/after-stream`: the stream of a call is gone. If its agent did not
+/// end it, the call gets another.
+pub async fn after_stream(
+    State(context): Shared,
+    provider: Provider,
+    request: Request,
+) -> Response {
+    let read = |webhook: &Webhook<'_>| {
+        let call = CallRequest::from_webhook(provider, webhook)?;
+        let pod: PodName = webhook.query.get("pod_name").unwrap_or_default().parse()?;
+        let attempt = webhook.query.get("attempt").and_then(|attempt| attempt.parse().ok());
+        let attempt = attempt.ok_or_else(|| {
+            ApiError::bad_request("attempt: expected a number, as in the URL that we gave")
+        })?;
+        let retries = context.retries;
+        Ok((call, After { pod, attempt, is_final: false, retries }))
+    };
+    let (call, mut after) = match receive(&context, provider, request, Covered::Body, read).await {
+        Ok(told) => told,
+        Err(response) => return response,
+    };
+    let until = Instant::now() + EXPLANATION;
+    loop {
+        let way = way(&context, provider, Some(after.clone()));
+        let (noted, outcome) = connect(&context, &call, way).await;
+        match &outcome {
+            Err(NotConnected::Refused(Refusal { why: Why::Unsettled, .. })) => {}
+            _ => return respond(&context, &call, Some(unix_seconds()), noted, outcome),
+        }
+        tokio::time::sleep(LOOK).await;
+        after.is_final = Instant::now() >= until || context.lifecycle.stopping.is_cancelled();
+    }
+}
+
+/// How calls of a provider ask.
+fn way(context: &Context, provider: Provider, after: Option<After>) -> Way {
+    let dialect = provider.dialect();
+    let waits = context.hold.as_ref().filter(|_| dialect.comes_back());
+    Way {
+        connect: context.ttls.connect.filter(|_| dialect.tells_of_starts()),
+        returns: context.retries > 0 && dialect.comes_back(),
+        hold: waits.map(|config| config.hold(config.time)),
+        after,
+    }
+}
+
+/// What a call is told. `since` is when it began to wait, if it has (unix seconds):
+/// then it has been answered, and can't be told that the line is busy.
+fn respond(
+    context: &Context,
+    call: &CallRequest,
+    since: Option<u64>,
+    noted: Noted,
+    outcome: Result<Connected, NotConnected>,
+) -> Response {
+    let (provider, dialect) = (call.provider, call.provider.dialect());
+    let failure = match outcome {
         Ok(connected) => {
-            let status_url = context.stream_status_url(provider, &connected.allocation.pod);
+            let given = &connected.allocation;
+            let (status_url, after_url) =
+                (context.stream_status_url(provider, given), context.after_stream_url(call, given));
             let stream = Stream {
                 url: &connected.ws_url,
                 call: &call.call,
                 status_url: status_url.as_deref(),
+                after_url: after_url.as_deref(),
             };
-            noted.on(answer(provider.dialect().connect(&stream)))
+            return noted.on(answer(dialect.connect(&stream)));
         }
-        Err(failure) => {
-            if let NotConnected::Refused(_) = failure
-                && context.busy_action == BusyAction::Reject
-                && let Some(busy) = provider.dialect().busy()
-            {
-                return noted.on(answer(busy));
+        Err(failure) => failure,
+    };
+    let sentence = match &failure {
+        NotConnected::Refused(refusal) => match refusal.why {
+            Why::Waiting { is_new, .. } => {
+                let since = since.unwrap_or_else(unix_seconds);
+                return match hold(context, call, since, is_new) {
+                    Some(document) => noted.on(answer(document)),
+                    None => noted.on(refuse(provider, BUSY, ApiError::from(&failure))),
+                };
             }
-            let sentence = match failure {
-                NotConnected::Refused(_) => "All agents are busy. Please try again later.",
-                NotConnected::Store(_) => UNAVAILABLE,
-            };
-            noted.on(refuse(provider, sentence, ApiError::from(&failure)))
+            Why::Over => return noted.on(answer(dialect.goodbye())),
+            Why::Spent | Why::Unsettled => LOST,
+            _ if since.is_none() && context.busy_action == BusyAction::Reject => {
+                match dialect.busy() {
+                    Some(busy) => return noted.on(answer(busy)),
+                    None => BUSY,
+                }
+            }
+            _ => BUSY,
+        },
+        // It may be a moment only; who waits goes on waiting, but not for ever.
+        NotConnected::Store(_) => {
+            if let (Some(since), Some(config)) = (since, &context.hold)
+                && unix_seconds() < since + config.time / 1_000
+                && let Some(document) = hold(context, call, since, false)
+            {
+                return noted.on(answer(document));
+            }
+            UNAVAILABLE
         }
-    }
+    };
+    noted.on(refuse(provider, sentence, ApiError::from(&failure)))
 }
 
+/// What a call hears until it asks again.
+fn hold(context: &Context, call: &CallRequest, since: u64, is_new: bool) -> Option<Document> {
+    let config = context.hold.as_ref()?;
+    let url = context.waiting_url(call, since);
+    call.provider.dialect().hold(&OnHold {
+        sentence: Some(config.message.as_str()).filter(|it| is_new && !it.is_empty()),
+        audio: config.audio.as_deref(),
+        pause_seconds: config.poll.as_secs(),
+        url: &url,
+    })
+}
+
+fn unix_seconds() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs())
+}
+
+/// How long the end of a stream may go unexplained: the agent's release may be on
+/// its way.
+const EXPLANATION: Duration = Duration::from_secs(2);
+const LOOK: Duration = Duration::from_millis(100);
+
+const BUSY: &str = "All agents are busy. Please try again later.";
+const LOST: &str = "The connection to the agent was lost. Please call again.";
 pub const UNAVAILABLE: &str = "The service is not available. Please try again later.";
 const UNUSABLE: &str = "This call cannot be connected, because the request is not valid. Goodbye.";
 
@@ -116,7 +225,7 @@ pub async fn receive<T>(
         headers: &parts.headers,
         body: &bytes,
         content,
-        at: SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs()),
+        at: unix_seconds(),
         query: Default::default(),
         sent: Default::default(),
         covered: Covered::Everything,

@@ -13,16 +13,16 @@ use std::{
 use tokio::sync::watch;
 
 use super::{
-    Reply, Store,
+    Reply, Store, Wakes,
     journal::{Directory, Journal, JournalError},
 };
 use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Change, Confirm, Confirmed,
-        Departure, Drained, Fenced, Fleet, MoveRefused, Observed, PodFacts, PodStatus, Refusal,
-        Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, Change, Confirm, Confirmed, Departure, Drained, Fenced,
+        Fleet, Found, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, Refusal, Release,
+        Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -38,6 +38,7 @@ pub struct Embedded {
     /// The last commit that is on disk; `None` without a journal.
     durable: Option<watch::Receiver<u64>>,
     writer: Mutex<Option<thread::JoinHandle<()>>>,
+    wakes: Wakes,
     metrics: StoreMetrics,
 }
 
@@ -81,7 +82,7 @@ impl Embedded {
         let mut state = State::new(tiers);
         state.begin(lease_ttl);
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
-        Self { shared, durable: None, writer: Mutex::new(None), metrics }
+        Self { shared, durable: None, writer: Mutex::new(None), wakes: Wakes::default(), metrics }
     }
 
     /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
@@ -115,7 +116,8 @@ impl Embedded {
             move || write(&shared, journal, &publish)
         });
         let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
-        Ok(Self { shared, durable: Some(durable), writer: Mutex::new(Some(writer)), metrics })
+        let (durable, writer) = (Some(durable), Mutex::new(Some(writer)));
+        Ok(Self { shared, durable, writer, wakes: Wakes::default(), metrics })
     }
 
     /// Runs one step on the fleet. Answers once everything the step has read or
@@ -127,7 +129,7 @@ impl Embedded {
     ) -> Reply<'a, T> {
         Box::pin(async move {
             let started = Instant::now();
-            let (outcome, commit) = {
+            let (outcome, commit, handed) = {
                 let mut state = self.shared.lock();
                 let now = state.now();
                 let outcome = step(&mut state.fleet, now);
@@ -137,12 +139,13 @@ impl Embedded {
                     state.commit += 1;
                     self.shared.work.notify_one();
                 }
-                (outcome, state.commit)
+                (outcome, state.commit, state.fleet.take_handed())
             };
             if let Some(durable) = &self.durable {
                 let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
                 assert!(written, "the journal's writer is gone");
             }
+            handed.iter().for_each(|call| self.wakes.wake(call));
             self.metrics.observe(operation, started.elapsed());
             Ok(outcome)
         })
@@ -206,7 +209,7 @@ impl Store for Embedded {
         self.step("allocate", |fleet, now| fleet.allocate(request, now))
     }
 
-    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>> {
         self.step("release", |fleet, now| fleet.release(request, now))
     }
 
@@ -231,7 +234,7 @@ impl Store for Embedded {
     }
 
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
-        self.step("undrain", |fleet, _| fleet.undrain(pod))
+        self.step("undrain", |fleet, now| fleet.undrain(pod, now))
     }
 
     fn observe_pod<'a>(
@@ -260,7 +263,7 @@ impl Store for Embedded {
         to: &'a Pool,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), MoveRefused>> {
-        self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
+        self.step("move_pod", move |fleet, now| fleet.move_pod(pod, uid, to, epoch, now))
     }
 
     fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
@@ -272,7 +275,7 @@ impl Store for Embedded {
         tiers: &'a Tiers,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), Fenced>> {
-        self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, epoch))
+        self.step("apply_tiers", move |fleet, now| fleet.apply_tiers(tiers, epoch, now))
     }
 
     fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
@@ -289,7 +292,7 @@ impl Store for Embedded {
             let names = self.step("pod_names", |fleet, _| fleet.pod_names()).await?;
             let mut all = Audited::default();
             for batch in names.chunks(AUDIT_BATCH) {
-                let audited = self.step("audit", move |fleet, _| fleet.audit(batch)).await?;
+                let audited = self.step("audit", move |fleet, now| fleet.audit(batch, now)).await?;
                 all.pods += audited.pods;
                 all.repaired += audited.repaired;
                 tokio::task::yield_now().await;
@@ -318,8 +321,8 @@ impl Store for Embedded {
         self.step("pods", |fleet, _| fleet.pods())
     }
 
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
-        self.step("call", |fleet, _| fleet.call(call))
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
+        self.step("call", |fleet, _| fleet.find(call))
     }
 
     fn stocks(&self) -> Reply<'_, Vec<Stock>> {
@@ -332,6 +335,10 @@ impl Store for Embedded {
         most: usize,
     ) -> Reply<'a, Vec<(PodName, String)>> {
         self.step("movable_pods", move |fleet, _| fleet.movable_pods(pool, most))
+    }
+
+    fn wakes(&self) -> &Wakes {
+        &self.wakes
     }
 
     fn is_up(&self) -> bool {

@@ -188,7 +188,7 @@ mod tests {
     use super::*;
 
     fn ended(call: &str) -> Change {
-        Change::Ended { call: call.parse().unwrap(), at: 1 }
+        Change::Ended { call: call.parse().unwrap(), at: 1, cause: Default::default() }
     }
 
     fn directory(name: &str) -> PathBuf {

@@ -4,6 +4,7 @@
 mod embedded;
 mod journal;
 mod redis;
+mod wakes;
 
 use std::{future::Future, pin::Pin};
 
@@ -11,13 +12,14 @@ pub use self::{
     embedded::Embedded,
     journal::JournalError,
     redis::{Redis, RedisConfig, Scripts},
+    wakes::{Listener, Wakes},
 };
 use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallNotFound, CallStatus, Confirm, Confirmed, Departure,
-        Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release, Released,
+        Allocate, Allocation, Audited, Confirm, Confirmed, Departure, Drained, Fenced, Found,
+        MoveRefused, NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released,
         Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
@@ -39,9 +41,10 @@ pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Sen
 /// Every operation is one atomic step; what it answers is done.
 pub trait Store: Send + Sync + 'static {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
-    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>>;
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>>;
     fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed>;
-    /// Gives calls whose stream has not started yet at least so much more time.
+    /// Gives calls that could not tell us of themselves at least so much more time:
+    /// those whose stream has not started yet, and those that wait.
     fn spare(&self, time: Millis) -> Reply<'_, ()>;
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed>;
     fn drain<'a>(&'a self, pod: &'a PodName, ttl: Millis)
@@ -86,10 +89,13 @@ pub trait Store: Send + Sync + 'static {
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>>;
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>>;
     fn pods(&self) -> Reply<'_, Vec<PodStatus>>;
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>>;
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>>;
     fn stocks(&self) -> Reply<'_, Vec<Stock>>;
     fn movable_pods<'a>(&'a self, pool: &'a Pool, most: usize)
     -> Reply<'a, Vec<(PodName, String)>>;
+
+    /// Tells when calls that wait are handed a pod, by whichever replica.
+    fn wakes(&self) -> &Wakes;
 
     /// Whether the store answered when it was last asked.
     fn is_up(&self) -> bool;

@@ -93,6 +93,22 @@ pub trait Dialect: Sync {
     /// of it.
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
 
+    /// The document of a call that waits for an agent, and then comes back to us;
+    /// `None` where there is no such thing.
+    fn hold(&self, _: &OnHold<'_>) -> Option<Document> {
+        None
+    }
+
+    /// Whether a call comes back to us when its stream is gone.
+    fn comes_back(&self) -> bool {
+        false
+    }
+
+    /// The document that hangs up without a word.
+    fn goodbye(&self) -> Document {
+        xml::response(|xml| xml::empty(xml, "Hangup"))
+    }
+
     /// Whether the provider tells when a stream has started.
     fn tells_of_starts(&self) -> bool {
         false
@@ -168,6 +184,20 @@ pub struct Stream<'a> {
     pub call: &'a CallSid,
     /// Where the provider shall say what becomes of the stream.
     pub status_url: Option<&'a str>,
+    /// Where the call goes when the stream is gone.
+    pub after_url: Option<&'a str>,
+}
+
+/// What a call hears while it waits.
+#[derive(Debug, Clone, Copy)]
+pub struct OnHold<'a> {
+    /// Spoken instead of a pause.
+    pub sentence: Option<&'a str>,
+    /// Played instead of a pause.
+    pub audio: Option<&'a str>,
+    pub pause_seconds: u64,
+    /// Where to ask again.
+    pub url: &'a str,
 }
 
 /// An answer in a provider's own format; its status is 200.

@@ -3,7 +3,7 @@
 use quick_xml::events::BytesText;
 
 use super::{
-    Dialect, Document, Stream,
+    Dialect, Document, OnHold, Stream,
     params::Params,
     signature::{Hash, check_base64},
     webhook::{Covered, Forged, Webhook},
@@ -60,7 +60,8 @@ impl Dialect for Plivo {
                     ("statusCallbackMethod", "POST"),
                 ]);
             }
-            element.write_text_content(BytesText::new(stream.url)).map(drop)
+            element.write_text_content(BytesText::new(stream.url))?;
+            stream.after_url.map_or(Ok(()), |url| xml::redirect(xml, url))
         })
     }
 
@@ -83,6 +84,14 @@ impl Dialect for Plivo {
             || webhook.get("Event") == Some("Hangup");
         let status = webhook.get("CallStatus").map(|status| OVER.contains(&status));
         if hung_up { Some(true) } else { status }
+    }
+
+    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+        Some(xml::hold(hold, "Speak", "Wait"))
+    }
+
+    fn comes_back(&self) -> bool {
+        true
     }
 
     fn tells_of_starts(&self) -> bool {
@@ -132,7 +141,8 @@ mod tests {
     #[test]
     fn a_call_is_connected_to_its_stream() {
         let call = "CA1".parse().unwrap();
-        let stream = Stream { url: "wss://a/b?c&d", call: &call, status_url: Some("https://r/s") };
+        let (url, status_url) = ("wss://a/b?c&d", Some("https://r/s"));
+        let stream = Stream { url, call: &call, status_url, after_url: None };
         assert_eq!(
             Plivo.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000" statusCallbackUrl="https://r/s" statusCallbackMethod="POST">wss://a/b?c&amp;d</Stream></Response>"#

@@ -1,7 +1,7 @@
 //! SignalWire: speaks as Twilio does, and signs under a name of its own.
 
 use super::{
-    Dialect, Document, Stream,
+    Dialect, Document, OnHold, Stream,
     signature::Hash,
     twilio::{self, Twilio},
     webhook::{Covered, Forged, Webhook},
@@ -33,6 +33,14 @@ impl Dialect for SignalWire {
 
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         Twilio.call_is_over(webhook)
+    }
+
+    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+        Twilio.hold(hold)
+    }
+
+    fn comes_back(&self) -> bool {
+        true
     }
 
     fn tells_of_starts(&self) -> bool {

@@ -4,7 +4,7 @@ use aws_lc_rs::signature::{ED25519, ParsedPublicKey};
 use data_encoding::BASE64;
 
 use super::{
-    Dialect, Document, Stream,
+    Dialect, Document, OnHold, Stream,
     twilio::{self, Twilio},
     webhook::{Covered, Forged, Webhook},
 };
@@ -59,6 +59,14 @@ impl Dialect for Telnyx {
 
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         Twilio.call_is_over(webhook)
+    }
+
+    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+        Twilio.hold(hold)
+    }
+
+    fn comes_back(&self) -> bool {
+        true
     }
 
     fn tells_of_starts(&self) -> bool {

@@ -1,7 +1,7 @@
 //! Twilio: a form with `CallSid`, answered in TwiML.
 
 use super::{
-    Dialect, Document, Stream,
+    Dialect, Document, OnHold, Stream,
     signature::{Hash, check_base64, sha256_hex},
     webhook::{Covered, Forged, Webhook},
     xml,
@@ -44,6 +44,14 @@ impl Dialect for Twilio {
 
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         webhook.get("CallStatus").map(|status| OVER.contains(&status))
+    }
+
+    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+        Some(xml::hold(hold, "Say", "Pause"))
+    }
+
+    fn comes_back(&self) -> bool {
+        true
     }
 
     fn tells_of_starts(&self) -> bool {
@@ -130,7 +138,8 @@ pub fn connect(stream: &Stream<'_>, attributes: &[(&str, &str)]) -> Document {
             }
             element.write_empty().map(drop)
         });
-        connect.map(drop)
+        connect?;
+        stream.after_url.map_or(Ok(()), |url| xml::redirect(xml, url))
     })
 }
 
@@ -153,7 +162,25 @@ mod tests {
 
     fn connect_to(url: &str, status_url: Option<&str>) -> String {
         let call = "CA1".parse().unwrap();
-        Twilio.connect(&Stream { url, call: &call, status_url }).body
+        Twilio.connect(&Stream { url, call: &call, status_url, after_url: None }).body
+    }
+
+    #[test]
+    fn a_call_comes_back_when_its_stream_is_gone_or_while_it_waits() {
+        let call = "CA1".parse().unwrap();
+        let url = Some("https://r/s?a=b&c=d");
+        let stream = Stream { url: "wss://a/x", call: &call, status_url: None, after_url: url };
+        assert_eq!(
+            Twilio.connect(&stream).body,
+            r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/x"/></Connect><Redirect method="POST">https://r/s?a=b&amp;c=d</Redirect></Response>"#
+        );
+        let hold = OnHold { sentence: None, audio: None, pause_seconds: 5, url: "https://r" };
+        let held = |hold: OnHold<'_>| Twilio.hold(&hold).unwrap().body;
+        assert!(held(hold).ends_with(r#"<Response><Pause length="5"/><Redirect method="POST">https://r</Redirect></Response>"#));
+        let audio = OnHold { audio: Some("https://a/b.mp3"), ..hold };
+        assert!(held(audio).contains(r#"<Response><Play>https://a/b.mp3</Play><Redirect"#));
+        let sentence = OnHold { sentence: Some("Wait <here>"), ..audio };
+        assert!(held(sentence).contains(r#"<Response><Say>Wait &lt;here&gt;</Say><Redirect"#));
     }
 
     #[test]

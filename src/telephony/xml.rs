@@ -7,7 +7,7 @@ use quick_xml::{
     events::{BytesDecl, BytesText, Event},
 };
 
-use super::Document;
+use super::{Document, OnHold};
 
 pub type Xml = Writer<Vec<u8>>;
 
@@ -26,6 +26,28 @@ pub fn response(build: impl FnOnce(&mut Xml) -> io::Result<()>) -> Document {
 /// `<element>text</element>`
 pub fn text(xml: &mut Xml, element: &'static str, text: &str) -> io::Result<()> {
     xml.create_element(element).write_text_content(BytesText::new(text)).map(drop)
+}
+
+/// `<Redirect method="POST">url</Redirect>`
+pub fn redirect(xml: &mut Xml, url: &str) -> io::Result<()> {
+    let element = xml.create_element("Redirect").with_attribute(("method", "POST"));
+    element.write_text_content(BytesText::new(url)).map(drop)
+}
+
+/// The document of a call that waits, in the elements of a provider.
+pub fn hold(hold: &OnHold<'_>, say: &'static str, pause: &'static str) -> Document {
+    response(|xml| {
+        match hold {
+            OnHold { sentence: Some(sentence), .. } => text(xml, say, sentence)?,
+            OnHold { audio: Some(url), .. } => text(xml, "Play", url)?,
+            OnHold { pause_seconds, .. } => {
+                let length = pause_seconds.to_string();
+                let pause = xml.create_element(pause).with_attribute(("length", length.as_str()));
+                pause.write_empty().map(drop)?;
+            }
+        }
+        redirect(xml, hold.url)
+    })
 }
 
 /// `<element/>`

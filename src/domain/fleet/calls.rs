@@ -1,12 +1,55 @@
-//! The life of a call: allocate, renew, release.
+//! Calls come and go: allocate and release.
 
-use super::{Change, Fleet, Reason, Tried};
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Cause, Change, Fleet, Hold, Place, Reason, Tried,
+    change::is_default,
+    ends::{broke_soon, speaks_for},
+};
 use crate::domain::{
-    Millis, assign,
-    merchant::{self, Limit, Limits, Malformed},
+    Millis,
+    merchant::{self, Limit, Malformed},
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Kind, Strategy},
 };
+
+/// A live call: its record and the deadline of its lease.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Call {
+    pub(super) pod: PodName,
+    /// The pool the pod was drawn from.
+    pub(super) pool: Pool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) merchant: Option<MerchantId>,
+    pub(super) at: Millis,
+    pub(super) until: Millis,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) tried: Vec<Tried>,
+    /// Its stream has not started yet.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) provisional: bool,
+    /// How many pods it has been given by now, if that is looked at.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) attempts: u32,
+    /// The place it had, until it comes for the pod it was handed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) place: Option<Place>,
+}
+
+impl Call {
+    pub(super) fn allocation(&self) -> Allocation {
+        Allocation {
+            pod: self.pod.clone(),
+            pool: self.pool.clone(),
+            was_existing: true,
+            tried: self.tried.clone(),
+            malformed_merchant: None,
+            attempt: self.attempts,
+            waited: None,
+        }
+    }
+}
 
 /// A call asks for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,6 +60,44 @@ pub struct Allocate {
     /// Its stream has to start before the call is sure of its pod: the lease is
     /// short until then.
     pub provisional: bool,
+    /// The call comes back when its stream is gone: how it ended is remembered.
+    pub returns: bool,
+    /// It may wait.
+    pub hold: Option<Hold>,
+    /// It had a pod, and its stream is gone.
+    pub after: Option<After>,
+}
+
+/// The attempt before this one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct After {
+    pub pod: PodName,
+    pub attempt: u32,
+    /// Nobody will explain any more why the stream is gone.
+    pub is_final: bool,
+    /// So often a call may have another pod.
+    pub retries: u32,
+}
+
+impl After {
+    /// That was the last attempt.
+    fn is_last(&self) -> bool {
+        self.attempt > self.retries
+    }
+}
+
+impl Allocate {
+    /// A call that wants a pod and nothing else.
+    pub fn new(call: CallSid, merchant: Option<MerchantId>, lease_ttl: Millis) -> Self {
+        let (provisional, returns) = (false, false);
+        Self { call, merchant, lease_ttl, provisional, returns, hold: None, after: None }
+    }
+
+    /// The number of the attempt that begins; 0 where nobody counts.
+    pub fn attempts(&self) -> u32 {
+        let before = self.after.as_ref().map_or(0, |after| after.attempt);
+        if self.returns { before + 1 } else { 0 }
+    }
 }
 
 /// A call has a pod.
@@ -30,15 +111,54 @@ pub struct Allocation {
     pub tried: Vec<Tried>,
     /// The merchant's document could not be used; the default chain was.
     pub malformed_merchant: Option<Malformed>,
+    /// Which pod of the call this is; 0 where nobody counts.
+    pub attempt: u32,
+    /// How long it waited for it.
+    pub waited: Option<Millis>,
 }
 
-/// No pool of the chain has a pod for the call, or the merchant may have no more.
+/// A call has no pod (yet).
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
     pub tried: Vec<Tried>,
     pub malformed_merchant: Option<Malformed>,
+    pub why: Why,
+}
+
+/// Why a call has no pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Why {
+    /// No pool of the chain has one.
+    NoPods,
     /// The merchant has as much as it may; no step was tried.
-    pub limit: Option<Limit>,
+    Limit(Limit),
+    /// There is none, and no place to wait either.
+    QueueFull,
+    /// It has waited, for as long as it may.
+    TimeOver { waited: Millis },
+    /// It has a place in the queue until then.
+    Waiting { is_new: bool, until: Millis },
+    /// Its stream is gone because the call is over.
+    Over,
+    /// Its stream is gone, and it may soon be known why.
+    Unsettled,
+    /// Its stream is gone once too often.
+    Spent,
+}
+
+impl Why {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::NoPods => "no_pods",
+            Self::Limit(limit) => limit.as_str(),
+            Self::QueueFull => "queue_full",
+            Self::TimeOver { .. } => "time_over",
+            Self::Waiting { .. } => "waiting",
+            Self::Over => "over",
+            Self::Unsettled => "unsettled",
+            Self::Spent => "spent",
+        }
+    }
 }
 
 /// A call is over.
@@ -47,6 +167,17 @@ pub struct Release {
     pub call: CallSid,
     /// Given by callers who know: if the call is elsewhere, it is not theirs.
     pub pod: Option<PodName>,
+    /// Which of the call's attempts is over, if that was told.
+    pub attempt: Option<u32>,
+    /// Who says so: the agent, the provider, or the stream's own end.
+    pub cause: Cause,
+}
+
+impl Release {
+    /// What an agent says.
+    pub fn new(call: CallSid, pod: Option<PodName>) -> Self {
+        Self { call, pod, attempt: None, cause: Cause::Agent }
+    }
 }
 
 /// A call gave its pod back.
@@ -67,320 +198,231 @@ pub struct Released {
 #[error("no such call")]
 pub struct CallNotFound;
 
-/// Calls say that they are still alive.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Renew {
-    pub calls: Vec<CallSid>,
-    /// The pod that speaks for them, if it is one.
-    pub pod: Option<PodName>,
-    pub lease_ttl: Millis,
+/// Why a release gave no pod back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NotReleased {
+    /// No such call is live (on that pod).
+    NotFound,
+    /// It was waiting, and has left.
+    Waited { waited: Millis },
 }
-
-/// What became of a renewal.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct Renewed {
-    /// Until when the renewed calls are safe.
-    pub until: Millis,
-    /// Calls that are no longer known (on that pod).
-    pub unknown: Vec<CallSid>,
-    /// Calls that were not known, and were registered on the pod that has them.
-    pub adopted: Vec<CallSid>,
-    /// Calls whose pod is not known yet, in a store that began a short while ago.
-    pub later: Vec<CallSid>,
-}
-
-/// What became of a call that only its pod knew.
-enum Adoption {
-    Done,
-    /// The pod is not known either, and may be soon.
-    TooEarly,
-    Refused,
-}
-
-const SECOND: Millis = 1_000;
 
 /// The pod drawn, its pool, the steps tried before, and a document set aside.
-pub(super) type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
+type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
 
 impl Fleet {
     /// Gives the call a pod, or says again which one it has.
     pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
-        if let Some(call) = self.calls.get(&request.call) {
-            return Ok(Allocation {
-                pod: call.pod.clone(),
-                pool: call.pool.clone(),
-                was_existing: true,
-                tried: call.tried.clone(),
-                malformed_merchant: None,
-            });
+        let before = match &request.after {
+            None => None,
+            Some(after) => self
+                .settle_account(&request.call, after, now)
+                .map_err(|why| Refusal { tried: Vec::new(), malformed_merchant: None, why })?,
+        };
+        if let Some(fetched) = self.fetch(request, now) {
+            return Ok(fetched);
         }
-        let choice = self.choose(request, now)?;
-        Ok(self.give(request, choice, now))
+        if let Some(call) = self.calls.get(&request.call) {
+            return Ok(call.allocation());
+        }
+        if let Some(refusal) = self.poll(request, now) {
+            return Err(refusal);
+        }
+        let outcome = match self.choose(request, now) {
+            Ok(choice) => Ok(self.give(request, choice, now)),
+            Err(refusal) if refusal.why == Why::NoPods => Err(self.wait(request, refusal, now)),
+            Err(refusal) => Err(refusal),
+        };
+        // What the call had goes to others only now: it may need it again.
+        if let Some(pod) = before {
+            self.settle(&pod, now);
+        }
+        outcome
+    }
+
+    /// The stream of a call is gone. Ends what is left of that attempt, if the call
+    /// shall have another; answers the pod that is free by that.
+    fn settle_account(
+        &mut self,
+        call: &CallSid,
+        after: &After,
+        now: Millis,
+    ) -> Result<Option<PodName>, Why> {
+        if let Some(live) = self.calls.get(call) {
+            let is_that = live.pod == after.pod && live.attempts == after.attempt;
+            if !is_that || live.place.is_some() {
+                return Ok(None);
+            }
+            if !after.is_final {
+                return Err(Why::Unsettled);
+            }
+            if let Some(ended) = self.end(call, Cause::Stream, now) {
+                self.fared(&ended.pod, broke_soon(ended.lasted), now);
+                if after.is_last() {
+                    self.settle(&ended.pod, now);
+                    return Err(Why::Spent);
+                }
+                self.find_home(&ended.pod);
+                return Ok(Some(ended.pod));
+            }
+        }
+        if self.queue.get(call).is_some() {
+            return Ok(None);
+        }
+        if let Some(end) = self.ends.get(call, now) {
+            if end.attempts > after.attempt || end.cause.is_final() {
+                return Err(Why::Over);
+            }
+            if end.cause == Cause::Stream {
+                if !after.is_final {
+                    return Err(Why::Unsettled);
+                }
+                let (pod, lasted) = (end.pod.clone(), end.lasted);
+                self.fared(&pod, broke_soon(lasted), now);
+            }
+        }
+        if after.is_last() { Err(Why::Spent) } else { Ok(None) }
     }
 
     /// Gives a new call the pod that was chosen for it.
-    pub(super) fn give(&mut self, request: &Allocate, choice: Choice, now: Millis) -> Allocation {
+    fn give(&mut self, request: &Allocate, choice: Choice, now: Millis) -> Allocation {
         let (pod, pool, tried, malformed_merchant) = choice;
-        self.admitted(request, now);
-        self.record(Change::Call {
-            call: request.call.clone(),
-            pod: pod.clone(),
-            pool: pool.clone(),
+        if request.after.is_none() {
+            self.admitted(request, now);
+        }
+        let facts = Call {
+            pod,
+            pool,
             merchant: request.merchant.clone(),
             at: now,
             until: now + request.lease_ttl,
-            tried: tried.clone(),
+            tried,
             provisional: request.provisional,
-        });
-        if request.provisional {
-            self.missed.remove(&request.call);
-        }
-        Allocation { pod, pool, was_existing: false, tried, malformed_merchant }
+            attempts: request.attempts(),
+            place: None,
+        };
+        let allocation =
+            Allocation { was_existing: false, malformed_merchant, ..facts.allocation() };
+        self.record(Change::Call { call: request.call.clone(), facts });
+        self.start_over(request);
+        allocation
     }
 
-    /// Walks the chain of a new call to the first pod that may take it.
-    pub(super) fn choose(&self, request: &Allocate, now: Millis) -> Result<Choice, Refusal> {
-        let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
-        let (config, malformed_merchant) = match merchant.map(|merchant| &merchant.config) {
-            None => (None, None),
-            Some(Ok(config)) => (Some(config), None),
-            Some(Err(malformed)) => (None, Some(malformed.clone())),
-        };
-        let mut tried = Vec::new();
-        if let Some(limit) = self.exceeded(request, now) {
-            return Err(Refusal { tried, malformed_merchant, limit: Some(limit) });
+    /// A stream that is to come is not the one that never came.
+    pub(super) fn start_over(&mut self, request: &Allocate) {
+        if request.provisional && self.ends.contains(&request.call) {
+            self.record(Change::Forgotten { call: request.call.clone() });
         }
-        for step in merchant::chain(&self.tiers, config) {
-            let drawn = match self.tiers.resolve(step) {
-                None => Err(Reason::Unknown),
-                Some(pool) => self.draw(&pool).map(|pod| (pod.clone(), pool)),
-            };
-            match drawn {
-                Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
-                Err(reason) => tried.push(Tried { step: step.clone(), reason }),
+    }
+
+    /// Walks the chain of a new call to the first pod that may take it. One whose
+    /// stream is gone goes back to the same pod only if there is no other.
+    fn choose(&self, request: &Allocate, now: Millis) -> Result<Choice, Refusal> {
+        let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
+        let malformed_merchant = merchant.and_then(|merchant| merchant.config.clone().err());
+        let refusal =
+            |tried, why| Refusal { tried, malformed_merchant: malformed_merchant.clone(), why };
+        if request.after.is_none()
+            && let Some(limit) = self.exceeded(request, now)
+        {
+            return Err(refusal(Vec::new(), Why::Limit(limit)));
+        }
+        let mut tried = Vec::new();
+        let avoided = request.after.as_ref().map(|after| Some(&after.pod));
+        for avoid in avoided.into_iter().chain([None]) {
+            tried.clear();
+            for step in merchant::chain(&self.tiers, self.config_of(request.merchant.as_ref())) {
+                let drawn = match self.tiers.resolve(step) {
+                    None => Err(Reason::Unknown),
+                    Some(pool) => self.draw(&pool, avoid).map(|pod| (pod.clone(), pool)),
+                };
+                match drawn {
+                    Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
+                    Err(reason) => tried.push(Tried { step: step.clone(), reason }),
+                }
             }
         }
-        Err(Refusal { tried, malformed_merchant, limit: None })
-    }
-
-    fn limits_of<'a>(&self, request: &'a Allocate) -> Option<(&'a MerchantId, Limits)> {
-        let id = request.merchant.as_ref()?;
-        let config = self.merchants.get(id)?.config.as_ref().ok()?;
-        Some((id, config.limits))
-    }
-
-    /// The limit that a new call would exceed, if any.
-    fn exceeded(&self, request: &Allocate, now: Millis) -> Option<Limit> {
-        let (id, limits) = self.limits_of(request)?;
-        let live = self.merchant_calls.get(id).copied().unwrap_or(0);
-        if limits.max_calls.is_some_and(|most| live >= most as usize) {
-            return Some(Limit::MaxCalls);
-        }
-        let most = limits.max_rate?;
-        let recent = self.admissions.get(id);
-        let nth = most.checked_sub(1).map(|nth| recent.and_then(|it| it.get(nth as usize)));
-        match nth {
-            None => Some(Limit::MaxRate),
-            Some(at) => at.is_some_and(|at| now < at + SECOND).then_some(Limit::MaxRate),
-        }
-    }
-
-    /// Remembers when a merchant with a rate had its last calls, the newest first.
-    fn admitted(&mut self, request: &Allocate, now: Millis) {
-        let Some((id, Limits { max_rate: Some(most), .. })) = self.limits_of(request) else {
-            return;
-        };
-        let id = id.clone();
-        let recent = self.admissions.entry(id).or_default();
-        if recent.front().is_some_and(|last| now >= last + SECOND) {
-            recent.clear();
-        }
-        recent.push_front(now);
-        recent.truncate(most as usize);
+        Err(refusal(tried, Why::NoPods))
     }
 
     /// The pod of a pool that takes the next call.
-    fn draw(&self, pool: &Pool) -> Result<&PodName, Reason> {
+    pub(super) fn draw(&self, pool: &Pool, avoid: Option<&PodName>) -> Result<&PodName, Reason> {
         let view = self.pools.get(pool).ok_or(Reason::Empty)?;
-        let drawn = match self.tiers.kind(pool) {
+        let (cap, is_pack) = match self.tiers.kind(pool) {
             None => return Err(Reason::Unknown),
-            Some(Kind::Exclusive | Kind::Dedicated) => view.open.values().next(),
+            Some(Kind::Exclusive | Kind::Dedicated) => (1, false),
             Some(Kind::Shared { max_concurrent, strategy }) => {
-                let mut with_room = view.open.range(..(max_concurrent as usize, 0));
-                match strategy {
-                    Strategy::Spread => with_room.next(),
-                    Strategy::Pack => with_room.next_back(),
-                }
-                .map(|(_, pod)| pod)
+                (max_concurrent as usize, strategy == Strategy::Pack)
             }
         };
-        drawn.ok_or(match (view.in_service(), view.leaving) {
-            (0, 0) => Reason::Empty,
-            (0, _) => Reason::AllDraining,
-            _ => Reason::AtCapacity,
-        })
+        let mut with_room = view.open.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
+        let drawn = if is_pack { with_room.next_back() } else { with_room.next() };
+        let Some(((calls, _), due)) = drawn else {
+            return Err(match (view.in_service(), view.leaving) {
+                (0, 0) => Reason::Empty,
+                (0, _) => Reason::AllDraining,
+                _ => Reason::AtCapacity,
+            });
+        };
+        if self.favoured.is_empty() {
+            return Ok(due);
+        }
+        let as_good = view.open.range((*calls, 0)..(*calls + 1, 0)).map(|(_, pod)| pod);
+        let favoured =
+            as_good.filter(|pod| Some(*pod) != avoid).find(|pod| self.favoured.contains(pod));
+        Ok(favoured.unwrap_or(due))
     }
 
     /// Ends a call at its own request and gives the pod back.
-    pub fn release(&mut self, request: &Release, now: Millis) -> Result<Released, CallNotFound> {
-        let call = self.calls.get(&request.call).ok_or(CallNotFound)?;
-        if request.pod.as_ref().is_some_and(|pod| *pod != call.pod) {
-            return Err(CallNotFound);
+    pub fn release(&mut self, request: &Release, now: Millis) -> Result<Released, NotReleased> {
+        let is_theirs = |call: &&Call| {
+            request.pod.as_ref().is_none_or(|pod| *pod == call.pod)
+                && request.attempt.is_none_or(|attempt| attempt == call.attempts)
+        };
+        let Some(call) = self.calls.get(&request.call) else {
+            return Err(self.release_late(request, now));
+        };
+        let Some(call) = Some(call).filter(is_theirs) else { return Err(NotReleased::NotFound) };
+        let (name, source_pool) = (call.pod.clone(), call.pool.clone());
+        let (lasted, since) = (
+            now.saturating_sub(call.at),
+            call.place.as_ref().map(|place| now.saturating_sub(place.since)),
+        );
+        let cause = if since.is_some() { Cause::Abandoned } else { request.cause };
+        self.record(Change::Ended { call: request.call.clone(), at: now, cause });
+        self.fared(&name, speaks_for(cause, lasted), now);
+        self.settle(&name, now);
+        if let Some(waited) = since {
+            return Err(NotReleased::Waited { waited });
         }
-        let (name, source_pool, at) = (call.pod.clone(), call.pool.clone(), call.at);
-        self.record(Change::Ended { call: request.call.clone(), at: now });
-        self.settle(&name);
         let pod = self.pods.get(&name);
         Ok(Released {
             pool: pod.and_then(|pod| pod.tier.clone()).unwrap_or_else(|| source_pool.clone()),
             was_draining: pod.is_some_and(|pod| pod.is_leaving()),
             pod: name,
             source_pool,
-            lasted: now.saturating_sub(at),
+            lasted,
         })
     }
 
-    /// Extends the leases of live calls. For a while after the fleet began, a
-    /// pod's word is enough to register a call that nobody knows: the store may
-    /// just have lost it.
-    pub fn renew(&mut self, request: &Renew, now: Millis) -> Renewed {
-        let mut renewed = Renewed { until: now + request.lease_ttl, ..Renewed::default() };
-        for call in &request.calls {
-            let on = self.calls.get(call).map(|known| &known.pod);
-            let is_theirs = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
-            let told = match on {
-                Some(_) if is_theirs => {
-                    self.record(Change::Renewed { call: call.clone(), until: renewed.until });
-                    continue;
-                }
-                Some(_) => Adoption::Refused,
-                None => self.adopt(call, request, now),
-            };
-            match told {
-                Adoption::Done => &mut renewed.adopted,
-                Adoption::TooEarly => &mut renewed.later,
-                Adoption::Refused => &mut renewed.unknown,
-            }
-            .push(call.clone());
+    /// A release of a call that has no pod: it leaves the queue, or explains why
+    /// its stream is gone.
+    fn release_late(&mut self, request: &Release, now: Millis) -> NotReleased {
+        if let Some(place) = self.queue.get(&request.call)
+            && request.pod.is_none()
+        {
+            let waited = now.saturating_sub(place.since);
+            self.record(Change::Left { call: request.call.clone() });
+            return NotReleased::Waited { waited };
         }
-        renewed
-    }
-
-    fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> Adoption {
-        let Some(name) = &request.pod else { return Adoption::Refused };
-        if now >= self.trusting_until || self.ended.contains(call) {
-            return Adoption::Refused;
+        if let Some(end) = self.ends.get(&request.call, now)
+            && end.cause == Cause::Stream
+            && request.cause.is_final()
+            && request.pod.as_ref().is_none_or(|pod| *pod == end.pod)
+        {
+            let end = super::End { cause: request.cause, ..end.clone() };
+            self.record(Change::Remembered { call: request.call.clone(), end });
         }
-        let Some((name, pod)) = self.pods.get_key_value(name) else {
-            return Adoption::TooEarly;
-        };
-        let (name, calls) = (name.clone(), pod.calls.len());
-        let tier = match &pod.tier {
-            Some(tier) => tier.clone(),
-            None => {
-                let Some(pool) = assign::home(&self.tiers, |pool| self.assigned(pool)) else {
-                    return Adoption::Refused;
-                };
-                self.record(Change::Home { pod: name.clone(), pool: pool.clone() });
-                pool
-            }
-        };
-        let cap = match self.tiers.kind(&tier) {
-            Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
-            _ => 1,
-        };
-        if calls >= cap {
-            return Adoption::Refused;
-        }
-        self.record(Change::Call {
-            call: call.clone(),
-            pod: name,
-            pool: tier,
-            merchant: None,
-            at: now,
-            until: now + request.lease_ttl,
-            tried: Vec::new(),
-            provisional: false,
-        });
-        Adoption::Done
-    }
-}
-
-/// The stream of a call has started.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Confirm {
-    pub call: CallSid,
-    pub pod: PodName,
-    pub lease_ttl: Millis,
-}
-
-/// What became of a confirmation.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Confirmed {
-    /// The call is sure of its pod.
-    Sure,
-    /// It came too late, and has taken the pod again.
-    Retaken { pool: Pool },
-    /// The call is over, or on another pod, or its pod has another call.
-    Unknown,
-}
-
-/// For so long a call that never had its stream is remembered.
-pub(super) const REMEMBERED: Millis = 3_600_000;
-
-impl Fleet {
-    /// Makes a call sure of its pod, because its stream has started there.
-    pub fn confirm(&mut self, request: &Confirm, now: Millis) -> Confirmed {
-        let until = now + request.lease_ttl;
-        if let Some(call) = self.calls.get(&request.call) {
-            if call.pod != request.pod {
-                return Confirmed::Unknown;
-            }
-            if call.provisional {
-                self.record(Change::Renewed { call: request.call.clone(), until });
-            }
-            return Confirmed::Sure;
-        }
-        let remembered = self.missed.get(&request.call);
-        let Some(missed) =
-            remembered.filter(|it| it.pod == request.pod && now < it.at + REMEMBERED)
-        else {
-            return Confirmed::Unknown;
-        };
-        let merchant = missed.merchant.clone();
-        let Some(pool) = self.has_room(&request.pod) else { return Confirmed::Unknown };
-        self.missed.remove(&request.call);
-        self.record(Change::Call {
-            call: request.call.clone(),
-            pod: request.pod.clone(),
-            pool: pool.clone(),
-            merchant,
-            at: now,
-            until,
-            tried: Vec::new(),
-            provisional: false,
-        });
-        Confirmed::Retaken { pool }
-    }
-
-    /// The pool of a pod in service that can carry one more call.
-    fn has_room(&self, pod: &PodName) -> Option<Pool> {
-        let pod = self.pods.get(pod).filter(|pod| pod.facts.ready && !pod.is_leaving())?;
-        let tier = pod.tier.clone()?;
-        let cap = match self.tiers.kind(&tier)? {
-            Kind::Shared { max_concurrent, .. } => max_concurrent as usize,
-            Kind::Exclusive | Kind::Dedicated => 1,
-        };
-        (pod.calls.len() < cap).then_some(tier)
-    }
-
-    /// Gives calls whose stream has not started yet at least so much more time.
-    pub fn spare(&mut self, time: Millis, now: Millis) {
-        let waiting = self.calls.iter().filter(|(_, call)| call.provisional);
-        let early = waiting.filter(|(_, call)| call.until < now + time);
-        let early: Vec<CallSid> = early.map(|(call, _)| call.clone()).collect();
-        for call in early {
-            self.record(Change::Spared { call, until: now + time });
-        }
+        NotReleased::NotFound
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Fleet, Tried};
+use super::{Call, Cause, End, Fleet, Place};
 use crate::domain::{
     Millis,
     merchant::Step,
@@ -29,7 +29,7 @@ pub struct PodFacts {
     pub pin: Option<Step>,
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
@@ -69,23 +69,45 @@ pub enum Change {
     /// A call was given a pod.
     Call {
         call: CallSid,
-        pod: PodName,
-        pool: Pool,
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        merchant: Option<MerchantId>,
+        #[serde(flatten)]
+        facts: Call,
+    },
+    /// A call came for the pod that it was handed while it waited.
+    Fetched {
+        call: CallSid,
         at: Millis,
         until: Millis,
-        #[serde(default, skip_serializing_if = "Vec::is_empty")]
-        tried: Vec<Tried>,
         #[serde(default, skip_serializing_if = "is_default")]
         provisional: bool,
     },
     /// The lease of a call was extended; it is sure of its pod.
     Renewed { call: CallSid, until: Millis },
-    /// A call whose stream has not started yet was given more time.
+    /// A call with a short lease was given more time.
     Spared { call: CallSid, until: Millis },
     /// A call ended.
-    Ended { call: CallSid, at: Millis },
+    Ended {
+        call: CallSid,
+        at: Millis,
+        #[serde(default)]
+        cause: Cause,
+    },
+    /// How a call ended, in a compacted journal or on second thoughts.
+    Remembered { call: CallSid, end: End },
+    /// How a call ended before no longer matters.
+    Forgotten { call: CallSid },
+    /// A call waits for a pod.
+    Waits { call: CallSid, place: Place },
+    /// A call that waits has asked again, and has until then to do so once more.
+    Polled { call: CallSid, poll_by: Millis },
+    /// A call no longer waits.
+    Left { call: CallSid },
+    /// How a pod has fared, and until when it is given no calls for that.
+    Health {
+        pod: PodName,
+        failures: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        quarantined_until: Option<Millis>,
+    },
 }
 
 impl Fleet {
@@ -108,22 +130,23 @@ impl Fleet {
             if pod.draining_until.is_some() {
                 changes.push(Change::Draining { pod: name.clone(), until: pod.draining_until });
             }
+            if pod.failures > 0 {
+                let (failures, quarantined_until) = (pod.failures, pod.quarantined_until);
+                changes.push(Change::Health { pod: name.clone(), failures, quarantined_until });
+            }
         }
         // Any time at which we were trusting will do.
         for call in &self.ended.order {
-            changes.push(Change::Ended { call: call.clone(), at: 0 });
+            changes.push(Change::Ended { call: call.clone(), at: 0, cause: Cause::default() });
+        }
+        for (call, end) in self.ends.iter() {
+            changes.push(Change::Remembered { call: call.clone(), end: end.clone() });
         }
         for (call, facts) in &self.calls {
-            changes.push(Change::Call {
-                call: call.clone(),
-                pod: facts.pod.clone(),
-                pool: facts.pool.clone(),
-                merchant: facts.merchant.clone(),
-                at: facts.at,
-                until: facts.until,
-                tried: facts.tried.clone(),
-                provisional: facts.provisional,
-            });
+            changes.push(Change::Call { call: call.clone(), facts: facts.clone() });
+        }
+        for (call, place) in self.queue.iter() {
+            changes.push(Change::Waits { call: call.clone(), place: place.clone() });
         }
         changes
     }

@@ -22,6 +22,7 @@ pub struct Drained {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Undrained {
     pub was_draining: bool,
+    pub was_quarantined: bool,
     /// It takes no calls all the same: it is on its way out.
     pub is_terminating: bool,
     pub pool: Option<Pool>,
@@ -45,15 +46,17 @@ impl Fleet {
         Ok(drained)
     }
 
-    /// Ends a drain before its time. A terminating pod stays out.
-    pub fn undrain(&mut self, name: &PodName) -> Result<Undrained, UnknownPod> {
+    /// Ends a drain or a quarantine before its time. A terminating pod stays out.
+    pub fn undrain(&mut self, name: &PodName, now: Millis) -> Result<Undrained, UnknownPod> {
         let pod = self.pods.get(name).ok_or(UnknownPod)?;
         let (was_draining, is_terminating) = (pod.draining_until.is_some(), pod.facts.terminating);
+        let was_quarantined = pod.quarantined_until.is_some();
         if was_draining {
             self.record(Change::Draining { pod: name.clone(), until: None });
-            self.settle(name);
         }
+        self.absolve(name, now);
+        self.settle(name, now);
         let pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
-        Ok(Undrained { was_draining, is_terminating, pool })
+        Ok(Undrained { was_draining, was_quarantined, is_terminating, pool })
     }
 }

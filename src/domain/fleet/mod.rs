@@ -8,34 +8,46 @@
 mod calls;
 mod change;
 mod drain;
-mod follow;
+mod ends;
+mod limits;
 mod pods;
 #[cfg(test)]
 mod properties;
+mod queue;
+mod renew;
+mod replay;
 mod upkeep;
 mod view;
+mod views;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
 pub use self::{
     calls::{
-        Allocate, Allocation, CallNotFound, Confirm, Confirmed, Refusal, Release, Released, Renew,
-        Renewed,
+        After, Allocate, Allocation, Call, CallNotFound, NotReleased, Refusal, Release, Released,
+        Why,
     },
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
-    follow::Illegal,
+    ends::{Cause, End},
     pods::{Departure, Fenced, MoveRefused, Observed, Removed},
+    queue::{Abandoned, Hold, Place},
+    renew::{Confirm, Confirmed, Renew, Renewed},
     upkeep::{Audited, Swept},
-    view::{CallStatus, PodCall, PodStatus, PoolStatus, Status},
+    view::{CallStatus, Found, PodCall, PodStatus, PoolStatus, Status, WaitingCall},
+};
+use self::{
+    ends::Ends,
+    queue::Queue,
+    views::{Placed, PoolView},
 };
 use super::{
     Millis, assign,
     merchant::{Malformed, MerchantConfig, Step},
     names::{CallSid, MerchantId, PodName, Pool},
-    tiers::{Kind, Tiers},
+    tiers::Tiers,
 };
 
 /// Why a step of a chain gave no pod.
@@ -70,28 +82,6 @@ pub struct Tried {
     pub reason: Reason,
 }
 
-/// A live call: its record and the deadline of its lease.
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Call {
-    pod: PodName,
-    /// The pool the pod was drawn from.
-    pool: Pool,
-    merchant: Option<MerchantId>,
-    at: Millis,
-    until: Millis,
-    tried: Vec<Tried>,
-    /// Its stream has not started yet.
-    provisional: bool,
-}
-
-/// A call whose stream never started while it had its pod.
-#[derive(Debug, Clone)]
-struct Missed {
-    pod: PodName,
-    merchant: Option<MerchantId>,
-    at: Millis,
-}
-
 /// A call that an operation ended on its own account.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedCall {
@@ -99,8 +89,7 @@ pub struct EndedCall {
     pub pod: PodName,
     pub source_pool: Pool,
     pub lasted: Millis,
-    /// A sweep ended it because its stream never started.
-    pub unconfirmed: bool,
+    pub cause: Cause,
 }
 
 #[derive(Debug, Clone)]
@@ -108,85 +97,25 @@ struct Pod {
     facts: PodFacts,
     tier: Option<Pool>,
     draining_until: Option<Millis>,
+    /// Calls in a row that never connected or broke at once.
+    failures: u32,
+    quarantined_until: Option<Millis>,
     calls: Vec<CallSid>,
     /// Where the views hold this pod; nothing but `place` touches it.
     placed: Option<Placed>,
 }
 
 impl Pod {
-    /// Takes no new calls until it is gone or undrained.
-    fn is_leaving(&self) -> bool {
-        self.draining_until.is_some() || self.facts.terminating
-    }
-
-    fn spot(&self, kind: Option<Kind>) -> Spot {
-        match kind {
-            _ if self.is_leaving() => Spot::Leaving,
-            _ if !self.facts.ready => Spot::Unready,
-            Some(Kind::Shared { .. }) => Spot::Open,
-            Some(Kind::Exclusive | Kind::Dedicated) if self.calls.is_empty() => Spot::Open,
-            _ => Spot::Taken,
+    fn new(facts: PodFacts) -> Self {
+        Self {
+            facts,
+            tier: None,
+            draining_until: None,
+            failures: 0,
+            quarantined_until: None,
+            calls: Vec::new(),
+            placed: None,
         }
-    }
-}
-
-/// How a pool counts one of its pods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Spot {
-    /// In the available view, with its live calls as the score.
-    Open,
-    /// In service, but not in the view: an exclusive pod with a call, or any
-    /// pod of a tier that is no more.
-    Taken,
-    Leaving,
-    Unready,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-struct Placed {
-    pool: Pool,
-    spot: Spot,
-    calls: usize,
-    /// Orders pods of one score by how long they have been waiting.
-    turn: u64,
-}
-
-/// The views of one pool.
-#[derive(Debug, Default)]
-struct PoolView {
-    /// Pods that may be drawn, by live calls, then by who has waited longest.
-    open: BTreeMap<(usize, u64), PodName>,
-    assigned: usize,
-    leaving: usize,
-    unready: usize,
-    calls: usize,
-}
-
-impl PoolView {
-    fn count(&mut self, placed: &Placed, name: &PodName) {
-        self.assigned += 1;
-        self.calls += placed.calls;
-        match placed.spot {
-            Spot::Open => drop(self.open.insert((placed.calls, placed.turn), name.clone())),
-            Spot::Taken => {}
-            Spot::Leaving => self.leaving += 1,
-            Spot::Unready => self.unready += 1,
-        }
-    }
-
-    fn discount(&mut self, placed: &Placed) {
-        self.assigned -= 1;
-        self.calls -= placed.calls;
-        match placed.spot {
-            Spot::Open => drop(self.open.remove(&(placed.calls, placed.turn))),
-            Spot::Taken => {}
-            Spot::Leaving => self.leaving -= 1,
-            Spot::Unready => self.unready -= 1,
-        }
-    }
-
-    fn in_service(&self) -> usize {
-        self.assigned - self.leaving - self.unready
     }
 }
 
@@ -239,10 +168,16 @@ pub struct Fleet {
     /// When merchants with a rate had their last calls. Not worth a journal: after
     /// a second it is of no use.
     admissions: HashMap<MerchantId, VecDeque<Millis>>,
-    /// Calls whose stream may still come. Not worth a journal either.
-    missed: HashMap<CallSid, Missed>,
+    ends: Ends,
+    queue: Queue,
+    /// Calls that were handed a pod and may be waiting to hear of it.
+    handed: Vec<CallSid>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
+    quarantines: BTreeSet<(Millis, PodName)>,
+    /// Pods to draw where others would do as well: the choice of another store,
+    /// when the fleet judges it.
+    favoured: Vec<PodName>,
     turn: u64,
     log: Option<Vec<Change>>,
 }
@@ -262,9 +197,13 @@ impl Fleet {
             pools: HashMap::new(),
             merchant_calls: HashMap::new(),
             admissions: HashMap::new(),
-            missed: HashMap::new(),
+            ends: Ends::default(),
+            queue: Queue::default(),
+            handed: Vec::new(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
+            quarantines: BTreeSet::new(),
+            favoured: Vec::new(),
             turn: 0,
             log: None,
         }
@@ -296,163 +235,16 @@ impl Fleet {
         self.replay(change);
     }
 
-    /// Changes a fact as it was decided before, and derives the views again.
-    pub fn replay(&mut self, change: Change) {
-        match change {
-            Change::Began { trusting_until } => self.trusting_until = trusting_until,
-            Change::Epoch { epoch } => self.epoch = epoch,
-            Change::Tiers { tiers } => {
-                self.tiers = tiers;
-                let names: Vec<PodName> = self.pods.keys().cloned().collect();
-                for name in &names {
-                    self.place(name);
-                }
-            }
-            Change::Merchant { id, document: None } => drop(self.merchants.remove(&id)),
-            Change::Merchant { id, document: Some(document) } => {
-                let config = MerchantConfig::parse(&document);
-                self.merchants.insert(id, Merchant { document, config });
-            }
-            Change::Pod { pod, facts } => {
-                match self.pods.get_mut(&pod) {
-                    Some(known) => known.facts = facts,
-                    None => {
-                        let fresh = Pod {
-                            facts,
-                            tier: None,
-                            draining_until: None,
-                            calls: Vec::new(),
-                            placed: None,
-                        };
-                        self.pods.insert(pod.clone(), fresh);
-                    }
-                }
-                self.place(&pod);
-            }
-            Change::Home { pod, pool } => {
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    known.tier = Some(pool);
-                }
-                self.place(&pod);
-            }
-            Change::Gone { pod } => self.forget(&pod),
-            Change::Draining { pod, until } => {
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    if let Some(before) = std::mem::replace(&mut known.draining_until, until) {
-                        self.drains.remove(&(before, pod.clone()));
-                    }
-                    if let Some(until) = until {
-                        self.drains.insert((until, pod.clone()));
-                    }
-                }
-                self.place(&pod);
-            }
-            Change::Call { call, pod, pool, merchant, at, until, tried, provisional } => {
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    known.calls.push(call.clone());
-                    self.leases.insert((until, call.clone()));
-                    if let Some(id) = &merchant {
-                        *self.merchant_calls.entry(id.clone()).or_default() += 1;
-                    }
-                    let pod = pod.clone();
-                    let record = Call { pod, pool, merchant, at, until, tried, provisional };
-                    self.calls.insert(call, record);
-                }
-                self.place(&pod);
-            }
-            Change::Renewed { call, until } => {
-                if let Some(known) = self.calls.get_mut(&call) {
-                    known.provisional = false;
-                    self.leases.remove(&(known.until, call.clone()));
-                    known.until = until;
-                    self.leases.insert((until, call));
-                }
-            }
-            Change::Spared { call, until } => {
-                if let Some(known) = self.calls.get_mut(&call) {
-                    self.leases.remove(&(known.until, call.clone()));
-                    known.until = until;
-                    self.leases.insert((until, call));
-                }
-            }
-            Change::Ended { call, at } => {
-                if at < self.trusting_until {
-                    self.ended.insert(call.clone());
-                }
-                if let Some(ended) = self.calls.remove(&call) {
-                    if let Some(id) = &ended.merchant
-                        && let Some(live) = self.merchant_calls.get_mut(id)
-                    {
-                        *live -= 1;
-                        if *live == 0 {
-                            self.merchant_calls.remove(id);
-                        }
-                    }
-                    if let Some(pod) = self.pods.get_mut(&ended.pod) {
-                        pod.calls.retain(|other| *other != call);
-                    }
-                    self.leases.remove(&(ended.until, call));
-                    self.place(&ended.pod);
-                }
-            }
-        }
-    }
-
-    fn forget(&mut self, name: &PodName) {
-        let Some(pod) = self.pods.remove(name) else {
-            return;
-        };
-        if let Some(until) = pod.draining_until {
-            self.drains.remove(&(until, name.clone()));
-        }
-        for call in &pod.calls {
-            if let Some(call_facts) = self.calls.remove(call) {
-                self.leases.remove(&(call_facts.until, call.clone()));
-            }
-        }
-        if let Some(placed) = &pod.placed
-            && let Some(view) = self.pools.get_mut(&placed.pool)
-        {
-            view.discount(placed);
-        }
-    }
-
-    /// Brings the views of a pod in line with its facts. Answers whether they
-    /// were out of line.
-    fn place(&mut self, name: &PodName) -> bool {
-        let Some(pod) = self.pods.get_mut(name) else {
-            return false;
-        };
-        let should_be = pod.tier.as_ref().map(|tier| {
-            let spot = pod.spot(self.tiers.kind(tier));
-            (tier, spot, pod.calls.len())
-        });
-        let is = pod.placed.as_ref().map(|placed| (&placed.pool, placed.spot, placed.calls));
-        if should_be == is {
-            return false;
-        }
-        if let Some(before) = pod.placed.take()
-            && let Some(view) = self.pools.get_mut(&before.pool)
-        {
-            view.discount(&before);
-        }
-        if let Some((pool, spot, calls)) = should_be {
-            self.turn += 1;
-            let placed = Placed { pool: pool.clone(), spot, calls, turn: self.turn };
-            if !self.pools.contains_key(pool) {
-                self.pools.insert(pool.clone(), PoolView::default());
-            }
-            let view = self.pools.get_mut(pool).expect("just made");
-            view.count(&placed, name);
-            pod.placed = Some(placed);
-        }
-        true
-    }
-
     /// Gives an idle pod the pool it should be in: the one its label names, the
     /// one it has if that is still wanted, or a new one. A pod gets its first
-    /// pool when it is first ready; a busy one keeps what it has.
-    fn settle(&mut self, name: &PodName) {
+    /// pool when it is first in service; a busy one keeps what it has. Then hands
+    /// what it has free to those who wait for it.
+    fn settle(&mut self, name: &PodName, now: Millis) {
+        self.find_home(name);
+        self.serve(name, now);
+    }
+
+    fn find_home(&mut self, name: &PodName) {
         let Some(pod) = self.pods.get(name) else {
             return;
         };
@@ -462,7 +254,7 @@ impl Fleet {
         let home = match (self.pinned(pod), &pod.tier) {
             (Some(pin), Some(tier)) if pin == *tier => return,
             (None, Some(tier)) if self.tiers.wants(tier) => return,
-            (_, None) if pod.is_leaving() || !pod.facts.ready => return,
+            (_, None) if !pod.is_serving() => return,
             (Some(pin), _) => Some(pin),
             (None, _) => assign::home(&self.tiers, |pool| self.assigned(pool)),
         };
@@ -481,16 +273,22 @@ impl Fleet {
     }
 
     /// Ends a call for a reason other than its release.
-    fn end(&mut self, call: &CallSid, now: Millis) -> Option<EndedCall> {
+    fn end(&mut self, call: &CallSid, cause: Cause, now: Millis) -> Option<EndedCall> {
         let facts = self.calls.get(call)?;
         let ended = EndedCall {
             call: call.clone(),
             pod: facts.pod.clone(),
             source_pool: facts.pool.clone(),
             lasted: now.saturating_sub(facts.at),
-            unconfirmed: false,
+            cause,
         };
-        self.record(Change::Ended { call: call.clone(), at: now });
+        self.record(Change::Ended { call: call.clone(), at: now, cause });
         Some(ended)
+    }
+
+    /// From now on draws one of these pods where others would do as well: so the
+    /// fleet follows another store's choices, if they are legal.
+    pub fn favour(&mut self, pods: Vec<PodName>) {
+        self.favoured = pods;
     }
 }

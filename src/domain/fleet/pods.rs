@@ -1,10 +1,10 @@
 //! Pods come, change, move and go; so do tiers and merchants. These are the
 //! writes of a leader, and carry its epoch.
 
-use super::{Change, EndedCall, Fleet, Pod, PodFacts};
+use super::{Cause, Change, EndedCall, Fleet, Pod, PodFacts};
 use crate::domain::{
     Millis,
-    names::{MerchantId, PodName, Pool},
+    names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -90,13 +90,14 @@ impl Fleet {
         now: Millis,
     ) -> Result<Observed, Fenced> {
         self.fence(epoch)?;
-        let mut observed = Observed::default();
+        let (mut observed, mut seatless) = (Observed::default(), Vec::new());
         let known = self.pods.get(name);
         let replaced = known.is_some_and(|pod| pod.facts.uid != facts.uid);
         let restarted = known.is_some_and(|pod| pod.facts.restarts < facts.restarts);
         observed.joined = known.is_none() || replaced;
         if replaced || restarted {
-            observed.ended = self.end_calls_of(name, now);
+            (observed.ended, seatless) = self.end_calls_of(name, now);
+            self.absolve(name, now);
         }
         if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
             self.record(Change::Draining { pod: name.clone(), until: None });
@@ -109,14 +110,32 @@ impl Fleet {
         if self.pods.get(name).is_none_or(|pod| pod.facts != facts) {
             self.record(Change::Pod { pod: name.clone(), facts });
         }
-        self.settle(name);
+        self.settle(name, now);
+        self.reseat(&seatless, now);
         observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(observed)
     }
 
-    fn end_calls_of(&mut self, name: &PodName, now: Millis) -> Vec<EndedCall> {
-        let calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
-        calls.iter().filter_map(|call| self.end(call, now)).collect()
+    /// Ends the calls of a pod. Those that were handed it and have not come for it
+    /// yet have their places back, and are the second part of the answer.
+    fn end_calls_of(&mut self, name: &PodName, now: Millis) -> (Vec<EndedCall>, Vec<CallSid>) {
+        let mut calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
+        calls.sort();
+        let (mut over, mut seatless) = (Vec::new(), Vec::new());
+        for call in calls {
+            let place = self.calls.get(&call).and_then(|facts| facts.place.clone());
+            let poll_by = self.calls.get(&call).map_or(0, |facts| facts.until);
+            let ended = self.end(&call, Cause::PodGone, now);
+            match place {
+                None => over.extend(ended),
+                Some(mut place) => {
+                    place.poll_by = poll_by;
+                    self.record(Change::Waits { call: call.clone(), place });
+                    seatless.push(call);
+                }
+            }
+        }
+        (over, seatless)
     }
 
     /// Forgets a pod that has left, with its calls.
@@ -136,8 +155,9 @@ impl Fleet {
             }
             Some(_) => {}
         }
-        let ended = self.end_calls_of(name, now);
+        let (ended, seatless) = self.end_calls_of(name, now);
         self.record(Change::Gone { pod: name.clone() });
+        self.reseat(&seatless, now);
         Ok(Removed::Gone { ended })
     }
 
@@ -148,6 +168,7 @@ impl Fleet {
         uid: &str,
         to: &Pool,
         epoch: Option<u64>,
+        now: Millis,
     ) -> Result<(), MoveRefused> {
         self.fence(epoch)?;
         if !self.tiers.wants(to) {
@@ -160,6 +181,7 @@ impl Fleet {
         }
         if pod.tier.as_ref() != Some(to) {
             self.record(Change::Home { pod: name.clone(), pool: to.clone() });
+            self.serve(name, now);
         }
         Ok(())
     }
@@ -176,13 +198,18 @@ impl Fleet {
 
     /// Puts another tier table in force. Pods whose pool is gone get a new one,
     /// busy ones when their calls end.
-    pub fn apply_tiers(&mut self, tiers: &Tiers, epoch: Option<u64>) -> Result<(), Fenced> {
+    pub fn apply_tiers(
+        &mut self,
+        tiers: &Tiers,
+        epoch: Option<u64>,
+        now: Millis,
+    ) -> Result<(), Fenced> {
         self.fence(epoch)?;
         if *tiers != self.tiers {
             self.record(Change::Tiers { tiers: tiers.clone() });
             let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
             names.sort();
-            names.iter().for_each(|name| self.settle(name));
+            names.iter().for_each(|name| self.settle(name, now));
         }
         Ok(())
     }
@@ -203,6 +230,6 @@ impl Fleet {
 
     /// Idle, in service, and not where a label wants it.
     fn is_movable(&self, pod: &Pod) -> bool {
-        pod.calls.is_empty() && pod.facts.ready && !pod.is_leaving() && self.pinned(pod).is_none()
+        pod.calls.is_empty() && pod.is_serving() && self.pinned(pod).is_none()
     }
 }

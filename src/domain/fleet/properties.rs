@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 
 use super::*;
-use crate::domain::tiers::{Origin, Strategy as Fill};
+use crate::domain::tiers::{Kind, Origin, Strategy as Fill};
 
 const LEASE: Millis = 1_000;
 const CASES: u32 = 400;
@@ -294,8 +294,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
     match step {
         Step::Allocate { call: sid, merchant } => {
             let merchant = merchant.map(|id| format!("m{id}").parse().unwrap());
-            let request =
-                Allocate { call: call(sid), merchant, lease_ttl: LEASE, provisional: false };
+            let request = Allocate::new(call(sid), merchant, LEASE);
             let packed = fullest_with_room(fleet);
             match fleet.allocate(&request, *now) {
                 Ok(got) => {
@@ -320,7 +319,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             }
         }
         Step::Release { call: sid, pod: on } => {
-            let request = Release { call: call(sid), pod: on.map(pod) };
+            let request = Release::new(call(sid), on.map(pod));
             let theirs = witness
                 .calls
                 .get(&request.call)
@@ -366,7 +365,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             }
         }
         Step::Undrain { pod: name } => {
-            if let Ok(undrained) = fleet.undrain(&pod(name)) {
+            if let Ok(undrained) = fleet.undrain(&pod(name), *now) {
                 assert_eq!(witness.drains.remove(&pod(name)).is_some(), undrained.was_draining);
             }
         }
@@ -407,10 +406,11 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
         }
         Step::Move { pod: name, uid, to } => {
             let busy = witness.calls_on(&pod(name)) > 0 || witness.drains.contains_key(&pod(name));
-            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to.parse().unwrap(), None);
+            let to = to.parse().unwrap();
+            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, None, *now);
             assert!(moved.is_err() || !busy, "moved a busy or draining pod");
         }
-        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), None).unwrap(),
+        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), None, *now).unwrap(),
         Step::Merchant { merchant, document } => {
             fleet.set_merchant(&format!("m{merchant}").parse().unwrap(), MERCHANTS[document]);
         }
@@ -432,7 +432,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
         }
         Step::Audit => {
             let names = fleet.pod_names();
-            assert_eq!(fleet.audit(&names).repaired, 0, "a view was out of line");
+            assert_eq!(fleet.audit(&names, *now).repaired, 0, "a view was out of line");
         }
         Step::Wait { ms } => *now += ms,
     }

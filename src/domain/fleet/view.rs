@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Call, Fleet, Pod, PodFacts, Tried};
+use super::{Call, Fleet, Place, Pod, PodFacts, Tried};
 use crate::domain::{
     Millis,
     assign::Stock,
@@ -15,6 +15,8 @@ use crate::domain::{
 pub struct Status {
     pub pools: Vec<PoolStatus>,
     pub active_calls: usize,
+    /// Calls that wait for a pod.
+    pub waiting: usize,
 }
 
 /// How a pool stands.
@@ -29,9 +31,12 @@ pub struct PoolStatus {
     pub available: usize,
     pub draining: usize,
     pub not_ready: usize,
+    pub quarantined: usize,
     pub active_calls: usize,
     /// How many more calls the pool can take.
     pub free_slots: usize,
+    /// Calls that wait and may use it.
+    pub waiting: usize,
 }
 
 /// A pod and what it does.
@@ -41,6 +46,7 @@ pub struct PodStatus {
     pub facts: PodFacts,
     pub pool: Option<Pool>,
     pub draining_until: Option<Millis>,
+    pub quarantined_until: Option<Millis>,
     /// Its live calls, the latest deadline first.
     pub calls: Vec<PodCall>,
 }
@@ -65,6 +71,29 @@ pub struct CallStatus {
     pub tried: Vec<Tried>,
     /// Its stream has not started yet.
     pub provisional: bool,
+    /// It was handed the pod while it waited, and has not come for it yet.
+    pub is_handed: bool,
+    /// Which pod of the call this is; 0 where nobody counts.
+    pub attempt: u32,
+}
+
+/// A call that waits for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct WaitingCall {
+    pub call: CallSid,
+    pub merchant: Option<MerchantId>,
+    pub since: Millis,
+    pub until: Millis,
+    /// It is taken for gone after that, unless it asks again.
+    pub poll_by: Millis,
+    pub tried: Vec<Tried>,
+}
+
+/// Where a call was found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    Live(CallStatus),
+    Waiting(WaitingCall),
 }
 
 impl PodStatus {
@@ -83,6 +112,7 @@ impl Fleet {
         Status {
             pools: pools.into_iter().map(|pool| self.pool_status(pool)).collect(),
             active_calls: self.calls.len(),
+            waiting: self.queue.len(),
         }
     }
 
@@ -102,6 +132,8 @@ impl Fleet {
             available: open.map_or(0, |open| open.len()),
             draining: view.map_or(0, |view| view.leaving),
             not_ready: view.map_or(0, |view| view.unready),
+            quarantined: view.map_or(0, |view| view.quarantined),
+            waiting: self.queue.len_of(&pool),
             active_calls: view.map_or(0, |view| view.calls),
             free_slots: match cap {
                 1 => open.map_or(0, |open| open.range(..(1, 0)).count()),
@@ -150,12 +182,14 @@ impl Fleet {
             facts: pod.facts.clone(),
             pool: pod.tier.clone(),
             draining_until: pod.draining_until,
+            quarantined_until: pod.quarantined_until,
             calls,
         }
     }
 
     pub fn call(&self, call: &CallSid) -> Option<CallStatus> {
-        let Call { pod, pool, merchant, at, until, tried, provisional } = self.calls.get(call)?;
+        let Call { pod, pool, merchant, at, until, tried, provisional, attempts, place } =
+            self.calls.get(call)?;
         Some(CallStatus {
             call: call.clone(),
             pod: pod.clone(),
@@ -165,6 +199,26 @@ impl Fleet {
             lease_until: *until,
             tried: tried.clone(),
             provisional: *provisional,
+            is_handed: place.is_some(),
+            attempt: *attempts,
         })
+    }
+
+    /// Where a call is, if it is anywhere.
+    pub fn find(&self, call: &CallSid) -> Option<Found> {
+        if let Some(live) = self.call(call) {
+            return Some(Found::Live(live));
+        }
+        let Place { merchant, since, until, poll_by, tried, .. } = self.queue.get(call)?.clone();
+        let call = call.clone();
+        Some(Found::Waiting(WaitingCall { call, merchant, since, until, poll_by, tried }))
+    }
+
+    /// The available view of a pool: its pods and their live calls, by name.
+    pub fn available(&self, pool: &Pool) -> Vec<(PodName, usize)> {
+        let open = self.pools.get(pool).into_iter().flat_map(|view| &view.open);
+        let mut pods: Vec<_> = open.map(|((calls, _), pod)| (pod.clone(), *calls)).collect();
+        pods.sort();
+        pods
     }
 }

@@ -5,7 +5,8 @@ use std::{io, time::Duration};
 use futures_util::{StreamExt, stream::FuturesUnordered};
 use redis::{
     AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
-    TlsCertificates, aio::MultiplexedConnection,
+    TlsCertificates,
+    aio::{MultiplexedConnection, PubSub},
 };
 
 /// How long a connection may take until it can be used.
@@ -66,6 +67,21 @@ impl Address {
         &self,
         moved: Option<(String, u16)>,
     ) -> Result<MultiplexedConnection, RedisError> {
+        self.primary(moved).await.map(|(_, connection)| connection)
+    }
+
+    /// Connects to the primary for messages alone.
+    pub async fn subscription(&self) -> Result<PubSub, RedisError> {
+        let (client, _) = self.primary(None).await?;
+        tokio::time::timeout(CONNECT, client.get_async_pubsub())
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    async fn primary(
+        &self,
+        moved: Option<(String, u16)>,
+    ) -> Result<(Client, MultiplexedConnection), RedisError> {
         match (moved, &self.sentinels) {
             (Some(place), _) => self.connect_to(Some(place)).await,
             (None, None) => self.connect_to(None).await,
@@ -93,7 +109,7 @@ impl Address {
     async fn connect_to(
         &self,
         place: Option<(String, u16)>,
-    ) -> Result<MultiplexedConnection, RedisError> {
+    ) -> Result<(Client, MultiplexedConnection), RedisError> {
         let info = match place {
             Some(place) => self.info.clone().set_addr(at(self.info.addr(), place)),
             None => self.info.clone(),
@@ -113,7 +129,7 @@ impl Address {
                 return Err(io::Error::other("this is not the primary").into());
             }
         }
-        Ok(connection)
+        Ok((client, connection))
     }
 }
 

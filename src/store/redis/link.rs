@@ -10,7 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Cmd, FromRedisValue, RedisError, Value, aio::MultiplexedConnection};
+use redis::{
+    Cmd, FromRedisValue, RedisError, Value,
+    aio::{MultiplexedConnection, PubSub},
+};
 use tokio::{sync::Notify, time::timeout_at};
 
 use super::{address::Address, reply::Reply, scripts::Script};
@@ -274,6 +277,11 @@ impl Link {
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
         self.note_time(seconds * 1_000 + micros / 1_000);
         Ok(connection)
+    }
+
+    /// A connection of its own, for messages.
+    pub async fn subscription(&self) -> Result<PubSub, RedisError> {
+        self.address.subscription().await
     }
 
     fn current(&self) -> Option<Line> {

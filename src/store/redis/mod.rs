@@ -10,6 +10,7 @@ mod reply;
 mod scripts;
 mod setup;
 mod table;
+mod waking;
 mod walks;
 
 use std::{
@@ -31,7 +32,7 @@ use self::{
     reply::Reply as Answer,
     scripts::Script,
 };
-use super::StoreError;
+use super::{StoreError, Wakes};
 use crate::{
     config::Ttls,
     domain::{Millis, tiers::Tiers},
@@ -60,8 +61,8 @@ pub struct Redis {
     prefix: String,
     lease_ttl: Millis,
     draining_ttl: Millis,
-    /// How long a call may wait for its stream.
-    connect_ttl: Option<Millis>,
+    /// What calls that could not tell us of themselves are given after an outage.
+    spared_ttl: Option<Millis>,
     /// How long the record of a call lives, counted from its last renewal.
     record_ttl: Millis,
     /// The tiers in force.
@@ -75,6 +76,7 @@ pub struct Redis {
     /// Why this Redis is not for us, if it is not.
     refused: OnceLock<String>,
     nudge: Arc<Notify>,
+    wakes: Wakes,
     process: u32,
     attempts: AtomicU64,
     stopping: CancellationToken,
@@ -93,7 +95,7 @@ impl Redis {
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
-            connect_ttl: config.ttls.connect,
+            spared_ttl: config.ttls.spared(),
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
             unplaced: AtomicBool::new(false),
@@ -102,12 +104,16 @@ impl Redis {
             kept: Mutex::default(),
             refused: OnceLock::new(),
             nudge: config.nudge,
+            wakes: Wakes::default(),
             process: crate::random_u32(),
             attempts: AtomicU64::new(0),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
         store.tasks.spawn(store.clone().tend());
+        if config.ttls.patience.is_some() {
+            store.tasks.spawn(store.clone().hear_of_handed());
+        }
         store.tasks.close();
         Ok(store)
     }

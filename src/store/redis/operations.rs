@@ -17,15 +17,16 @@ use crate::{
         Millis,
         assign::Stock,
         fleet::{
-            Allocate, Allocation, Audited, CallNotFound, CallStatus, Confirm, Confirmed, Departure,
-            Drained, Fenced, MoveRefused, Observed, PodFacts, PodStatus, Refusal, Release,
-            Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+            Abandoned, Allocate, Allocation, Audited, CallStatus, Confirm, Confirmed, Departure,
+            Drained, Fenced, Found, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
+            Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained,
+            UnknownPod, WaitingCall, Why,
         },
         merchant::{Limit, Malformed, Step},
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::Tiers,
     },
-    store::{Reply, Store, StoreError},
+    store::{Reply, Store, StoreError, Wakes},
 };
 
 /// Calls that one renewal may name.
@@ -34,12 +35,32 @@ const RENEWALS: usize = 500;
 impl Redis {
     /// Confirms a call, once.
     pub(super) async fn confirm_once(&self, request: &Confirm) -> Result<Answer, StoreError> {
-        let (lease, life) =
-            (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
-        let args = [request.call.as_str(), request.pod.as_str(), &lease, &life];
+        let args = self.confirm_args(request);
+        let args = args.each_ref().map(String::as_str);
         let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await?;
         self.found(answer)
     }
+
+    pub(super) fn confirm_args(&self, request: &Confirm) -> [String; 5] {
+        [
+            request.call.to_string(),
+            request.pod.to_string(),
+            request.lease_ttl.to_string(),
+            self.record_ttl.max(request.lease_ttl).to_string(),
+            request.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+        ]
+    }
+}
+
+/// Call, pod, the attempt that it must stem from, its number, the cause.
+pub(super) fn release_args(request: &Release) -> [String; 5] {
+    [
+        request.call.to_string(),
+        request.pod.as_ref().map(PodName::to_string).unwrap_or_default(),
+        String::new(),
+        request.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
+        request.cause.as_str().to_owned(),
+    ]
 }
 
 pub(super) fn epoch_text(epoch: Option<u64>) -> String {
@@ -62,6 +83,49 @@ fn is_full(error: &StoreError) -> bool {
     matches!(error, StoreError::Failed(error) if error.contains("OOM"))
 }
 
+/// The number of the attempt that begins; empty where nobody counts.
+fn number(request: &Allocate) -> String {
+    match request.attempts() {
+        0 => String::new(),
+        number => number.to_string(),
+    }
+}
+
+fn hold(request: &Allocate) -> String {
+    request.hold.map_or(String::new(), |hold| {
+        format!("{} {} {} {}", hold.time, hold.patience, hold.most, hold.most_per_merchant)
+    })
+}
+
+fn after(request: &Allocate) -> String {
+    request.after.as_ref().map_or(String::new(), |after| {
+        let (attempt, retries) = (after.attempt, after.retries);
+        format!("{} {attempt} {} {retries}", after.pod, flag(after.is_final))
+    })
+}
+
+fn why(answer: &mut Answer) -> Result<Why, StoreError> {
+    Ok(match answer.text()?.as_str() {
+        "no_pods" => Why::NoPods,
+        "max_calls" => Why::Limit(Limit::MaxCalls),
+        "max_rate" => Why::Limit(Limit::MaxRate),
+        "queue_full" => Why::QueueFull,
+        "time_over" => Why::TimeOver { waited: answer.number()? },
+        "waiting" => Why::Waiting { until: answer.number()?, is_new: answer.flag()? },
+        "over" => Why::Over,
+        "unsettled" => Why::Unsettled,
+        "spent" => Why::Spent,
+        _ => return Err(unexpected(answer)),
+    })
+}
+
+fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
+    let read = |row: &[String]| {
+        Ok(Abandoned { call: reply::parse(&row[0])?, waited: reply::parse(&row[1])? })
+    };
+    texts.chunks_exact(2).map(read).collect()
+}
+
 fn malformed(text: String) -> Option<Malformed> {
     (!text.is_empty()).then(|| Malformed::new(text))
 }
@@ -74,8 +138,19 @@ impl Store for Redis {
             let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
             let (lease, life) =
                 (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
-            let provisional = if request.provisional { "1" } else { "" };
-            let args = [request.call.as_str(), merchant, &lease, &life, &attempt, provisional];
+            let stage = if request.provisional { "provisional" } else { "" };
+            let (number, hold, after) = (number(request), hold(request), after(request));
+            let args = [
+                request.call.as_str(),
+                merchant,
+                &lease,
+                &life,
+                &attempt,
+                stage,
+                &number,
+                &hold,
+                &after,
+            ];
             let answer =
                 match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
                     Ok(answer) => self.found(answer),
@@ -83,14 +158,16 @@ impl Store for Redis {
                     // its pod is told so even then.
                     Err(Failure::NotRun(error)) if is_full(&error) => {
                         return match self.call(&request.call).await? {
-                            Some(call) => Ok(Ok(Allocation {
+                            Some(Found::Live(call)) if !call.is_handed => Ok(Ok(Allocation {
                                 was_existing: true,
                                 pod: call.pod,
                                 pool: call.source_pool,
                                 tried: call.tried,
                                 malformed_merchant: None,
+                                attempt: call.attempt,
+                                waited: None,
                             })),
-                            None => Err(error),
+                            _ => Err(error),
                         };
                     }
                     Err(
@@ -107,17 +184,15 @@ impl Store for Redis {
                 "refused" => Err(Refusal {
                     tried: answer.tried()?,
                     malformed_merchant: malformed(answer.text()?),
-                    limit: match answer.text()?.as_str() {
-                        "max_calls" => Some(Limit::MaxCalls),
-                        "max_rate" => Some(Limit::MaxRate),
-                        _ => None,
-                    },
+                    why: why(&mut answer)?,
                 }),
                 "new" | "existing" => Ok(Allocation {
                     was_existing: answer.word == "existing",
                     pod: answer.parse()?,
                     pool: answer.parse()?,
                     tried: answer.tried()?,
+                    attempt: answer.parse_some()?.unwrap_or(0),
+                    waited: if answer.word == "new" { answer.parse_some()? } else { None },
                     malformed_merchant: if answer.word == "new" {
                         malformed(answer.text()?)
                     } else {
@@ -129,10 +204,10 @@ impl Store for Redis {
         })
     }
 
-    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, CallNotFound>> {
+    fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>> {
         Box::pin(async move {
-            let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
-            let args = [request.call.as_str(), pod, ""];
+            let args = release_args(request);
+            let args = args.each_ref().map(String::as_str);
             let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
             let mut answer = match answer.map_err(StoreError::from) {
                 Ok(answer) => answer,
@@ -144,7 +219,8 @@ impl Store for Redis {
                 }
             };
             match answer.word.as_str() {
-                "not_found" => Ok(Err(CallNotFound)),
+                "not_found" => Ok(Err(NotReleased::NotFound)),
+                "waited" => Ok(Err(NotReleased::Waited { waited: answer.number()? })),
                 "released" => Ok(Ok(Released {
                     pod: answer.parse()?,
                     source_pool: answer.parse()?,
@@ -222,6 +298,7 @@ impl Store for Redis {
             }
             Ok(Ok(Undrained {
                 was_draining: answer.flag()?,
+                was_quarantined: answer.flag()?,
                 is_terminating: answer.flag()?,
                 pool: answer.parse_some()?,
             }))
@@ -344,7 +421,12 @@ impl Store for Redis {
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {
         Box::pin(async move {
             let mut answer = self.run(&self.scripts.sweep, &[&most.to_string()]).await?;
-            let swept = Swept { expired: answer.ended()?, undrained: answer.names()? };
+            let swept = Swept {
+                abandoned: abandoned(&answer.texts()?)?,
+                expired: answer.ended()?,
+                undrained: answer.names()?,
+                restored: answer.names()?,
+            };
             if !answer.flag()? {
                 self.link.open_circuit();
             }
@@ -359,38 +441,37 @@ impl Store for Redis {
     fn status(&self) -> Reply<'_, Status> {
         Box::pin(async move {
             let mut answer = self.run(&self.scripts.status, &[]).await?;
-            let active_calls = answer.number()? as usize;
+            let (active_calls, waiting) = (answer.number()? as usize, answer.number()? as usize);
             let tiers = table::read(&answer.texts()?)?;
             let mut counts = BTreeMap::new();
-            for row in answer.texts()?.chunks_exact(5) {
+            for row in answer.texts()?.chunks_exact(7) {
                 let Ok(pool) = row[0].parse::<Pool>() else {
                     tracing::warn!(pool = row[0], "voice:pools holds what is no pool");
                     continue;
                 };
-                let numbers = [
-                    reply::parse(&row[1])?,
-                    reply::parse(&row[2])?,
-                    reply::parse(&row[3])?,
-                    reply::parse(&row[4])?,
-                ];
-                if numbers[0] > 0 {
+                let mut numbers = [0; 6];
+                for (number, text) in numbers.iter_mut().zip(&row[1..]) {
+                    *number = reply::parse(text)?;
+                }
+                if numbers[0] > 0 || tiers.wants(&pool) {
                     counts.insert(pool, numbers);
                 }
             }
             for (name, _) in tiers.iter() {
                 counts
                     .entry(tiers.pool(name).expect("a tier of the table has a pool"))
-                    .or_insert([0; 4]);
+                    .or_insert([0; 6]);
             }
             let pools =
                 counts.into_iter().map(|(pool, counts)| self.status_of(pool, &tiers, counts));
-            Ok(Status { pools: try_join_all(pools).await?, active_calls })
+            Ok(Status { pools: try_join_all(pools).await?, active_calls, waiting })
         })
     }
 
     fn tiers(&self) -> Reply<'_, Tiers> {
         Box::pin(async move {
             let mut answer = self.run(&self.scripts.status, &[]).await?;
+            answer.number()?;
             answer.number()?;
             table::read(&answer.texts()?)
         })
@@ -417,22 +498,39 @@ impl Store for Redis {
         Box::pin(self.all_pods())
     }
 
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallStatus>> {
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
         Box::pin(async move {
             let mut answer = self.run(&self.scripts.call, &[call.as_str()]).await?;
+            let call = call.clone();
             if answer.word == "not_found" {
                 return Ok(None);
             }
-            Ok(Some(CallStatus {
-                call: call.clone(),
+            if answer.word == "waiting" {
+                return Ok(Some(Found::Waiting(WaitingCall {
+                    call,
+                    merchant: answer.parse_some()?,
+                    since: answer.number()?,
+                    until: answer.number()?,
+                    poll_by: answer.number()?,
+                    tried: answer.tried()?,
+                })));
+            }
+            let mut found = CallStatus {
+                call,
                 pod: answer.parse()?,
                 source_pool: answer.parse()?,
                 merchant: answer.parse_some()?,
                 allocated_at: answer.number()?,
                 lease_until: reply::millis(&answer.text()?)?,
                 tried: answer.tried()?,
-                provisional: answer.flag()?,
-            }))
+                provisional: false,
+                is_handed: false,
+                attempt: 0,
+            };
+            let stage = answer.text()?;
+            (found.provisional, found.is_handed) = (stage == "provisional", stage == "handed");
+            found.attempt = answer.number()? as u32;
+            Ok(Some(Found::Live(found)))
         })
     }
 
@@ -462,6 +560,10 @@ impl Store for Redis {
         })
     }
 
+    fn wakes(&self) -> &Wakes {
+        &self.wakes
+    }
+
     fn is_up(&self) -> bool {
         self.link.is_up()
     }
@@ -476,5 +578,6 @@ impl Store for Redis {
 
 fn is_movable(pod: &PodStatus, tiers: &Tiers) -> bool {
     let is_pinned = pod.facts.pin.as_ref().is_some_and(|pin| tiers.resolve(pin).is_some());
-    pod.calls.is_empty() && pod.facts.ready && !pod.is_leaving() && !is_pinned
+    let is_serving = pod.facts.ready && !pod.is_leaving() && pod.quarantined_until.is_none();
+    pod.calls.is_empty() && is_serving && !is_pinned
 }

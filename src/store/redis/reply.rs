@@ -7,7 +7,7 @@ use redis::Value;
 use crate::{
     domain::{
         Millis,
-        fleet::{EndedCall, PodCall, PodFacts, PodStatus, Reason, Tried},
+        fleet::{Cause, EndedCall, PodCall, PodFacts, PodStatus, Reason, Tried},
         names::PodName,
     },
     store::StoreError,
@@ -83,15 +83,21 @@ impl Reply {
     /// Calls that ended on `pod`: id, source pool, how long each lasted.
     pub fn ended_on(&mut self, pod: &PodName) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
-        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2], false);
+        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2], Cause::PodGone);
         texts.chunks_exact(3).map(read).collect()
     }
 
     /// Calls that ended, each with its pod.
     pub fn ended(&mut self) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
-        let read =
-            |row: &[String]| ended(&row[0], parse(&row[1])?, &row[2], &row[3], row[4] == "1");
+        let read = |row: &[String]| {
+            let cause = match row[4].as_str() {
+                "unconfirmed" => Cause::Unconfirmed,
+                "abandoned" => Cause::Abandoned,
+                _ => Cause::Lease,
+            };
+            ended(&row[0], parse(&row[1])?, &row[2], &row[3], cause)
+        };
         texts.chunks_exact(5).map(read).collect()
     }
 }
@@ -101,10 +107,10 @@ fn ended(
     pod: PodName,
     pool: &str,
     lasted: &str,
-    unconfirmed: bool,
+    cause: Cause,
 ) -> Result<EndedCall, StoreError> {
     let (source_pool, lasted) = (parse(pool)?, parse(lasted)?);
-    Ok(EndedCall { call: parse(call)?, pod, source_pool, lasted, unconfirmed })
+    Ok(EndedCall { call: parse(call)?, pod, source_pool, lasted, cause })
 }
 
 /// A pod as `pod_row` in the scripts writes it.
@@ -120,7 +126,7 @@ pub fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
         restarts: parse(&text()?)?,
         pin: Some(text()?).filter(|pin| !pin.is_empty()).map(|pin| parse(&pin)).transpose()?,
     };
-    let until = text()?;
+    let (draining, quarantined) = (text()?, text()?);
     let calls = list_of(row.next().ok_or_else(odd)?)?;
     let calls: Vec<String> =
         calls.into_iter().map(|value| text_of(Some(value))).collect::<Result<_, _>>()?;
@@ -136,10 +142,8 @@ pub fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
         name,
         facts,
         pool: Some(tier).filter(|tier| !tier.is_empty()).map(|tier| parse(&tier)).transpose()?,
-        draining_until: Some(until)
-            .filter(|until| !until.is_empty())
-            .map(|until| millis(&until))
-            .transpose()?,
+        draining_until: some_millis(&draining)?,
+        quarantined_until: some_millis(&quarantined)?,
         calls,
     })
 }
@@ -147,6 +151,10 @@ pub fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
 /// A score of a sorted set, which Redis may write as a float.
 pub fn millis(text: &str) -> Result<Millis, StoreError> {
     parse::<f64>(text).map(|millis| millis as Millis)
+}
+
+fn some_millis(text: &str) -> Result<Option<Millis>, StoreError> {
+    Some(text).filter(|text| !text.is_empty()).map(millis).transpose()
 }
 
 pub fn parse<T: FromStr>(text: &str) -> Result<T, StoreError> {

@@ -13,13 +13,13 @@ use super::{
     Redis,
     kept::Debt,
     link::{Failure, Timeliness},
-    operations::{epoch_text, fenced, unexpected},
+    operations::{epoch_text, fenced, release_args, unexpected},
     reply::Reply as Answer,
     table,
 };
 use crate::{
     domain::{
-        fleet::Fenced,
+        fleet::{Cause, Fenced, Release},
         names::Pool,
         tiers::{Origin, Tiers},
     },
@@ -115,7 +115,7 @@ impl Redis {
             "older" => self.adopt().await?,
             _ => return Err(unexpected(&answer)),
         }
-        if let Some(time) = self.connect_ttl {
+        if let Some(time) = self.spared_ttl {
             // Streams may have started while nobody could tell us.
             self.spare_all(time).await?;
         }
@@ -300,23 +300,23 @@ impl Redis {
     }
 
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
-        let (call, pod, attempt) = match debt {
+        let (call, args) = match debt {
             Debt::Confirm(confirm) => {
-                let (lease, life) = (
-                    confirm.lease_ttl.to_string(),
-                    self.record_ttl.max(confirm.lease_ttl).to_string(),
-                );
-                let args = [confirm.call.as_str(), confirm.pod.as_str(), &lease, &life];
+                let args = self.confirm_args(confirm);
+                let args = args.each_ref().map(String::as_str);
                 let script = &self.scripts.confirm;
                 let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
                 return done.map(drop).map_err(StoreError::from);
             }
-            Debt::Release(release) => {
-                (&release.call, release.pod.as_ref().map_or("", |pod| pod.as_str()), "")
+            Debt::Release(release) => (&release.call, release_args(release)),
+            Debt::Doubt { call, attempt } => {
+                let unsure =
+                    Release { cause: Cause::Abandoned, ..Release::new(call.clone(), None) };
+                let [call_text, pod, _, number, cause] = release_args(&unsure);
+                (call, [call_text, pod, attempt.clone(), number, cause])
             }
-            Debt::Doubt { call, attempt } => (call, "", attempt.as_str()),
         };
-        let args = [call.as_str(), pod, attempt];
+        let args = args.each_ref().map(String::as_str);
         match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
             Err(
                 Failure::NotRun(StoreError::Failed(error))

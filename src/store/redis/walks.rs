@@ -37,25 +37,30 @@ impl Redis {
     }
 
     pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
-        let (mut cursor, time) = ("0".to_owned(), time.to_string());
-        loop {
-            let args = [cursor.as_str(), SPARED, &time];
-            let script = &self.scripts.spare;
-            let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
-            cursor = answer.text()?;
-            if cursor == "0" {
-                return Ok(());
+        let time = time.to_string();
+        for what in ["short", "waiting"] {
+            let mut cursor = "0".to_owned();
+            loop {
+                let args = [what, cursor.as_str(), SPARED, &time];
+                let script = &self.scripts.spare;
+                let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
+                cursor = answer.text()?;
+                if cursor == "0" {
+                    break;
+                }
             }
         }
+        Ok(())
     }
 
     pub(super) async fn status_of(
         &self,
         pool: Pool,
         tiers: &Tiers,
-        counts: [u64; 4],
+        counts: [u64; 6],
     ) -> Result<PoolStatus, StoreError> {
-        let [assigned, available, draining, not_ready] = counts.map(|count| count as usize);
+        let [assigned, available, draining, not_ready, quarantined, waiting] =
+            counts.map(|count| count as usize);
         let (mut active_calls, mut free_slots) = (0, 0);
         let mut cursor = (assigned > 0).then(|| "0".to_owned());
         while let Some(from) = cursor {
@@ -72,6 +77,8 @@ impl Redis {
             available,
             draining,
             not_ready,
+            quarantined,
+            waiting,
             active_calls,
             free_slots,
             pool,

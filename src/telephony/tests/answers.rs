@@ -75,7 +75,7 @@ fn every_provider_says_when_a_call_or_a_stream_is_over() {
 #[test]
 fn documents_of_the_later_providers_are_theirs() {
     let call = "c1".parse().unwrap();
-    let stream = Stream { url: "wss://a/b", call: &call, status_url: None };
+    let stream = Stream { url: "wss://a/b", call: &call, status_url: None, after_url: None };
     let body = |provider: Provider| provider.dialect().connect(&stream).body;
     assert_eq!(body(Provider::SignalWire), body(Provider::Twilio));
     assert_eq!(
@@ -152,8 +152,15 @@ proptest! {
             if let Ok(request) = CallRequest::from_webhook(provider, &webhook) {
                 let urls = WsUrls { base: "wss://a".into(), path: DEFAULT_WS_PATH.parse().unwrap() };
                 let url = urls.url(&"pod-1".parse().unwrap(), &request);
-                let stream = Stream { url: &url, call: &request.call, status_url: Some(&sent.target) };
+                let target = Some(sent.target.as_str());
+                let stream =
+                    Stream { url: &url, call: &request.call, status_url: target, after_url: target };
                 prop_assert!(well_formed(&provider.dialect().connect(&stream)));
+                let hold = OnHold {
+                    sentence: Some(&sentence), audio: target, pause_seconds: 5, url: &sent.target,
+                };
+                let held = provider.dialect().hold(&hold);
+                prop_assert!(held.as_ref().is_none_or(well_formed));
             }
         }
         if let Some(document) = provider.dialect().hang_up(&sentence) {

@@ -1,0 +1,110 @@
+-- queue: calls that wait for a pod, in one queue per pool. A pod that becomes free
+-- goes to the first who may use it, in the same step.
+
+-- Takes a call out of all queues. `pools` are the tiers it waits for.
+local function unqueue(call, merchant, pools)
+  view('ZREM', P .. 'waiting', call)
+  for tier in string.gmatch(pools, '%S+') do view('ZREM', queue_key(tier), call) end
+  if merchant ~= '' then view('ZREM', P .. 'merchant:' .. merchant .. ':waiting', call) end
+end
+
+-- Puts a call into the queues of its pools, by the score of its turn.
+local function enqueue(call, merchant, pools, score, poll_by)
+  view('ZADD', P .. 'waiting', poll_by, call)
+  for tier in string.gmatch(pools, '%S+') do
+    view('SADD', P .. 'pools', tier)
+    view('ZADD', queue_key(tier), score, call)
+    redis.call('PEXPIRE', queue_key(tier), 86400000)
+  end
+  if merchant ~= '' then
+    view('ZADD', P .. 'merchant:' .. merchant .. ':waiting', poll_by, call)
+    redis.call('PEXPIRE', P .. 'merchant:' .. merchant .. ':waiting', 86400000)
+    view('ZADD', live_key(merchant), poll_by, call)
+  end
+  redis.call('HSET', P .. 'tiers', ':waiting', '1')
+  is_waited_for = true
+end
+
+-- The place of a call that waits, or was handed a pod and has not come for it.
+local function place_of(call)
+  local r = redis.pcall('HMGET', P .. 'wait:' .. call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts')
+  if r.err or not r[2] then return nil end
+  return {merchant = r[1] or '', pools = r[2], score = r[3], since = tonumber(r[4]), ends = tonumber(r[5]),
+    tried = r[6] or '', attempts = r[7] or ''}
+end
+
+-- When a call that waits has to ask again; nil if it does not wait.
+local function poll_by_of(call)
+  local score = redis.pcall('ZSCORE', P .. 'waiting', call)
+  return type(score) == 'string' and tonumber(score) or nil
+end
+
+-- A call gives its place up. Answers since when it waited; nil if it did not.
+local function leave(call)
+  local place = poll_by_of(call) and place_of(call)
+  if not place then return nil end
+  unqueue(call, place.merchant, place.pools)
+  if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
+  redis.call('DEL', P .. 'wait:' .. call)
+  return place.since
+end
+
+-- Hands a pod to a call that waits. Answers whether it had a place.
+local function hand(f, call)
+  local place, poll_by = place_of(call), poll_by_of(call)
+  if not place or not poll_by then return false end
+  unqueue(call, place.merchant, place.pools)
+  give(f, call, {merchant = place.merchant, tried = place.tried, attempts = place.attempts, stage = 'handed'},
+    poll_by, math.max(1, poll_by - now))
+  redis.call('PUBLISH', P .. 'handed', call)
+  return true
+end
+
+-- Hands a free slot of a pod to the first who waits for it, if there is one.
+local function serve_one(f)
+  if is_waited_for == nil then read_table(f) end
+  if not is_waited_for or f.calls >= cap_of(f) then return false end
+  for _ = 1, 16 do
+    local first = redis.pcall('ZRANGE', queue_key(f.tier), 0, 0)
+    if first.err or not first[1] then return false end
+    if hand(f, first[1]) then return true end
+    -- Not a place any more: somebody has deleted it by hand, or its time.
+    redis.call('ZREM', queue_key(f.tier), first[1])
+  end
+  return false
+end
+
+local function serve(f)
+  while serve_one(f) do end
+end
+
+-- Settles and places a pod, and hands what it has free to those who wait for it.
+-- `service` says whether more than its calls may have changed.
+local function resettle(f, service)
+  local placed = settle(f) or service
+  if placed then place(f) end
+  while serve_one(f) do placed = true end
+  if not placed then place_calls(f) end
+end
+
+-- Ends all calls of a pod: call, source pool and how long it lasted, of each. Those
+-- that were handed the pod and have not come for it have their places back, and are
+-- the second part of the answer.
+local function end_calls(f)
+  local ended, seatless = {}, {}
+  local calls = redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)
+  table.sort(calls)
+  for _, call in ipairs(calls) do
+    local c = record_to_end(call)
+    local place = c.stage == 'handed' and place_of(call)
+    local poll_by = place and redis.call('ZSCORE', P .. 'calls', call)
+    end_call(f, call, c, 'pod_gone')
+    if place then
+      enqueue(call, place.merchant, place.pools, place.score, poll_by or now)
+      seatless[#seatless + 1] = call
+    else
+      for _, value in ipairs({call, pool_text(c.pool, f.tier), lasted(c.at)}) do ended[#ended + 1] = value end
+    end
+  end
+  return ended, seatless
+end

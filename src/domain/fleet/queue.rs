@@ -1,0 +1,275 @@
+//! Waiting: calls for which there is no pod yet, in one queue per pool. A pod that
+//! becomes free goes to the first who may use it, in the same step.
+
+use std::collections::{BTreeSet, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use super::{
+    Allocate, Allocation, Change, Fleet, Refusal, Tried,
+    calls::{Call, Why},
+};
+use crate::domain::{
+    Millis, merchant,
+    names::{CallSid, MerchantId, PodName, Pool},
+};
+
+/// How a call may wait for a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hold {
+    /// For so long.
+    pub time: Millis,
+    /// Who has not asked again for so long has gone.
+    pub patience: Millis,
+    /// So many may wait.
+    pub most: usize,
+    /// So many of one merchant.
+    pub most_per_merchant: usize,
+}
+
+/// A call's place in the queues of the pools that it may use.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Place {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub merchant: Option<MerchantId>,
+    priority: i32,
+    ticket: u64,
+    pools: Vec<Pool>,
+    pub since: Millis,
+    /// The call is refused after that.
+    pub until: Millis,
+    /// The place is lost after that.
+    pub poll_by: Millis,
+    pub tried: Vec<Tried>,
+    /// As the call that it will be.
+    #[serde(default)]
+    pub(super) attempts: u32,
+}
+
+/// Higher priorities first, then who came first.
+type Turn = (i32, u64, CallSid);
+
+impl Place {
+    fn turn(&self, call: &CallSid) -> Turn {
+        (-self.priority, self.ticket, call.clone())
+    }
+}
+
+/// A call that left without a pod because nobody asked for it any more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Abandoned {
+    pub call: CallSid,
+    pub waited: Millis,
+}
+
+/// All places, and the queues that follow from them.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    places: HashMap<CallSid, Place>,
+    by_pool: HashMap<Pool, BTreeSet<Turn>>,
+    of_merchant: HashMap<MerchantId, usize>,
+    polls: BTreeSet<(Millis, CallSid)>,
+    last_ticket: u64,
+}
+
+impl Queue {
+    pub fn insert(&mut self, call: CallSid, place: Place) {
+        let turn = place.turn(&call);
+        for pool in &place.pools {
+            self.by_pool.entry(pool.clone()).or_default().insert(turn.clone());
+        }
+        if let Some(id) = &place.merchant {
+            *self.of_merchant.entry(id.clone()).or_default() += 1;
+        }
+        self.polls.insert((place.poll_by, call.clone()));
+        self.last_ticket = self.last_ticket.max(place.ticket);
+        self.places.insert(call, place);
+    }
+
+    pub fn remove(&mut self, call: &CallSid) -> Option<Place> {
+        let place = self.places.remove(call)?;
+        let turn = place.turn(call);
+        for pool in &place.pools {
+            if let Some(queue) = self.by_pool.get_mut(pool) {
+                queue.remove(&turn);
+                if queue.is_empty() {
+                    self.by_pool.remove(pool);
+                }
+            }
+        }
+        if let Some(id) = &place.merchant
+            && let Some(waiting) = self.of_merchant.get_mut(id)
+        {
+            *waiting -= 1;
+            if *waiting == 0 {
+                self.of_merchant.remove(id);
+            }
+        }
+        self.polls.remove(&(place.poll_by, call.clone()));
+        Some(place)
+    }
+
+    pub fn poll(&mut self, call: &CallSid, poll_by: Millis) {
+        if let Some(place) = self.places.get_mut(call) {
+            self.polls.remove(&(place.poll_by, call.clone()));
+            place.poll_by = poll_by;
+            self.polls.insert((poll_by, call.clone()));
+        }
+    }
+
+    pub fn get(&self, call: &CallSid) -> Option<&Place> {
+        self.places.get(call)
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = (&CallSid, &Place)> {
+        self.places.iter()
+    }
+
+    pub fn len(&self) -> usize {
+        self.places.len()
+    }
+
+    pub fn len_of(&self, pool: &Pool) -> usize {
+        self.by_pool.get(pool).map_or(0, BTreeSet::len)
+    }
+
+    /// The first who may use a pool.
+    pub fn first(&self, pool: &Pool) -> Option<&CallSid> {
+        self.by_pool.get(pool)?.first().map(|(_, _, call)| call)
+    }
+
+    /// Whose time to ask again has passed.
+    pub fn overdue(&self, now: Millis) -> Option<&CallSid> {
+        self.polls.first().filter(|(poll_by, _)| *poll_by <= now).map(|(_, call)| call)
+    }
+}
+
+impl Fleet {
+    /// Gives a call that was refused a place, if there is one left.
+    pub(super) fn wait(&mut self, request: &Allocate, refusal: Refusal, now: Millis) -> Refusal {
+        let Some(hold) = &request.hold else { return refusal };
+        let config = self.config_of(request.merchant.as_ref());
+        let priority = config.map_or(0, |config| config.priority);
+        let steps = merchant::chain(&self.tiers, config);
+        let pools: Vec<Pool> = steps.filter_map(|step| self.tiers.resolve(step)).collect();
+        if pools.is_empty() || hold.time == 0 {
+            return refusal;
+        }
+        let merchant = request.merchant.as_ref();
+        let of_merchant = merchant.and_then(|id| self.queue.of_merchant.get(id)).copied();
+        if self.queue.len() >= hold.most || of_merchant.unwrap_or(0) >= hold.most_per_merchant {
+            return Refusal { why: Why::QueueFull, ..refusal };
+        }
+        if request.after.is_none() {
+            self.admitted(request, now);
+        }
+        let until = now + hold.time;
+        let place = Place {
+            merchant: request.merchant.clone(),
+            priority,
+            // A call that had a pod came before all who wait.
+            ticket: if request.after.is_some() { 0 } else { self.queue.last_ticket + 1 },
+            pools,
+            since: now,
+            until,
+            poll_by: now + hold.patience,
+            tried: refusal.tried.clone(),
+            attempts: request.attempts(),
+        };
+        self.record(Change::Waits { call: request.call.clone(), place });
+        Refusal { why: Why::Waiting { is_new: true, until }, ..refusal }
+    }
+
+    /// A call that waits asks again.
+    pub(super) fn poll(&mut self, request: &Allocate, now: Millis) -> Option<Refusal> {
+        let place = self.queue.get(&request.call)?;
+        let (until, waited) = (place.until, now.saturating_sub(place.since));
+        let tried = place.tried.clone();
+        let why = match &request.hold {
+            None => Why::NoPods,
+            Some(_) if now >= until => {
+                self.record(Change::Left { call: request.call.clone() });
+                Why::TimeOver { waited }
+            }
+            Some(hold) => {
+                let poll_by = now + hold.patience;
+                self.record(Change::Polled { call: request.call.clone(), poll_by });
+                Why::Waiting { is_new: false, until }
+            }
+        };
+        Some(Refusal { tried, malformed_merchant: None, why })
+    }
+
+    /// A call asks for the pod that it was handed while it waited. Its lease begins.
+    pub(super) fn fetch(&mut self, request: &Allocate, now: Millis) -> Option<Allocation> {
+        let call = self.calls.get(&request.call)?;
+        let since = call.place.as_ref()?.since;
+        let allocation = Allocation {
+            waited: Some(now.saturating_sub(since)),
+            was_existing: false,
+            ..call.allocation()
+        };
+        self.record(Change::Fetched {
+            call: request.call.clone(),
+            at: now,
+            until: now + request.lease_ttl,
+            provisional: request.provisional,
+        });
+        self.start_over(request);
+        Some(allocation)
+    }
+
+    /// A call gives its place up, if it has one.
+    pub(super) fn leave(&mut self, call: &CallSid) {
+        if self.queue.get(call).is_some() {
+            self.record(Change::Left { call: call.clone() });
+        }
+    }
+
+    /// Hands what a pod has free to those who wait for it.
+    pub(super) fn serve(&mut self, pod: &PodName, now: Millis) {
+        while let Some(pool) = self.has_room(pod)
+            && let Some(call) = self.queue.first(&pool).cloned()
+        {
+            self.hand(call, pod.clone(), pool, now);
+        }
+    }
+
+    fn hand(&mut self, call: CallSid, pod: PodName, pool: Pool, now: Millis) {
+        let Some(place) = self.queue.get(&call).cloned() else { return };
+        self.handed.push(call.clone());
+        let facts = Call {
+            pod,
+            pool,
+            merchant: place.merchant.clone(),
+            at: now,
+            until: place.poll_by,
+            tried: place.tried.clone(),
+            provisional: false,
+            attempts: place.attempts,
+            place: Some(place),
+        };
+        self.record(Change::Call { call, facts });
+    }
+
+    /// Gives calls that wait again, because the pod they were handed has gone, any
+    /// other that is free.
+    pub(super) fn reseat(&mut self, calls: &[CallSid], now: Millis) {
+        for call in calls {
+            let pools = self.queue.get(call).map(|place| place.pools.clone()).unwrap_or_default();
+            let free = pools.into_iter().find_map(|pool| {
+                let pod = self.draw(&pool, None).ok()?.clone();
+                Some((pod, pool))
+            });
+            if let Some((pod, pool)) = free {
+                self.hand(call.clone(), pod, pool, now);
+            }
+        }
+    }
+
+    /// Calls that were handed a pod since the last time: somebody may be waiting
+    /// for that.
+    pub fn take_handed(&mut self) -> Vec<CallSid> {
+        std::mem::take(&mut self.handed)
+    }
+}
