@@ -1,15 +1,19 @@
 //! One model, two stores: random operations on a real Redis and on the fleet;
 //! every answer and every view must agree.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+    time::Duration,
+};
 
 use redis::Commands;
 use smart_router::{
     config::Ttls,
     domain::{
         fleet::{
-            After, Allocate, Allocation, Cause, Confirm, Departure, Fleet, Hold, PodFacts, Refusal,
-            Release, Removed, Renew,
+            After, Allocate, Allocation, Cause, Confirm, Departure, Fleet, Hold, PodFacts,
+            PodStatus, Refusal, Release, Removed, Renew,
         },
         merchant::Malformed,
         names::{CallSid, MerchantId, PodName, Pool},
@@ -95,8 +99,8 @@ impl Dice {
         let hold = Hold {
             time: 500 + self.roll(8_000) as u64,
             patience: 1_000 + self.roll(3_000) as u64,
-            most: 6,
-            most_per_merchant: 3,
+            most: 3 + self.roll(3),
+            most_per_merchant: 1 + self.roll(2),
         };
         // Mostly what a provider would say of the attempt that is over.
         let live = fleet.call(&call);
@@ -138,10 +142,14 @@ fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
     }
 }
 
-/// The pods that have calls: those that were drawn are among them.
-async fn busy(store: &Redis) -> Result<Vec<PodName>, String> {
+/// Which pod each call has: those that were drawn are among them.
+async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     let pods = store.pods().await.map_err(|error| error.to_string())?;
-    Ok(pods.into_iter().filter(|pod| !pod.calls.is_empty()).map(|pod| pod.name).collect())
+    let calls = |pod: PodStatus| {
+        let name = pod.name;
+        pod.calls.into_iter().map(move |call| (call.call, name.clone()))
+    };
+    Ok(pods.into_iter().flat_map(calls).collect())
 }
 
 fn table(index: usize) -> Tiers {
@@ -197,7 +205,8 @@ impl World {
             0..=13 => {
                 let request = dice.allocate(fleet);
                 let outcome = store.allocate(&request).await.map_err(down)?;
-                fleet.favour(outcome.iter().map(|got| got.pod.clone()).collect());
+                let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
+                fleet.favour(chosen.collect());
                 let ours = fleet.allocate(&request, now);
                 same!(format!("{request:?}"), plain(outcome), plain(ours));
                 format!("{request:?}")
@@ -260,7 +269,7 @@ impl World {
                 let epoch = dice.roll(3) as u64;
                 let epoch = dice.sometimes(epoch);
                 let mut redis = store.observe_pod(&pod, &facts, epoch).await.map_err(down)?;
-                fleet.favour(busy(&store).await?);
+                fleet.favour(chosen(&store).await?);
                 let mut ours = fleet.observe_pod(&pod, &facts, epoch, now);
                 for ended in [&mut redis, &mut ours].into_iter().flatten() {
                     ended.ended.sort_by(|a, b| a.call.cmp(&b.call));
@@ -273,7 +282,7 @@ impl World {
                 let departure = [Departure::Now, Departure::WhenIdle][dice.roll(2)];
                 let mut redis =
                     store.remove_pod(&pod, &uid, departure, None).await.map_err(down)?;
-                fleet.favour(busy(&store).await?);
+                fleet.favour(chosen(&store).await?);
                 let mut ours = fleet.remove_pod(&pod, &uid, departure, None, now);
                 for removed in [&mut redis, &mut ours] {
                     if let Ok(Removed::Gone { ended }) = removed {
@@ -411,9 +420,7 @@ impl World {
             same!(available, shown, ours);
             let mut members: Vec<String> = redis.smembers(&assigned).unwrap();
             members.sort();
-            let of = |pod: &smart_router::domain::fleet::PodStatus| {
-                pod.pool.as_ref() == Some(&pool.pool)
-            };
+            let of = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
             let ours: Vec<String> = self
                 .fleet
                 .pods()

@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 21] = [
+const MUTATIONS: [(&str, &str, &str); 37] = [
     (
         "a release frees a call that is on another pod",
         "ARGV[4] ~= '' and ARGV[4] ~= record[1] or",
@@ -83,6 +83,66 @@ const MUTATIONS: [(&str, &str, &str); 21] = [
         "  if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
+    ("who comes last is served first", "queue_key(f.tier), 0, 0)", "queue_key(f.tier), -1, -1)"),
+    ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
+    (
+        "a call that was served goes on waiting",
+        "  unqueue(call, place.merchant, place.pools)\n  give(",
+        "  give(",
+    ),
+    (
+        "a free pod is not handed to those who wait",
+        "  while serve_one(f) do placed = true end\n",
+        "",
+    ),
+    (
+        "the lease of a pod that was handed over does not begin",
+        "extend(f, call, now + lease, nil, record[7])",
+        "",
+    ),
+    (
+        "a call that asks again loses its place all the same",
+        "view('ZADD', P .. 'waiting', now + patience, call)",
+        "",
+    ),
+    (
+        "one call too many waits",
+        "count('ZCARD', P .. 'waiting') >= tonumber(most)",
+        "count('ZCARD', P .. 'waiting') > tonumber(most)",
+    ),
+    (
+        "one call too many of a merchant waits",
+        ":waiting') >= tonumber(most_per_merchant)",
+        ":waiting') > tonumber(most_per_merchant)",
+    ),
+    (
+        "a call whose pod has gone before it came for it is forgotten",
+        "      enqueue(call, place.merchant, place.pools, place.score, poll_by or now)\n",
+        "",
+    ),
+    ("a call waits although its time is over", "if now >= place.ends then", "if false then"),
+    (
+        "the end of the first attempt ends the second",
+        "or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[7] or 0) or 0) then",
+        "then",
+    ),
+    (
+        "a broken call goes back to the same pod",
+        " and pod ~= avoid then return f end",
+        " then return f end",
+    ),
+    (
+        "a call is given pods without end",
+        "is_last = tonumber(number) > tonumber(retries)",
+        "is_last = false",
+    ),
+    (
+        "a release after the end of the stream is not heard",
+        "    remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)\n",
+        "",
+    ),
+    ("a whole pool may be in quarantine", "3, 3) + 1) * 5 >", "3, 3) + 1) * 1 >"),
+    ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
     ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
 ];
 

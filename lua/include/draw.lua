@@ -31,7 +31,9 @@ end
 -- Gives calls that wait again, because the pod they were handed has gone, any other
 -- that is free.
 local function reseat(calls)
-  for _, call in ipairs(calls) do
+  table.sort(calls, function(a, b) return a.score < b.score or a.score == b.score and a.call < b.call end)
+  for _, waiter in ipairs(calls) do
+    local call = waiter.call
     local place = poll_by_of(call) and place_of(call)
     for tier in string.gmatch(place and place.pools or '', '%S+') do
       local kind = kind_of(tier)

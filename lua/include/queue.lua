@@ -101,7 +101,7 @@ local function end_calls(f)
     end_call(f, call, c, 'pod_gone')
     if place then
       enqueue(call, place.merchant, place.pools, place.score, poll_by or now)
-      seatless[#seatless + 1] = call
+      seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
       for _, value in ipairs({call, pool_text(c.pool, f.tier), lasted(c.at)}) do ended[#ended + 1] = value end
     end

@@ -334,7 +334,9 @@ impl Fleet {
             for step in merchant::chain(&self.tiers, self.config_of(request.merchant.as_ref())) {
                 let drawn = match self.tiers.resolve(step) {
                     None => Err(Reason::Unknown),
-                    Some(pool) => self.draw(&pool, avoid).map(|pod| (pod.clone(), pool)),
+                    Some(pool) => {
+                        self.draw(&pool, avoid, &request.call).map(|pod| (pod.clone(), pool))
+                    }
                 };
                 match drawn {
                     Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
@@ -346,7 +348,12 @@ impl Fleet {
     }
 
     /// The pod of a pool that takes the next call.
-    pub(super) fn draw(&self, pool: &Pool, avoid: Option<&PodName>) -> Result<&PodName, Reason> {
+    pub(super) fn draw(
+        &self,
+        pool: &Pool,
+        avoid: Option<&PodName>,
+        call: &CallSid,
+    ) -> Result<&PodName, Reason> {
         let view = self.pools.get(pool).ok_or(Reason::Empty)?;
         let (cap, is_pack) = match self.tiers.kind(pool) {
             None => return Err(Reason::Unknown),
@@ -364,13 +371,9 @@ impl Fleet {
                 _ => Reason::AtCapacity,
             });
         };
-        if self.favoured.is_empty() {
-            return Ok(due);
-        }
+        let Some(favoured) = self.favoured.get(call) else { return Ok(due) };
         let as_good = view.open.range((*calls, 0)..(*calls + 1, 0)).map(|(_, pod)| pod);
-        let favoured =
-            as_good.filter(|pod| Some(*pod) != avoid).find(|pod| self.favoured.contains(pod));
-        Ok(favoured.unwrap_or(due))
+        Ok(as_good.filter(|pod| Some(*pod) != avoid).find(|pod| *pod == favoured).unwrap_or(due))
     }
 
     /// Ends a call at its own request and gives the pod back.

@@ -88,7 +88,7 @@ pub enum Change {
     Ended {
         call: CallSid,
         at: Millis,
-        #[serde(default)]
+        #[serde(default, skip_serializing_if = "is_default")]
         cause: Cause,
     },
     /// How a call ended, in a compacted journal or on second thoughts.

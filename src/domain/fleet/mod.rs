@@ -175,9 +175,9 @@ pub struct Fleet {
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
-    /// Pods to draw where others would do as well: the choice of another store,
-    /// when the fleet judges it.
-    favoured: Vec<PodName>,
+    /// Which pods calls are given where others would do as well: the choice of
+    /// another store, when the fleet judges it.
+    favoured: HashMap<CallSid, PodName>,
     turn: u64,
     log: Option<Vec<Change>>,
 }
@@ -203,7 +203,7 @@ impl Fleet {
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),
-            favoured: Vec::new(),
+            favoured: HashMap::new(),
             turn: 0,
             log: None,
         }
@@ -286,9 +286,9 @@ impl Fleet {
         Some(ended)
     }
 
-    /// From now on draws one of these pods where others would do as well: so the
-    /// fleet follows another store's choices, if they are legal.
-    pub fn favour(&mut self, pods: Vec<PodName>) {
+    /// From now on gives these calls these pods where others would do as well: so
+    /// the fleet follows another store's choices, if they are legal.
+    pub fn favour(&mut self, pods: HashMap<CallSid, PodName>) {
         self.favoured = pods;
     }
 }

@@ -111,7 +111,7 @@ impl Fleet {
             self.record(Change::Pod { pod: name.clone(), facts });
         }
         self.settle(name, now);
-        self.reseat(&seatless, now);
+        self.reseat(seatless, now);
         observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(observed)
     }
@@ -157,7 +157,7 @@ impl Fleet {
         }
         let (ended, seatless) = self.end_calls_of(name, now);
         self.record(Change::Gone { pod: name.clone() });
-        self.reseat(&seatless, now);
+        self.reseat(seatless, now);
         Ok(Removed::Gone { ended })
     }
 

@@ -32,9 +32,9 @@ pub struct Hold {
 pub struct Place {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merchant: Option<MerchantId>,
-    priority: i32,
+    pub(super) priority: i32,
     ticket: u64,
-    pools: Vec<Pool>,
+    pub(super) pools: Vec<Pool>,
     pub since: Millis,
     /// The call is refused after that.
     pub until: Millis,
@@ -254,11 +254,14 @@ impl Fleet {
 
     /// Gives calls that wait again, because the pod they were handed has gone, any
     /// other that is free.
-    pub(super) fn reseat(&mut self, calls: &[CallSid], now: Millis) {
-        for call in calls {
+    pub(super) fn reseat(&mut self, calls: Vec<CallSid>, now: Millis) {
+        let place = |call: CallSid| self.queue.get(&call).map(|place| place.turn(&call));
+        let mut turns: Vec<Turn> = calls.into_iter().filter_map(place).collect();
+        turns.sort();
+        for (_, _, call) in &turns {
             let pools = self.queue.get(call).map(|place| place.pools.clone()).unwrap_or_default();
             let free = pools.into_iter().find_map(|pool| {
-                let pod = self.draw(&pool, None).ok()?.clone();
+                let pod = self.draw(&pool, None, call).ok()?.clone();
                 Some((pod, pool))
             });
             if let Some((pod, pool)) = free {

@@ -1,10 +1,11 @@
 //! Random lives of a small fleet. A witness that knows only what callers were
 //! told judges every step; the views are derived again the slow way.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod witness;
 
 use proptest::prelude::*;
 
+use self::witness::{Witness, fullest_with_room, room, views_follow_from_facts};
 use super::*;
 use crate::domain::tiers::{Kind, Origin, Strategy as Fill};
 
@@ -23,13 +24,15 @@ const TABLES: [&str; 5] = [
         "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
 ];
 
-const MERCHANTS: [Option<&str>; 6] = [
+const MERCHANTS: [Option<&str>; 8] = [
     None,
     Some(r#"{"pool": "acme"}"#),
     Some(r#"{"pool": "acme", "dedicated_only": true}"#),
     Some(r#"{"fallback": ["nowhere", "merchant:m1", "basic", "loose"]}"#),
     Some(r#"{"fallback": ["acme", "gold"]}"#),
     Some("not a document"),
+    Some(r#"{"priority": 2}"#),
+    Some(r#"{"priority": -1, "fallback": ["basic", "gold"]}"#),
 ];
 
 const PINS: [Option<&str>; 4] = [None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
@@ -39,6 +42,10 @@ enum Step {
     Allocate {
         call: u8,
         merchant: Option<u8>,
+        provisional: bool,
+        hold: bool,
+        /// Its stream is gone; whether that is final.
+        after: Option<bool>,
     },
     Release {
         call: u8,
@@ -95,7 +102,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let pod = || 0..7u8;
     let maybe_pod = || prop::option::weighted(0.3, pod());
     let step = prop_oneof![
-        12 => (call(), prop::option::of(0..3u8)).prop_map(|(call, merchant)| Step::Allocate { call, merchant }),
+        14 => (call(), prop::option::of(0..3u8), prop::bool::weighted(0.3), prop::bool::weighted(0.6),
+               prop::option::weighted(0.3, prop::bool::weighted(0.7)))
+            .prop_map(|(call, merchant, provisional, hold, after)| {
+                Step::Allocate { call, merchant, provisional, hold, after }
+            }),
         6 => (call(), maybe_pod()).prop_map(|(call, pod)| Step::Release { call, pod }),
         3 => (prop::collection::vec(call(), 1..4), maybe_pod()).prop_map(|(calls, pod)| Step::Renew { calls, pod }),
         2 => (pod(), 1..1500u64).prop_map(|(pod, ttl)| Step::Drain { pod, ttl }),
@@ -129,134 +140,6 @@ fn call(index: u8) -> CallSid {
     format!("c{index}").parse().unwrap()
 }
 
-/// What the callers of a fleet were told, and nothing else.
-#[derive(Default)]
-struct Witness {
-    calls: BTreeMap<CallSid, PodName>,
-    /// Until when each call was promised its pod.
-    leases: BTreeMap<CallSid, Millis>,
-    /// Calls that ended and did not ask again.
-    over: BTreeSet<CallSid>,
-    /// Acknowledged drains: none of them may be given a call before this time.
-    drains: BTreeMap<PodName, Millis>,
-    seen: BTreeMap<PodName, PodFacts>,
-}
-
-impl Witness {
-    fn calls_on(&self, pod: &PodName) -> usize {
-        self.calls.values().filter(|on| *on == pod).count()
-    }
-
-    fn end(&mut self, ended: &[EndedCall]) {
-        for ended in ended {
-            assert_eq!(
-                self.forget(&ended.call).as_ref(),
-                Some(&ended.pod),
-                "ended a call that was not live"
-            );
-        }
-    }
-
-    fn forget(&mut self, call: &CallSid) -> Option<PodName> {
-        self.leases.remove(call);
-        self.over.insert(call.clone());
-        self.calls.remove(call)
-    }
-
-    fn begin(&mut self, call: CallSid, pod: PodName, now: Millis) {
-        self.over.remove(&call);
-        self.leases.insert(call.clone(), now + LEASE);
-        self.calls.insert(call, pod);
-    }
-
-    fn allocated(&mut self, sid: CallSid, got: &Allocation, fleet: &Fleet, now: Millis) {
-        if let Some(before) = self.calls.get(&sid) {
-            assert!(
-                got.was_existing && got.pod == *before,
-                "I2: {sid} has {before} and was given {}",
-                got.pod
-            );
-            return;
-        }
-        assert!(!got.was_existing, "an ended call came back");
-        let seen = &self.seen[&got.pod];
-        assert!(seen.ready && !seen.terminating, "I5: {} is not in service", got.pod);
-        assert!(
-            self.drains.get(&got.pod).is_none_or(|until| *until <= now),
-            "I5: {} is draining",
-            got.pod
-        );
-        let others = self.calls_on(&got.pod);
-        match fleet.tiers.kind(&got.pool) {
-            Some(Kind::Shared { max_concurrent, .. }) => {
-                assert!(others < max_concurrent as usize, "I3: beyond the cap")
-            }
-            Some(_) => assert_eq!(others, 0, "I1: {} already has a call", got.pod),
-            None => panic!("{} was drawn from a pool that is no more", got.pod),
-        }
-        self.begin(sid, got.pod.clone(), now);
-    }
-
-    fn agrees(&self, fleet: &Fleet) {
-        let live: BTreeMap<CallSid, PodName> =
-            fleet.calls.iter().map(|(sid, call)| (sid.clone(), call.pod.clone())).collect();
-        assert_eq!(live, self.calls, "I6: the live calls are not those that callers know of");
-        for (name, pod) in &fleet.pods {
-            let told = self.drains.contains_key(name);
-            assert_eq!(pod.draining_until.is_some(), told, "a drain began or ended untold: {name}");
-        }
-    }
-}
-
-/// Every index and view, derived from the facts alone.
-fn views_follow_from_facts(fleet: &Fleet) {
-    let leases: BTreeSet<_> =
-        fleet.calls.iter().map(|(sid, call)| (call.until, sid.clone())).collect();
-    assert_eq!(leases, fleet.leases);
-    let drains: BTreeSet<_> = fleet
-        .pods
-        .iter()
-        .filter_map(|(name, pod)| Some((pod.draining_until?, name.clone())))
-        .collect();
-    assert_eq!(drains, fleet.drains);
-    for (name, pod) in &fleet.pods {
-        let on: BTreeSet<_> =
-            fleet.calls.iter().filter(|(_, call)| call.pod == *name).map(|(sid, _)| sid).collect();
-        assert_eq!(on, pod.calls.iter().collect(), "the calls of {name}");
-        assert_eq!(on.len(), pod.calls.len());
-        let homeless = pod.facts.ready && !pod.is_leaving() && pod.tier.is_none();
-        assert!(!homeless, "I11: {name} is in service and in no pool");
-        let pinned = pod.facts.pin.as_ref().and_then(|step| fleet.tiers.resolve(step));
-        if let Some(tier) = pod.tier.as_ref().filter(|_| pod.calls.is_empty()) {
-            assert!(
-                fleet.tiers.wants(tier) || pinned.as_ref() == Some(tier),
-                "I11: {name} idles in {tier}, which is no more"
-            );
-        }
-    }
-    for (pool, view) in &fleet.pools {
-        let members: Vec<_> =
-            fleet.pods.iter().filter(|(_, pod)| pod.tier.as_ref() == Some(pool)).collect();
-        let shared = matches!(fleet.tiers.kind(pool), Some(Kind::Shared { .. }));
-        let known = fleet.tiers.kind(pool).is_some();
-        let open: BTreeSet<(usize, &PodName)> = members
-            .iter()
-            .filter(|(_, pod)| {
-                pod.facts.ready && !pod.facts.terminating && pod.draining_until.is_none()
-            })
-            .filter(|(_, pod)| known && (shared || pod.calls.is_empty()))
-            .map(|(name, pod)| (pod.calls.len(), *name))
-            .collect();
-        let shown: BTreeSet<(usize, &PodName)> =
-            view.open.iter().map(|((calls, _), name)| (*calls, name)).collect();
-        assert_eq!(shown, open, "I3, I11: the available view of {pool}");
-        assert_eq!(view.open.len(), open.len(), "I11: a pod stands twice in {pool}");
-        assert_eq!(view.assigned, members.len());
-        assert_eq!(view.calls, members.iter().map(|(_, pod)| pod.calls.len()).sum::<usize>());
-        assert_eq!(view.leaving, members.iter().filter(|(_, pod)| pod.is_leaving()).count());
-    }
-}
-
 fn live(steps: Vec<Step>) {
     let mut now = 1_000_000;
     let trusting_until = now + 5 * LEASE;
@@ -267,6 +150,7 @@ fn live(steps: Vec<Step>) {
     for step in steps {
         step_once(&mut fleet, &mut witness, &mut now, step);
         journal.extend(fleet.take_changes());
+        witness.hear(&mut fleet, now);
         witness.agrees(&fleet);
         views_follow_from_facts(&fleet);
     }
@@ -292,31 +176,10 @@ fn sorted_facts(fleet: &Fleet) -> Vec<String> {
 
 fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: Step) {
     match step {
-        Step::Allocate { call: sid, merchant } => {
+        Step::Allocate { call: sid, merchant, provisional, hold, after } => {
             let merchant = merchant.map(|id| format!("m{id}").parse().unwrap());
-            let request = Allocate::new(call(sid), merchant, LEASE);
-            let packed = fullest_with_room(fleet);
-            match fleet.allocate(&request, *now) {
-                Ok(got) => {
-                    if let (false, Some(Kind::Shared { strategy: Fill::Pack, .. })) =
-                        (got.was_existing, fleet.tiers.kind(&got.pool))
-                    {
-                        assert_eq!(
-                            Some(fleet.pods[&got.pod].calls.len() - 1),
-                            packed.get(&got.pool).copied()
-                        );
-                    }
-                    witness.allocated(call(sid), &got, fleet, *now);
-                }
-                Err(refusal) => {
-                    assert!(!witness.calls.contains_key(&call(sid)), "I7: a live call was refused");
-                    let pools =
-                        refusal.tried.iter().filter_map(|tried| fleet.tiers.resolve(&tried.step));
-                    for pool in pools {
-                        assert_eq!(room(fleet, &pool), 0, "refused although {pool} has room");
-                    }
-                }
-            }
+            let request = allocate(fleet, call(sid), merchant, provisional, hold, after);
+            allocate_once(fleet, witness, *now, &request);
         }
         Step::Release { call: sid, pod: on } => {
             let request = Release::new(call(sid), on.map(pod));
@@ -324,13 +187,18 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 .calls
                 .get(&request.call)
                 .filter(|live| request.pod.as_ref().is_none_or(|pod| pod == *live));
-            assert_eq!(
-                fleet.release(&request, *now).map(|released| released.pod).ok().as_ref(),
-                theirs,
-                "I6"
-            );
+            let waited = witness.waiting.contains_key(&request.call) && request.pod.is_none()
+                || witness.handed.contains_key(&request.call) && theirs.is_some();
+            match fleet.release(&request, *now) {
+                Ok(released) => assert_eq!(Some(&released.pod), theirs, "I6"),
+                Err(NotReleased::NotFound) => assert!(theirs.is_none() && !waited, "I6"),
+                Err(NotReleased::Waited { .. }) => assert!(waited, "it did not wait"),
+            }
             if theirs.is_some() {
                 witness.forget(&request.call);
+            }
+            if waited {
+                witness.waiting.remove(&request.call);
             }
         }
         Step::Renew { calls, pod: on } => {
@@ -341,6 +209,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             };
             let renewed = fleet.renew(&request, *now);
             for call in request.calls.iter().filter(|call| !renewed.unknown.contains(call)) {
+                witness.handed.remove(call);
                 if let Some(lease) = witness.leases.get_mut(call) {
                     *lease = *now + LEASE;
                 }
@@ -355,6 +224,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 assert!(witness.calls_on(&on) < cap, "I1, I3: adopted beyond the cap");
                 assert!(!witness.calls.contains_key(&sid), "I2: adopted a live call");
                 assert!(!witness.over.contains(&sid), "an ended call came back");
+                witness.waiting.remove(&sid);
                 witness.begin(sid, on, *now);
             }
         }
@@ -388,7 +258,9 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                     let before = witness.seen.insert(name.clone(), facts.clone());
                     if before.is_some_and(|before| before.uid != facts.uid) {
                         witness.drains.remove(&name);
-                        assert_eq!(witness.calls_on(&name), 0, "a replaced pod kept calls");
+                        let kept = witness.calls.iter().filter(|(_, on)| **on == name);
+                        let kept = kept.filter(|(call, _)| !witness.handed.contains_key(*call));
+                        assert_eq!(kept.count(), 0, "a replaced pod kept calls");
                     }
                 }
                 Err(fenced) => assert!(epoch.unwrap() < fenced.current),
@@ -426,6 +298,9 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 assert!(witness.leases[&ended.call] <= *now, "I7: a lease ended early");
             }
             witness.end(&swept.expired);
+            for gone in &swept.abandoned {
+                assert!(witness.waiting.remove(&gone.call).is_some(), "it did not wait");
+            }
             for name in swept.undrained {
                 assert!(witness.drains.remove(&name).unwrap() <= *now, "I5: a drain ended early");
             }
@@ -438,29 +313,73 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
     }
 }
 
-/// How many calls the pods of a pool could take, by the facts.
-fn room(fleet: &Fleet, pool: &Pool) -> usize {
-    let cap = match fleet.tiers.kind(pool) {
-        Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
-        Some(_) => 1,
-        None => 0,
-    };
-    let serving =
-        |pod: &&Pod| pod.tier.as_ref() == Some(pool) && pod.facts.ready && !pod.is_leaving();
-    fleet.pods.values().filter(serving).map(|pod| cap.saturating_sub(pod.calls.len())).sum()
+/// What a call would ask, with what it was told of its last attempt.
+fn allocate(
+    fleet: &Fleet,
+    call: CallSid,
+    merchant: Option<MerchantId>,
+    provisional: bool,
+    hold: bool,
+    after: Option<bool>,
+) -> Allocate {
+    let hold = hold.then_some(Hold { time: 900, patience: 500, most: 8, most_per_merchant: 4 });
+    let before = fleet.call(&call).map(|it| (it.pod, it.attempt));
+    let (pod, attempt) = before.unwrap_or_else(|| (pod(0), 1));
+    let after = after.map(|is_final| After { pod, attempt, is_final, retries: 2 });
+    Allocate { provisional, returns: true, hold, after, ..Allocate::new(call, merchant, LEASE) }
 }
 
-fn fullest_with_room(fleet: &Fleet) -> BTreeMap<Pool, usize> {
-    let room = |pool: &Pool, view: &PoolView| match fleet.tiers.kind(pool) {
-        Some(Kind::Shared { max_concurrent, .. }) => view
-            .open
-            .keys()
-            .map(|(calls, _)| *calls)
-            .filter(|calls| *calls < max_concurrent as usize)
-            .max(),
-        _ => None,
-    };
-    fleet.pools.iter().filter_map(|(pool, view)| Some((pool.clone(), room(pool, view)?))).collect()
+fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request: &Allocate) {
+    let sid = request.call.clone();
+    let packed = fullest_with_room(fleet);
+    let is_final = request.after.as_ref().is_some_and(|after| after.is_final);
+    let was_handed = witness.handed.contains_key(&sid);
+    if is_final && !was_handed && witness.calls.contains_key(&sid) {
+        witness.forget(&sid);
+    }
+    match fleet.allocate(request, now) {
+        Ok(got) => {
+            if let (false, None, None, Some(Kind::Shared { strategy: Fill::Pack, .. })) =
+                (got.was_existing, got.waited, &request.after, fleet.tiers.kind(&got.pool))
+            {
+                assert_eq!(
+                    Some(fleet.pods[&got.pod].calls.len() - 1),
+                    packed.get(&got.pool).copied()
+                );
+            }
+            if let Some(after) = request.after.as_ref().filter(|after| after.pod == got.pod)
+                && !got.was_existing
+                && got.waited.is_none()
+            {
+                let chain = got.tried.iter().filter_map(|tried| fleet.tiers.resolve(&tried.step));
+                for pool in chain {
+                    assert_eq!(room(fleet, &pool), 0, "back to {}, with room in {pool}", after.pod);
+                }
+            }
+            assert_eq!(got.waited.is_some(), was_handed, "it came for its pod");
+            if was_handed {
+                witness.handed.remove(&sid);
+                assert_eq!(witness.calls.get(&sid), Some(&got.pod), "it was handed another pod");
+                witness.leases.insert(sid, now + LEASE);
+            } else {
+                witness.allocated(sid, &got, fleet, now);
+            }
+        }
+        Err(refusal) => {
+            assert!(refusal.why == Why::Unsettled || !witness.calls.contains_key(&sid), "I7");
+            let pools = refusal.tried.iter().filter_map(|tried| fleet.tiers.resolve(&tried.step));
+            for pool in pools.filter(|_| refusal.why == Why::NoPods && request.hold.is_some()) {
+                assert_eq!(room(fleet, &pool), 0, "refused although {pool} has room");
+            }
+            match refusal.why {
+                Why::Waiting { is_new: true, .. } => {
+                    witness.waits(sid, request.after.is_some(), fleet);
+                }
+                Why::TimeOver { .. } => drop(witness.waiting.remove(&sid)),
+                _ => {}
+            }
+        }
+    }
 }
 
 proptest! {
