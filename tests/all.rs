@@ -28,6 +28,8 @@ mod redis_odd;
 mod redis_outages;
 mod release;
 mod renew;
+mod rescue;
 mod shared_redis;
 mod signatures;
+mod waiting;
 mod webhooks;

@@ -2,6 +2,7 @@
 
 pub mod kube;
 pub mod nginx;
+pub mod provider;
 pub mod proxy;
 pub mod raw;
 pub mod redis;

@@ -80,6 +80,13 @@ impl Connection {
         )
     }
 
+    /// The same, but the server may go away.
+    pub fn try_form(&mut self, path: &str, body: &str) -> Option<Answer> {
+        let form = [("content-type", "application/x-www-form-urlencoded")];
+        let request = [&head("POST", path, &form, body.len()), body.as_bytes()].concat();
+        if self.try_write(&request) { self.answer() } else { None }
+    }
+
     pub fn send(
         &mut self,
         method: &str,

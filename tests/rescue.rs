@@ -1,0 +1,235 @@
+//! A stream that breaks is not the end of the call.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use crate::support::{
+    Router, eventually,
+    provider::{Heard, PUBLIC_URL, again, call},
+    redis::RedisServer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+const LOST: &str = "The connection to the agent was lost. Please call again.";
+const SETTINGS: [(&str, &str); 5] = [
+    ("PUBLIC_URL", PUBLIC_URL),
+    ("RETRY_ON_DISCONNECT", "2"),
+    ("STREAM_STATUS", "on"),
+    ("TIER_CONFIG", r#"{"gold": 2}"#),
+    ("LOG_LEVEL", "off"),
+];
+
+/// The same for both stores.
+fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
+    let mut settings = SETTINGS.to_vec();
+    settings.extend(extra);
+    test(&Router::start(&settings));
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    settings.push(("REDIS_URL", &url));
+    test(&Router::start(&settings));
+}
+
+fn tell(router: &Router, path: &str, sid: &str, told: &str) {
+    let answer = router.connect().form(path, &format!("CallSid={sid}&{told}"));
+    assert_eq!(answer.status, 200, "{}", answer.text());
+}
+
+fn stopped(router: &Router, sid: &str, pod: &str, attempt: u32) {
+    let path = format!("/api/v1/twilio/stream-status?pod_name={pod}&attempt={attempt}");
+    tell(router, &path, sid, "StreamEvent=stream-stopped");
+}
+
+fn pod_of(router: &Router, sid: &str) -> Option<String> {
+    let (status, found) = router.get(&format!("/api/v1/calls/{sid}"));
+    (status == 200).then(|| found["pod_name"].as_str().unwrap().to_owned())
+}
+
+fn release(router: &Router, sid: &str, pod: &str) -> u16 {
+    router.post("/api/v1/release", json!({"call_sid": sid, "pod_name": pod})).0
+}
+
+#[test]
+fn a_call_whose_pod_died_is_given_another() {
+    each_store(&[], |router| {
+        let first = call(&mut router.connect(), "CA1");
+        let dead = first.pod().unwrap();
+        let after = first.next().unwrap();
+        assert!(after.starts_with("/api/v1/twilio/after-stream?pod_name="), "{after}");
+        assert!(after.contains("&attempt=1&flow=v2&template=order-confirmation"), "{after}");
+        let started = Instant::now();
+        let second = again(router, "CA1", &first);
+        let pod = second.pod().unwrap();
+        assert!((2 * SECOND..4 * SECOND).contains(&started.elapsed()), "{:?}", started.elapsed());
+        assert_ne!(pod, dead);
+        assert_eq!(pod_of(router, "CA1"), Some(pod.clone()));
+        let (_, shown) = router.get("/api/v1/calls/CA1");
+        assert_eq!(shown["attempt"], 2, "{shown}");
+        assert_eq!(router.get(&format!("/api/v1/pod/{dead}")).1["calls"], json!([]));
+        // Said twice, it is still the same call on the same pod.
+        assert_eq!(again(router, "CA1", &first).pod(), Some(pod.clone()));
+        // What is said late of the first attempt does not end the second.
+        stopped(router, "CA1", &dead, 1);
+        stopped(router, "CA1", &pod, 1);
+        assert!(pod_of(router, "CA1").is_some());
+        let metrics = router.connect().get("/metrics").text();
+        assert!(metrics.contains("smart_router_rescued_total{source_pool=\"pool:gold\"} 1"));
+        assert_eq!(release(router, "CA1", &pod), 200);
+    });
+}
+
+#[test]
+fn a_call_that_its_agent_or_the_provider_ended_is_hung_up_on() {
+    each_store(&[], |router| {
+        let over = Heard::HangUp(String::new());
+        // Released before the stream was gone.
+        let heard = call(&mut router.connect(), "CA1");
+        assert_eq!(release(router, "CA1", &heard.pod().unwrap()), 200);
+        let started = Instant::now();
+        assert_eq!(again(router, "CA1", &heard), over);
+        assert!(started.elapsed() < SECOND, "there is nothing to wait for");
+        // Released while the call is already back.
+        let heard = call(&mut router.connect(), "CA2");
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(SECOND);
+                assert_eq!(release(router, "CA2", &heard.pod().unwrap()), 200);
+            });
+            assert_eq!(again(router, "CA2", &heard), over);
+        });
+        // The stream's end was told first: the agent's word still counts.
+        let heard = call(&mut router.connect(), "CA3");
+        let pod = heard.pod().unwrap();
+        stopped(router, "CA3", &pod, 1);
+        assert_eq!(pod_of(router, "CA3"), None);
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                thread::sleep(SECOND);
+                assert_eq!(release(router, "CA3", &pod), 404);
+            });
+            assert_eq!(again(router, "CA3", &heard), over);
+        });
+        // The caller hung up.
+        let heard = call(&mut router.connect(), "CA4");
+        tell(router, "/api/v1/twilio/call-status", "CA4", "CallStatus=completed");
+        assert_eq!(again(router, "CA4", &heard), over);
+        assert_eq!(router.status()["active_calls"], 0);
+    });
+}
+
+#[test]
+fn a_stream_that_broke_and_was_told_so_is_rescued_too() {
+    each_store(&[], |router| {
+        let heard = call(&mut router.connect(), "CA1");
+        stopped(router, "CA1", &heard.pod().unwrap(), 1);
+        let second = again(router, "CA1", &heard);
+        assert!(second.pod().is_some() && second.pod() != heard.pod(), "{second:?}");
+        assert_eq!(release(router, "CA1", &second.pod().unwrap()), 200);
+    });
+}
+
+#[test]
+fn not_for_ever_and_not_elsewhere_if_there_is_nothing_else() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 1}"#)], |router| {
+        let mut heard = call(&mut router.connect(), "CA1");
+        let pod = heard.pod();
+        for attempt in [2, 3] {
+            heard = again(router, "CA1", &heard);
+            assert_eq!(heard.pod(), pod, "the only one there is");
+            assert_eq!(router.get("/api/v1/calls/CA1").1["attempt"], attempt);
+            // Late news of the attempts before.
+            stopped(router, "CA1", pod.as_deref().unwrap(), attempt - 1);
+            assert_eq!(pod_of(router, "CA1"), pod);
+        }
+        assert_eq!(again(router, "CA1", &heard), Heard::HangUp(LOST.into()));
+        assert_eq!(pod_of(router, "CA1"), None, "its pod is free");
+        assert!(router.connect().get("/metrics").text().contains("smart_router_lost_total 1"));
+    });
+}
+
+#[test]
+fn a_rescued_call_may_have_to_wait() {
+    let hold = [("HOLD_TIME", "30s"), ("HOLD_POLL", "1s"), ("TIER_CONFIG", r#"{"gold": 1}"#)];
+    each_store(&hold, |router| {
+        let heard = call(&mut router.connect(), "CA1");
+        let pod = heard.pod().unwrap();
+        assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+        let other = call(&mut router.connect(), "CA2");
+        let held = again(router, "CA1", &heard);
+        assert!(other.waits() && held.waits(), "{held:?}");
+        // It came before the other, whatever happened since.
+        assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": pod})).0, 200);
+        let second = again(router, "CA1", &held);
+        assert!(second.next().unwrap().contains("attempt=2"), "{second:?}");
+        assert_eq!(release(router, "CA1", &pod), 200);
+        assert!(again(router, "CA2", &other).pod().is_some());
+        assert_eq!(release(router, "CA2", &pod), 200);
+    });
+}
+
+#[test]
+fn a_pod_on_which_calls_break_is_left_alone_for_a_while() {
+    let tiers = [("TIER_CONFIG", r#"{"gold": 5}"#), ("RETRY_ON_DISCONNECT", "5")];
+    each_store(&tiers, |router| {
+        for number in 0..4 {
+            router.allocate(&format!("busy-{number}"));
+        }
+        let mut heard = call(&mut router.connect(), "CA1");
+        let bad = heard.pod().unwrap();
+        for _ in 0..2 {
+            heard = again(router, "CA1", &heard);
+            assert_eq!(heard.pod().as_ref(), Some(&bad));
+        }
+        assert!(again(router, "CA1", &heard).pod().is_none(), "three in a row are enough");
+        let (_, shown) = router.get(&format!("/api/v1/pod/{bad}"));
+        assert_eq!(shown["is_quarantined"], true, "{shown}");
+        let pool = &router.status()["pools"]["gold"];
+        assert_eq!((&pool["quarantined"], &pool["available"]), (&json!(1), &json!(0)), "{pool}");
+        let metrics = router.connect().get("/metrics").text();
+        assert!(metrics.contains("smart_router_pool_quarantined_pods{tier=\"gold\"} 1"));
+        // No more than a fifth: the next that fails goes on.
+        let (_, freed) = router.release("busy-0");
+        let worse = freed["pod_name"].as_str().unwrap().to_owned();
+        let mut heard = call(&mut router.connect(), "CA2");
+        for _ in 0..4 {
+            assert_eq!(heard.pod().as_ref(), Some(&worse));
+            heard = again(router, "CA2", &heard);
+        }
+        let pod = heard.pod().expect("it is not in quarantine");
+        assert_eq!(release(router, "CA2", &pod), 200);
+        // By hand.
+        let (_, undrained) = router.post("/api/v1/undrain", json!({"pod_name": bad}));
+        assert_eq!(undrained["was_quarantined"], true, "{undrained}");
+        assert_eq!(router.get(&format!("/api/v1/pod/{bad}")).1["is_quarantined"], false);
+        for number in 1..4 {
+            assert_eq!(router.release(&format!("busy-{number}")).0, 200);
+        }
+    });
+}
+
+#[test]
+fn a_pod_that_was_replaced_needs_no_explanation() {
+    let list = crate::support::scratch().join("pods");
+    std::fs::write(&list, "a=127.0.0.1:1\nb=127.0.0.1:2\n").unwrap();
+    let pods = [
+        ("PODS_FILE", list.to_str().unwrap()),
+        ("VOICE_AGENT_BASE_URL", "ws://agents"),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+    ];
+    each_store(&pods, |router| {
+        let heard = call(&mut router.connect(), "CA1");
+        // Other agents, under the same names.
+        let ports = std::fs::read_to_string(&list).unwrap().replace("127.0.0.1:", "127.0.0.1:1");
+        std::fs::write(&list, ports).unwrap();
+        eventually(5 * SECOND, "its agent is gone", || pod_of(router, "CA1").is_none());
+        let started = Instant::now();
+        let second = again(router, "CA1", &heard);
+        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+        assert!(second.pod().is_some() && second.pod() != heard.pod(), "{second:?}");
+        assert_eq!(release(router, "CA1", &second.pod().unwrap()), 200);
+    });
+}
