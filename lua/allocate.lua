@@ -54,7 +54,7 @@ if record[1] then
     redis.call('HSET', call_key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', attempt, 'stage', stage)
     redis.call('PEXPIRE', call_key, life + SLACK)
     redis.call('DEL', P .. 'wait:' .. call)
-    if stage == '' then view('SREM', P .. 'short', call) else redis.call('DEL', P .. 'end:' .. call) end
+    if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
     if f then place_calls(f) end
     local waited = place and math.max(0, now - place.since) or 0
     return {'new', now, record[1], pool, record[3] or '', record[6] or '', waited, ''}
@@ -73,18 +73,15 @@ is_waited_for = in_force[2] and true or false
 local hold_time, patience, most, most_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
 hold_time, patience = tonumber(hold_time or 0), tonumber(patience or 0)
 if is_waited_for then
-  local place = poll_by_of(call) and place_of(call)
+  -- It has no record: it waits, or has no place at all.
+  local place = place_of(call)
   if place then
     if hold == '' then return {'refused', now, place.tried, '', 'no_pods'} end
     if now >= place.ends then
       leave(call)
       return {'refused', now, place.tried, '', 'time_over', math.max(0, now - place.since)}
     end
-    view('ZADD', P .. 'waiting', now + patience, call)
-    if place.merchant ~= '' then
-      view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', now + patience, call)
-      view('ZADD', live_key(place.merchant), now + patience, call)
-    end
+    set_poll_by(call, place, now + patience)
     return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
   end
 end
@@ -270,7 +267,7 @@ local score = -priority * 4398046511104 + (after and 0 or redis.call('INCR', P .
 local ends, poll_by, waits_for = now + hold_time, now + patience, table.concat(pools, ' ')
 enqueue(call, merchant, waits_for, score, poll_by)
 redis.call('HSET', P .. 'wait:' .. call, 'merchant_id', merchant, 'pools', waits_for, 'score', score, 'since', now,
-  'until', ends, 'tried', tried, 'attempts', attempts)
+  'until', ends, 'tried', tried, 'attempts', attempts, 'poll_by', poll_by)
 redis.call('PEXPIRE', P .. 'wait:' .. call, hold_time + patience + SLACK)
 admit()
 pass_on()

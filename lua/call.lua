@@ -8,10 +8,9 @@
 -- include: queue
 local record = read('HMGET', P .. 'call:' .. ARGV[3], 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried', 'stage', 'attempts')
 if not record[1] then
-  local poll_by = poll_by_of(ARGV[3])
-  local place = poll_by and place_of(ARGV[3])
+  local place = place_of(ARGV[3])
   if not place then return {'not_found', now} end
-  return {'waiting', now, place.merchant, place.since, place.ends, poll_by, place.tried}
+  return {'waiting', now, place.merchant, place.since, place.ends, place.poll_by, place.tried}
 end
 local deadline = read('ZSCORE', P .. 'calls', ARGV[3]) or '0'
 return {'call', now, record[1], pool_text(record[2]), record[3] or '', tostring(tonumber(record[4]) or 0), deadline, record[5] or '',

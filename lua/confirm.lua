@@ -15,7 +15,6 @@ local f = facts_of(pod)
 if record[1] then
   extend(f, call, deadline, life, record[3])
   redis.call('HSET', P .. 'call:' .. call, 'stage', '')
-  view('SREM', P .. 'short', call)
   if f then place_calls(f) end
   return {'confirmed', now}
 end

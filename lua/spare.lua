@@ -1,28 +1,29 @@
 #!lua flags=allow-oom
--- Gives calls that could not tell us of themselves more time: those whose lease is
--- short, because their stream has not started yet or they have not come for their
+-- Gives calls that could not tell us of themselves more time: those with a short
+-- lease, because their stream has not started yet or they have not come for their
 -- pod, and those that wait.
--- ARGV[3..6]: what (short, waiting), cursor, about how many calls, time from now (ms)
--- Replies: {spared, now, next cursor}
+-- ARGV[3..6]: which (calls, waiting), deadline to go on from, most calls, time from now (ms)
+-- Replies: {spared, now, deadline to go on from ('' at the end)}
 -- include: base
 -- include: pod
+-- include: queue
 local until_then = now + tonumber(ARGV[6])
-if ARGV[3] == 'waiting' then
-  local scanned = read('ZSCAN', P .. 'waiting', ARGV[4], 'COUNT', ARGV[5])
-  for i = 1, #scanned[2], 2 do
-    if tonumber(scanned[2][i + 1]) < until_then then redis.call('ZADD', P .. 'waiting', until_then, scanned[2][i]) end
-  end
-  return {'spared', now, scanned[1]}
-end
-local scanned = read('SSCAN', P .. 'short', ARGV[4], 'COUNT', ARGV[5])
-for _, call in ipairs(scanned[2]) do
-  local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
-  if (record[2] or '') == '' then
-    redis.call('SREM', P .. 'short', call)
-  elseif tonumber(redis.call('ZSCORE', P .. 'calls', call) or until_then) < until_then then
-    local f = readable_facts_of(record[1])
-    extend(f, call, until_then, nil, record[3])
-    if f then place_calls(f) end
+local due = read('ZRANGEBYSCORE', P .. ARGV[3], ARGV[4], '(' .. string.format('%.0f', until_then), 'WITHSCORES', 'LIMIT', 0, ARGV[5])
+for i = 1, #due, 2 do
+  local call = due[i]
+  if ARGV[3] == 'waiting' then
+    local place = waiting_place_of(call)
+    if place then set_poll_by(call, place, until_then) end
+  else
+    local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
+    if (record[2] or '') ~= '' then
+      local f = readable_facts_of(record[1])
+      extend(f, call, until_then, nil, record[3])
+      if f then place_calls(f) end
+    end
   end
 end
-return {'spared', now, scanned[1]}
+if #due < 2 * tonumber(ARGV[5]) then return {'spared', now, ''} end
+-- Where all have one deadline, those beyond the first so many go without.
+local last = due[#due]
+return {'spared', now, last == due[2] and '(' .. last or last}

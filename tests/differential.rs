@@ -484,15 +484,7 @@ impl World {
                 live.push((call.call.to_string(), call.lease_until));
             }
         }
-        let mut short: Vec<String> = redis.smembers("voice:short").unwrap();
-        short.sort();
-        let is_short = |call: &&(String, u64)| {
-            let call = self.fleet.call(&call.0.parse().unwrap()).unwrap();
-            call.provisional || call.is_handed
-        };
         live.sort();
-        let ours: Vec<String> = live.iter().filter(is_short).map(|it| it.0.clone()).collect();
-        same!("voice:short", short, ours);
         let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
         calls.sort();
         same!("voice:calls", calls, live);

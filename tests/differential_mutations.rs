@@ -79,15 +79,15 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a start ends no waiting",
-        "  redis.call('HSET', P .. 'call:' .. call, 'stage', '')\n  view('SREM', P .. 'short', call)\n  if f then",
+        "  redis.call('HSET', P .. 'call:' .. call, 'stage', '')\n  if f then",
         "  if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
-    ("who comes last is served first", "queue_key(f.tier), 0, 0)", "queue_key(f.tier), -1, -1)"),
+    ("who comes last is served first", "'ZPOPMIN', queue_key(f.tier)", "'ZPOPMAX', queue_key(f.tier)"),
     ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
     (
         "a call that was served goes on waiting",
-        "  unqueue(call, place.merchant, place.pools)\n  give(",
+        "  unqueue(call, place.merchant, place.pools, but)\n  give(",
         "  give(",
     ),
     (
@@ -102,7 +102,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a call that asks again loses its place all the same",
-        "view('ZADD', P .. 'waiting', now + patience, call)",
+        "set_poll_by(call, place, now + patience)",
         "",
     ),
     (

@@ -5,7 +5,7 @@
 mod support;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
     time::Duration,
 };
@@ -14,7 +14,7 @@ use futures_util::future::join_all;
 use smart_router::{
     config::Ttls,
     domain::{
-        fleet::{Allocate, PodFacts, Release},
+        fleet::{Allocate, Hold, PodFacts, Release},
         names::{CallSid, PodName},
         tiers::{Origin, Tiers},
     },
@@ -38,6 +38,9 @@ struct World {
     server: RedisServer,
     store: Arc<Redis>,
     next: usize,
+    /// Calls that have pods, and calls that wait, in the order in which they came.
+    live: VecDeque<CallSid>,
+    waiting: VecDeque<CallSid>,
 }
 
 fn tiers(strategy: &str) -> Tiers {
@@ -68,7 +71,8 @@ impl World {
         };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
-        let world = Self { server, store, next: 0 };
+        let (live, waiting) = Default::default();
+        let world = Self { server, store, next: 0, live, waiting };
         world.fill(0, pods).await;
         world
     }
@@ -141,6 +145,69 @@ impl World {
         time
     }
 
+    fn new_calls(&mut self, count: usize) -> Vec<CallSid> {
+        let numbers = self.next..self.next + count;
+        self.next += count;
+        numbers.map(|number| format!("CA{number:032}").parse().unwrap()).collect()
+    }
+
+    /// Calls ask; how many of them have a pod.
+    async fn ask(&self, calls: &[CallSid]) -> usize {
+        let hold =
+            Hold { time: 900_000, patience: 900_000, most: 100_000, most_per_merchant: 100_000 };
+        let mut given = 0;
+        for some in calls.chunks(AT_ONCE) {
+            let requests: Vec<Allocate> = some
+                .iter()
+                .map(|call| Allocate {
+                    hold: Some(hold),
+                    ..Allocate::new(call.clone(), None, 900_000)
+                })
+                .collect();
+            let answers = join_all(requests.iter().map(|request| self.store.allocate(request)));
+            given +=
+                answers.await.into_iter().filter(|answer| answer.as_ref().unwrap().is_ok()).count();
+        }
+        given
+    }
+
+    /// So many calls wait, and all pods are taken.
+    async fn let_wait(&mut self, pods: usize, waiting: usize) {
+        let live = self.new_calls(pods);
+        assert_eq!(self.ask(&live).await, pods);
+        self.live.extend(live);
+        let calls = self.new_calls(waiting);
+        for call in &calls {
+            // One after the other: the order is what counts.
+            assert_eq!(self.ask(std::slice::from_ref(call)).await, 0);
+        }
+        self.waiting.extend(calls);
+    }
+
+    /// Redis's time for one release. Where calls wait, each hands its pod to the
+    /// first of them, and another takes its place at the end.
+    async fn handing_over(&mut self) -> f64 {
+        let over: Vec<CallSid> = self.live.drain(..AT_ONCE).collect();
+        self.reset();
+        self.release(over).await;
+        let time = self.script_time();
+        let waited = !self.waiting.is_empty();
+        let count = AT_ONCE.min(self.waiting.len());
+        let mut served: Vec<CallSid> = self.waiting.drain(..count).collect();
+        if !waited {
+            served = self.new_calls(AT_ONCE);
+        }
+        assert_eq!(self.ask(&served).await, served.len(), "in order, or not at all");
+        self.live.extend(served);
+        if waited {
+            for call in self.new_calls(AT_ONCE) {
+                assert_eq!(self.ask(std::slice::from_ref(&call)).await, 0);
+                self.waiting.push_back(call);
+            }
+        }
+        time
+    }
+
     /// Redis's time for a sweep that ends one dead call, of several after each other:
     /// a single one would measure how long Redis had slept.
     async fn sweep(&mut self) -> f64 {
@@ -189,12 +256,40 @@ async fn flat(
         times[0].push(measure(small).await);
         times[1].push(measure(large).await);
     }
-    let [small, large] = times.map(|mut times| {
-        times.sort_by(f64::total_cmp);
-        times[times.len() / 4]
-    });
+    let [small, large] = lower_quartiles(times);
     println!("{what}: {small:.1} µs and {large:.1} µs, {:.2}×", large / small);
     assert!(large <= small * ALLOWED, "{what}: {small:.1} µs grew to {large:.1} µs");
+}
+
+fn lower_quartiles<const N: usize>(times: [Vec<f64>; N]) -> [f64; N] {
+    times.map(|mut times| {
+        times.sort_by(f64::total_cmp);
+        times[times.len() / 4]
+    })
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_release_costs_little_more_with_ten_thousand_calls_waiting() {
+    let pods = 2 * AT_ONCE;
+    let mut worlds = [World::new(pods).await, World::new(pods).await, World::new(pods).await];
+    let exclusive = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
+    for (world, waiting) in worlds.iter_mut().zip([0, AT_ONCE, 10_000]) {
+        world.store.apply_tiers(&exclusive, None).await.unwrap().unwrap();
+        world.let_wait(pods, waiting).await;
+    }
+    let mut times = [Vec::new(), Vec::new(), Vec::new()];
+    for _ in 0..30 {
+        for (world, times) in worlds.iter_mut().zip(&mut times) {
+            times.push(world.handing_over().await);
+        }
+    }
+    let [nobody, few, many] = lower_quartiles(times);
+    println!(
+        "release, nobody waits: {nobody:.1} µs; {AT_ONCE} wait: {few:.1} µs; 10000 wait: {many:.1} µs; {:.2}× and {:.2}×",
+        many / nobody,
+        many / few
+    );
+    assert!(many <= few * 1.5, "it grows with those who wait");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -5,6 +5,7 @@ local function facts_of(pod)
   local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
   local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
   if not fields[1] then return nil end
+  local calls = read('ZCARD', P .. 'pod:calls:' .. pod)
   return {
     pod = pod,
     tier = strings[1] or nil,
@@ -15,7 +16,9 @@ local function facts_of(pod)
     pin = fields[4] or '',
     failures = tonumber(fields[5] or 0) or 0,
     quarantined = (fields[6] or '') ~= '',
-    calls = read('ZCARD', P .. 'pod:calls:' .. pod),
+    calls = calls,
+    -- What the views showed when this was read.
+    shown = calls,
   }
 end
 
@@ -40,9 +43,10 @@ local function read_table(f)
 end
 
 -- The views that follow from a pod's calls: its place among the available, its
--- lease, its status. `only` is its one call, where the script knows it.
+-- lease, its status. `only` is its one call, where the script knows it. A pod that
+-- `stands` has as many calls as before, and keeps its place.
 local function place_calls(f, only)
-  local kind = f.tier and kind_of(f.tier)
+  local kind = f.tier and not f.stands and kind_of(f.tier)
   if kind then
     local key = available_key(f.tier)
     if kind.kind == 'shared' then
@@ -187,7 +191,6 @@ local function give(f, call, c, deadline, life)
     'allocated_at', at, 'at', now, 'tried', c.tried or '', 'attempt', c.attempt or '', 'stage', c.stage or '',
     'attempts', c.attempts or '')
   redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
-  if c.stage and c.stage ~= '' then view('SADD', P .. 'short', call) end
   f.calls = f.calls + 1
   place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
   return pool
@@ -221,7 +224,6 @@ local function end_call(f, call, c, cause)
   redis.call('ZREM', P .. 'calls', call)
   redis.call('DEL', P .. 'call:' .. call)
   if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end
-  if c.stage ~= '' then view('SREM', P .. 'short', call) end
   if c.pod and c.stage ~= 'handed' and (c.attempts ~= '' or cause == 'unconfirmed') then
     remember(call, c.pod, cause, c.attempts, lasted(c.at), c.merchant)
   end

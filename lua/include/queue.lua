@@ -1,10 +1,13 @@
 -- queue: calls that wait for a pod, in one queue per pool. A pod that becomes free
 -- goes to the first who may use it, in the same step.
 
--- Takes a call out of all queues. `pools` are the tiers it waits for.
-local function unqueue(call, merchant, pools)
+-- Takes a call out of all queues but one, out of which it was taken before. `pools`
+-- are the tiers it waits for.
+local function unqueue(call, merchant, pools, but)
   view('ZREM', P .. 'waiting', call)
-  for tier in string.gmatch(pools, '%S+') do view('ZREM', queue_key(tier), call) end
+  for tier in string.gmatch(pools, '%S+') do
+    if tier ~= but then view('ZREM', queue_key(tier), call) end
+  end
   if merchant ~= '' then view('ZREM', P .. 'merchant:' .. merchant .. ':waiting', call) end
 end
 
@@ -27,21 +30,31 @@ end
 
 -- The place of a call that waits, or was handed a pod and has not come for it.
 local function place_of(call)
-  local r = redis.pcall('HMGET', P .. 'wait:' .. call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts')
+  local r = redis.pcall('HMGET', P .. 'wait:' .. call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by')
   if r.err or not r[2] then return nil end
   return {merchant = r[1] or '', pools = r[2], score = r[3], since = tonumber(r[4]), ends = tonumber(r[5]),
-    tried = r[6] or '', attempts = r[7] or ''}
+    tried = r[6] or '', attempts = r[7] or '', poll_by = tonumber(r[8])}
 end
 
--- When a call that waits has to ask again; nil if it does not wait.
-local function poll_by_of(call)
-  local score = redis.pcall('ZSCORE', P .. 'waiting', call)
-  return type(score) == 'string' and tonumber(score) or nil
+-- The same of a call that waits, not of one that was handed a pod.
+local function waiting_place_of(call)
+  local place = place_of(call)
+  return place and redis.call('EXISTS', P .. 'call:' .. call) == 0 and place or nil
+end
+
+-- A call that waits asks again, or is taken to have done so.
+local function set_poll_by(call, place, poll_by)
+  redis.call('HSET', P .. 'wait:' .. call, 'poll_by', poll_by)
+  view('ZADD', P .. 'waiting', poll_by, call)
+  if place.merchant ~= '' then
+    view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
+    view('ZADD', live_key(place.merchant), poll_by, call)
+  end
 end
 
 -- A call gives its place up. Answers since when it waited; nil if it did not.
 local function leave(call)
-  local place = poll_by_of(call) and place_of(call)
+  local place = waiting_place_of(call)
   if not place then return nil end
   unqueue(call, place.merchant, place.pools)
   if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
@@ -50,10 +63,11 @@ local function leave(call)
 end
 
 -- Hands a pod to a call that waits. Answers whether it had a place.
-local function hand(f, call)
-  local place, poll_by = place_of(call), poll_by_of(call)
-  if not place or not poll_by then return false end
-  unqueue(call, place.merchant, place.pools)
+local function hand(f, call, but)
+  local place = place_of(call)
+  local poll_by = place and place.poll_by
+  if not poll_by then return false end
+  unqueue(call, place.merchant, place.pools, but)
   give(f, call, {merchant = place.merchant, tried = place.tried, attempts = place.attempts, stage = 'handed'},
     poll_by, math.max(1, poll_by - now))
   redis.call('PUBLISH', P .. 'handed', call)
@@ -65,11 +79,10 @@ local function serve_one(f)
   if is_waited_for == nil then read_table(f) end
   if not is_waited_for or f.calls >= cap_of(f) then return false end
   for _ = 1, 16 do
-    local first = redis.pcall('ZRANGE', queue_key(f.tier), 0, 0)
+    local first = redis.pcall('ZPOPMIN', queue_key(f.tier))
     if first.err or not first[1] then return false end
-    if hand(f, first[1]) then return true end
-    -- Not a place any more: somebody has deleted it by hand, or its time.
-    redis.call('ZREM', queue_key(f.tier), first[1])
+    -- One without a place is none any more: somebody has deleted it, or its time.
+    if hand(f, first[1], f.tier) then return true end
   end
   return false
 end
@@ -83,7 +96,9 @@ end
 local function resettle(f, service)
   local placed = settle(f) or service
   if placed then place(f) end
-  while serve_one(f) do placed = true end
+  f.stands = not placed and f.calls + 1 == f.shown
+  while serve_one(f) do placed, f.stands = true, false end
+  f.stands = false
   if not placed then place_calls(f) end
 end
 
@@ -100,6 +115,7 @@ local function end_calls(f)
     local poll_by = place and redis.call('ZSCORE', P .. 'calls', call)
     end_call(f, call, c, 'pod_gone')
     if place then
+      redis.call('HSET', P .. 'wait:' .. call, 'poll_by', poll_by or now)
       enqueue(call, place.merchant, place.pools, place.score, poll_by or now)
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else

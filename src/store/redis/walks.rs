@@ -38,16 +38,13 @@ impl Redis {
 
     pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
         let time = time.to_string();
-        for what in ["short", "waiting"] {
-            let mut cursor = "0".to_owned();
-            loop {
-                let args = [what, cursor.as_str(), SPARED, &time];
+        for which in ["calls", "waiting"] {
+            let mut from = "-inf".to_owned();
+            while !from.is_empty() {
+                let args = [which, from.as_str(), SPARED, &time];
                 let script = &self.scripts.spare;
                 let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
-                cursor = answer.text()?;
-                if cursor == "0" {
-                    break;
-                }
+                from = answer.text()?;
             }
         }
         Ok(())
