@@ -53,7 +53,6 @@ if record[1] then
     extend(f, call, now + lease, nil, record[7])
     redis.call('HSET', call_key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', attempt, 'stage', stage)
     redis.call('PEXPIRE', call_key, life + SLACK)
-    redis.call('DEL', P .. 'wait:' .. call)
     if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
     if f then place_calls(f) end
     local waited = place and math.max(0, now - place.since) or 0
@@ -72,8 +71,7 @@ is_waited_for = in_force[2] and true or false
 
 local hold_time, patience, most, most_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
 hold_time, patience = tonumber(hold_time or 0), tonumber(patience or 0)
-if is_waited_for then
-  -- It has no record: it waits, or has no place at all.
+if record[5] == 'waiting' then
   local place = place_of(call)
   if place then
     if hold == '' then return {'refused', now, place.tried, '', 'no_pods'} end
@@ -264,11 +262,9 @@ end
 -- Higher priorities first, then who came first. A call that had a pod came before
 -- all who wait.
 local score = -priority * 4398046511104 + (after and 0 or redis.call('INCR', P .. 'tickets'))
-local ends, poll_by, waits_for = now + hold_time, now + patience, table.concat(pools, ' ')
-enqueue(call, merchant, waits_for, score, poll_by)
-redis.call('HSET', P .. 'wait:' .. call, 'merchant_id', merchant, 'pools', waits_for, 'score', score, 'since', now,
-  'until', ends, 'tried', tried, 'attempts', attempts, 'poll_by', poll_by)
-redis.call('PEXPIRE', P .. 'wait:' .. call, hold_time + patience + SLACK)
+local ends = now + hold_time
+set_place(call, {merchant = merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
+  tried = tried, attempts = attempts, poll_by = now + patience})
 admit()
 pass_on()
 return {'refused', now, tried, malformed, 'waiting', ends, 1}

@@ -29,10 +29,7 @@ end
 local f = facts_of(record[1])
 if f then read_table(f) end
 local handed = record[6] == 'handed' and place_of(call)
-if record[6] == 'handed' then
-  redis.call('DEL', P .. 'wait:' .. call)
-  cause = 'abandoned'
-end
+if record[6] == 'handed' then cause = 'abandoned' end
 end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)
 local source = pool_text(record[2], f and f.tier)
 local pool, draining = source, 0

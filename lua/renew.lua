@@ -48,7 +48,6 @@ for i = 6, #ARGV do
     if record[3] and record[3] ~= '' then
       -- Whoever renews has its stream.
       redis.call('HSET', P .. 'call:' .. call, 'stage', '')
-      if record[3] == 'handed' then redis.call('DEL', P .. 'wait:' .. call) end
     end
   elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
     return {'lost', now}

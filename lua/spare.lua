@@ -12,8 +12,8 @@ local due = read('ZRANGEBYSCORE', P .. ARGV[3], ARGV[4], '(' .. string.format('%
 for i = 1, #due, 2 do
   local call = due[i]
   if ARGV[3] == 'waiting' then
-    local place = waiting_place_of(call)
-    if place then set_poll_by(call, place, until_then) end
+    local place = place_of(call)
+    if place and place.waits then set_poll_by(call, place, until_then) end
   else
     local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
     if (record[2] or '') ~= '' then

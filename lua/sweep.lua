@@ -23,7 +23,6 @@ for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 
   if f then read_table(f) end
   local cause = CAUSES[c.stage] or 'lease'
   end_call(f or nil, call, c, cause)
-  if c.stage == 'handed' then redis.call('DEL', P .. 'wait:' .. call) end
   if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end
   if c.pod then
     for _, value in ipairs({call, c.pod, pool_text(c.pool, f and f.tier), lasted(c.at), cause}) do expired[#expired + 1] = value end

@@ -87,8 +87,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
     (
         "a call that was served goes on waiting",
-        "  unqueue(call, place.merchant, place.pools, but)\n  give(",
-        "  give(",
+        "  unqueue(call, place.merchant, place.pools, but)\n  local at",
+        "  local at",
     ),
     (
         "a free pod is not handed to those who wait",
@@ -117,7 +117,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a call whose pod has gone before it came for it is forgotten",
-        "      enqueue(call, place.merchant, place.pools, place.score, poll_by or now)\n",
+        "      set_place(call, place)\n",
         "",
     ),
     ("a call waits although its time is over", "if now >= place.ends then", "if false then"),

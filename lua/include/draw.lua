@@ -34,8 +34,8 @@ local function reseat(calls)
   table.sort(calls, function(a, b) return a.score < b.score or a.score == b.score and a.call < b.call end)
   for _, waiter in ipairs(calls) do
     local call = waiter.call
-    local place = waiting_place_of(call)
-    for tier in string.gmatch(place and place.pools or '', '%S+') do
+    local place = place_of(call)
+    for tier in string.gmatch(place and place.waits and place.pools or '', '%S+') do
       local kind = kind_of(tier)
       local f = kind and draw(tier, kind)
       if f then

@@ -28,23 +28,28 @@ local function enqueue(call, merchant, pools, score, poll_by)
   is_waited_for = true
 end
 
--- The place of a call that waits, or was handed a pod and has not come for it.
+-- The place of a call that waits, or was handed a pod and has not come for it: its
+-- record, which names no pod while it waits.
 local function place_of(call)
-  local r = redis.pcall('HMGET', P .. 'wait:' .. call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by')
-  if r.err or not r[2] then return nil end
+  local r = record_of(call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by', 'stage')
+  if not r[2] or r[9] ~= 'waiting' and r[9] ~= 'handed' then return nil end
   return {merchant = r[1] or '', pools = r[2], score = r[3], since = tonumber(r[4]), ends = tonumber(r[5]),
-    tried = r[6] or '', attempts = r[7] or '', poll_by = tonumber(r[8])}
+    tried = r[6] or '', attempts = r[7] or '', poll_by = tonumber(r[8]), waits = r[9] == 'waiting'}
 end
 
--- The same of a call that waits, not of one that was handed a pod.
-local function waiting_place_of(call)
-  local place = place_of(call)
-  return place and redis.call('EXISTS', P .. 'call:' .. call) == 0 and place or nil
+-- Writes the record of a call that waits.
+local function set_place(call, place)
+  redis.call('HSET', P .. 'call:' .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
+    'score', place.score, 'since', place.since, 'until', place.ends, 'tried', place.tried, 'attempts', place.attempts,
+    'poll_by', place.poll_by)
+  redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, place.poll_by) - now) + SLACK)
+  enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
 end
 
 -- A call that waits asks again, or is taken to have done so.
 local function set_poll_by(call, place, poll_by)
-  redis.call('HSET', P .. 'wait:' .. call, 'poll_by', poll_by)
+  redis.call('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
+  redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
   view('ZADD', P .. 'waiting', poll_by, call)
   if place.merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
@@ -54,22 +59,24 @@ end
 
 -- A call gives its place up. Answers since when it waited; nil if it did not.
 local function leave(call)
-  local place = waiting_place_of(call)
-  if not place then return nil end
+  local place = place_of(call)
+  if not place or not place.waits then return nil end
   unqueue(call, place.merchant, place.pools)
   if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
-  redis.call('DEL', P .. 'wait:' .. call)
+  redis.call('DEL', P .. 'call:' .. call)
   return place.since
 end
 
 -- Hands a pod to a call that waits. Answers whether it had a place.
 local function hand(f, call, but)
   local place = place_of(call)
-  local poll_by = place and place.poll_by
-  if not poll_by then return false end
+  if not place or not place.waits or not place.poll_by then return false end
   unqueue(call, place.merchant, place.pools, but)
-  give(f, call, {merchant = place.merchant, tried = place.tried, attempts = place.attempts, stage = 'handed'},
-    poll_by, math.max(1, poll_by - now))
+  local at, pool = tostring(math.floor(now / 1000)), source_pool(f.tier)
+  extend(f, call, place.poll_by, nil, place.merchant)
+  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', now, 'stage', 'handed')
+  f.calls = f.calls + 1
+  place_calls(f, f.calls == 1 and {call = call, deadline = place.poll_by, at = at, pool = pool} or nil)
   redis.call('PUBLISH', P .. 'handed', call)
   return true
 end
@@ -112,11 +119,11 @@ local function end_calls(f)
   for _, call in ipairs(calls) do
     local c = record_to_end(call)
     local place = c.stage == 'handed' and place_of(call)
-    local poll_by = place and redis.call('ZSCORE', P .. 'calls', call)
+    -- Its lease may have been prolonged since.
+    if place then place.poll_by = tonumber(redis.call('ZSCORE', P .. 'calls', call) or now) end
     end_call(f, call, c, 'pod_gone')
     if place then
-      redis.call('HSET', P .. 'wait:' .. call, 'poll_by', poll_by or now)
-      enqueue(call, place.merchant, place.pools, place.score, poll_by or now)
+      set_place(call, place)
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
       for _, value in ipairs({call, pool_text(c.pool, f.tier), lasted(c.at)}) do ended[#ended + 1] = value end
