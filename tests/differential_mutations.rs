@@ -92,7 +92,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a free pod is not handed to those who wait",
-        "  while serve_one(f) do placed = true end\n",
+        "  while serve_one(f) do placed, f.stands = true, false end\n",
         "",
     ),
     (
