@@ -17,6 +17,8 @@ fn router() -> Router {
     Router::start(&[
         ("PUBLIC_URL", "https://router.example.com"),
         ("STREAM_STATUS", "on"),
+        ("RETRY_ON_DISCONNECT", "1"),
+        ("HOLD_TIME", "1m"),
         ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
         ("TWILIO_AUTH_TOKEN", "old-token,new-token"),
         ("PLIVO_AUTH_TOKEN", "plivo-token"),
@@ -41,11 +43,16 @@ fn run(command: &mut Command) {
 #[test]
 fn the_sdks_of_twilio_and_plivo_agree_with_us() {
     let router = router();
+    // Its calls wait: there is no such pod.
+    let nobody = r#"{"pool": "nobody", "dedicated_only": true}"#;
+    assert_eq!(router.put("/api/v1/merchants/nobody", nobody).0, 200);
     run(Command::new(judges().join("venv/bin/python"))
         .arg("tests/judges/judge.py")
         .arg(router.address.to_string())
         .arg((unix_millis() % 100_000).to_string()));
-    assert_eq!(router.status()["active_calls"], 0, "every call was ended by its provider");
+    let status = router.status();
+    assert_eq!(status["active_calls"], 0, "every call was ended by its provider");
+    assert_eq!(status["waiting"], 0, "{status}");
 }
 
 #[test]

@@ -104,6 +104,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
             url: "wss://a/b",
             call: &request.call,
             status_url: Some("https://r.example/s?a=b&c=d"),
+            after_url: Some("https://r.example/s?a=b&c=d"),
         };
         let document = dialect.connect(&stream);
         assert!(!document.body.contains('\0'));

@@ -95,6 +95,13 @@ def url_in(document):
     raise SystemExit(f"no stream in {document}")
 
 
+def redirect_in(document, path):
+    url = ElementTree.fromstring(document).findtext("Redirect")
+    if not url or not url.startswith(f"{PUBLIC}/api/v1/{path}"):
+        raise SystemExit(f"no way back in {document}")
+    return url
+
+
 class Many(dict):
     """A form in which a name may stand more than once, as Flask shows it."""
 
@@ -130,9 +137,10 @@ def twilio():
     wanted = VoiceResponse()
     connect = Connect()
     pod = url_in(document).split("/ws/pod/")[1].split("/")[0]
-    status = f"{PUBLIC}/api/v1/twilio/stream-status?pod_name={pod}"
+    status = f"{PUBLIC}/api/v1/twilio/stream-status?pod_name={pod}&attempt=1"
     connect.append(Stream(url=url_in(document), status_callback=status, status_callback_method="POST"))
     wanted.append(connect)
+    wanted.redirect(redirect_in(document, "twilio/after-stream?"), method="POST")
     same_document(document, str(wanted))
     refused_when_changed(method, target, body, headers, "X-Twilio-Signature")
     # The end of the call, in JSON: the hash of the body stands in the URL.
@@ -177,10 +185,11 @@ def plivo():
             bidirectional=True,
             keepCallAlive=True,
             contentType="audio/x-mulaw;rate=8000",
-            statusCallbackUrl=f"{PUBLIC}/api/v1/plivo/stream-status?pod_name={pod}",
+            statusCallbackUrl=f"{PUBLIC}/api/v1/plivo/stream-status?pod_name={pod}&attempt=1",
             statusCallbackMethod="POST",
         )
     )
+    wanted.add(plivoxml.RedirectElement(redirect_in(document, "plivo/after-stream?"), method="POST"))
     same_document(document, wanted.to_string(pretty=False))
     headers[name] = signature
     refused_when_changed(real, target, body, headers, name)
@@ -195,7 +204,69 @@ def plivo():
     expect(200, "POST", target, urlencode(form), headers)
 
 
+BUSY = "All agents are busy. Please stay on the line."
+
+
+def signed_twilio(target, sent):
+    signature = RequestValidator(TWILIO_TOKENS[0]).compute_signature(PUBLIC + target, sent)
+    headers = {"Content-Type": FORM, "X-Twilio-Signature": signature}
+    return expect(200, "POST", target, urlencode(sent), headers)[1]
+
+
+def signed_plivo(target, sent):
+    nonce = word(string.digits, 20)
+    base = plivo_v3.construct_post_url(PUBLIC + target, sent).decode()
+    headers = {
+        "Content-Type": FORM,
+        "X-Plivo-Signature-V3-Nonce": nonce,
+        "X-Plivo-Signature-V3": plivo_v3.get_signature_v3(PLIVO_TOKEN, base, nonce).decode(),
+    }
+    return expect(200, "POST", target, urlencode(sent), headers)[1]
+
+
+def waiting():
+    """A call for which there is no pod: what it hears, and that it can come back."""
+    sent = params("CallSid")
+    document = signed_twilio("/api/v1/twilio/allocate?merchant_id=nobody", sent)
+    back = redirect_in(document, "twilio/allocate?waiting_since=")
+    wanted = VoiceResponse()
+    wanted.say(BUSY)
+    wanted.redirect(back, method="POST")
+    same_document(document, str(wanted))
+    document = signed_twilio(back.removeprefix(PUBLIC), sent)
+    wanted = VoiceResponse()
+    wanted.pause(length=5)
+    wanted.redirect(redirect_in(document, "twilio/allocate?waiting_since="), method="POST")
+    same_document(document, str(wanted))
+    signed_twilio("/api/v1/twilio/call-status", {**sent, "CallStatus": "completed"})
+
+    sent = params("CallUUID")
+    document = signed_plivo("/api/v1/plivo/allocate?merchant_id=nobody", sent)
+    back = redirect_in(document, "plivo/allocate?waiting_since=")
+    wanted = plivoxml.ResponseElement().add(plivoxml.SpeakElement(BUSY))
+    wanted.add(plivoxml.RedirectElement(back, method="POST"))
+    same_document(document, wanted.to_string(pretty=False))
+    document = signed_plivo(back.removeprefix(PUBLIC), sent)
+    wanted = plivoxml.ResponseElement().add(plivoxml.WaitElement(length=5))
+    wanted.add(plivoxml.RedirectElement(redirect_in(document, "plivo/allocate?waiting_since="), method="POST"))
+    same_document(document, wanted.to_string(pretty=False))
+    signed_plivo("/api/v1/plivo/call-status", {**sent, "HangupCause": "NORMAL_CLEARING"})
+
+
+def coming_back():
+    """A call that its provider ended is hung up on when it comes back."""
+    sent = params("CallSid")
+    document = signed_twilio("/api/v1/twilio/allocate", sent)
+    back = redirect_in(document, "twilio/after-stream?").removeprefix(PUBLIC)
+    signed_twilio("/api/v1/twilio/call-status", {**sent, "CallStatus": "completed"})
+    wanted = VoiceResponse()
+    wanted.hangup()
+    same_document(signed_twilio(back, sent), str(wanted))
+
+
 for _ in range(ROUNDS):
     twilio()
     plivo()
+    waiting()
+    coming_back()
 print(f"seed {SEED}: {checks}")
