@@ -12,6 +12,7 @@ pub mod domain;
 pub mod followed;
 pub mod http;
 pub mod lifecycle;
+pub mod load;
 pub mod logging;
 pub mod metrics;
 pub mod secrets;

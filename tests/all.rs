@@ -19,6 +19,7 @@ mod journal;
 mod judges;
 mod leader;
 mod limits;
+mod load;
 mod metrics;
 mod nginx;
 mod pods;

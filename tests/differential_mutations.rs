@@ -83,7 +83,11 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
         "  if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
-    ("who comes last is served first", "'ZPOPMIN', queue_key(f.tier)", "'ZPOPMAX', queue_key(f.tier)"),
+    (
+        "who comes last is served first",
+        "'ZPOPMIN', queue_key(f.tier)",
+        "'ZPOPMAX', queue_key(f.tier)",
+    ),
     ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
     (
         "a call that was served goes on waiting",

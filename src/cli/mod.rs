@@ -4,6 +4,7 @@ mod agent;
 mod call;
 mod drain;
 mod errors;
+mod load;
 mod router;
 mod serve;
 
@@ -44,6 +45,8 @@ enum Action {
     Agent(agent::AgentArgs),
     /// Place one call through a running router and tell each step
     Call(call::CallArgs),
+    /// Load a running router, and check that it gives no pod twice
+    Load(load::LoadArgs),
 }
 
 /// Runs the program.
@@ -69,6 +72,7 @@ pub fn main() -> ExitCode {
         Some(Action::Drain(args)) => block_on(drain::drain(args)),
         Some(Action::Agent(args)) => block_on(agent::agent(args)),
         Some(Action::Call(args)) => block_on(call::call(args)),
+        Some(Action::Load(args)) => block_on(load::load(args)),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,

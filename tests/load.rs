@@ -1,0 +1,99 @@
+//! `smart-router load`: it measures, and it would notice.
+
+use std::{
+    io::{Read, Write},
+    net::TcpListener,
+    process::Output,
+    thread,
+};
+
+use serde_json::Value;
+
+use crate::support::{Router, program};
+
+fn load(url: &str, args: &[&str]) -> Output {
+    program(&[]).arg("load").args(["--router", url]).args(args).output().unwrap()
+}
+
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[test]
+fn it_loads_a_router_in_every_format_and_finds_nothing() {
+    let tiers = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 9}}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    let url = format!("http://{}", router.address);
+    for format in ["json", "twilio", "plivo", "exotel", "signalwire", "telnyx", "vonage", "jambonz"]
+    {
+        let output =
+            load(&url, &["--format", format, "-d", "1s", "-c", "8", "--hold", "5ms", "--json"]);
+        assert!(output.status.success(), "{format}: {}", text(&output.stderr));
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert!(report["calls"].as_u64().unwrap() > 50, "{format}: {report}");
+        assert!(report["overlap"].as_u64().unwrap() > 1, "{format}: {report}");
+        assert_eq!(report["errors"], serde_json::json!({}), "{format}");
+        assert_eq!(report["allocate"]["count"], report["release"]["count"], "{format}");
+    }
+    let output = load(&url, &["--rate", "200", "-d", "2s", "--hold", "50ms", "--repeat", "10"]);
+    let printed = text(&output.stdout);
+    assert!(output.status.success(), "{printed}{}", text(&output.stderr));
+    assert!(printed.starts_with("400 calls in 2."), "{printed}");
+    assert!(printed.contains("40 asked twice"), "{printed}");
+    assert!(printed.contains("checked: no pod carried more than it may"), "{printed}");
+    assert!(text(&output.stderr).contains("requests/s"), "it tells how it goes");
+    assert_eq!(router.status()["active_calls"], 0, "what it began it ended");
+    let full = load(&url, &["--calls", "100", "--hold", "10s", "-c", "100", "-d", "1s", "--json"]);
+    let report: Value = serde_json::from_slice(&full.stdout).unwrap();
+    assert!(report["errors"]["allocate: refused"].as_u64().unwrap() > 0, "{report}");
+}
+
+/// A router that gives everybody the same pod.
+fn liar() -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            thread::spawn(move || {
+                let mut stream = stream.unwrap();
+                let mut some = [0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut some) {
+                    let request = text(&some[..count]);
+                    let body = match request.split_whitespace().nth(1) {
+                        Some("/api/v1/tiers") => r#"{"tiers": {"gold": {"target": 1}}}"#,
+                        Some("/api/v1/pod/p-1") => r#"{"tier": "gold"}"#,
+                        _ => r#"{"success":true,"pod_name":"p-1"}"#,
+                    };
+                    let length = body.len();
+                    let _ =
+                        write!(stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n{body}");
+                }
+            });
+        }
+    });
+    url
+}
+
+#[test]
+fn it_fails_loudly_when_a_pod_is_given_twice_or_nothing_could_be_seen() {
+    let url = liar();
+    let output = load(&url, &["-d", "1s", "-c", "4", "--hold", "20ms"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("p-1 may carry 1 and was given to"), "{output:?}");
+    let output = load(&url, &["-d", "1s", "-c", "1", "--json"]);
+    assert!(output.status.success(), "one after the other it may have it");
+    let output = load("http://127.0.0.1:1", &["-d", "1s"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("connection refused"), "{output:?}");
+}
+
+#[test]
+fn it_does_not_load_what_is_elsewhere_unless_told() {
+    let output = load("http://192.0.2.1:80", &["-d", "1s"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("--i-own-this-target"), "{output:?}");
+    for bad in ["https://localhost", "localhost"] {
+        let output = load(bad, &[]);
+        assert!(text(&output.stderr).contains("http://"), "{output:?}");
+    }
+}
