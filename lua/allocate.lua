@@ -13,88 +13,55 @@
 -- include: pod
 -- include: queue
 -- include: draw
-local call, merchant, lease, life, attempt = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6]), ARGV[7]
-local stage, attempts, hold, after = ARGV[8], ARGV[9], ARGV[10], nil
-local call_key = P .. 'call:' .. call
-if ARGV[11] ~= '' then
-  local pod, number, final, retries = string.match(ARGV[11], '^(%S+) (%d+) (%d) (%d+)$')
-  after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
-end
-local record = read('HMGET', call_key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
-
--- The pod that a call whose stream is gone has just left.
-local before
-if after and record[1] == after.pod and (tonumber(record[6] or 0) or 0) == after.attempt and record[5] ~= 'handed' then
-  if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
-  before = facts_of(record[1])
-  if before then read_table(before) end
-  end_call(before, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
-    attempts = record[6] or ''}, 'stream')
-  if before then
-    local changed = lasted(record[8]) < 10000 and fared_badly(before)
-    if after.is_last then
-      resettle(before, changed)
-    elseif settle(before) or changed then
-      place(before)
-    else
-      place_calls(before)
+-- include: again
+-- The pod that a call whose stream is gone has just left; whether it is known to have
+-- had one.
+local before, is_rescue
+if after and record[1] then
+  is_rescue = true
+  if record[1] == after.pod and (tonumber(record[6] or 0) or 0) == after.attempt and record[5] ~= 'handed' then
+    if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+    before = facts_of(record[1])
+    if before then read_table(before) end
+    end_call(before, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
+      attempts = record[6] or ''}, 'broken')
+    if before then
+      local changed = lasted(record[8]) < 10000 and fared_badly(before)
+      if after.is_last then
+        resettle(before, changed)
+      elseif settle(before) or changed then
+        place(before)
+      else
+        place_calls(before)
+      end
     end
+    if after.is_last then return {'refused', now, '', '', 'spent'} end
+    record = {}
   end
-  if after.is_last then return {'refused', now, '', '', 'spent'} end
-  record = {}
-end
-
-if record[1] then
-  local pool = pool_text(record[2])
-  if record[5] == 'handed' then
-    -- It comes for the pod that it was handed while it waited: its lease begins.
-    local f = facts_of(record[1])
-    local place = place_of(call)
-    extend(f, call, now + lease, nil, record[7])
-    redis.call('HSET', call_key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', attempt, 'stage', stage)
-    redis.call('PEXPIRE', call_key, life + SLACK)
-    if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
-    if f then place_calls(f) end
-    local waited = place and math.max(0, now - place.since) or 0
-    return {'new', now, record[1], pool, record[3] or '', record[6] or '', waited, ''}
-  end
-  -- The same attempt again: its first answer was lost.
-  if record[4] == attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
-  -- Two have asked by now; neither may take the call from the other.
-  if record[4] and record[4] ~= '' then redis.call('HDEL', call_key, 'attempt') end
-  return {'existing', now, record[1], pool, record[3] or '', record[6] or ''}
-end
-local in_force = read('HMGET', P .. 'tiers', ':chain', ':waiting')
-local default_chain = in_force[1]
-if not default_chain then return {'lost', now} end
-is_waited_for = in_force[2] and true or false
-
-local hold_time, patience, most, most_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
-hold_time, patience = tonumber(hold_time or 0), tonumber(patience or 0)
-if record[5] == 'waiting' then
-  local place = place_of(call)
-  if place then
-    if hold == '' then return {'refused', now, place.tried, '', 'no_pods'} end
-    if now >= place.ends then
-      leave(call)
-      return {'refused', now, place.tried, '', 'time_over', math.max(0, now - place.since)}
-    end
-    set_poll_by(call, place, now + patience)
-    return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
-  end
-end
-if after and not before then
+elseif after and record[5] == 'waiting' then
+  is_rescue = true
+elseif after then
   local ended = end_of(call)
-  if ended and (ended.attempts > after.attempt or ended.cause == 'agent' or ended.cause == 'provider') then
+  is_rescue = ended ~= nil
+  if ended and (ended.attempts ~= after.attempt or ended.cause == 'agent' or ended.cause == 'provider') then
     return {'refused', now, '', '', 'over'}
   end
+  local may_be_explained = ended and (ended.cause == 'stream' or ended.cause == 'lease' or ended.cause == 'unconfirmed')
+  if may_be_explained and not after.is_final then return {'refused', now, '', '', 'unsettled'} end
   if ended and ended.cause == 'stream' then
-    if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+    explain(call, ended, 'broken')
     local f = ended.lasted < 10000 and facts_of(ended.pod)
     if f and fared_badly(f) then place(f) end
   end
   if after.is_last then return {'refused', now, '', '', 'spent'} end
 end
+
+local again = told_again()
+if again then return again end
+local in_force = read('HMGET', P .. 'tiers', ':chain', ':waiting')
+local default_chain = in_force[1]
+if not default_chain then return {'lost', now} end
+is_waited_for = in_force[2] and true or false
 
 local function is_name(text)
   return type(text) == 'string' and #text >= 1 and #text <= 64
@@ -207,7 +174,7 @@ end
 
 -- Counts a call that was let in as one of this second.
 local function admit()
-  if limits.rate and not after then
+  if limits.rate and not is_rescue then
     view('LPUSH', rate_key, now)
     redis.call('LTRIM', rate_key, 0, limits.rate - 1)
     redis.call('PEXPIRE', rate_key, 1000)
@@ -220,7 +187,7 @@ local function pass_on()
   if f then serve(f) end
 end
 
-local limit = not after and exceeded()
+local limit = not is_rescue and exceeded()
 if limit then return {'refused', now, '', malformed, limit} end
 
 -- Walks the chain; the pod found, and what was tried before.
@@ -254,17 +221,22 @@ if hold_time == 0 or #pools == 0 then
   pass_on()
   return {'refused', now, tried, malformed, 'no_pods'}
 end
-if count('ZCARD', P .. 'waiting') >= tonumber(most) or merchant ~= ''
-  and count('ZCARD', P .. 'merchant:' .. merchant .. ':waiting') >= tonumber(most_per_merchant) then
+-- Those whose records somebody has deleted are long overdue there.
+local theirs = P .. 'merchant:' .. merchant .. ':waiting'
+if merchant ~= '' and count('ZCARD', theirs) >= tonumber(most_per_merchant) then
+  redis.pcall('ZREMRANGEBYSCORE', theirs, '-inf', now - 60000)
+end
+if count('ZCARD', P .. 'waiting') >= tonumber(most) or merchant ~= '' and count('ZCARD', theirs) >= tonumber(most_per_merchant) then
   pass_on()
   return {'refused', now, tried, malformed, 'queue_full'}
 end
 -- Higher priorities first, then who came first. A call that had a pod came before
 -- all who wait.
-local score = -priority * 4398046511104 + (after and 0 or redis.call('INCR', P .. 'tickets'))
+local ticket = view('INCR', P .. 'tickets') - (is_rescue and 2199023255552 or 0)
+local score = -priority * 4398046511104 + ticket
 local ends = now + hold_time
 set_place(call, {merchant = merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
-  tried = tried, attempts = attempts, poll_by = now + patience})
+  tried = tried, attempts = attempts, poll_by = next_poll(ends, patience)})
 admit()
 pass_on()
 return {'refused', now, tried, malformed, 'waiting', ends, 1}

@@ -20,7 +20,7 @@ if record[1] then
 end
 if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
 local missed = end_of(call)
-if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or not f or f.calls >= cap_of(f) then
+if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or ARGV[7] ~= '' and tonumber(ARGV[7]) ~= missed.attempts or not f or f.calls >= cap_of(f) then
   return {'unknown', now}
 end
 leave(call)

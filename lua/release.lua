@@ -14,11 +14,13 @@ if not record[1] then
   if ARGV[5] ~= '' then return {'not_found', now} end
   local since = ARGV[4] == '' and leave(call)
   if since then return {'waited', now, math.max(0, now - since)} end
-  local ended = cause ~= 'stream' and end_of(call)
-  if ended and ended.cause == 'stream' and (ARGV[4] == '' or ARGV[4] == ended.pod) then
-    local left = redis.call('PTTL', P .. 'end:' .. call)
-    remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
-    redis.call('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
+  local ended = end_of(call)
+  local is_that = ended and (ARGV[4] == '' or ARGV[4] == ended.pod) and (ARGV[6] == '' or tonumber(ARGV[6]) == ended.attempts)
+  if is_that and ended.cause ~= 'agent' and ended.cause ~= 'provider' then
+    -- A stream that is over does not start any more.
+    if cause == 'agent' or cause == 'provider' or cause == 'stream' and ended.cause == 'unconfirmed' then
+      explain(call, ended, cause)
+    end
   end
   return {'not_found', now}
 end
@@ -28,7 +30,6 @@ if ARGV[4] ~= '' and ARGV[4] ~= record[1] or ARGV[5] ~= '' and ARGV[5] ~= record
 end
 local f = facts_of(record[1])
 if f then read_table(f) end
-local handed = record[6] == 'handed' and place_of(call)
 if record[6] == 'handed' then cause = 'abandoned' end
 end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)
 local source = pool_text(record[2], f and f.tier)
@@ -39,5 +40,5 @@ if f then
   pool = f.tier and source_pool(f.tier) or pool
   draining = leaving(f) and 1 or 0
 end
-if record[6] == 'handed' then return {'waited', now, math.max(0, now - (handed and handed.since or now))} end
+if record[6] == 'handed' then return {'waited', now, lasted(record[3])} end
 return {'released', now, record[1], source, pool, draining, lasted(record[3])}

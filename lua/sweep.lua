@@ -12,9 +12,14 @@ entry('')
 local is_flagged = is_waited_for
 for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[3])) do
   local since = leave(call)
-  if not since then redis.call('ZREM', P .. 'waiting', call) end
-  abandoned[#abandoned + 1] = call
-  abandoned[#abandoned + 1] = math.max(0, now - (since or now))
+  if since then
+    abandoned[#abandoned + 1] = call
+    abandoned[#abandoned + 1] = math.max(0, now - since)
+  else
+    -- Its record is gone, by hand or by time.
+    redis.call('ZREM', P .. 'waiting', call)
+    for _, tier in ipairs(view('SMEMBERS', P .. 'pools')) do view('ZREM', queue_key(tier), call) end
+  end
 end
 local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
 for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[3])) do

@@ -249,11 +249,7 @@ impl World {
             }
             26..=27 => {
                 let pod = dice.pod();
-                same!(
-                    "undrain",
-                    store.undrain(&pod).await.map_err(down)?,
-                    fleet.undrain(&pod, now)
-                );
+                same!("undrain", store.undrain(&pod).await.map_err(down)?, fleet.undrain(&pod));
                 format!("undrain {pod}")
             }
             28..=34 => {
@@ -299,7 +295,7 @@ impl World {
                 same!(
                     "move",
                     store.move_pod(&pod, &uid, &to, None).await.map_err(down)?,
-                    fleet.move_pod(&pod, &uid, &to, None, now)
+                    fleet.move_pod(&pod, &uid, &to, None)
                 );
                 format!("move {pod} {uid} to {to}")
             }
@@ -308,7 +304,7 @@ impl World {
                 same!(
                     "tiers",
                     store.apply_tiers(&tiers, None).await.map_err(down)?,
-                    fleet.apply_tiers(&tiers, None, now)
+                    fleet.apply_tiers(&tiers, None)
                 );
                 format!("tiers {}", serde_json::Value::from(tiers))
             }
@@ -326,7 +322,7 @@ impl World {
             41 => {
                 let mut names = fleet.pod_names();
                 names.sort();
-                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names, now));
+                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
                 "audit".into()
             }
             43..=45 => {

@@ -69,8 +69,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a refused call counts as one of the second",
-        "local limit = not after and exceeded()\n",
-        "local limit = not after and exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
+        "local limit = not is_rescue and exceeded()\n",
+        "local limit = not is_rescue and exceeded()\nif limits.rate then redis.call('LPUSH', rate_key, now) end\n",
     ),
     (
         "a start takes a pod that has another call",
@@ -101,12 +101,12 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "the lease of a pod that was handed over does not begin",
-        "extend(f, call, now + lease, nil, record[7])",
-        "",
+        "extend(f, call, now + lease, nil, record[7])\n      redis.call('HSET'",
+        "redis.call('HSET'",
     ),
     (
         "a call that asks again loses its place all the same",
-        "set_poll_by(call, place, now + patience)",
+        "set_poll_by(call, place, next_poll(place.ends, patience))",
         "",
     ),
     (
@@ -142,7 +142,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a release after the end of the stream is not heard",
-        "    remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)\n",
+        "      explain(call, ended, cause)\n",
         "",
     ),
     ("a whole pool may be in quarantine", "3, 3) + 1) * 5 >", "3, 3) + 1) * 1 >"),

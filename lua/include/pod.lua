@@ -218,6 +218,13 @@ local function end_of(call)
     merchant = merchant ~= '-' and merchant or ''}
 end
 
+-- Says more of how a call ended; it is not remembered for longer by that.
+local function explain(call, ended, cause)
+  local left = redis.call('PTTL', P .. 'end:' .. call)
+  remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
+  redis.call('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
+end
+
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
 -- that is known, `c` its record.
 local function end_call(f, call, c, cause)

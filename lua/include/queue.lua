@@ -46,8 +46,19 @@ local function set_place(call, place)
   enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
 end
 
--- A call that waits asks again, or is taken to have done so.
+-- When a call that asks now has to ask again: three times it may miss, and once when
+-- its time is over.
+local function next_poll(ends, patience)
+  return math.min(now + patience, ends + math.floor(patience / 3))
+end
+
+-- A call that waits asks again, or is taken to have done so. Answers whether it was
+-- missing in a queue: somebody may have deleted it.
 local function set_poll_by(call, place, poll_by)
+  local missing = 0
+  for tier in string.gmatch(place.pools, '%S+') do
+    missing = missing + view('ZADD', queue_key(tier), place.score, call)
+  end
   redis.call('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
   redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
   view('ZADD', P .. 'waiting', poll_by, call)
@@ -55,6 +66,7 @@ local function set_poll_by(call, place, poll_by)
     view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
     view('ZADD', live_key(place.merchant), poll_by, call)
   end
+  return missing > 0
 end
 
 -- A call gives its place up. Answers since when it waited; nil if it did not.
@@ -72,12 +84,14 @@ local function hand(f, call, but)
   local place = place_of(call)
   if not place or not place.waits or not place.poll_by then return false end
   unqueue(call, place.merchant, place.pools, but)
-  local at, pool = tostring(math.floor(now / 1000)), source_pool(f.tier)
+  -- Until it comes for the pod, what counts is how long it has waited.
+  local at, pool = tostring(math.floor(place.since / 1000)), source_pool(f.tier)
   extend(f, call, place.poll_by, nil, place.merchant)
-  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', now, 'stage', 'handed')
+  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
   f.calls = f.calls + 1
   place_calls(f, f.calls == 1 and {call = call, deadline = place.poll_by, at = at, pool = pool} or nil)
-  redis.call('PUBLISH', P .. 'handed', call)
+  -- Who may not publish here has callers who hear of it later.
+  redis.pcall('PUBLISH', P .. 'handed', call)
   return true
 end
 

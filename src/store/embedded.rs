@@ -234,7 +234,7 @@ impl Store for Embedded {
     }
 
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
-        self.step("undrain", |fleet, now| fleet.undrain(pod, now))
+        self.step("undrain", |fleet, _| fleet.undrain(pod))
     }
 
     fn observe_pod<'a>(
@@ -263,7 +263,7 @@ impl Store for Embedded {
         to: &'a Pool,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), MoveRefused>> {
-        self.step("move_pod", move |fleet, now| fleet.move_pod(pod, uid, to, epoch, now))
+        self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
     }
 
     fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
@@ -275,7 +275,7 @@ impl Store for Embedded {
         tiers: &'a Tiers,
         epoch: Option<u64>,
     ) -> Reply<'a, Result<(), Fenced>> {
-        self.step("apply_tiers", move |fleet, now| fleet.apply_tiers(tiers, epoch, now))
+        self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, epoch))
     }
 
     fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
@@ -292,7 +292,7 @@ impl Store for Embedded {
             let names = self.step("pod_names", |fleet, _| fleet.pod_names()).await?;
             let mut all = Audited::default();
             for batch in names.chunks(AUDIT_BATCH) {
-                let audited = self.step("audit", move |fleet, now| fleet.audit(batch, now)).await?;
+                let audited = self.step("audit", move |fleet, _| fleet.audit(batch)).await?;
                 all.pods += audited.pods;
                 all.repaired += audited.repaired;
                 tokio::task::yield_now().await;

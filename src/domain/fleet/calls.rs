@@ -207,14 +207,24 @@ pub enum NotReleased {
     Waited { waited: Millis },
 }
 
+/// What is known of a call that asks.
+#[derive(PartialEq)]
+enum Account {
+    New,
+    /// It had a pod before.
+    Known,
+    /// It has just left this one.
+    Left(PodName),
+}
+
 /// The pod drawn, its pool, the steps tried before, and a document set aside.
 type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
 
 impl Fleet {
     /// Gives the call a pod, or says again which one it has.
     pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
-        let before = match &request.after {
-            None => None,
+        let account = match &request.after {
+            None => Account::New,
             Some(after) => self
                 .settle_account(&request.call, after, now)
                 .map_err(|why| Refusal { tried: Vec::new(), malformed_merchant: None, why })?,
@@ -223,71 +233,91 @@ impl Fleet {
             return Ok(fetched);
         }
         if let Some(call) = self.calls.get(&request.call) {
-            return Ok(call.allocation());
+            let allocation = call.allocation();
+            if call.provisional && request.provisional {
+                // A new document has gone out: its stream has its whole time.
+                let until = now + request.lease_ttl;
+                self.record(Change::Spared { call: request.call.clone(), until });
+            }
+            return Ok(allocation);
         }
         if let Some(refusal) = self.poll(request, now) {
             return Err(refusal);
         }
-        let outcome = match self.choose(request, now) {
-            Ok(choice) => Ok(self.give(request, choice, now)),
-            Err(refusal) if refusal.why == Why::NoPods => Err(self.wait(request, refusal, now)),
+        let is_rescue = account != Account::New;
+        let outcome = match self.choose(request, is_rescue, now) {
+            Ok(choice) => Ok(self.give(request, choice, is_rescue, now)),
+            Err(refusal) if refusal.why == Why::NoPods => {
+                Err(self.wait(request, refusal, is_rescue, now))
+            }
             Err(refusal) => Err(refusal),
         };
         // What the call had goes to others only now: it may need it again.
-        if let Some(pod) = before {
-            self.settle(&pod, now);
+        if let Account::Left(pod) = account {
+            self.settle(&pod);
         }
         outcome
     }
 
     /// The stream of a call is gone. Ends what is left of that attempt, if the call
-    /// shall have another; answers the pod that is free by that.
+    /// shall have another.
     fn settle_account(
         &mut self,
         call: &CallSid,
         after: &After,
         now: Millis,
-    ) -> Result<Option<PodName>, Why> {
+    ) -> Result<Account, Why> {
         if let Some(live) = self.calls.get(call) {
             let is_that = live.pod == after.pod && live.attempts == after.attempt;
             if !is_that || live.place.is_some() {
-                return Ok(None);
+                return Ok(Account::Known);
             }
             if !after.is_final {
                 return Err(Why::Unsettled);
             }
-            if let Some(ended) = self.end(call, Cause::Stream, now) {
+            if let Some(ended) = self.end(call, Cause::Broken, now) {
                 self.fared(&ended.pod, broke_soon(ended.lasted), now);
                 if after.is_last() {
-                    self.settle(&ended.pod, now);
+                    self.settle(&ended.pod);
                     return Err(Why::Spent);
                 }
                 self.find_home(&ended.pod);
-                return Ok(Some(ended.pod));
+                return Ok(Account::Left(ended.pod));
             }
         }
         if self.queue.get(call).is_some() {
-            return Ok(None);
+            return Ok(Account::Known);
         }
+        // A call of which nothing is known is a new one.
+        let mut account = Account::New;
         if let Some(end) = self.ends.get(call, now) {
-            if end.attempts > after.attempt || end.cause.is_final() {
+            account = Account::Known;
+            if end.attempts != after.attempt || end.cause.is_final() {
                 return Err(Why::Over);
             }
+            if end.cause.may_be_explained() && !after.is_final {
+                return Err(Why::Unsettled);
+            }
             if end.cause == Cause::Stream {
-                if !after.is_final {
-                    return Err(Why::Unsettled);
-                }
+                let end = super::End { cause: Cause::Broken, ..end.clone() };
                 let (pod, lasted) = (end.pod.clone(), end.lasted);
+                self.record(Change::Remembered { call: call.clone(), end });
                 self.fared(&pod, broke_soon(lasted), now);
             }
         }
-        if after.is_last() { Err(Why::Spent) } else { Ok(None) }
+        if after.is_last() { Err(Why::Spent) } else { Ok(account) }
     }
 
     /// Gives a new call the pod that was chosen for it.
-    fn give(&mut self, request: &Allocate, choice: Choice, now: Millis) -> Allocation {
+    fn give(
+        &mut self,
+        request: &Allocate,
+        choice: Choice,
+        is_rescue: bool,
+        now: Millis,
+    ) -> Allocation {
         let (pod, pool, tried, malformed_merchant) = choice;
-        if request.after.is_none() {
+        if !is_rescue {
             self.admitted(request, now);
         }
         let facts = Call {
@@ -317,14 +347,12 @@ impl Fleet {
 
     /// Walks the chain of a new call to the first pod that may take it. One whose
     /// stream is gone goes back to the same pod only if there is no other.
-    fn choose(&self, request: &Allocate, now: Millis) -> Result<Choice, Refusal> {
+    fn choose(&self, request: &Allocate, is_rescue: bool, now: Millis) -> Result<Choice, Refusal> {
         let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
         let malformed_merchant = merchant.and_then(|merchant| merchant.config.clone().err());
         let refusal =
             |tried, why| Refusal { tried, malformed_merchant: malformed_merchant.clone(), why };
-        if request.after.is_none()
-            && let Some(limit) = self.exceeded(request, now)
-        {
+        if !is_rescue && let Some(limit) = self.exceeded(request, now) {
             return Err(refusal(Vec::new(), Why::Limit(limit)));
         }
         let mut tried = Vec::new();
@@ -394,7 +422,7 @@ impl Fleet {
         let cause = if since.is_some() { Cause::Abandoned } else { request.cause };
         self.record(Change::Ended { call: request.call.clone(), at: now, cause });
         self.fared(&name, speaks_for(cause, lasted), now);
-        self.settle(&name, now);
+        self.settle(&name);
         if let Some(waited) = since {
             return Err(NotReleased::Waited { waited });
         }
@@ -419,11 +447,12 @@ impl Fleet {
             return NotReleased::Waited { waited };
         }
         if let Some(end) = self.ends.get(&request.call, now)
-            && end.cause == Cause::Stream
-            && request.cause.is_final()
             && request.pod.as_ref().is_none_or(|pod| *pod == end.pod)
+            && request.attempt.is_none_or(|attempt| attempt == end.attempts)
+            && end.cause.explained_by(request.cause) != end.cause
         {
-            let end = super::End { cause: request.cause, ..end.clone() };
+            let cause = end.cause.explained_by(request.cause);
+            let end = super::End { cause, ..end.clone() };
             self.record(Change::Remembered { call: request.call.clone(), end });
         }
         NotReleased::NotFound

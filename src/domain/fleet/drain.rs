@@ -47,15 +47,15 @@ impl Fleet {
     }
 
     /// Ends a drain or a quarantine before its time. A terminating pod stays out.
-    pub fn undrain(&mut self, name: &PodName, now: Millis) -> Result<Undrained, UnknownPod> {
+    pub fn undrain(&mut self, name: &PodName) -> Result<Undrained, UnknownPod> {
         let pod = self.pods.get(name).ok_or(UnknownPod)?;
         let (was_draining, is_terminating) = (pod.draining_until.is_some(), pod.facts.terminating);
         let was_quarantined = pod.quarantined_until.is_some();
         if was_draining {
             self.record(Change::Draining { pod: name.clone(), until: None });
         }
-        self.absolve(name, now);
-        self.settle(name, now);
+        self.absolve(name);
+        self.settle(name);
         let pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(Undrained { was_draining, was_quarantined, is_terminating, pool })
     }

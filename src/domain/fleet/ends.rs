@@ -4,7 +4,7 @@ use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Fleet, calls::Call};
+use super::{Change, Fleet, Pod, calls::Call};
 use crate::domain::{
     Millis,
     names::{CallSid, MerchantId, PodName},
@@ -31,6 +31,8 @@ pub enum Cause {
     Provider,
     /// Its stream is gone, and its agent has said nothing.
     Stream,
+    /// The same, and it is clear that nobody explains it.
+    Broken,
     /// Nobody renewed it.
     Lease,
     /// Its stream never started.
@@ -47,6 +49,7 @@ impl Cause {
             Self::Agent => "agent",
             Self::Provider => "provider",
             Self::Stream => "stream",
+            Self::Broken => "broken",
             Self::Lease => "lease",
             Self::Unconfirmed => "unconfirmed",
             Self::PodGone => "pod_gone",
@@ -57,6 +60,22 @@ impl Cause {
     /// Nobody is left who would want another pod.
     pub(super) fn is_final(self) -> bool {
         matches!(self, Self::Agent | Self::Provider)
+    }
+
+    /// Its agent's word may still be on its way.
+    pub(super) fn may_be_explained(self) -> bool {
+        matches!(self, Self::Stream | Self::Lease | Self::Unconfirmed)
+    }
+
+    /// What is known of an end once somebody says more of it.
+    pub(super) fn explained_by(self, told: Self) -> Self {
+        match (self, told) {
+            (before, _) if before.is_final() => before,
+            (_, told) if told.is_final() => told,
+            // A stream that is over does not start any more.
+            (Self::Unconfirmed, Self::Stream) => Self::Stream,
+            (before, _) => before,
+        }
     }
 }
 
@@ -148,16 +167,13 @@ impl Fleet {
     /// quarantine, if not too many of its pool are there; a good one takes it out.
     pub(super) fn fared(&mut self, name: &PodName, well: Option<bool>, now: Millis) {
         let (Some(well), Some(pod)) = (well, self.pods.get(name)) else { return };
-        let (failures, quarantined_until) = match well {
-            true if pod.failures == 0 && pod.quarantined_until.is_none() => return,
-            true => (0, None),
-            false => {
-                let failures = pod.failures + 1;
-                let may_be = pod.quarantined_until.is_none() && failures >= IN_A_ROW;
-                let until = Some(now + QUARANTINE).filter(|_| may_be && self.can_spare(name));
-                (failures, until.or(pod.quarantined_until))
-            }
-        };
+        if well {
+            return self.absolve(name);
+        }
+        let failures = pod.failures + 1;
+        let may_be = pod.quarantined_until.is_none() && failures >= IN_A_ROW;
+        let until = Some(now + QUARANTINE).filter(|_| may_be && self.can_spare(name));
+        let quarantined_until = until.or(pod.quarantined_until);
         self.record(Change::Health { pod: name.clone(), failures, quarantined_until });
     }
 
@@ -169,7 +185,11 @@ impl Fleet {
     }
 
     /// Forgets how a pod fared: it is another, or somebody has looked after it.
-    pub(super) fn absolve(&mut self, name: &PodName, now: Millis) {
-        self.fared(name, Some(true), now);
+    pub(super) fn absolve(&mut self, name: &PodName) {
+        let is_blamed = |pod: &Pod| pod.failures > 0 || pod.quarantined_until.is_some();
+        if self.pods.get(name).is_some_and(is_blamed) {
+            let (failures, quarantined_until) = (0, None);
+            self.record(Change::Health { pod: name.clone(), failures, quarantined_until });
+        }
     }
 }

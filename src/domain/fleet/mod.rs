@@ -239,9 +239,9 @@ impl Fleet {
     /// one it has if that is still wanted, or a new one. A pod gets its first
     /// pool when it is first in service; a busy one keeps what it has. Then hands
     /// what it has free to those who wait for it.
-    fn settle(&mut self, name: &PodName, now: Millis) {
+    fn settle(&mut self, name: &PodName) {
         self.find_home(name);
-        self.serve(name, now);
+        self.serve(name);
     }
 
     fn find_home(&mut self, name: &PodName) {

@@ -97,7 +97,7 @@ impl Fleet {
         observed.joined = known.is_none() || replaced;
         if replaced || restarted {
             (observed.ended, seatless) = self.end_calls_of(name, now);
-            self.absolve(name, now);
+            self.absolve(name);
         }
         if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
             self.record(Change::Draining { pod: name.clone(), until: None });
@@ -110,8 +110,8 @@ impl Fleet {
         if self.pods.get(name).is_none_or(|pod| pod.facts != facts) {
             self.record(Change::Pod { pod: name.clone(), facts });
         }
-        self.settle(name, now);
-        self.reseat(seatless, now);
+        self.settle(name);
+        self.reseat(seatless);
         observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(observed)
     }
@@ -157,7 +157,7 @@ impl Fleet {
         }
         let (ended, seatless) = self.end_calls_of(name, now);
         self.record(Change::Gone { pod: name.clone() });
-        self.reseat(seatless, now);
+        self.reseat(seatless);
         Ok(Removed::Gone { ended })
     }
 
@@ -168,7 +168,6 @@ impl Fleet {
         uid: &str,
         to: &Pool,
         epoch: Option<u64>,
-        now: Millis,
     ) -> Result<(), MoveRefused> {
         self.fence(epoch)?;
         if !self.tiers.wants(to) {
@@ -181,7 +180,7 @@ impl Fleet {
         }
         if pod.tier.as_ref() != Some(to) {
             self.record(Change::Home { pod: name.clone(), pool: to.clone() });
-            self.serve(name, now);
+            self.serve(name);
         }
         Ok(())
     }
@@ -198,18 +197,13 @@ impl Fleet {
 
     /// Puts another tier table in force. Pods whose pool is gone get a new one,
     /// busy ones when their calls end.
-    pub fn apply_tiers(
-        &mut self,
-        tiers: &Tiers,
-        epoch: Option<u64>,
-        now: Millis,
-    ) -> Result<(), Fenced> {
+    pub fn apply_tiers(&mut self, tiers: &Tiers, epoch: Option<u64>) -> Result<(), Fenced> {
         self.fence(epoch)?;
         if *tiers != self.tiers {
             self.record(Change::Tiers { tiers: tiers.clone() });
             let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
             names.sort();
-            names.iter().for_each(|name| self.settle(name, now));
+            names.iter().for_each(|name| self.settle(name));
         }
         Ok(())
     }

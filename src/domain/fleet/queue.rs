@@ -27,13 +27,21 @@ pub struct Hold {
     pub most_per_merchant: usize,
 }
 
+impl Hold {
+    /// When a call that asks now has to ask again: three times it may miss, and once
+    /// when its time is over.
+    fn poll_by(&self, until: Millis, now: Millis) -> Millis {
+        (now + self.patience).min(until + self.patience / 3)
+    }
+}
+
 /// A call's place in the queues of the pools that it may use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Place {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merchant: Option<MerchantId>,
     pub(super) priority: i32,
-    ticket: u64,
+    pub(super) ticket: i64,
     pub(super) pools: Vec<Pool>,
     pub since: Millis,
     /// The call is refused after that.
@@ -47,7 +55,10 @@ pub struct Place {
 }
 
 /// Higher priorities first, then who came first.
-type Turn = (i32, u64, CallSid);
+type Turn = (i32, i64, CallSid);
+
+/// By so much a call that had a pod comes before all others of its priority.
+const BEFORE_ALL: i64 = 1 << 41;
 
 impl Place {
     fn turn(&self, call: &CallSid) -> Turn {
@@ -69,7 +80,7 @@ pub(super) struct Queue {
     by_pool: HashMap<Pool, BTreeSet<Turn>>,
     of_merchant: HashMap<MerchantId, usize>,
     polls: BTreeSet<(Millis, CallSid)>,
-    last_ticket: u64,
+    last_ticket: i64,
 }
 
 impl Queue {
@@ -82,7 +93,8 @@ impl Queue {
             *self.of_merchant.entry(id.clone()).or_default() += 1;
         }
         self.polls.insert((place.poll_by, call.clone()));
-        self.last_ticket = self.last_ticket.max(place.ticket);
+        let number = place.ticket + if place.ticket < 0 { BEFORE_ALL } else { 0 };
+        self.last_ticket = self.last_ticket.max(number);
         self.places.insert(call, place);
     }
 
@@ -146,7 +158,13 @@ impl Queue {
 
 impl Fleet {
     /// Gives a call that was refused a place, if there is one left.
-    pub(super) fn wait(&mut self, request: &Allocate, refusal: Refusal, now: Millis) -> Refusal {
+    pub(super) fn wait(
+        &mut self,
+        request: &Allocate,
+        refusal: Refusal,
+        is_rescue: bool,
+        now: Millis,
+    ) -> Refusal {
         let Some(hold) = &request.hold else { return refusal };
         let config = self.config_of(request.merchant.as_ref());
         let priority = config.map_or(0, |config| config.priority);
@@ -160,7 +178,7 @@ impl Fleet {
         if self.queue.len() >= hold.most || of_merchant.unwrap_or(0) >= hold.most_per_merchant {
             return Refusal { why: Why::QueueFull, ..refusal };
         }
-        if request.after.is_none() {
+        if !is_rescue {
             self.admitted(request, now);
         }
         let until = now + hold.time;
@@ -168,11 +186,11 @@ impl Fleet {
             merchant: request.merchant.clone(),
             priority,
             // A call that had a pod came before all who wait.
-            ticket: if request.after.is_some() { 0 } else { self.queue.last_ticket + 1 },
+            ticket: self.queue.last_ticket + 1 - if is_rescue { BEFORE_ALL } else { 0 },
             pools,
             since: now,
             until,
-            poll_by: now + hold.patience,
+            poll_by: hold.poll_by(until, now),
             tried: refusal.tried.clone(),
             attempts: request.attempts(),
         };
@@ -183,6 +201,11 @@ impl Fleet {
     /// A call that waits asks again.
     pub(super) fn poll(&mut self, request: &Allocate, now: Millis) -> Option<Refusal> {
         let place = self.queue.get(&request.call)?;
+        if place.pools.iter().all(|pool| self.tiers.kind(pool).is_none()) {
+            // No pool that it waits for is there any more: it begins again.
+            self.leave(&request.call);
+            return None;
+        }
         let (until, waited) = (place.until, now.saturating_sub(place.since));
         let tried = place.tried.clone();
         let why = match &request.hold {
@@ -192,7 +215,7 @@ impl Fleet {
                 Why::TimeOver { waited }
             }
             Some(hold) => {
-                let poll_by = now + hold.patience;
+                let poll_by = hold.poll_by(until, now);
                 self.record(Change::Polled { call: request.call.clone(), poll_by });
                 Why::Waiting { is_new: false, until }
             }
@@ -227,22 +250,23 @@ impl Fleet {
     }
 
     /// Hands what a pod has free to those who wait for it.
-    pub(super) fn serve(&mut self, pod: &PodName, now: Millis) {
+    pub(super) fn serve(&mut self, pod: &PodName) {
         while let Some(pool) = self.has_room(pod)
             && let Some(call) = self.queue.first(&pool).cloned()
         {
-            self.hand(call, pod.clone(), pool, now);
+            self.hand(call, pod.clone(), pool);
         }
     }
 
-    fn hand(&mut self, call: CallSid, pod: PodName, pool: Pool, now: Millis) {
+    fn hand(&mut self, call: CallSid, pod: PodName, pool: Pool) {
         let Some(place) = self.queue.get(&call).cloned() else { return };
         self.handed.push(call.clone());
         let facts = Call {
             pod,
             pool,
             merchant: place.merchant.clone(),
-            at: now,
+            // Until it comes for the pod, what counts is how long it has waited.
+            at: place.since,
             until: place.poll_by,
             tried: place.tried.clone(),
             provisional: false,
@@ -254,7 +278,7 @@ impl Fleet {
 
     /// Gives calls that wait again, because the pod they were handed has gone, any
     /// other that is free.
-    pub(super) fn reseat(&mut self, calls: Vec<CallSid>, now: Millis) {
+    pub(super) fn reseat(&mut self, calls: Vec<CallSid>) {
         let place = |call: CallSid| self.queue.get(&call).map(|place| place.turn(&call));
         let mut turns: Vec<Turn> = calls.into_iter().filter_map(place).collect();
         turns.sort();
@@ -265,7 +289,7 @@ impl Fleet {
                 Some((pod, pool))
             });
             if let Some((pod, pool)) = free {
-                self.hand(call.clone(), pod, pool, now);
+                self.hand(call.clone(), pod, pool);
             }
         }
     }

@@ -146,8 +146,10 @@ impl Fleet {
             return Confirmed::Sure;
         }
         let remembered = self.ends.get(&request.call, now);
-        let missed =
-            remembered.filter(|it| it.pod == request.pod && it.cause == Cause::Unconfirmed);
+        let missed = remembered.filter(|it| {
+            let is_that = request.attempt.is_none_or(|attempt| attempt == it.attempts);
+            it.pod == request.pod && it.cause == Cause::Unconfirmed && is_that
+        });
         let Some(missed) = missed else { return Confirmed::Unknown };
         let (merchant, attempts) = (missed.merchant.clone(), missed.attempts);
         let Some(pool) = self.has_room(&request.pod) else { return Confirmed::Unknown };

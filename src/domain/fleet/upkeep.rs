@@ -57,7 +57,7 @@ impl Fleet {
             };
             if let Some(ended) = self.end(&call, cause, now) {
                 self.fared(&ended.pod, speaks_for(cause, ended.lasted), now);
-                self.settle(&ended.pod, now);
+                self.settle(&ended.pod);
                 swept.expired.push(ended);
             }
         }
@@ -67,7 +67,7 @@ impl Fleet {
                 break;
             };
             self.record(Change::Draining { pod: pod.clone(), until: None });
-            self.settle(&pod, now);
+            self.settle(&pod);
             swept.undrained.push(pod);
         }
         for _ in 0..most {
@@ -77,7 +77,7 @@ impl Fleet {
             let failures = self.pods.get(&pod).map_or(0, |pod| pod.failures);
             let quarantined_until = None;
             self.record(Change::Health { pod: pod.clone(), failures, quarantined_until });
-            self.settle(&pod, now);
+            self.settle(&pod);
             swept.restored.push(pod);
         }
         swept
@@ -89,11 +89,11 @@ impl Fleet {
     }
 
     /// Derives the views of some pods from their facts again.
-    pub fn audit(&mut self, names: &[PodName], now: Millis) -> Audited {
+    pub fn audit(&mut self, names: &[PodName]) -> Audited {
         let mut audited = Audited { pods: names.len(), repaired: 0 };
         for name in names {
             audited.repaired += usize::from(self.place(name));
-            self.settle(name, now);
+            self.settle(name);
         }
         audited
     }

@@ -154,21 +154,10 @@ impl Store for Redis {
             let answer =
                 match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
                     Ok(answer) => self.found(answer),
-                    // A full Redis runs nothing that might write; a call that has
-                    // its pod is told so even then.
+                    // A full Redis takes no new calls; those it has are told so.
                     Err(Failure::NotRun(error)) if is_full(&error) => {
-                        return match self.call(&request.call).await? {
-                            Some(Found::Live(call)) if !call.is_handed => Ok(Ok(Allocation {
-                                was_existing: true,
-                                pod: call.pod,
-                                pool: call.source_pool,
-                                tried: call.tried,
-                                malformed_merchant: None,
-                                attempt: call.attempt,
-                                waited: None,
-                            })),
-                            _ => Err(error),
-                        };
+                        let again = self.run(&self.scripts.ask_again, &args).await?;
+                        if again.word == "unknown" { Err(error) } else { Ok(again) }
                     }
                     Err(
                         Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_)),

@@ -37,7 +37,7 @@ macro_rules! scripts {
 }
 
 scripts! {
-    adopt_calls adopt_pods allocate apply_tiers audit_calls audit_pods audit_pool begin call confirm drain
+    adopt_calls adopt_pods allocate apply_tiers ask_again audit_calls audit_pods audit_pool begin call confirm drain
     epoch move_pod observe_pod pod pods pool_load release remove_pod renew spare status sweep undrain
 }
 

@@ -235,7 +235,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             }
         }
         Step::Undrain { pod: name } => {
-            if let Ok(undrained) = fleet.undrain(&pod(name), *now) {
+            if let Ok(undrained) = fleet.undrain(&pod(name)) {
                 assert_eq!(witness.drains.remove(&pod(name)).is_some(), undrained.was_draining);
             }
         }
@@ -279,10 +279,10 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
         Step::Move { pod: name, uid, to } => {
             let busy = witness.calls_on(&pod(name)) > 0 || witness.drains.contains_key(&pod(name));
             let to = to.parse().unwrap();
-            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, None, *now);
+            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, None);
             assert!(moved.is_err() || !busy, "moved a busy or draining pod");
         }
-        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), None, *now).unwrap(),
+        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), None).unwrap(),
         Step::Merchant { merchant, document } => {
             fleet.set_merchant(&format!("m{merchant}").parse().unwrap(), MERCHANTS[document]);
         }
@@ -307,7 +307,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
         }
         Step::Audit => {
             let names = fleet.pod_names();
-            assert_eq!(fleet.audit(&names, *now).repaired, 0, "a view was out of line");
+            assert_eq!(fleet.audit(&names).repaired, 0, "a view was out of line");
         }
         Step::Wait { ms } => *now += ms,
     }
@@ -334,6 +334,12 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
     let packed = fullest_with_room(fleet);
     let is_final = request.after.as_ref().is_some_and(|after| after.is_final);
     let was_handed = witness.handed.contains_key(&sid);
+    // One whose pools are no more begins again.
+    let is_stranded =
+        |waiter: &witness::Waiter| waiter.pools.iter().all(|pool| fleet.tiers.kind(pool).is_none());
+    if witness.waiting.get(&sid).is_some_and(is_stranded) {
+        witness.waiting.remove(&sid);
+    }
     if is_final && !was_handed && witness.calls.contains_key(&sid) {
         witness.forget(&sid);
     }
@@ -362,6 +368,9 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
                 assert_eq!(witness.calls.get(&sid), Some(&got.pod), "it was handed another pod");
                 witness.leases.insert(sid, now + LEASE);
             } else {
+                if got.was_existing && request.provisional {
+                    witness.leases.insert(sid.clone(), fleet.calls[&sid].until);
+                }
                 witness.allocated(sid, &got, fleet, now);
             }
         }
@@ -373,7 +382,7 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
             }
             match refusal.why {
                 Why::Waiting { is_new: true, .. } => {
-                    witness.waits(sid, request.after.is_some(), fleet);
+                    witness.waits(sid, fleet);
                 }
                 Why::TimeOver { .. } => drop(witness.waiting.remove(&sid)),
                 _ => {}

@@ -21,14 +21,14 @@ pub struct Witness {
     pub waiting: BTreeMap<CallSid, Waiter>,
     /// Calls that were handed a pod, and have not come for it.
     pub handed: BTreeMap<CallSid, Waiter>,
-    arrivals: u64,
+    arrivals: i64,
 }
 
 #[derive(Debug, Clone)]
 pub struct Waiter {
     priority: i32,
-    arrival: u64,
-    pools: Vec<Pool>,
+    arrival: i64,
+    pub pools: Vec<Pool>,
 }
 
 impl Witness {
@@ -74,11 +74,12 @@ impl Witness {
     }
 
     /// A call has begun to wait.
-    pub fn waits(&mut self, call: CallSid, after: bool, fleet: &Fleet) {
+    pub fn waits(&mut self, call: CallSid, fleet: &Fleet) {
         assert!(!self.calls.contains_key(&call), "{call} waits, and has a pod");
         self.arrivals += 1;
         let place = fleet.queue.get(&call).expect("it has a place");
-        let arrival = if after { 0 } else { self.arrivals };
+        // Those that had a pod come before all others, in the order of their arrival.
+        let arrival = self.arrivals - if place.ticket < 0 { 1 << 32 } else { 0 };
         let waiter = Waiter { priority: place.priority, arrival, pools: place.pools.clone() };
         assert!(self.waiting.insert(call, waiter).is_none(), "it waited before");
     }
