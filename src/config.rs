@@ -120,12 +120,13 @@ const MISSED_POLLS: Millis = 3;
 
 impl HoldConfig {
     fn new(settings: &Settings) -> Option<Self> {
+        let message = settings.hold_message.trim();
         Some(Self {
             time: settings.hold_time?.millis(),
             poll: settings.hold_poll.0,
             most: settings.hold_max,
             most_per_merchant: most_per_merchant(settings),
-            message: settings.hold_message.trim().to_owned(),
+            message: if message == "none" { String::new() } else { message.to_owned() },
             audio: settings.hold_audio.clone(),
         })
     }
@@ -235,7 +236,7 @@ impl Config {
             public_url: settings.public_url.clone(),
             stream_status: settings.stream_status || settings.connect_timeout.is_some(),
             busy_action: settings.busy_action,
-            hold: HoldConfig::new(&settings),
+            hold: hold(&settings)?,
             retries: settings.retry_on_disconnect,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
@@ -373,6 +374,18 @@ fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
             format!("the URL under which providers reach this router, because {why}"),
         )),
         _ => Ok(config),
+    }
+}
+
+fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {
+    let hold = HoldConfig::new(settings);
+    match settings.hold_time {
+        Some(time) if settings.hold_poll > time => Err(ConfigError::new(
+            "HOLD_POLL",
+            settings.hold_poll,
+            format!("at most HOLD_TIME, which is {time}"),
+        )),
+        _ => Ok(hold),
     }
 }
 

@@ -233,3 +233,86 @@ fn a_pod_that_was_replaced_needs_no_explanation() {
         assert_eq!(release(router, "CA1", &second.pod().unwrap()), 200);
     });
 }
+
+#[test]
+fn what_is_said_after_a_lease_ended_counts_as_well() {
+    let short = [("LEASE_TTL", "2s"), ("CONNECT_TIMEOUT", "1s")];
+    each_store(&short, |router| {
+        let over = Heard::HangUp(String::new());
+        // Its stream never started, as far as we know; its agent says that it is over.
+        let heard = call(&mut router.connect(), "CA1");
+        let pod = heard.pod().unwrap();
+        eventually(5 * SECOND, "its time is over", || pod_of(router, "CA1").is_none());
+        assert_eq!(release(router, "CA1", &pod), 404);
+        assert_eq!(again(router, "CA1", &heard), over);
+        // The provider says so, and news of its start are old.
+        let heard = call(&mut router.connect(), "CA2");
+        let pod = heard.pod().unwrap();
+        eventually(5 * SECOND, "its time is over", || pod_of(router, "CA2").is_none());
+        let started = format!("/api/v1/twilio/stream-status?pod_name={pod}&attempt=1");
+        let other = format!("/api/v1/twilio/stream-status?pod_name={pod}&attempt=7");
+        tell(router, &other, "CA2", "StreamEvent=stream-started");
+        assert_eq!(pod_of(router, "CA2"), None, "another attempt's");
+        tell(router, "/api/v1/twilio/call-status", "CA2", "CallStatus=completed");
+        tell(router, &started, "CA2", "StreamEvent=stream-started");
+        assert_eq!(pod_of(router, "CA2"), None);
+        assert_eq!(again(router, "CA2", &heard), over);
+    });
+}
+
+#[test]
+fn after_stream_is_no_way_around_limits_and_no_way_to_blame_a_pod() {
+    let tiers = [("TIER_CONFIG", r#"{"gold": 5}"#)];
+    each_store(&tiers, |router| {
+        assert_eq!(router.put("/api/v1/merchants/none", r#"{"max_calls": 0}"#).0, 200);
+        let mut connection = router.connect();
+        let path = "/api/v1/twilio/after-stream?pod_name=voice-agent-0&merchant_id=none&attempt";
+        let ask = |connection: &mut _, sid: &str, path: &str| {
+            crate::support::provider::ask(connection, sid, path)
+        };
+        assert!(ask(&mut connection, "CA1", &format!("{path}=1")).pod().is_none());
+        for attempt in ["0", "-1", "101", "4294967295", "99999999999", "x"] {
+            let heard = ask(&mut connection, "CA1", &format!("{path}={attempt}"));
+            assert!(matches!(heard, Heard::HangUp(ref words) if words.contains("not valid")));
+        }
+        let heard = call(&mut connection, "CA2");
+        let pod = heard.pod().unwrap();
+        stopped(router, "CA2", &pod, 1);
+        for _ in 0..4 {
+            ask(
+                &mut connection,
+                "CA2",
+                &format!("/api/v1/twilio/after-stream?pod_name={pod}&attempt=9"),
+            );
+        }
+        let (_, shown) = router.get(&format!("/api/v1/pod/{pod}"));
+        assert_eq!(shown["is_quarantined"], false, "{shown}");
+    });
+    // Where nobody is rescued, nobody is.
+    let router = Router::start(&[("LOG_LEVEL", "off")]);
+    let heard = crate::support::provider::ask(
+        &mut router.connect(),
+        "CA1",
+        "/api/v1/twilio/after-stream?pod_name=a&attempt=1",
+    );
+    assert_eq!(heard, Heard::HangUp(String::new()));
+}
+
+#[test]
+fn a_call_that_comes_back_while_redis_is_out_comes_back_again() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let mut settings = SETTINGS.to_vec();
+    settings.extend([("REDIS_URL", url.as_str()), ("HOLD_TIME", "30s"), ("HOLD_POLL", "1s")]);
+    let router = Router::start(&settings);
+    let heard = call(&mut router.connect(), "CA1");
+    let pod = heard.pod().unwrap();
+    server.signal("STOP");
+    assert_eq!(release(&router, "CA1", &pod), 503);
+    let held = again(&router, "CA1", &heard);
+    assert!(held.next().unwrap().contains("/after-stream?pod_name="), "{held:?}");
+    assert!(held.next().unwrap().contains("&attempt=1&waiting_since="), "{held:?}");
+    server.signal("CONT");
+    eventually(3 * SECOND, "service is back", || router.get("/api/v1/status").0 == 200);
+    assert_eq!(again(&router, "CA1", &held), Heard::HangUp(String::new()), "it was released");
+}

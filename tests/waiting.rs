@@ -322,7 +322,8 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
     ];
     let mut routers = vec![with(&settings), with(&settings), with(&settings)];
     let addresses: Vec<_> = routers.iter().map(|router| router.address).collect();
-    let sids: Vec<String> = (0..100).map(|number| format!("CA{number:03}")).collect();
+    // Names that say nothing of the order.
+    let sids: Vec<String> = (0..100).map(|number| format!("CA{:03}", number * 37 % 100)).collect();
     let vanishes = |number: usize| number >= 10 && number.is_multiple_of(9);
     let first: Vec<Heard> = sids
         .iter()
@@ -381,7 +382,8 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
     while let Ok(message) = messages.get_message() {
         handed.push(message.get_payload::<String>().unwrap());
     }
-    assert!(handed.is_sorted(), "not in order: {handed:?}");
+    let arrival = |sid: &String| sids.iter().position(|other| other == sid).unwrap();
+    assert!(handed.is_sorted_by_key(arrival), "not in order: {handed:?}");
     assert_eq!(handed.iter().collect::<HashSet<_>>().len(), handed.len(), "served twice");
     let stayed = (10..100).filter(|number| !vanishes(*number)).map(|number| &sids[number]);
     stayed.for_each(|sid| assert!(handed.contains(sid), "{sid} was never handed a pod"));
@@ -389,4 +391,85 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
         let status = routers[0].status();
         status["waiting"] == 0 && status["active_calls"] == 0
     });
+}
+
+#[test]
+fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
+    let server = RedisServer::start(&[]);
+    let router = with(&[("REDIS_URL", &server.url()), ("HOLD_MAX_PER_MERCHANT", "1")]);
+    let (mut connection, mut redis) = (router.connect(), server.connection());
+    router.allocate("CA1");
+    let heard = call(&mut connection, "CA2");
+    redis::cmd("DEL").arg("voice:queue:gold").exec(&mut redis).unwrap();
+    assert_eq!(router.release("CA1").0, 200);
+    let heard = again(&router, "CA2", &heard);
+    assert!(again(&router, "CA2", &heard).pod().is_some(), "its place is found again");
+    // A record that is gone takes its place along.
+    let path = "/api/v1/twilio/allocate?merchant_id=m1";
+    assert!(ask(&mut connection, "CA3", path).waits());
+    redis::cmd("DEL").arg("voice:call:CA3").exec(&mut redis).unwrap();
+    eventually(6 * SECOND, "nobody waits", || router.status()["pools"]["gold"]["waiting"] == 0);
+    let overdue = -120_000;
+    redis::cmd("ZINCRBY")
+        .arg(("voice:merchant:m1:waiting", overdue, "CA3"))
+        .exec(&mut redis)
+        .unwrap();
+    assert!(ask(&mut connection, "CA4", path).waits(), "the merchant may wait again");
+    assert_eq!(router.release("CA4").0, 200);
+    // A pool that is no more is nobody's hope.
+    assert!(call(&mut connection, "CA5").waits());
+    assert_eq!(router.put("/api/v1/tiers", r#"{"silver": 1}"#).0, 200);
+    assert_eq!(router.release("CA2").0, 200);
+    assert!(call(&mut connection, "CA5").pod().is_some(), "it begins again, with the new tiers");
+    assert_eq!(router.release("CA5").0, 200);
+}
+
+#[test]
+fn a_full_redis_keeps_places_and_gives_what_was_handed() {
+    let server = RedisServer::start(&[]);
+    let router = with(&[("REDIS_URL", &server.url())]);
+    let (mut connection, mut redis) = (router.connect(), server.connection());
+    router.allocate("CA1");
+    let mut heard = call(&mut connection, "CA2");
+    redis::cmd("CONFIG").arg(("SET", "maxmemory", "1")).exec(&mut redis).unwrap();
+    for _ in 0..5 {
+        thread::sleep(SECOND);
+        heard = again(&router, "CA2", &heard);
+        assert!(heard.waits(), "{heard:?}");
+    }
+    assert_eq!(waiting(&router), 1, "it has asked all the time");
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(again(&router, "CA2", &heard).pod().is_some());
+    assert_eq!(router.release("CA2").0, 200);
+}
+
+#[test]
+fn two_long_polls_for_one_call_end_together() {
+    let router = with(&[("HOLD_TIME", "2s")]);
+    router.allocate("CA1");
+    thread::scope(|scope| {
+        let first = scope.spawn(|| poll(router.connect(), "CA2", "2s"));
+        thread::sleep(SECOND / 2);
+        let second = scope.spawn(|| poll(router.connect(), "CA2", "2s"));
+        for waits in [first, second] {
+            let (status, answer, took) = waits.join().unwrap();
+            assert_eq!(status, 503, "{answer}");
+            assert!(took < 3 * SECOND, "{took:?}");
+        }
+    });
+    assert_eq!(router.release("CA1").0, 200);
+}
+
+#[test]
+fn who_may_not_publish_still_hands_pods_over() {
+    let server = RedisServer::start(&[]);
+    let acl = ("SETUSER", "router", "on", ">pw", "~voice:*", "+@all", "resetchannels");
+    redis::cmd("ACL").arg(acl).exec(&mut server.connection()).unwrap();
+    let url = server.url().replace("redis://", "redis://router:pw@");
+    let router = with(&[("REDIS_URL", &url)]);
+    router.allocate("CA1");
+    let heard = call(&mut router.connect(), "CA2");
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(again(&router, "CA2", &heard).pod().is_some());
+    assert_eq!(router.release("CA2").0, 200);
 }

@@ -110,14 +110,14 @@ pub struct Settings {
     pub hold_poll: Span,
 
     /// How many calls may wait
-    #[arg(long, env, value_name = "NUMBER", default_value = "1000")]
+    #[arg(long, env, value_name = "NUMBER", default_value = "1000", value_parser = values::places)]
     pub hold_max: usize,
 
     /// How many calls of one merchant may wait. Default: half of HOLD_MAX
-    #[arg(long, env, value_name = "NUMBER")]
+    #[arg(long, env, value_name = "NUMBER", value_parser = values::places)]
     pub hold_max_per_merchant: Option<usize>,
 
-    /// What a call hears when it begins to wait; empty for nothing
+    /// What a call hears when it begins to wait; none for nothing
     #[arg(
         long,
         env,
@@ -131,7 +131,7 @@ pub struct Settings {
     pub hold_audio: Option<String>,
 
     /// How often a call is given another pod when its stream is gone and its agent has not released it; 0 hangs up. Needs PUBLIC_URL
-    #[arg(long, env, value_name = "NUMBER", default_value = "0", value_parser = clap::value_parser!(u32).range(0..=9))]
+    #[arg(long, env, value_name = "NUMBER", default_value = "0", value_parser = values::retries)]
     pub retry_on_disconnect: u32,
 
     /// Namespace of the pods to watch

@@ -114,6 +114,17 @@ pub fn poll_span(text: &str) -> Result<Span, String> {
     whole.ok_or_else(|| "whole seconds, such as 5s".into())
 }
 
+pub fn retries(text: &str) -> Result<u32, String> {
+    let number: Option<u32> = text.parse().ok();
+    number.filter(|number| *number <= 9).ok_or_else(|| "a whole number from 0 to 9".into())
+}
+
+pub fn places(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    let sane = number.filter(|number| (1..=1_000_000).contains(number));
+    sane.ok_or_else(|| "a whole number from 1 to 1000000".into())
+}
+
 /// What providers fetch and play.
 pub fn audio_url(text: &str) -> Result<String, String> {
     let uri: Option<Uri> = text.parse().ok();

@@ -100,7 +100,7 @@ pub async fn connect(
         Ok(Ok(allocation)) => {
             noted.outcome = match &allocation {
                 it if it.was_existing => "existing",
-                _ if is_rescue => "rescued",
+                it if is_rescue || it.attempt > 1 => "rescued",
                 _ => "success",
             };
             context.metrics.allocated(Some(&allocation.pool), noted.outcome);
@@ -138,6 +138,11 @@ async fn connect_or_wait(
     let until = Instant::now() + Duration::from_millis(hold.time);
     let listener = context.store.wakes().listen(&request.call);
     loop {
+        // Once the time is over nobody begins to wait again.
+        let hold = match Instant::now() < until {
+            true => hold,
+            false => Hold { time: 0, ..hold },
+        };
         let mut woken = pin!(listener.woken());
         woken.as_mut().enable();
         let (mut noted, outcome) =

@@ -36,7 +36,7 @@ pub use self::reply::{ApiError, Noted};
 use crate::{
     access::{Access, Role},
     config::{BusyAction, HoldConfig, Ttls},
-    domain::fleet::Allocation,
+    domain::fleet::{After, Allocation},
     lifecycle::Lifecycle,
     metrics::Metrics,
     store::Store,
@@ -89,6 +89,17 @@ impl Context {
     /// Where a call that waits asks again. `since` is when it began to (unix seconds).
     fn waiting_url(&self, request: &CallRequest, since: u64) -> String {
         self.return_url(request, "allocate", &format!("waiting_since={since}"))
+    }
+
+    /// Where a call comes back to whose answer has to wait until the store is there.
+    fn url_back(&self, request: &CallRequest, since: u64, after: Option<&After>) -> String {
+        match after {
+            None => self.waiting_url(request, since),
+            Some(After { pod, attempt, .. }) => {
+                let what = format!("pod_name={pod}&attempt={attempt}&waiting_since={since}");
+                self.return_url(request, "after-stream", &what)
+            }
+        }
     }
 
     fn return_url(&self, request: &CallRequest, endpoint: &str, what: &str) -> String {

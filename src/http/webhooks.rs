@@ -33,15 +33,31 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
         if !missing.is_empty() && call.is_empty() {
             return Err(ApiError::bad_request(missing));
         }
-        let since = webhook.query.get("waiting_since").and_then(|since| since.parse().ok());
-        Ok((CallRequest::from_webhook(provider, webhook)?, since))
+        Ok((CallRequest::from_webhook(provider, webhook)?, waiting_since(webhook)))
     };
     let (call, since) = match receive(&context, provider, request, Covered::Nothing, read).await {
         Ok(call) => call,
         Err(response) => return response,
     };
     let (noted, outcome) = connect(&context, &call, way(&context, provider, None)).await;
-    respond(&context, &call, since, noted, outcome)
+    let back = Back { since, after: None };
+    respond(&context, &call, back, noted, outcome)
+}
+
+/// Since when a call waits, by the URL that we gave it (unix seconds). Nobody has
+/// waited since a time to come.
+fn waiting_since(webhook: &Webhook<'_>) -> Option<u64> {
+    let since: u64 = webhook.query.get("waiting_since")?.parse().ok()?;
+    Some(since.min(unix_seconds()))
+}
+
+/// Where a call that has to be patient comes back to.
+struct Back {
+    /// When it began to wait, if it has (unix seconds): then it has been answered, and
+    /// can't be told that the line is busy.
+    since: Option<u64>,
+    /// Its stream is gone, and it is not settled yet what that means.
+    after: Option<After>,
 }
 
 /// `/{provider}/after-stream`: the stream of a call is gone. If its agent did not
@@ -54,24 +70,34 @@ pub async fn after_stream(
     let read = |webhook: &Webhook<'_>| {
         let call = CallRequest::from_webhook(provider, webhook)?;
         let pod: PodName = webhook.query.get("pod_name").unwrap_or_default().parse()?;
-        let attempt = webhook.query.get("attempt").and_then(|attempt| attempt.parse().ok());
+        let attempt: Option<u32> = webhook.query.get("attempt").and_then(|text| text.parse().ok());
+        let attempt = attempt.filter(|attempt| (1..=MOST_ATTEMPTS).contains(attempt));
         let attempt = attempt.ok_or_else(|| {
             ApiError::bad_request("attempt: expected a number, as in the URL that we gave")
         })?;
         let retries = context.retries;
-        Ok((call, After { pod, attempt, is_final: false, retries }))
+        Ok((call, After { pod, attempt, is_final: false, retries }, waiting_since(webhook)))
     };
-    let (call, mut after) = match receive(&context, provider, request, Covered::Body, read).await {
-        Ok(told) => told,
-        Err(response) => return response,
-    };
+    let (call, mut after, since) =
+        match receive(&context, provider, request, Covered::Body, read).await {
+            Ok(told) => told,
+            Err(response) => return response,
+        };
+    if context.retries == 0 {
+        let noted = Noted { call: Some(call.call), outcome: "over", ..Noted::default() };
+        return noted.on(answer(provider.dialect().goodbye()));
+    }
     let until = Instant::now() + EXPLANATION;
     loop {
         let way = way(&context, provider, Some(after.clone()));
         let (noted, outcome) = connect(&context, &call, way).await;
         match &outcome {
             Err(NotConnected::Refused(Refusal { why: Why::Unsettled, .. })) => {}
-            _ => return respond(&context, &call, Some(unix_seconds()), noted, outcome),
+            _ => {
+                let since = Some(since.unwrap_or_else(unix_seconds));
+                let back = Back { since, after: Some(after) };
+                return respond(&context, &call, back, noted, outcome);
+            }
         }
         tokio::time::sleep(LOOK).await;
         after.is_final = Instant::now() >= until || context.lifecycle.stopping.is_cancelled();
@@ -90,12 +116,11 @@ fn way(context: &Context, provider: Provider, after: Option<After>) -> Way {
     }
 }
 
-/// What a call is told. `since` is when it began to wait, if it has (unix seconds):
-/// then it has been answered, and can't be told that the line is busy.
+/// What a call is told.
 fn respond(
     context: &Context,
     call: &CallRequest,
-    since: Option<u64>,
+    back: Back,
     noted: Noted,
     outcome: Result<Connected, NotConnected>,
 ) -> Response {
@@ -118,15 +143,15 @@ fn respond(
     let sentence = match &failure {
         NotConnected::Refused(refusal) => match refusal.why {
             Why::Waiting { is_new, .. } => {
-                let since = since.unwrap_or_else(unix_seconds);
-                return match hold(context, call, since, is_new) {
+                let url = context.waiting_url(call, back.since.unwrap_or_else(unix_seconds));
+                return match hold(context, call, &back, is_new, &url) {
                     Some(document) => noted.on(answer(document)),
                     None => noted.on(refuse(provider, BUSY, ApiError::from(&failure))),
                 };
             }
             Why::Over => return noted.on(answer(dialect.goodbye())),
             Why::Spent | Why::Unsettled => LOST,
-            _ if since.is_none() && context.busy_action == BusyAction::Reject => {
+            _ if back.since.is_none() && context.busy_action == BusyAction::Reject => {
                 match dialect.busy() {
                     Some(busy) => return noted.on(answer(busy)),
                     None => BUSY,
@@ -136,9 +161,10 @@ fn respond(
         },
         // It may be a moment only; who waits goes on waiting, but not for ever.
         NotConnected::Store(_) => {
-            if let (Some(since), Some(config)) = (since, &context.hold)
-                && unix_seconds() < since + config.time / 1_000
-                && let Some(document) = hold(context, call, since, false)
+            if let (Some(since), Some(config)) = (back.since, &context.hold)
+                && unix_seconds() < since.saturating_add(config.time / 1_000)
+                && let url = context.url_back(call, since, back.after.as_ref())
+                && let Some(document) = hold(context, call, &back, false, &url)
             {
                 return noted.on(answer(document));
             }
@@ -149,14 +175,21 @@ fn respond(
 }
 
 /// What a call hears until it asks again.
-fn hold(context: &Context, call: &CallRequest, since: u64, is_new: bool) -> Option<Document> {
+fn hold(
+    context: &Context,
+    call: &CallRequest,
+    back: &Back,
+    is_new: bool,
+    url: &str,
+) -> Option<Document> {
     let config = context.hold.as_ref()?;
-    let url = context.waiting_url(call, since);
+    let waited = back.since.map_or(0, |since| unix_seconds().saturating_sub(since));
+    let left = (config.time / 1_000).saturating_sub(waited).max(1);
     call.provider.dialect().hold(&OnHold {
         sentence: Some(config.message.as_str()).filter(|it| is_new && !it.is_empty()),
         audio: config.audio.as_deref(),
-        pause_seconds: config.poll.as_secs(),
-        url: &url,
+        pause_seconds: config.poll.as_secs().min(left),
+        url,
     })
 }
 
@@ -167,6 +200,8 @@ fn unix_seconds() -> u64 {
 /// How long the end of a stream may go unexplained: the agent's release may be on
 /// its way.
 const EXPLANATION: Duration = Duration::from_secs(2);
+/// More nobody is given.
+const MOST_ATTEMPTS: u32 = 100;
 const LOOK: Duration = Duration::from_millis(100);
 
 const BUSY: &str = "All agents are busy. Please try again later.";

@@ -15,13 +15,18 @@ impl Redis {
     /// a message that is lost costs time only.
     pub(super) async fn hear_of_handed(self: Arc<Self>) {
         let channel = self.key("handed");
+        let mut said = String::new();
         loop {
             let heard = tokio::select! {
                 heard = self.hear(&channel) => heard,
                 () = self.stopping.cancelled() => return,
             };
-            if let Err(error) = heard {
-                tracing::debug!(%error, "cannot hear of pods handed to waiting calls");
+            if let Err(error) = heard
+                && self.link.is_up()
+                && error.to_string() != said
+            {
+                said = error.to_string();
+                tracing::warn!(%error, "cannot hear of pods handed to waiting calls; long polls are answered later");
             }
             tokio::select! {
                 () = tokio::time::sleep(PAUSE) => {}
