@@ -10,6 +10,7 @@ mod callbacks;
 mod cluster;
 mod config;
 mod confirm;
+mod cost;
 mod deploy;
 mod differential;
 mod differential_mutations;

@@ -1,0 +1,143 @@
+//! What operations cost Redis, counted in commands: a change that makes the path of
+//! a call dearer has to say so here.
+
+use std::{sync::Arc, time::Duration};
+
+use smart_router::{
+    config::Ttls,
+    domain::{
+        fleet::{Allocate, Confirm, Hold, PodFacts, Release, Renew},
+        names::CallSid,
+        tiers::{Origin, Tiers},
+    },
+    metrics::StoreMetrics,
+    store::{Redis, RedisConfig, Scripts, Store},
+};
+
+use crate::support::redis::RedisServer;
+
+struct World {
+    server: RedisServer,
+    store: Arc<Redis>,
+}
+
+impl World {
+    async fn new() -> Self {
+        let server = RedisServer::start(&[]);
+        let tiers = r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}}"#;
+        let config = RedisConfig {
+            url: server.url(),
+            key_prefix: "voice:".into(),
+            authority: None,
+            // So short that pods are soon no longer believed: that costs extra.
+            ttls: Ttls {
+                lease: 1,
+                draining: 360_000,
+                call_info: 3_600_000,
+                connect: None,
+                patience: None,
+            },
+            tiers: Tiers::parse(tiers, Origin::Settings).unwrap().0,
+            nudge: Arc::default(),
+            metrics: StoreMetrics::default(),
+            scripts: Scripts::default(),
+        };
+        let store = Redis::start(config).unwrap();
+        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        let world = Self { server, store };
+        for name in ["a", "b", "c", "d"] {
+            let facts = PodFacts {
+                uid: "u".into(),
+                address: "a:1".into(),
+                ready: true,
+                terminating: false,
+                restarts: 0,
+                pin: None,
+            };
+            world.store.observe_pod(&name.parse().unwrap(), &facts, None).await.unwrap().unwrap();
+        }
+        world
+    }
+
+    /// How many commands a script runs, and how many scripts there were.
+    async fn commands<T>(&self, operation: impl Future<Output = T>) -> (usize, usize, T) {
+        let mut connection = self.server.connection();
+        redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut connection).unwrap();
+        let outcome = operation.await;
+        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
+        let (mut commands, mut scripts) = (0, 0);
+        for line in info.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
+            let (name, stats) = line.split_once(':').unwrap();
+            let calls: usize = stats.split([',', '=']).nth(1).unwrap().parse().unwrap();
+            match name {
+                "evalsha" => scripts += calls,
+                name if name.starts_with("config") || name == "info" => {}
+                _ => commands += calls,
+            }
+        }
+        (commands, scripts, outcome)
+    }
+}
+
+fn call(name: &str) -> CallSid {
+    name.parse().unwrap()
+}
+
+#[tokio::test]
+async fn the_path_of_a_call_costs_so_many_commands() {
+    let world = World::new().await;
+    let store = &world.store;
+    let plain = |name: &str| Allocate::new(call(name), None, 900_000);
+    // The scripts are loaded by now, and the tier table is in force.
+    store.allocate(&plain("first")).await.unwrap().unwrap();
+    store.release(&Release::new(call("first"), None)).await.unwrap().unwrap();
+
+    let request = plain("CA1");
+    let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
+    assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:gold");
+    assert_eq!((commands, scripts), (14, 1), "allocate, exclusive");
+
+    let (commands, scripts, _) = world.commands(store.allocate(&request)).await;
+    assert_eq!((commands, scripts), (3, 1), "the same call again");
+
+    store.allocate(&plain("CA2")).await.unwrap().unwrap();
+    let request = plain("CA3");
+    let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
+    assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
+    assert_eq!((commands, scripts), (18, 1), "allocate, fall-through to shared");
+
+    let renew = Renew { calls: vec![call("CA1")], pod: None, lease_ttl: 900_000 };
+    let (commands, scripts, _) = world.commands(store.renew(&renew)).await;
+    assert_eq!((commands, scripts), (16, 1), "renew");
+
+    let release = Release::new(call("CA1"), None);
+    let (commands, scripts, freed) = world.commands(store.release(&release)).await;
+    assert!(freed.unwrap().is_ok());
+    assert_eq!((commands, scripts), (13, 1), "release");
+
+    // One command more where calls come back, for the memory of how they ended.
+    let request = Allocate { returns: true, ..plain("CA4") };
+    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    assert_eq!(commands, 14, "allocate, with second chances");
+    let release = Release::new(call("CA4"), None);
+    let (commands, ..) = world.commands(store.release(&release)).await;
+    assert_eq!(commands, 14, "release, with second chances");
+
+    // Nothing more where calls may wait and nobody does.
+    let hold = Hold { time: 60_000, patience: 60_000, most: 10, most_per_merchant: 10 };
+    let request = Allocate { hold: Some(hold), ..plain("CA5") };
+    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    assert_eq!(commands, 14, "allocate, with waiting");
+    let release = Release::new(call("CA5"), None);
+    let (commands, ..) = world.commands(store.release(&release)).await;
+    assert_eq!(commands, 13, "release, nobody waits");
+
+    let request = Allocate { provisional: true, ..plain("CA6") };
+    let (commands, _, given) = world.commands(store.allocate(&request)).await;
+    assert_eq!(commands, 15, "allocate, provisional");
+    let (pod, attempt) = (given.unwrap().unwrap().pod, None);
+    let confirm = Confirm { call: call("CA6"), pod, attempt, lease_ttl: 900_000 };
+    let (commands, ..) = world.commands(store.confirm(&confirm)).await;
+    assert_eq!(commands, 16, "confirm");
+    store.close().await;
+}
