@@ -1,0 +1,10 @@
+#!/usr/bin/env bash
+# Measures the router beside what it is compared with; --quick does the cases behind
+# the ratios only. Needs Debian and the Rust toolchain.
+set -euo pipefail
+cd "$(dirname "$0")"
+if ! command -v redis-server >/dev/null; then
+  apt-get update -q
+  apt-get install -yq --no-install-recommends redis-server
+fi
+exec cargo bench --quiet --locked --bench compare -- "$@"

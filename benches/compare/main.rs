@@ -1,0 +1,293 @@
+//! The router and what it is compared with, in one run on one machine:
+//! `./bench.sh`, or `./bench.sh --quick`
+
+mod baseline;
+mod parts;
+
+use std::{process::Command, time::Duration};
+
+use redis::cmd;
+use smart_router::load::{Arrivals, Format, Plan, Report, Target, run};
+
+use self::{
+    baseline::Kind,
+    parts::{Process, delayed, free_port, machine, redis_server, wait_for},
+};
+
+/// Who is measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum System {
+    Router,
+    Embedded,
+    Baseline(Kind),
+}
+
+impl System {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::Embedded => "router, embedded",
+            Self::Baseline(Kind::Pool) => "many commands, pool of 10",
+            Self::Baseline(Kind::Mux) => "many commands, one connection",
+            Self::Baseline(Kind::Bare) => "bare handler",
+        }
+    }
+}
+
+const ROUTER: System = System::Router;
+const POOL: System = System::Baseline(Kind::Pool);
+const MUX: System = System::Baseline(Kind::Mux);
+const BARE: System = System::Baseline(Kind::Bare);
+
+/// What is measured.
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    name: &'static str,
+    exclusive: usize,
+    shared: usize,
+    connections: usize,
+    /// Calls a second; closed loop without.
+    rate: Option<f64>,
+    merchant: bool,
+    /// One way between the router and Redis.
+    delay: Duration,
+}
+
+const SHARED_CAP: u32 = 200;
+
+impl Case {
+    const fn new(name: &'static str, exclusive: usize, shared: usize) -> Self {
+        let (connections, delay) = (64, Duration::ZERO);
+        Self { name, exclusive, shared, connections, rate: None, merchant: false, delay }
+    }
+
+    fn chain(&self) -> String {
+        match (self.exclusive, self.shared) {
+            (_, 0) => "gold".into(),
+            (0, _) if self.name != "fallthrough" => format!("basic:{SHARED_CAP}"),
+            _ => format!("gold basic:{SHARED_CAP}"),
+        }
+    }
+
+    fn tiers(&self) -> String {
+        let gold = format!(r#""gold": {{"target": {}}}"#, self.exclusive);
+        let basic = format!(
+            r#""basic": {{"type": "shared", "target": {}, "max_concurrent": {SHARED_CAP}}}"#,
+            self.shared
+        );
+        let (tiers, chain) = match self.chain().as_str() {
+            "gold" => (gold, r#""gold""#),
+            chain if chain.starts_with("basic") => (basic, r#""basic""#),
+            _ => (format!("{gold}, {basic}"), r#""gold", "basic""#),
+        };
+        format!(r#"{{"tiers": {{{tiers}}}, "default_chain": [{chain}]}}"#)
+    }
+}
+
+struct Measured {
+    case: Case,
+    system: System,
+    report: Report,
+    /// Per request (µs).
+    router_cpu: f64,
+    redis_cpu: f64,
+    memory: f64,
+}
+
+fn fill(port: u16, case: &Case) {
+    let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
+    let mut connection = client.get_connection().unwrap();
+    cmd("FLUSHALL").exec(&mut connection).unwrap();
+    let gold: Vec<String> = (0..case.exclusive).map(|pod| format!("g-{pod}")).collect();
+    for some in gold.chunks(1000) {
+        cmd("SADD").arg("voice:pool:gold:available").arg(some).exec(&mut connection).unwrap();
+    }
+    let basic: Vec<(u32, String)> = (0..case.shared).map(|pod| (0, format!("b-{pod}"))).collect();
+    for some in basic.chunks(1000) {
+        cmd("ZADD").arg("voice:pool:basic:available").arg(some).exec(&mut connection).unwrap();
+    }
+}
+
+fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
+    let port = free_port();
+    let url = format!("redis://127.0.0.1:{redis}");
+    let mut command = match system {
+        System::Baseline(kind) => {
+            let mut command = Command::new(std::env::current_exe().unwrap());
+            let kind = format!("{kind:?}").to_lowercase();
+            command.args(["serve", &kind, &port.to_string(), &url, &case.chain()]);
+            command
+        }
+        System::Router | System::Embedded => {
+            let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
+            let port = port.to_string();
+            command
+                .env_clear()
+                .env("HTTP_PORT", &port)
+                .env("METRICS_PORT", &port)
+                .env("LOG_FORMAT", "json")
+                .env("TIER_CONFIG", case.tiers());
+            if system == System::Router {
+                command.env("REDIS_URL", url);
+            }
+            command
+        }
+    };
+    let process = Process::start(&mut command);
+    wait_for(port);
+    (process, port)
+}
+
+async fn measure(case: Case, system: System, seconds: f64, redis: &(Process, u16)) -> Measured {
+    let (redis_process, redis_port) = redis;
+    fill(*redis_port, &case);
+    let near = match case.delay.is_zero() {
+        true => *redis_port,
+        false => delayed(*redis_port, case.delay),
+    };
+    if system == System::Router {
+        let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
+        cmd("FLUSHALL").exec(&mut client.get_connection().unwrap()).unwrap();
+    }
+    let (process, port) = start(&case, system, near);
+    let plan = |duration| async move {
+        Plan {
+            target: Target::parse(&format!("http://127.0.0.1:{port}"), None).await.unwrap(),
+            format: Format::Json,
+            merchant: case.merchant.then(|| "acme".to_owned()),
+            arrivals: case
+                .rate
+                .map_or(Arrivals::Closed, |per_second| Arrivals::Open { per_second }),
+            connections: case.connections,
+            hold: Duration::ZERO,
+            duration,
+            calls: None,
+            repeat: 0,
+        }
+    };
+    run(plan(Duration::from_secs_f64(seconds / 4.0)).await, |_| {}).await.unwrap();
+    let before = (process.cpu(), redis_process.cpu());
+    let report = run(plan(Duration::from_secs_f64(seconds)).await, |_| {}).await.unwrap();
+    let after = (process.cpu(), redis_process.cpu());
+    assert_eq!(report.violations, 0, "{} {}: {:?}", case.name, system.name(), report.shown);
+    assert!(report.errors.is_empty(), "{} {}: {:?}", case.name, system.name(), report.errors);
+    let requests = (report.allocate.count + report.release.count) as f64;
+    let per_request = |used: Duration| used.as_secs_f64() * 1e6 / requests;
+    let memory = process.memory();
+    let measured = Measured {
+        case,
+        system,
+        router_cpu: per_request(after.0 - before.0),
+        redis_cpu: per_request(after.1 - before.1),
+        memory,
+        report,
+    };
+    print_row(&measured);
+    measured
+}
+
+fn print_head() {
+    println!(
+        "| {:<22} | {:<29} | {:>9} | {:>20} | {:>20} | {:>13} | {:>6} |",
+        "case",
+        "system",
+        "requests/s",
+        "allocate p50/99/99.9",
+        "release p50/99/99.9",
+        "CPU µs r + R",
+        "MB"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- |");
+}
+
+fn print_row(it: &Measured) {
+    let latency = |of: &smart_router::load::Latency| {
+        format!("{:.2} / {:.2} / {:.2}", of.p50, of.p99, of.p999)
+    };
+    println!(
+        "| {:<22} | {:<29} | {:>9.0} | {:>20} | {:>20} | {:>5.1} + {:>5.1} | {:>6.0} |",
+        it.case.name,
+        it.system.name(),
+        it.report.requests_per_second,
+        latency(&it.report.allocate),
+        latency(&it.report.release),
+        it.router_cpu,
+        it.redis_cpu,
+        it.memory,
+    );
+}
+
+fn main() {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
+    if let ["serve", kind, port, url, chain] =
+        args.iter().map(String::as_str).collect::<Vec<_>>()[..]
+    {
+        let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
+        return runtime.block_on(baseline::serve(kind.parse().unwrap(), address, url, chain));
+    }
+    // `cargo bench` passes a flag of its own.
+    let quick = args.iter().any(|arg| arg == "--quick");
+    runtime.block_on(compare(quick));
+}
+
+async fn compare(quick: bool) {
+    let seconds = if quick { 3.0 } else { 4.0 };
+    println!("{}\n", machine());
+    print_head();
+    let redis = redis_server();
+    let one = Case { connections: 1, merchant: true, ..Case::new("conn1", 1_000, 0) };
+    let exclusive = Case::new("exclusive", 1_000, 0);
+    let ratio_cases = [
+        (exclusive, vec![ROUTER, POOL, MUX, BARE]),
+        (Case::new("fallthrough", 0, 1_000), vec![ROUTER, POOL]),
+        (Case::new("shared5k", 0, 5_000), vec![ROUTER, POOL]),
+        (Case::new("shared50k", 0, 50_000), vec![ROUTER, POOL]),
+        (one, vec![ROUTER, MUX]),
+        (Case { name: "rtt1ms", delay: Duration::from_micros(500), ..one }, vec![ROUTER, MUX]),
+    ];
+    let more_cases = [
+        (exclusive, vec![System::Embedded]),
+        (Case::new("shared50", 0, 50), vec![ROUTER, POOL]),
+        (Case { name: "16 connections", connections: 16, ..exclusive }, vec![ROUTER, POOL, BARE]),
+        (Case { name: "256 connections", connections: 256, ..exclusive }, vec![ROUTER, POOL, BARE]),
+        (
+            Case { name: "1,000 calls/s", rate: Some(1_000.0), connections: 256, ..exclusive },
+            vec![ROUTER, POOL, BARE],
+        ),
+        (
+            Case { name: "4,000 calls/s", rate: Some(4_000.0), connections: 256, ..exclusive },
+            vec![ROUTER, POOL, BARE],
+        ),
+    ];
+    let mut all = Vec::new();
+    let cases = ratio_cases.into_iter().chain(more_cases.into_iter().filter(|_| !quick));
+    for (case, systems) in cases {
+        for system in systems {
+            all.push(measure(case, system, seconds, &redis).await);
+        }
+    }
+    println!("\n{}", ratios(&all));
+}
+
+/// The last line: requests/s against the pool for the first four; p50 of allocate and
+/// release against one connection for the next two; requests/s against the bare handler.
+fn ratios(all: &[Measured]) -> String {
+    let find = |case: &str, system: System| {
+        all.iter().find(|it| it.case.name == case && it.system == system).expect("measured")
+    };
+    let rate = |case: &str, system| find(case, system).report.requests_per_second;
+    let p50 = |case: &str, system| {
+        let report = &find(case, system).report;
+        report.allocate.p50 + report.release.p50
+    };
+    let mut parts: Vec<String> = ["exclusive", "fallthrough", "shared5k", "shared50k"]
+        .map(|case| format!("{case} {:.1}x", rate(case, ROUTER) / rate(case, POOL)))
+        .into();
+    parts.extend(
+        ["conn1", "rtt1ms"]
+            .map(|case| format!("{case} {:.1}x", p50(case, MUX) / p50(case, ROUTER))),
+    );
+    parts.push(format!("ceiling {:.2}", rate("exclusive", ROUTER) / rate("exclusive", BARE)));
+    format!("ratios: {}", parts.join(", "))
+}
