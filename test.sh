@@ -36,7 +36,7 @@ step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -
 step cargo deny --log-level error check bans licenses sources
 step cargo test --locked --lib --test all
 # Measures Redis's own time: nothing else may run beside it.
-step cargo test --locked --test growth
+step cargo test --locked --test growth -- --test-threads=1 --nocapture
 if command -v valkey-server >/dev/null; then
   REDIS_SERVER=valkey-server step cargo test --locked --test all redis
 fi
