@@ -3,6 +3,7 @@
 
 mod address;
 mod audit;
+mod calls;
 mod kept;
 mod link;
 mod operations;

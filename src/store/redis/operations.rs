@@ -1,14 +1,12 @@
 //! Every operation as its script: arguments in, answer out.
 
-use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Ordering};
+use std::{collections::BTreeMap, future::Future, pin::Pin};
 
 use futures_util::future::try_join_all;
 use redis::Value;
 
 use super::{
     Redis,
-    kept::Debt,
-    link::{Failure, Timeliness},
     reply::{self, Reply as Answer, pod_row},
     table,
 };
@@ -20,9 +18,9 @@ use crate::{
             Abandoned, Allocate, Allocation, Audited, CallStatus, Confirm, Confirmed, Departure,
             Drained, Fenced, Found, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
             Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained,
-            UnknownPod, WaitingCall, Why,
+            UnknownPod, WaitingCall,
         },
-        merchant::{Limit, Malformed, Step},
+        merchant::Step,
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::Tiers,
     },
@@ -32,42 +30,11 @@ use crate::{
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
 
-impl Redis {
-    /// Confirms a call, once.
-    pub(super) async fn confirm_once(&self, request: &Confirm) -> Result<Answer, StoreError> {
-        let args = self.confirm_args(request);
-        let args = args.each_ref().map(String::as_str);
-        let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await?;
-        self.found(answer)
-    }
-
-    pub(super) fn confirm_args(&self, request: &Confirm) -> [String; 5] {
-        [
-            request.call.to_string(),
-            request.pod.to_string(),
-            request.lease_ttl.to_string(),
-            self.record_ttl.max(request.lease_ttl).to_string(),
-            request.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
-        ]
-    }
-}
-
-/// Call, pod, the attempt that it must stem from, its number, the cause.
-pub(super) fn release_args(request: &Release) -> [String; 5] {
-    [
-        request.call.to_string(),
-        request.pod.as_ref().map(PodName::to_string).unwrap_or_default(),
-        String::new(),
-        request.attempt.map(|attempt| attempt.to_string()).unwrap_or_default(),
-        request.cause.as_str().to_owned(),
-    ]
-}
-
 pub(super) fn epoch_text(epoch: Option<u64>) -> String {
     epoch.map(|epoch| epoch.to_string()).unwrap_or_default()
 }
 
-fn flag(flag: bool) -> &'static str {
+pub(super) fn flag(flag: bool) -> &'static str {
     if flag { "1" } else { "0" }
 }
 
@@ -79,46 +46,6 @@ pub(super) fn fenced(answer: &mut Answer, epoch: Option<u64>) -> Result<Fenced, 
     Ok(Fenced { epoch: epoch.unwrap_or_default(), current: answer.number()? })
 }
 
-fn is_full(error: &StoreError) -> bool {
-    matches!(error, StoreError::Failed(error) if error.contains("OOM"))
-}
-
-/// The number of the attempt that begins; empty where nobody counts.
-fn number(request: &Allocate) -> String {
-    match request.attempts() {
-        0 => String::new(),
-        number => number.to_string(),
-    }
-}
-
-fn hold(request: &Allocate) -> String {
-    request.hold.map_or(String::new(), |hold| {
-        format!("{} {} {} {}", hold.time, hold.patience, hold.most, hold.most_per_merchant)
-    })
-}
-
-fn after(request: &Allocate) -> String {
-    request.after.as_ref().map_or(String::new(), |after| {
-        let (attempt, retries) = (after.attempt, after.retries);
-        format!("{} {attempt} {} {retries}", after.pod, flag(after.is_final))
-    })
-}
-
-fn why(answer: &mut Answer) -> Result<Why, StoreError> {
-    Ok(match answer.text()?.as_str() {
-        "no_pods" => Why::NoPods,
-        "max_calls" => Why::Limit(Limit::MaxCalls),
-        "max_rate" => Why::Limit(Limit::MaxRate),
-        "queue_full" => Why::QueueFull,
-        "time_over" => Why::TimeOver { waited: answer.number()? },
-        "waiting" => Why::Waiting { until: answer.number()?, is_new: answer.flag()? },
-        "over" => Why::Over,
-        "unsettled" => Why::Unsettled,
-        "spent" => Why::Spent,
-        _ => return Err(unexpected(answer)),
-    })
-}
-
 fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
     let read = |row: &[String]| {
         Ok(Abandoned { call: reply::parse(&row[0])?, waited: reply::parse(&row[1])? })
@@ -126,117 +53,17 @@ fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
     texts.chunks_exact(2).map(read).collect()
 }
 
-fn malformed(text: String) -> Option<Malformed> {
-    (!text.is_empty()).then(|| Malformed::new(text))
-}
-
 impl Store for Redis {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>> {
-        Box::pin(async move {
-            let attempt =
-                format!("{:08x}-{}", self.process, self.attempts.fetch_add(1, Ordering::Relaxed));
-            let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
-            let (lease, life) =
-                (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
-            let stage = if request.provisional { "provisional" } else { "" };
-            let (number, hold, after) = (number(request), hold(request), after(request));
-            let args = [
-                request.call.as_str(),
-                merchant,
-                &lease,
-                &life,
-                &attempt,
-                stage,
-                &number,
-                &hold,
-                &after,
-            ];
-            let answer =
-                match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
-                    Ok(answer) => self.found(answer),
-                    // A full Redis takes no new calls; those it has are told so.
-                    Err(Failure::NotRun(error)) if is_full(&error) => {
-                        let again = self.run(&self.scripts.ask_again, &args).await?;
-                        if again.word == "unknown" { Err(error) } else { Ok(again) }
-                    }
-                    Err(
-                        Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_)),
-                    ) => {
-                        // It may have happened, and nobody will be told: take it back.
-                        self.owe(Debt::Doubt { call: request.call.clone(), attempt });
-                        Err(error)
-                    }
-                    Err(Failure::NotRun(error)) => Err(error),
-                };
-            let mut answer = answer?;
-            Ok(match answer.word.as_str() {
-                "refused" => Err(Refusal {
-                    tried: answer.tried()?,
-                    malformed_merchant: malformed(answer.text()?),
-                    why: why(&mut answer)?,
-                }),
-                "new" | "existing" => Ok(Allocation {
-                    was_existing: answer.word == "existing",
-                    pod: answer.parse()?,
-                    pool: answer.parse()?,
-                    tried: answer.tried()?,
-                    attempt: answer.parse_some()?.unwrap_or(0),
-                    waited: if answer.word == "new" { answer.parse_some()? } else { None },
-                    malformed_merchant: if answer.word == "new" {
-                        malformed(answer.text()?)
-                    } else {
-                        None
-                    },
-                }),
-                _ => return Err(unexpected(&answer)),
-            })
-        })
+        Box::pin(self.allocate_call(request))
     }
 
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>> {
-        Box::pin(async move {
-            let args = release_args(request);
-            let args = args.each_ref().map(String::as_str);
-            let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
-            let mut answer = match answer.map_err(StoreError::from) {
-                Ok(answer) => answer,
-                Err(error) => {
-                    if matches!(error, StoreError::Unavailable(_)) {
-                        self.owe(Debt::Release(request.clone()));
-                    }
-                    return Err(error);
-                }
-            };
-            match answer.word.as_str() {
-                "not_found" => Ok(Err(NotReleased::NotFound)),
-                "waited" => Ok(Err(NotReleased::Waited { waited: answer.number()? })),
-                "released" => Ok(Ok(Released {
-                    pod: answer.parse()?,
-                    source_pool: answer.parse()?,
-                    pool: answer.parse()?,
-                    was_draining: answer.flag()?,
-                    lasted: answer.number()?,
-                })),
-                _ => Err(unexpected(&answer)),
-            }
-        })
+        Box::pin(self.release_call(request))
     }
 
     fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed> {
-        Box::pin(async move {
-            let answer = self.confirm_once(request).await;
-            if let Err(StoreError::Unavailable(_)) = &answer {
-                // The stream is there, whether we can note it or not.
-                self.owe(Debt::Confirm(request.clone()));
-            }
-            let mut answer = answer?;
-            Ok(match answer.word.as_str() {
-                "confirmed" => Confirmed::Sure,
-                "retaken" => Confirmed::Retaken { pool: answer.parse()? },
-                "unknown" => Confirmed::Unknown,
-                _ => return Err(unexpected(&answer)),
-            })
-        })
+        Box::pin(self.confirm_call(request))
     }
 
     fn spare(&self, time: Millis) -> Reply<'_, ()> {

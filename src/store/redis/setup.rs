@@ -11,9 +11,10 @@ use redis::cmd;
 
 use super::{
     Redis,
+    calls::{number_text, release_args},
     kept::Debt,
     link::{Failure, Timeliness},
-    operations::{epoch_text, fenced, release_args, unexpected},
+    operations::{epoch_text, fenced, unexpected},
     reply::Reply as Answer,
     table,
 };
@@ -300,7 +301,7 @@ impl Redis {
     }
 
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
-        let (call, args) = match debt {
+        let (release, stems_from) = match debt {
             Debt::Confirm(confirm) => {
                 let args = self.confirm_args(confirm);
                 let args = args.each_ref().map(String::as_str);
@@ -308,15 +309,14 @@ impl Redis {
                 let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
                 return done.map(drop).map_err(StoreError::from);
             }
-            Debt::Release(release) => (&release.call, release_args(release)),
+            Debt::Release(release) => (release.clone(), ""),
             Debt::Doubt { call, attempt } => {
-                let unsure =
-                    Release { cause: Cause::Abandoned, ..Release::new(call.clone(), None) };
-                let [call_text, pod, _, number, cause] = release_args(&unsure);
-                (call, [call_text, pod, attempt.clone(), number, cause])
+                let unsure = Release::new(call.clone(), None);
+                (Release { cause: Cause::Abandoned, ..unsure }, attempt.as_str())
             }
         };
-        let args = args.each_ref().map(String::as_str);
+        let (call, number) = (&release.call, number_text(release.attempt));
+        let args = release_args(&release, stems_from, &number);
         match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
             Err(
                 Failure::NotRun(StoreError::Failed(error))

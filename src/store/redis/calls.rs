@@ -1,0 +1,195 @@
+//! The life of a call as its scripts: what they are told, and what they answer.
+
+use std::sync::atomic::Ordering;
+
+use super::{
+    Redis,
+    kept::Debt,
+    link::{Failure, Timeliness},
+    operations::{flag, unexpected},
+    reply::Reply as Answer,
+};
+use crate::{
+    domain::{
+        fleet::{
+            Allocate, Allocation, Confirm, Confirmed, NotReleased, Refusal, Release, Released, Why,
+        },
+        merchant::{Limit, Malformed},
+    },
+    store::StoreError,
+};
+
+impl Redis {
+    pub(super) async fn allocate_call(
+        &self,
+        request: &Allocate,
+    ) -> Result<Result<Allocation, Refusal>, StoreError> {
+        let attempt =
+            format!("{:08x}-{}", self.process, self.attempts.fetch_add(1, Ordering::Relaxed));
+        let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
+        let (lease, life) =
+            (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+        let stage = if request.provisional { "provisional" } else { "" };
+        let (number, hold, after) = (
+            number_text(Some(request.attempts()).filter(|number| *number > 0)),
+            hold(request),
+            after(request),
+        );
+        let args = [
+            request.call.as_str(),
+            merchant,
+            &lease,
+            &life,
+            &attempt,
+            stage,
+            &number,
+            &hold,
+            &after,
+        ];
+        let answer = match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
+            Ok(answer) => self.found(answer),
+            // A full Redis takes no new calls; those it has are told so.
+            Err(Failure::NotRun(error)) if is_full(&error) => {
+                let again = self.run(&self.scripts.ask_again, &args).await?;
+                if again.word == "unknown" { Err(error) } else { Ok(again) }
+            }
+            Err(Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_))) => {
+                // It may have happened, and nobody will be told: take it back.
+                self.owe(Debt::Doubt { call: request.call.clone(), attempt });
+                Err(error)
+            }
+            Err(Failure::NotRun(error)) => Err(error),
+        };
+        let mut answer = answer?;
+        Ok(match answer.word.as_str() {
+            "refused" => Err(Refusal {
+                tried: answer.tried()?,
+                malformed_merchant: malformed(answer.text()?),
+                why: why(&mut answer)?,
+            }),
+            "new" | "existing" => Ok(Allocation {
+                was_existing: answer.word == "existing",
+                pod: answer.parse()?,
+                pool: answer.parse()?,
+                tried: answer.tried()?,
+                attempt: answer.parse_some()?.unwrap_or(0),
+                waited: if answer.word == "new" { answer.parse_some()? } else { None },
+                malformed_merchant: if answer.word == "new" {
+                    malformed(answer.text()?)
+                } else {
+                    None
+                },
+            }),
+            _ => return Err(unexpected(&answer)),
+        })
+    }
+
+    pub(super) async fn release_call(
+        &self,
+        request: &Release,
+    ) -> Result<Result<Released, NotReleased>, StoreError> {
+        let number = number_text(request.attempt);
+        let args = release_args(request, "", &number);
+        let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
+        let mut answer = match answer.map_err(StoreError::from) {
+            Ok(answer) => answer,
+            Err(error) => {
+                if matches!(error, StoreError::Unavailable(_)) {
+                    self.owe(Debt::Release(request.clone()));
+                }
+                return Err(error);
+            }
+        };
+        match answer.word.as_str() {
+            "not_found" => Ok(Err(NotReleased::NotFound)),
+            "waited" => Ok(Err(NotReleased::Waited { waited: answer.number()? })),
+            "released" => Ok(Ok(Released {
+                pod: answer.parse()?,
+                source_pool: answer.parse()?,
+                pool: answer.parse()?,
+                was_draining: answer.flag()?,
+                lasted: answer.number()?,
+            })),
+            _ => Err(unexpected(&answer)),
+        }
+    }
+
+    pub(super) async fn confirm_call(&self, request: &Confirm) -> Result<Confirmed, StoreError> {
+        let args = self.confirm_args(request);
+        let args = args.each_ref().map(String::as_str);
+        let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await;
+        let answer = answer.map_err(StoreError::from).and_then(|answer| self.found(answer));
+        if let Err(StoreError::Unavailable(_)) = &answer {
+            // The stream is there, whether we can note it or not.
+            self.owe(Debt::Confirm(request.clone()));
+        }
+        let mut answer = answer?;
+        Ok(match answer.word.as_str() {
+            "confirmed" => Confirmed::Sure,
+            "retaken" => Confirmed::Retaken { pool: answer.parse()? },
+            "unknown" => Confirmed::Unknown,
+            _ => return Err(unexpected(&answer)),
+        })
+    }
+
+    pub(super) fn confirm_args(&self, request: &Confirm) -> [String; 5] {
+        [
+            request.call.to_string(),
+            request.pod.to_string(),
+            request.lease_ttl.to_string(),
+            self.record_ttl.max(request.lease_ttl).to_string(),
+            number_text(request.attempt),
+        ]
+    }
+}
+
+/// The number of an attempt; empty where nobody counts.
+pub(super) fn number_text(attempt: Option<u32>) -> String {
+    attempt.map(|attempt| attempt.to_string()).unwrap_or_default()
+}
+
+/// Call, pod, the request it must stem from, the number of the attempt, the cause.
+pub(super) fn release_args<'a>(
+    request: &'a Release,
+    stems_from: &'a str,
+    number: &'a str,
+) -> [&'a str; 5] {
+    let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
+    [request.call.as_str(), pod, stems_from, number, request.cause.as_str()]
+}
+
+fn is_full(error: &StoreError) -> bool {
+    matches!(error, StoreError::Failed(error) if error.contains("OOM"))
+}
+
+fn hold(request: &Allocate) -> String {
+    request.hold.map_or(String::new(), |hold| {
+        format!("{} {} {} {}", hold.time, hold.patience, hold.most, hold.most_per_merchant)
+    })
+}
+
+fn after(request: &Allocate) -> String {
+    request.after.as_ref().map_or(String::new(), |after| {
+        let (attempt, retries) = (after.attempt, after.retries);
+        format!("{} {attempt} {} {retries}", after.pod, flag(after.is_final))
+    })
+}
+
+fn why(answer: &mut Answer) -> Result<Why, StoreError> {
+    Ok(match answer.text()?.as_str() {
+        "no_pods" => Why::NoPods,
+        "max_calls" => Why::Limit(Limit::MaxCalls),
+        "max_rate" => Why::Limit(Limit::MaxRate),
+        "queue_full" => Why::QueueFull,
+        "time_over" => Why::TimeOver { waited: answer.number()? },
+        "waiting" => Why::Waiting { until: answer.number()?, is_new: answer.flag()? },
+        "over" => Why::Over,
+        "unsettled" => Why::Unsettled,
+        "spent" => Why::Spent,
+        _ => return Err(unexpected(answer)),
+    })
+}
+
+fn malformed(text: String) -> Option<Malformed> {
+    (!text.is_empty()).then(|| Malformed::new(text))
+}
