@@ -46,7 +46,7 @@ elseif after then
   if ended and (ended.attempts ~= after.attempt or ended.cause == 'agent' or ended.cause == 'provider') then
     return {'refused', now, '', '', 'over'}
   end
-  local may_be_explained = ended and (ended.cause == 'stream' or ended.cause == 'lease' or ended.cause == 'unconfirmed')
+  local may_be_explained = ended and ended.cause ~= 'pod_gone'
   if may_be_explained and not after.is_final then return {'refused', now, '', '', 'unsettled'} end
   if ended and ended.cause == 'stream' then
     explain(call, ended, 'broken')

@@ -8,4 +8,6 @@
 -- include: queue
 -- include: draw
 -- include: again
-return not after and told_again() or {'unknown', now}
+-- One whose stream is gone needs another pod, unless it has that already.
+local is_that = after and record[1] == after.pod and (tonumber(record[6] or 0) or 0) == after.attempt
+return not is_that and told_again() or {'unknown', now}

@@ -17,9 +17,11 @@ if not record[1] then
   local ended = end_of(call)
   local is_that = ended and (ARGV[4] == '' or ARGV[4] == ended.pod) and (ARGV[6] == '' or tonumber(ARGV[6]) == ended.attempts)
   if is_that and ended.cause ~= 'agent' and ended.cause ~= 'provider' then
-    -- A stream that is over does not start any more.
-    if cause == 'agent' or cause == 'provider' or cause == 'stream' and ended.cause == 'unconfirmed' then
+    if cause == 'agent' or cause == 'provider' then
       explain(call, ended, cause)
+    elseif ended.cause == 'unconfirmed' then
+      -- A stream that is over does not start any more; its pod was blamed before.
+      explain(call, ended, 'broken')
     end
   end
   return {'not_found', now}

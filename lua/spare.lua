@@ -7,13 +7,16 @@
 -- include: base
 -- include: pod
 -- include: queue
+-- include: draw
 local until_then = now + tonumber(ARGV[6])
 local due = read('ZRANGEBYSCORE', P .. ARGV[3], ARGV[4], '(' .. string.format('%.0f', until_then), 'WITHSCORES', 'LIMIT', 0, ARGV[5])
 for i = 1, #due, 2 do
   local call = due[i]
   if ARGV[3] == 'waiting' then
     local place = place_of(call)
-    if place and place.waits then set_poll_by(call, place, until_then) end
+    if place and place.waits and set_poll_by(call, place, until_then) then
+      reseat({{call = call, score = tonumber(place.score)}})
+    end
   else
     local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
     if (record[2] or '') ~= '' then

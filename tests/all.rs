@@ -34,4 +34,5 @@ mod rescue;
 mod shared_redis;
 mod signatures;
 mod waiting;
+mod waiting_odd;
 mod webhooks;

@@ -16,7 +16,7 @@ use crate::support::{
     scratch,
 };
 
-const SECOND: Duration = Duration::from_secs(1);
+pub const SECOND: Duration = Duration::from_secs(1);
 const BUSY: &str = "All agents are busy. Please try again later.";
 const SETTINGS: [(&str, &str); 5] = [
     ("PUBLIC_URL", PUBLIC_URL),
@@ -26,7 +26,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LOG_LEVEL", "off"),
 ];
 
-fn with(extra: &[(&str, &str)]) -> Router {
+pub fn with(extra: &[(&str, &str)]) -> Router {
     let mut settings = SETTINGS.to_vec();
     settings.extend(extra);
     Router::start(&settings)
@@ -42,7 +42,7 @@ fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
     test(&with(&extra));
 }
 
-fn waiting(router: &Router) -> u64 {
+pub fn waiting(router: &Router) -> u64 {
     router.status()["waiting"].as_u64().unwrap()
 }
 
@@ -110,7 +110,7 @@ fn providers_that_cannot_wait_and_requests_that_do_not_want_to_are_refused_at_on
         assert_eq!(waiting(router), 0);
         let plivo = connection.form("/api/v1/plivo/allocate", "CallUUID=CA4").text();
         assert!(plivo.contains("<Speak>") && plivo.contains("</Redirect>"), "{plivo}");
-        let plivo = connection.form("/api/v1/plivo/allocate?waiting_since=1", "CallUUID=CA4");
+        let plivo = connection.form("/api/v1/plivo/allocate", "CallUUID=CA4");
         assert!(plivo.text().contains(r#"<Wait length="1"/>"#));
         assert_eq!(router.release("CA1").0, 200);
     });
@@ -394,56 +394,6 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
 }
 
 #[test]
-fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
-    let server = RedisServer::start(&[]);
-    let router = with(&[("REDIS_URL", &server.url()), ("HOLD_MAX_PER_MERCHANT", "1")]);
-    let (mut connection, mut redis) = (router.connect(), server.connection());
-    router.allocate("CA1");
-    let heard = call(&mut connection, "CA2");
-    redis::cmd("DEL").arg("voice:queue:gold").exec(&mut redis).unwrap();
-    assert_eq!(router.release("CA1").0, 200);
-    let heard = again(&router, "CA2", &heard);
-    assert!(again(&router, "CA2", &heard).pod().is_some(), "its place is found again");
-    // A record that is gone takes its place along.
-    let path = "/api/v1/twilio/allocate?merchant_id=m1";
-    assert!(ask(&mut connection, "CA3", path).waits());
-    redis::cmd("DEL").arg("voice:call:CA3").exec(&mut redis).unwrap();
-    eventually(6 * SECOND, "nobody waits", || router.status()["pools"]["gold"]["waiting"] == 0);
-    let overdue = -120_000;
-    redis::cmd("ZINCRBY")
-        .arg(("voice:merchant:m1:waiting", overdue, "CA3"))
-        .exec(&mut redis)
-        .unwrap();
-    assert!(ask(&mut connection, "CA4", path).waits(), "the merchant may wait again");
-    assert_eq!(router.release("CA4").0, 200);
-    // A pool that is no more is nobody's hope.
-    assert!(call(&mut connection, "CA5").waits());
-    assert_eq!(router.put("/api/v1/tiers", r#"{"silver": 1}"#).0, 200);
-    assert_eq!(router.release("CA2").0, 200);
-    assert!(call(&mut connection, "CA5").pod().is_some(), "it begins again, with the new tiers");
-    assert_eq!(router.release("CA5").0, 200);
-}
-
-#[test]
-fn a_full_redis_keeps_places_and_gives_what_was_handed() {
-    let server = RedisServer::start(&[]);
-    let router = with(&[("REDIS_URL", &server.url())]);
-    let (mut connection, mut redis) = (router.connect(), server.connection());
-    router.allocate("CA1");
-    let mut heard = call(&mut connection, "CA2");
-    redis::cmd("CONFIG").arg(("SET", "maxmemory", "1")).exec(&mut redis).unwrap();
-    for _ in 0..5 {
-        thread::sleep(SECOND);
-        heard = again(&router, "CA2", &heard);
-        assert!(heard.waits(), "{heard:?}");
-    }
-    assert_eq!(waiting(&router), 1, "it has asked all the time");
-    assert_eq!(router.release("CA1").0, 200);
-    assert!(again(&router, "CA2", &heard).pod().is_some());
-    assert_eq!(router.release("CA2").0, 200);
-}
-
-#[test]
 fn two_long_polls_for_one_call_end_together() {
     let router = with(&[("HOLD_TIME", "2s")]);
     router.allocate("CA1");
@@ -461,15 +411,31 @@ fn two_long_polls_for_one_call_end_together() {
 }
 
 #[test]
-fn who_may_not_publish_still_hands_pods_over() {
-    let server = RedisServer::start(&[]);
-    let acl = ("SETUSER", "router", "on", ">pw", "~voice:*", "+@all", "resetchannels");
-    redis::cmd("ACL").arg(acl).exec(&mut server.connection()).unwrap();
-    let url = server.url().replace("redis://", "redis://router:pw@");
-    let router = with(&[("REDIS_URL", &url)]);
-    router.allocate("CA1");
-    let heard = call(&mut router.connect(), "CA2");
-    assert_eq!(router.release("CA1").0, 200);
-    assert!(again(&router, "CA2", &heard).pod().is_some());
-    assert_eq!(router.release("CA2").0, 200);
+fn a_shorter_wait_ends_before_the_place_does() {
+    each_store(&[], |router| {
+        router.allocate("CA1");
+        thread::scope(|scope| {
+            let long = scope.spawn(|| poll(router.connect(), "CA2", "5s"));
+            eventually(5 * SECOND, "it waits", || waiting(router) == 1);
+            let (status, answer, took) = poll(router.connect(), "CA2", "1s");
+            assert_eq!((status, &answer["details"]["reason"]), (503, &json!("time_over")));
+            assert!(took < 2 * SECOND, "{took:?}");
+            assert_eq!(waiting(router), 1, "the place is the other request's, too");
+            assert_eq!(router.release("CA1").0, 200);
+            assert_eq!(long.join().unwrap().0, 200);
+        });
+        assert_eq!(router.release("CA2").0, 200);
+    });
+}
+
+#[test]
+fn who_has_waited_long_enough_does_not_begin_again() {
+    each_store(&[], |router| {
+        router.allocate("CA1");
+        // Its place is gone, and by its URL its time is over.
+        let heard = ask(&mut router.connect(), "CA2", "/api/v1/twilio/allocate?waiting_since=1");
+        assert_eq!(heard, Heard::HangUp(BUSY.into()));
+        assert_eq!(waiting(router), 0);
+        assert_eq!(router.release("CA1").0, 200);
+    });
 }

@@ -231,7 +231,8 @@ local function end_call(f, call, c, cause)
   redis.call('ZREM', P .. 'calls', call)
   redis.call('DEL', P .. 'call:' .. call)
   if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end
-  if c.pod and c.stage ~= 'handed' and (c.attempts ~= '' or cause == 'unconfirmed') then
+  -- What was taken back was never the caller's.
+  if c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' and (c.attempts ~= '' or cause == 'unconfirmed') then
     remember(call, c.pod, cause, c.attempts, lasted(c.at), c.merchant)
   end
   if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then

@@ -32,9 +32,12 @@ end
 -- record, which names no pod while it waits.
 local function place_of(call)
   local r = record_of(call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by', 'stage')
-  if not r[2] or r[9] ~= 'waiting' and r[9] ~= 'handed' then return nil end
-  return {merchant = r[1] or '', pools = r[2], score = r[3], since = tonumber(r[4]), ends = tonumber(r[5]),
-    tried = r[6] or '', attempts = r[7] or '', poll_by = tonumber(r[8]), waits = r[9] == 'waiting'}
+  local since, ends, poll_by = tonumber(r[4] or ''), tonumber(r[5] or ''), tonumber(r[8] or '')
+  -- One that makes no sense, by hand, is none.
+  if not r[2] or not tonumber(r[3] or '') or not since or not ends or not poll_by then return nil end
+  if r[9] ~= 'waiting' and r[9] ~= 'handed' then return nil end
+  return {merchant = r[1] or '', pools = r[2], score = r[3], since = since, ends = ends, tried = r[6] or '',
+    attempts = r[7] or '', poll_by = poll_by, waits = r[9] == 'waiting'}
 end
 
 -- Writes the record of a call that waits.
@@ -57,7 +60,9 @@ end
 local function set_poll_by(call, place, poll_by)
   local missing = 0
   for tier in string.gmatch(place.pools, '%S+') do
-    missing = missing + view('ZADD', queue_key(tier), place.score, call)
+    local added = view('ZADD', queue_key(tier), place.score, call)
+    if added > 0 then redis.call('PEXPIRE', queue_key(tier), 86400000) end
+    missing = missing + added
   end
   redis.call('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
   redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
@@ -82,7 +87,7 @@ end
 -- Hands a pod to a call that waits. Answers whether it had a place.
 local function hand(f, call, but)
   local place = place_of(call)
-  if not place or not place.waits or not place.poll_by then return false end
+  if not place or not place.waits then return false end
   unqueue(call, place.merchant, place.pools, but)
   -- Until it comes for the pod, what counts is how long it has waited.
   local at, pool = tostring(math.floor(place.since / 1000)), source_pool(f.tier)

@@ -135,7 +135,8 @@ async fn connect_or_wait(
     hold: Hold,
     poll: Duration,
 ) -> (Noted, Result<Connected, NotConnected>) {
-    let until = Instant::now() + Duration::from_millis(hold.time);
+    let asked = Instant::now();
+    let until = asked + Duration::from_millis(hold.time);
     let listener = context.store.wakes().listen(&request.call);
     loop {
         // Once the time is over nobody begins to wait again.
@@ -147,9 +148,17 @@ async fn connect_or_wait(
         woken.as_mut().enable();
         let (mut noted, outcome) =
             connect(context, request, Way { hold: Some(hold), ..Way::default() }).await;
-        let Err(NotConnected::Refused(Refusal { why: Why::Waiting { .. }, .. })) = outcome else {
+        let Err(NotConnected::Refused(Refusal { why: Why::Waiting { .. }, tried, .. })) = &outcome
+        else {
             return (noted, outcome);
         };
+        if Instant::now() >= until + PATIENCE {
+            // Its place lasts longer than this request was to wait.
+            let why = Why::TimeOver { waited: asked.elapsed().as_millis() as Millis };
+            noted.outcome = why.as_str();
+            let refusal = Refusal { tried: tried.clone(), malformed_merchant: None, why };
+            return (noted, Err(NotConnected::Refused(refusal)));
+        }
         let again = (Instant::now() + poll).min(until.max(Instant::now() + SOON));
         tokio::select! {
             () = woken => {}
@@ -167,6 +176,7 @@ async fn connect_or_wait(
 
 /// The store's clock may be a little behind ours.
 const SOON: Duration = Duration::from_millis(10);
+const PATIENCE: Duration = Duration::from_millis(100);
 
 pub async fn allocate(
     State(context): Shared,

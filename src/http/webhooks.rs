@@ -39,7 +39,7 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
         Ok(call) => call,
         Err(response) => return response,
     };
-    let (noted, outcome) = connect(&context, &call, way(&context, provider, None)).await;
+    let (noted, outcome) = connect(&context, &call, way(&context, provider, None, since)).await;
     let back = Back { since, after: None };
     respond(&context, &call, back, noted, outcome)
 }
@@ -89,7 +89,7 @@ pub async fn after_stream(
     }
     let until = Instant::now() + EXPLANATION;
     loop {
-        let way = way(&context, provider, Some(after.clone()));
+        let way = way(&context, provider, Some(after.clone()), since);
         let (noted, outcome) = connect(&context, &call, way).await;
         match &outcome {
             Err(NotConnected::Refused(Refusal { why: Why::Unsettled, .. })) => {}
@@ -104,14 +104,18 @@ pub async fn after_stream(
     }
 }
 
-/// How calls of a provider ask.
-fn way(context: &Context, provider: Provider, after: Option<After>) -> Way {
+/// How calls of a provider ask. One that has waited since `since` has only the rest
+/// of its time left.
+fn way(context: &Context, provider: Provider, after: Option<After>, since: Option<u64>) -> Way {
     let dialect = provider.dialect();
     let waits = context.hold.as_ref().filter(|_| dialect.comes_back());
     Way {
         connect: context.ttls.connect.filter(|_| dialect.tells_of_starts()),
         returns: context.retries > 0 && dialect.comes_back(),
-        hold: waits.map(|config| config.hold(config.time)),
+        hold: waits.map(|config| {
+            let waited = since.map_or(0, |since| unix_seconds().saturating_sub(since));
+            config.hold(config.time.saturating_sub(waited.saturating_mul(1_000)))
+        }),
         after,
     }
 }

@@ -64,7 +64,7 @@ impl Cause {
 
     /// Its agent's word may still be on its way.
     pub(super) fn may_be_explained(self) -> bool {
-        matches!(self, Self::Stream | Self::Lease | Self::Unconfirmed)
+        matches!(self, Self::Stream | Self::Broken | Self::Lease | Self::Unconfirmed)
     }
 
     /// What is known of an end once somebody says more of it.
@@ -72,8 +72,8 @@ impl Cause {
         match (self, told) {
             (before, _) if before.is_final() => before,
             (_, told) if told.is_final() => told,
-            // A stream that is over does not start any more.
-            (Self::Unconfirmed, Self::Stream) => Self::Stream,
+            // A stream that is over does not start any more; its pod was blamed before.
+            (Self::Unconfirmed, Self::Stream) => Self::Broken,
             (before, _) => before,
         }
     }
@@ -102,7 +102,8 @@ impl Ends {
     /// them back to us, and those whose stream may still start.
     pub fn note(&mut self, call: CallSid, facts: &Call, cause: Cause, at: Millis) {
         let returns = facts.attempts > 0 || cause == Cause::Unconfirmed;
-        if !returns || facts.place.is_some() {
+        // What was taken back was never the caller's.
+        if !returns || facts.place.is_some() || cause == Cause::Abandoned {
             return;
         }
         let end = End {

@@ -46,13 +46,19 @@ impl Redis {
             &hold,
             &after,
         ];
-        let answer = match self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await {
-            Ok(answer) => self.found(answer),
+        let mut outcome = self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await;
+        if let Err(Failure::NotRun(error)) = &outcome
+            && is_full(error)
+        {
             // A full Redis takes no new calls; those it has are told so.
-            Err(Failure::NotRun(error)) if is_full(&error) => {
-                let again = self.run(&self.scripts.ask_again, &args).await?;
-                if again.word == "unknown" { Err(error) } else { Ok(again) }
+            let error = error.clone();
+            outcome = self.link.run(&self.scripts.ask_again, &args, Timeliness::InTime).await;
+            if outcome.as_ref().is_ok_and(|answer| answer.word == "unknown") {
+                return Err(error);
             }
+        }
+        let answer = match outcome {
+            Ok(answer) => self.found(answer),
             Err(Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_))) => {
                 // It may have happened, and nobody will be told: take it back.
                 self.owe(Debt::Doubt { call: request.call.clone(), attempt });
