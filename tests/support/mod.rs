@@ -26,13 +26,17 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 /// A port nobody listens on, below those the system gives to clients.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 20_000 + (std::process::id() % 1_000) as u16 * 10;
+    let first = 14_000 + (std::process::id() % 16_000) as u16;
     loop {
         let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
-        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+        if is_free(port) {
             return port;
         }
     }
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
 /// A directory of this test's own, empty.
@@ -73,14 +77,22 @@ pub struct Router {
 
 impl Router {
     pub fn start(settings: &[(&str, &str)]) -> Self {
-        let (api, metrics) = (free_port().to_string(), free_port().to_string());
-        let mut all = vec![
-            ("HTTP_PORT", api.as_str()),
-            ("METRICS_PORT", metrics.as_str()),
-            ("LOG_LEVEL", "warn"),
-        ];
-        all.extend(settings);
-        Self::start_with(&all, Stdio::inherit())
+        loop {
+            let (api, metrics) = (free_port().to_string(), free_port().to_string());
+            let mut all = vec![
+                ("HTTP_PORT", api.as_str()),
+                ("METRICS_PORT", metrics.as_str()),
+                ("LOG_LEVEL", "warn"),
+            ];
+            all.extend(settings);
+            let mut command = program(&all);
+            if let Some(router) = Self::try_start(command.stdout(Stdio::null()), &all) {
+                return router;
+            }
+            // Another program may have taken a port since; nothing else is excused.
+            let is_taken = |port: &str| !is_free(port.parse().unwrap());
+            assert!(is_taken(&api) || is_taken(&metrics), "the router did not start");
+        }
     }
 
     pub fn start_with(settings: &[(&str, &str)], log: Stdio) -> Self {
@@ -88,6 +100,11 @@ impl Router {
     }
 
     pub fn start_command(command: &mut Command, settings: &[(&str, &str)]) -> Self {
+        Self::try_start(command, settings).expect("the router did not start")
+    }
+
+    /// None if the program ends before it is ready.
+    fn try_start(command: &mut Command, settings: &[(&str, &str)]) -> Option<Self> {
         let child = command.spawn().unwrap();
         // The last one given holds, as in the environment.
         let port = |name: &str| {
@@ -102,12 +119,19 @@ impl Router {
             metrics: address(port("METRICS_PORT")),
             settings,
         };
+        let mut has_ended = false;
         eventually(Duration::from_secs(10), "the router is ready", || {
-            assert!(router.child.try_wait().unwrap().is_none(), "the router did not start");
-            Connection::try_open(router.address)
-                .is_some_and(|mut connection| connection.get("/ready").status == 200)
+            has_ended = router.child.try_wait().unwrap().is_some();
+            has_ended
+                || Connection::try_open(router.address)
+                    .and_then(|mut connection| connection.try_get("/ready"))
+                    .is_some_and(|answer| answer.status == 200)
         });
-        router
+        if has_ended {
+            std::mem::forget(router);
+            return None;
+        }
+        Some(router)
     }
 
     /// Kills the process as a power cut would, and starts another.

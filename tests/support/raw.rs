@@ -80,6 +80,11 @@ impl Connection {
         )
     }
 
+    /// What a server says that may still be starting.
+    pub fn try_get(&mut self, path: &str) -> Option<Answer> {
+        if self.try_write(&head("GET", path, &[], 0)) { self.answer() } else { None }
+    }
+
     /// The same, but the server may go away.
     pub fn try_form(&mut self, path: &str, body: &str) -> Option<Answer> {
         let form = [("content-type", "application/x-www-form-urlencoded")];
