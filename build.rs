@@ -1,28 +1,29 @@
-//! Joins the Lua scripts: a line `-- include: name` becomes `lua/include/name.lua`.
+//! Joins the Lua files to one library: what operations have in common first, in the
+//! order in which the parts build on each other.
 
 use std::{env, fs, path::Path};
 
+const COMMON: [&str; 8] =
+    ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row"];
+
 fn main() {
     println!("cargo::rerun-if-changed=lua");
+    let read = |path: &Path| fs::read_to_string(path).expect("a Lua file can be read");
+    let mut library = String::new();
+    for name in COMMON {
+        library += &read(&Path::new("lua/common").join(name).with_extension("lua"));
+        library.push('\n');
+    }
+    let mut operations: Vec<_> = fs::read_dir("lua")
+        .expect("lua/ is there")
+        .map(|entry| entry.expect("lua/ can be read").path())
+        .filter(|path| path.extension().is_some_and(|extension| extension == "lua"))
+        .collect();
+    operations.sort();
+    for path in operations {
+        // Each with names of its own.
+        library += &format!("do\n{}end\n\n", read(&path));
+    }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
-    for entry in fs::read_dir("lua").expect("lua/ is there") {
-        let path = entry.expect("lua/ can be read").path();
-        if path.extension().is_some_and(|extension| extension == "lua") {
-            let name = path.file_name().expect("a file has a name");
-            fs::write(Path::new(&out).join(name), join(&path)).expect("OUT_DIR can be written");
-        }
-    }
-}
-
-fn join(path: &Path) -> String {
-    let text = fs::read_to_string(path).expect("a script can be read");
-    let mut joined = String::new();
-    for line in text.lines() {
-        match line.strip_prefix("-- include: ") {
-            Some(name) => joined += &join(&Path::new("lua/include").join(format!("{name}.lua"))),
-            None => joined += line,
-        }
-        joined.push('\n');
-    }
-    joined
+    fs::write(Path::new(&out).join("library.lua"), library).expect("OUT_DIR can be written");
 }

@@ -1,48 +1,49 @@
-#!lua flags=allow-oom
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
 -- ARGV[3..6]: epoch, tier document ('' to leave the one there is), chain, stage; then a tier and its entry, again and again
 --   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
 --   chain, by which other scripts know that they may work; 'adopted' after it
 -- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}   {lost, now}: the store is not set up
--- include: base
--- include: fence
-local stage = ARGV[6]
-if stage == '' and not is_set_up() then return {'lost', now} end
-local fresh = {}
-for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
-local fields = read('HGETALL', P .. 'tiers')
-local same, trusting, waiting = true, nil, nil
-local before = {}
-for i = 1, #fields, 2 do
-  if fields[i] == ':trusting_until' then
-    trusting = fields[i + 1]
-  elseif fields[i] == ':waiting' then
-    waiting = fields[i + 1]
-  elseif fields[i] == ':chain' then
-    same = same and fields[i + 1] == ARGV[5]
-    before[fields[i]] = true
-  else
-    before[fields[i]] = fields[i + 1]
-    same = same and fresh[fields[i]] == fields[i + 1]
-  end
-end
-for name in pairs(fresh) do same = same and before[name] ~= nil end
-if ARGV[4] ~= '' then redis.call('SET', P .. 'tier:config', ARGV[4]) end
-if stage == '' and same and before[':chain'] then return {'unchanged', now} end
-for name, text in pairs(before) do
-  if name ~= ':chain' then
-    local was = (parse_entry(text) or {}).kind
-    local is = fresh[name] and parse_entry(fresh[name]).kind
-    if was ~= is then
-      redis.call('DEL', P .. 'pool:' .. name .. ':available')
+operation('apply_tiers', {'allow-oom'}, function(ARGV)
+  local refused = fence(ARGV[3])
+  if refused then return refused end
+  local stage = ARGV[6]
+  if stage == '' and not is_set_up() then return {'lost', now} end
+  local fresh = {}
+  for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
+  local fields = read('HGETALL', P .. 'tiers')
+  local same, trusting, waiting = true, nil, nil
+  local before = {}
+  for i = 1, #fields, 2 do
+    if fields[i] == ':trusting_until' then
+      trusting = fields[i + 1]
+    elseif fields[i] == ':waiting' then
+      waiting = fields[i + 1]
+    elseif fields[i] == ':chain' then
+      same = same and fields[i + 1] == ARGV[5]
+      before[fields[i]] = true
+    else
+      before[fields[i]] = fields[i + 1]
+      same = same and fresh[fields[i]] == fields[i + 1]
     end
   end
-end
-redis.call('DEL', P .. 'tiers')
-if stage ~= 'adopting' then redis.call('HSET', P .. 'tiers', ':chain', ARGV[5]) end
-if stage == 'adopted' then redis.call('SET', P .. 'schema', '1') end
-if trusting then redis.call('HSET', P .. 'tiers', ':trusting_until', trusting) end
-if waiting then redis.call('HSET', P .. 'tiers', ':waiting', waiting) end
-for name, text in pairs(fresh) do redis.call('HSET', P .. 'tiers', name, text) end
-return {'applied', now}
+  for name in pairs(fresh) do same = same and before[name] ~= nil end
+  if ARGV[4] ~= '' then redis.call('SET', P .. 'tier:config', ARGV[4]) end
+  if stage == '' and same and before[':chain'] then return {'unchanged', now} end
+  for name, text in pairs(before) do
+    if name ~= ':chain' then
+      local was = (parse_entry(text) or {}).kind
+      local is = fresh[name] and parse_entry(fresh[name]).kind
+      if was ~= is then
+        redis.call('DEL', P .. 'pool:' .. name .. ':available')
+      end
+    end
+  end
+  redis.call('DEL', P .. 'tiers')
+  if stage ~= 'adopting' then redis.call('HSET', P .. 'tiers', ':chain', ARGV[5]) end
+  if stage == 'adopted' then redis.call('SET', P .. 'schema', '1') end
+  if trusting then redis.call('HSET', P .. 'tiers', ':trusting_until', trusting) end
+  if waiting then redis.call('HSET', P .. 'tiers', ':waiting', waiting) end
+  for name, text in pairs(fresh) do redis.call('HSET', P .. 'tiers', name, text) end
+  return {'applied', now}
+end)

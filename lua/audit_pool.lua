@@ -1,30 +1,29 @@
-#!lua flags=allow-oom
 -- Takes out of a pool's views what does not belong there.
 -- ARGV[3..6]: tier, view (available, assigned, out), cursor, about how many members
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
--- include: base
--- include: pod
-if not is_set_up() then return {'lost', now} end
-local tier = ARGV[3]
-local kind = kind_of(tier)
-local key, expected = available_key(tier), kind and kind.kind == 'shared' and 'zset' or 'set'
-if ARGV[4] == 'assigned' then key, expected = assigned_key(tier), 'set' end
-if ARGV[4] == 'out' then key, expected = out_key(tier), 'zset' end
-local is = redis.call('TYPE', key).ok
-if is == 'none' then return {'audited', now, '0', 0, {}} end
-if is ~= expected or ARGV[4] == 'available' and not kind then
-  redis.call('DEL', key)
-  return {'audited', now, '0', 0, {key}}
-end
-local scanned = redis.call(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[5], 'COUNT', ARGV[6])
-local repaired, seen = {}, 0
-for i = 1, #scanned[2], is == 'set' and 1 or 2 do
-  local pod = scanned[2][i]
-  local readable, f = pcall(facts_of, pod)
-  seen = seen + 1
-  if readable and (not f or f.tier ~= tier) then
-    drop(key, pod)
-    repaired[#repaired + 1] = pod
+operation('audit_pool', {'allow-oom'}, function(ARGV)
+  if not is_set_up() then return {'lost', now} end
+  local tier = ARGV[3]
+  local kind = kind_of(tier)
+  local key, expected = available_key(tier), kind and kind.kind == 'shared' and 'zset' or 'set'
+  if ARGV[4] == 'assigned' then key, expected = assigned_key(tier), 'set' end
+  if ARGV[4] == 'out' then key, expected = out_key(tier), 'zset' end
+  local is = redis.call('TYPE', key).ok
+  if is == 'none' then return {'audited', now, '0', 0, {}} end
+  if is ~= expected or ARGV[4] == 'available' and not kind then
+    redis.call('DEL', key)
+    return {'audited', now, '0', 0, {key}}
   end
-end
-return {'audited', now, scanned[1], seen, repaired}
+  local scanned = redis.call(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[5], 'COUNT', ARGV[6])
+  local repaired, seen = {}, 0
+  for i = 1, #scanned[2], is == 'set' and 1 or 2 do
+    local pod = scanned[2][i]
+    local readable, f = pcall(facts_of, pod)
+    seen = seen + 1
+    if readable and (not f or f.tier ~= tier) then
+      drop(key, pod)
+      repaired[#repaired + 1] = pod
+    end
+  end
+  return {'audited', now, scanned[1], seen, repaired}
+end)

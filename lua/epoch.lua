@@ -1,9 +1,10 @@
-#!lua flags=allow-oom
 -- The epoch of the leader's writes. A larger one is adopted: from then on the
 -- writes of those before are refused.
 -- ARGV[3]: epoch, '' to ask only
 -- Replies: {epoch, now, epoch}   {fenced, now, epoch}
--- include: base
--- include: fence
-local current = redis.pcall('GET', P .. 'leader:epoch')
-return {'epoch', now, type(current) == 'string' and tonumber(current) or 0}
+operation('epoch', {'allow-oom'}, function(ARGV)
+  local refused = fence(ARGV[3])
+  if refused then return refused end
+  local current = redis.pcall('GET', P .. 'leader:epoch')
+  return {'epoch', now, type(current) == 'string' and tonumber(current) or 0}
+end)

@@ -1,19 +1,18 @@
-#!lua
 -- Moves an idle pod to another pool of the table.
 -- ARGV[3..6]: epoch, pod, uid, tier
 -- Replies: {moved, now}   {unknown_pool, now}   {not_there, now}   {not_idle, now}   {fenced, now, epoch}
--- include: base
--- include: pod
--- include: queue
--- include: fence
-local tier = ARGV[6]
-if not wanted(tier) then return {'unknown_pool', now} end
-local f = facts_of(ARGV[4])
-if not f or f.uid ~= ARGV[5] then return {'not_there', now} end
-if f.calls > 0 or not serving(f) or pinned(f) then return {'not_idle', now} end
-if f.tier ~= tier then
-  set_home(f, tier)
-  place(f)
-  serve(f)
-end
-return {'moved', now}
+operation('move_pod', {}, function(ARGV)
+  local refused = fence(ARGV[3])
+  if refused then return refused end
+  local tier = ARGV[6]
+  if not wanted(tier) then return {'unknown_pool', now} end
+  local f = facts_of(ARGV[4])
+  if not f or f.uid ~= ARGV[5] then return {'not_there', now} end
+  if f.calls > 0 or not serving(f) or pinned(f) then return {'not_idle', now} end
+  if f.tier ~= tier then
+    set_home(f, tier)
+    place(f)
+    serve(f)
+  end
+  return {'moved', now}
+end)

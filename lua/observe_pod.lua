@@ -1,41 +1,39 @@
-#!lua
 -- Takes note of a pod as it is now. Another UID, or a restarted agent, means that
 -- the calls on it are over.
 -- ARGV[3..10]: epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
 -- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}
 --          {lost, now}: the store is empty
--- include: base
--- include: pod
--- include: queue
--- include: draw
--- include: fence
-if not is_set_up() or read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
-local pod, uid, address, ready, terminating, restarts, pin =
-  ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
-local f = facts_of(pod)
-local joined, ended, seatless = f == nil, {}, {}
-if f then
-  read_table(f)
-  -- A pod adopted from the older router has no UID yet.
-  local replaced = f.uid ~= '' and f.uid ~= uid
-  local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
-  if replaced or f.uid ~= '' and before < tonumber(restarts) then
-    ended, seatless = end_calls(f)
-    fared_well(f)
+operation('observe_pod', {}, function(ARGV)
+  local refused = fence(ARGV[3])
+  if refused then return refused end
+  if not is_set_up() or read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+  local pod, uid, address, ready, terminating, restarts, pin =
+    ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+  local f = facts_of(pod)
+  local joined, ended, seatless = f == nil, {}, {}
+  if f then
+    read_table(f)
+    -- A pod adopted from the older router has no UID yet.
+    local replaced = f.uid ~= '' and f.uid ~= uid
+    local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
+    if replaced or f.uid ~= '' and before < tonumber(restarts) then
+      ended, seatless = end_calls(f)
+      fared_well(f)
+    end
+    -- A status may come without a count; that is no news.
+    if not replaced and before > tonumber(restarts) then restarts = before end
+    if replaced and f.draining then
+      view('ZREM', P .. 'draining', pod)
+      redis.call('DEL', P .. 'pod:draining:' .. pod)
+      f.draining = false
+    end
+    joined = replaced
   end
-  -- A status may come without a count; that is no news.
-  if not replaced and before > tonumber(restarts) then restarts = before end
-  if replaced and f.draining then
-    view('ZREM', P .. 'draining', pod)
-    redis.call('DEL', P .. 'pod:draining:' .. pod)
-    f.draining = false
-  end
-  joined = replaced
-end
-redis.call('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
-  'terminating', terminating, 'restarts', restarts, 'pin', pin)
-f = facts_of(pod)
-view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
-resettle(f, true)
-reseat(seatless)
-return {'observed', now, joined and 1 or 0, f.tier or '', ended}
+  redis.call('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
+    'terminating', terminating, 'restarts', restarts, 'pin', pin)
+  f = facts_of(pod)
+  view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
+  resettle(f, true)
+  reseat(seatless)
+  return {'observed', now, joined and 1 or 0, f.tier or '', ended}
+end)

@@ -1,9 +1,8 @@
-#!lua flags=no-writes
 -- A pod and what it does.
 -- ARGV[3]: pod
 -- Replies: {pod, now, {name, tier, uid, address, ready, terminating, restarts, pin, draining until, in quarantine until, {call, at, deadline, ...}}}   {unknown, now}
--- include: base
--- include: pod_row
-local row = pod_row(ARGV[3])
-if not row then return {'unknown', now} end
-return {'pod', now, row}
+operation('pod', {'no-writes'}, function(ARGV)
+  local row = pod_row(ARGV[3])
+  if not row then return {'unknown', now} end
+  return {'pod', now, row}
+end)

@@ -1,14 +1,13 @@
-#!lua flags=no-writes
 -- Some pods and what they do.
 -- ARGV[3..4]: cursor, about how many pods
 -- Replies: {pods, now, next cursor, {pod, ...}}, each as in pod.lua
--- include: base
--- include: pod_row
-local scanned = read('HSCAN', P .. 'pod:metadata', ARGV[3], 'COUNT', ARGV[4])
-local rows = {}
-for i = 1, #scanned[2], 2 do
-  -- A pod whose facts can't be read is left out; the audit reports it.
-  local readable, row = pcall(pod_row, scanned[2][i])
-  if readable and row then rows[#rows + 1] = row end
-end
-return {'pods', now, scanned[1], rows}
+operation('pods', {'no-writes'}, function(ARGV)
+  local scanned = read('HSCAN', P .. 'pod:metadata', ARGV[3], 'COUNT', ARGV[4])
+  local rows = {}
+  for i = 1, #scanned[2], 2 do
+    -- A pod whose facts can't be read is left out; the audit reports it.
+    local readable, row = pcall(pod_row, scanned[2][i])
+    if readable and row then rows[#rows + 1] = row end
+  end
+  return {'pods', now, scanned[1], rows}
+end)

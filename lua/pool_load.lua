@@ -1,18 +1,17 @@
-#!lua flags=no-writes
 -- What some pods of a pool carry, and could carry.
 -- ARGV[3..5]: tier, cursor, about how many pods
 -- Replies: {load, now, next cursor, live calls, free slots}
--- include: base
--- include: pod
-local tier, calls, free = ARGV[3], 0, 0
-local kind = kind_of(tier)
-local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
-local scanned = read('SSCAN', assigned_key(tier), ARGV[4], 'COUNT', ARGV[5])
-for _, pod in ipairs(scanned[2]) do
-  local f = readable_facts_of(pod)
-  if f then
-    calls = calls + f.calls
-    if serving(f) then free = free + math.max(0, cap - f.calls) end
+operation('pool_load', {'no-writes'}, function(ARGV)
+  local tier, calls, free = ARGV[3], 0, 0
+  local kind = kind_of(tier)
+  local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
+  local scanned = read('SSCAN', assigned_key(tier), ARGV[4], 'COUNT', ARGV[5])
+  for _, pod in ipairs(scanned[2]) do
+    local f = readable_facts_of(pod)
+    if f then
+      calls = calls + f.calls
+      if serving(f) then free = free + math.max(0, cap - f.calls) end
+    end
   end
-end
-return {'load', now, scanned[1], calls, free}
+  return {'load', now, scanned[1], calls, free}
+end)

@@ -1,63 +1,61 @@
-#!lua flags=allow-oom
 -- Extends the leases of calls. For a while after the store began, a pod's word
 -- is enough to register a call that nobody knows.
 -- ARGV[3..5]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
 -- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
 --          {lost, now}: the store is empty
--- include: base
--- include: pod
--- include: queue
-local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
-local deadline = now + lease
-local unknown, registered, later, touched = {}, {}, {}, {}
+operation('renew', {'allow-oom'}, function(ARGV)
+  local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+  local deadline = now + lease
+  local unknown, registered, later, touched = {}, {}, {}, {}
 
--- Where a call that nobody knows belongs: registered on the pod that has it, to
--- be told again when that pod is known, too, or unknown.
-local function adopt(call)
-  if speaker == '' then return unknown end
-  local f = touched[speaker] or readable_facts_of(speaker)
-  read_table(f or {})
-  if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return unknown end
-  if not f then return later end
-  if not f.tier then
-    local tier = home()
-    if not tier then return unknown end
-    set_home(f, tier)
-    place_service(f)
-  end
-  local kind = kind_of(f.tier)
-  if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
-  leave(call)
-  give(f, call, {}, deadline, life)
-  touched[speaker] = f
-  return registered
-end
-
-for i = 6, #ARGV do
-  local call = ARGV[i]
-  local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
-  local pod = record[1]
-  -- One call or pod that can't be read must not keep the others from being renewed.
-  local readable = not record.err
-  if readable and pod and not touched[pod] then readable, touched[pod] = pcall(facts_of, pod) end
-  if not readable then
-    if pod then touched[pod] = nil end
-    unknown[#unknown + 1] = call
-  elseif pod and (speaker == '' or speaker == pod) then
-    extend({pod = pod}, call, deadline, life, record[2])
-    if record[3] and record[3] ~= '' then
-      -- Whoever renews has its stream.
-      redis.call('HSET', P .. 'call:' .. call, 'stage', '')
+  -- Where a call that nobody knows belongs: registered on the pod that has it, to
+  -- be told again when that pod is known, too, or unknown.
+  local function adopt(call)
+    if speaker == '' then return unknown end
+    local f = touched[speaker] or readable_facts_of(speaker)
+    read_table(f or {})
+    if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return unknown end
+    if not f then return later end
+    if not f.tier then
+      local tier = home()
+      if not tier then return unknown end
+      set_home(f, tier)
+      place_service(f)
     end
-  elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
-    return {'lost', now}
-  else
-    local kept = pod and unknown or adopt(call)
-    kept[#kept + 1] = call
+    local kind = kind_of(f.tier)
+    if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
+    leave(call)
+    give(f, call, {}, deadline, life)
+    touched[speaker] = f
+    return registered
   end
-end
-for _, f in pairs(touched) do
-  f.calls = redis.call('ZCARD', P .. 'pod:calls:' .. f.pod)
-  place_calls(f)
-end
-return {'renewed', now, deadline, unknown, registered, later}
+
+  for i = 6, #ARGV do
+    local call = ARGV[i]
+    local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
+    local pod = record[1]
+    -- One call or pod that can't be read must not keep the others from being renewed.
+    local readable = not record.err
+    if readable and pod and not touched[pod] then readable, touched[pod] = pcall(facts_of, pod) end
+    if not readable then
+      if pod then touched[pod] = nil end
+      unknown[#unknown + 1] = call
+    elseif pod and (speaker == '' or speaker == pod) then
+      extend({pod = pod}, call, deadline, life, record[2])
+      if record[3] and record[3] ~= '' then
+        -- Whoever renews has its stream.
+        redis.call('HSET', P .. 'call:' .. call, 'stage', '')
+      end
+    elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
+      return {'lost', now}
+    else
+      local kept = pod and unknown or adopt(call)
+      kept[#kept + 1] = call
+    end
+  end
+  for _, f in pairs(touched) do
+    f.calls = redis.call('ZCARD', P .. 'pod:calls:' .. f.pod)
+    place_calls(f)
+  end
+  return {'renewed', now, deadline, unknown, registered, later}
+end)

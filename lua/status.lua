@@ -1,18 +1,18 @@
-#!lua flags=no-writes
 -- How all pools stand, in time that does not grow with pods or calls.
 -- Replies: {status, now, live calls, calls that wait, {tier table: field, value, ...},
 --   {tier, assigned, available, leaving, not ready, in quarantine, calls that wait, ...}}
--- include: base
-local pools = {}
-for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
-  local key = available_key(tier)
-  local kind = redis.call('TYPE', key).ok
-  pools[#pools + 1] = tier
-  pools[#pools + 1] = read('SCARD', assigned_key(tier))
-  pools[#pools + 1] = kind == 'set' and redis.call('SCARD', key) or kind == 'zset' and redis.call('ZCARD', key) or 0
-  pools[#pools + 1] = read('ZCOUNT', out_key(tier), 1, 1)
-  pools[#pools + 1] = read('ZCOUNT', out_key(tier), 2, 2)
-  pools[#pools + 1] = read('ZCOUNT', out_key(tier), 3, 3)
-  pools[#pools + 1] = count('ZCARD', queue_key(tier))
-end
-return {'status', now, read('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), read('HGETALL', P .. 'tiers'), pools}
+operation('status', {'no-writes'}, function(ARGV)
+  local pools = {}
+  for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
+    local key = available_key(tier)
+    local kind = redis.call('TYPE', key).ok
+    pools[#pools + 1] = tier
+    pools[#pools + 1] = read('SCARD', assigned_key(tier))
+    pools[#pools + 1] = kind == 'set' and redis.call('SCARD', key) or kind == 'zset' and redis.call('ZCARD', key) or 0
+    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 1, 1)
+    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 2, 2)
+    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 3, 3)
+    pools[#pools + 1] = count('ZCARD', queue_key(tier))
+  end
+  return {'status', now, read('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), read('HGETALL', P .. 'tiers'), pools}
+end)

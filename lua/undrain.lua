@@ -1,19 +1,17 @@
-#!lua flags=allow-oom
 -- Ends a drain or a quarantine before its time. A terminating pod stays out.
 -- ARGV[3]: pod
 -- Replies: {undrained, now, was draining (1, 0), was in quarantine (1, 0), is terminating (1, 0), tier}   {unknown, now}
--- include: base
--- include: pod
--- include: queue
-local f = facts_of(ARGV[3])
-if not f then return {'unknown', now} end
-local was = f.draining
-if was then
-  view('ZREM', P .. 'draining', f.pod)
-  redis.call('DEL', P .. 'pod:draining:' .. f.pod)
-  f.draining = false
-end
-local quarantined = f.quarantined
-fared_well(f)
-resettle(f, true)
-return {'undrained', now, was and 1 or 0, quarantined and 1 or 0, f.terminating and 1 or 0, f.tier or ''}
+operation('undrain', {'allow-oom'}, function(ARGV)
+  local f = facts_of(ARGV[3])
+  if not f then return {'unknown', now} end
+  local was = f.draining
+  if was then
+    view('ZREM', P .. 'draining', f.pod)
+    redis.call('DEL', P .. 'pod:draining:' .. f.pod)
+    f.draining = false
+  end
+  local quarantined = f.quarantined
+  fared_well(f)
+  resettle(f, true)
+  return {'undrained', now, was and 1 or 0, quarantined and 1 or 0, f.terminating and 1 or 0, f.tier or ''}
+end)

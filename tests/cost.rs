@@ -70,7 +70,7 @@ impl World {
             let (name, stats) = line.split_once(':').unwrap();
             let calls: usize = stats.split([',', '=']).nth(1).unwrap().parse().unwrap();
             match name {
-                "evalsha" => scripts += calls,
+                "fcall" => scripts += calls,
                 name if name.starts_with("config") || name == "info" => {}
                 _ => commands += calls,
             }

@@ -127,7 +127,7 @@ impl World {
     fn script_time(&self) -> f64 {
         let info: String =
             redis::cmd("INFO").arg("commandstats").query(&mut self.server.connection()).unwrap();
-        let line = info.lines().find(|line| line.starts_with("cmdstat_evalsha:")).unwrap();
+        let line = info.lines().find(|line| line.starts_with("cmdstat_fcall:")).unwrap();
         let field = line.split(',').find_map(|field| field.strip_prefix("usec_per_call=")).unwrap();
         field.parse().unwrap()
     }
@@ -232,7 +232,7 @@ impl World {
             redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut self.server.connection()).unwrap();
         let scripts = Scripts::default();
         let names: BTreeMap<&str, &'static str> =
-            scripts.all().map(|script| (script.hash.as_str(), script.name)).collect();
+            scripts.all().map(|script| (script.function.as_str(), script.name)).collect();
         log.iter()
             .filter_map(|(_, _, micros, command, ..)| {
                 let name = names.get(command.get(1)?.as_str())?;

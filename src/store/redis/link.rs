@@ -2,6 +2,7 @@
 //! one retry; and a circuit breaker that answers at once while Redis is out.
 
 use std::{
+    collections::HashMap,
     io,
     sync::{
         Mutex, PoisonError, RwLock,
@@ -16,7 +17,11 @@ use redis::{
 };
 use tokio::{sync::Notify, time::timeout_at};
 
-use super::{address::Address, reply::Reply, scripts::Script};
+use super::{
+    address::Address,
+    reply::Reply,
+    scripts::{LIBRARIES, Library, Script},
+};
 use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
 
 /// All that a request may take, both tries and the way to a new connection.
@@ -58,6 +63,7 @@ struct Line {
 
 pub struct Link {
     address: Address,
+    library: Library,
     prefix: String,
     /// Any key of ours: it tells a cluster where the scripts belong.
     routing_key: String,
@@ -77,9 +83,10 @@ pub struct Link {
 }
 
 impl Link {
-    pub fn new(address: Address, prefix: &str, metrics: StoreMetrics) -> Self {
+    pub fn new(address: Address, library: Library, prefix: &str, metrics: StoreMetrics) -> Self {
         Self {
             address,
+            library,
             prefix: prefix.into(),
             routing_key: format!("{prefix}calls"),
             current: RwLock::new(None),
@@ -217,23 +224,45 @@ impl Link {
         args: &[&str],
         not_after: Millis,
     ) -> Result<Value, RedisError> {
-        let command = |name: &str, script: &str| {
-            let mut command = redis::cmd(name);
-            command
-                .arg(script)
-                .arg(1)
-                .arg(&self.routing_key)
-                .arg(&self.prefix)
-                .arg(not_after)
-                .arg(args);
-            command
-        };
-        match command("EVALSHA", &script.hash).query_async(connection).await {
-            Err(error) if error.code() == Some("NOSCRIPT") => {
-                command("EVAL", &script.code).query_async(connection).await
+        let mut call = redis::cmd("FCALL");
+        call.arg(&script.function).arg(1).arg(&self.routing_key);
+        call.arg(&self.prefix).arg(not_after).arg(args);
+        match call.query_async(connection).await {
+            Err(error) if is_not_loaded(&error) => {
+                self.load(connection).await?;
+                call.query_async(connection).await
             }
             outcome => outcome,
         }
+    }
+
+    /// Gives Redis our library.
+    async fn load(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg(&self.library.code);
+        match load.exec_async(connection).await {
+            // Another router was faster.
+            Err(error) if error.detail().is_some_and(|it| it.contains("already exists")) => Ok(()),
+            outcome => outcome,
+        }
+    }
+
+    /// Takes the libraries of other versions out of Redis. A router that still runs
+    /// one of them loads it again.
+    pub async fn tidy_libraries(&self) -> Result<(), RedisError> {
+        let mut list = redis::cmd("FUNCTION");
+        list.arg("LIST").arg("LIBRARYNAME").arg(format!("{LIBRARIES}*"));
+        let libraries: Vec<HashMap<String, Value>> = self.command(&list).await?;
+        for library in libraries {
+            let name = library.get("library_name").map(String::from_redis_value_ref);
+            if let Some(Ok(name)) = name
+                && name != self.library.name
+            {
+                let mut delete = redis::cmd("FUNCTION");
+                self.command::<()>(delete.arg("DELETE").arg(name)).await?;
+            }
+        }
+        Ok(())
     }
 
     /// Runs a plain command. One that fails for want of a connection takes it
@@ -320,6 +349,12 @@ impl Link {
 
 fn failure(may_have_run: bool, error: StoreError) -> Failure {
     if may_have_run { Failure::Unknown(error) } else { Failure::NotRun(error) }
+}
+
+/// Whether Redis does not have our library.
+fn is_not_loaded(error: &RedisError) -> bool {
+    error.code() == Some("ERR")
+        && error.detail().is_some_and(|detail| detail.contains("Function not found"))
 }
 
 /// Errors of a server that is not, or not yet, the one to ask.

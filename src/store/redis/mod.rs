@@ -91,7 +91,12 @@ impl Redis {
         // Fails only where a provider is installed already, which is as good.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = Arc::new(Self {
-            link: Link::new(address, &config.key_prefix, config.metrics),
+            link: Link::new(
+                address,
+                config.scripts.library.clone(),
+                &config.key_prefix,
+                config.metrics,
+            ),
             scripts: config.scripts,
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,

@@ -1,30 +1,47 @@
-//! The Lua scripts, one per operation, joined at build time.
+//! The Lua library: one function per operation, joined at build time. Redis keeps it
+//! under a name that tells its text from any other, so that routers of several
+//! versions can share a Redis.
 
-/// A script and the hash by which Redis knows it.
+/// A function of the library.
 pub struct Script {
     /// The operation, as metrics call it.
     pub name: &'static str,
-    pub code: String,
-    pub hash: String,
+    /// What Redis calls it.
+    pub function: String,
 }
+
+/// The library as Redis takes it.
+#[derive(Clone)]
+pub struct Library {
+    pub name: String,
+    pub code: String,
+}
+
+/// What the names of all our libraries begin with.
+pub const LIBRARIES: &str = "smart_router_";
 
 macro_rules! scripts {
     ($($name:ident)*) => {
         /// All scripts of the store.
         pub struct Scripts {
+            pub library: Library,
             $(pub $name: Script,)*
         }
 
         impl Scripts {
-            /// The scripts as they pass through `edit`, which is given the name and
-            /// the code of each: tests break them on purpose.
-            pub fn edited(edit: impl Fn(&str, &str) -> String) -> Self {
+            /// The scripts after `edit` has been at the library's text: tests break
+            /// them on purpose.
+            pub fn edited(edit: impl Fn(&str) -> String) -> Self {
+                let code = edit(include_str!(concat!(env!("OUT_DIR"), "/library.lua")));
+                let hash = redis::Script::new(&code).get_hash().to_owned();
+                let version = &hash[..12];
+                let name = format!("{LIBRARIES}{version}");
+                let code = format!("#!lua name={name}\nlocal VERSION = '{version}'\n{code}");
                 Self {
-                    $($name: {
-                        let code = include_str!(concat!(env!("OUT_DIR"), "/", stringify!($name), ".lua"));
-                        let code = edit(stringify!($name), code);
-                        let hash = redis::Script::new(&code).get_hash().to_owned();
-                        Script { name: stringify!($name), code, hash }
+                    library: Library { name, code },
+                    $($name: Script {
+                        name: stringify!($name),
+                        function: format!("{LIBRARIES}{}_{version}", stringify!($name)),
                     },)*
                 }
             }
@@ -43,6 +60,6 @@ scripts! {
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self::edited(|_, code| code.to_owned())
+        Self::edited(str::to_owned)
     }
 }

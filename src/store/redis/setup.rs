@@ -54,6 +54,7 @@ impl Redis {
     /// Brings Redis back into use whenever it is out, and follows its tiers.
     pub(super) async fn tend(self: Arc<Self>) {
         let mut said = String::new();
+        let mut tidied = false;
         loop {
             let pause = if self.link.is_up() {
                 // Debts may have come while the circuit was just closing.
@@ -71,6 +72,11 @@ impl Redis {
                         said.clear();
                         self.warn_about_settings().await;
                         self.link.close_circuit();
+                        if !std::mem::replace(&mut tidied, true)
+                            && let Err(error) = self.link.tidy_libraries().await
+                        {
+                            tracing::warn!(%error, "cannot take libraries of other versions out of Redis");
+                        }
                         self.nudge.notify_one();
                         continue;
                     }

@@ -1,11 +1,30 @@
--- base: time, keys, checked reads. Every script begins with it.
--- ARGV[1] is the key prefix; ARGV[2] the latest time (ms) at which the script may
--- still do its work, 0 for any; KEYS[1] only tells a cluster where to go.
-local P = ARGV[1]
-local clock = redis.call('TIME')
-local now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-if ARGV[2] ~= '0' and now > tonumber(ARGV[2]) then
-  return {'late', now}
+-- base: time, keys, checked reads. The library begins with it.
+
+-- What one call of a function knows: set when it begins.
+local P -- the key prefix
+local now -- the time (ms)
+-- The tier table, read as needed: kind, cap, strategy, target of a tier.
+local entries
+-- Until when (ms) a pod's word is enough for a call that nobody knows.
+local trusting_until
+-- Whether there may be calls that wait; nil before the table was read.
+local is_waited_for
+-- What pools are called under this prefix.
+local names_of
+
+-- What was worked out from a text, kept for the next who asks: `work` has no other
+-- source. Bounded, because texts are not.
+local function remembered(work)
+  local known, size = {}, 0
+  return function(text)
+    local value = known[text]
+    if value == nil then
+      if size == 1000 then known, size = {}, 0 end
+      value = work(text)
+      known[text], size = value, size + 1
+    end
+    return value
+  end
 end
 
 -- How much longer a key lives than what it stands for (ms): deadlines end
@@ -48,36 +67,47 @@ local function lasted(at)
   return math.max(0, now - (tonumber(at or now) or now))
 end
 
-local function merchant_of(tier)
-  return string.match(tier, '^merchant:(.+)$')
+local merchant_of = remembered(function(tier)
+  return string.match(tier, '^merchant:(.+)$') or false
+end)
+
+-- What a pool is called, by the tier value of its pods (`gold`, `merchant:acme`):
+-- the source pool of its calls, and its keys.
+local function names_under(prefix)
+  return remembered(function(tier)
+    local id = merchant_of(tier)
+    local stem = prefix .. (id and tier or 'pool:' .. tier)
+    return {
+      source = id and tier or 'pool:' .. tier,
+      available = stem .. (id and ':pods' or ':available'),
+      assigned = stem .. ':assigned',
+      out = stem .. ':out',
+      queue = prefix .. 'queue:' .. tier,
+    }
+  end)
 end
 
--- The keys of a pool, by the tier value of its pods (`gold`, `merchant:acme`).
+local function source_pool(tier)
+  return names_of(tier).source
+end
 local function available_key(tier)
-  local id = merchant_of(tier)
-  return id and P .. 'merchant:' .. id .. ':pods' or P .. 'pool:' .. tier .. ':available'
+  return names_of(tier).available
 end
 local function assigned_key(tier)
-  local id = merchant_of(tier)
-  return id and P .. 'merchant:' .. id .. ':assigned' or P .. 'pool:' .. tier .. ':assigned'
+  return names_of(tier).assigned
 end
 -- Pods of a pool that are out of service: score 1 leaving, 2 not ready, 3 quarantined.
 local function out_key(tier)
-  local id = merchant_of(tier)
-  return id and P .. 'merchant:' .. id .. ':out' or P .. 'pool:' .. tier .. ':out'
+  return names_of(tier).out
+end
+-- Calls that wait and may use a pool, by whose turn it is.
+local function queue_key(tier)
+  return names_of(tier).queue
 end
 -- The live calls of a merchant, by deadline: what its limits count.
 local function live_key(merchant)
   return P .. 'merchant:' .. merchant .. ':calls'
 end
--- Calls that wait and may use a pool, by whose turn it is.
-local function queue_key(tier)
-  return P .. 'queue:' .. tier
-end
-local function source_pool(tier)
-  return merchant_of(tier) and tier or 'pool:' .. tier
-end
-
 -- A source pool as it stands in a record; where people have put something else
 -- there, the pool the pod is in, if that is known.
 local function pool_text(text, tier)
@@ -87,22 +117,20 @@ local function pool_text(text, tier)
   return source_pool(tier or 'unknown')
 end
 
+-- When a merchant's calls of this second began.
+local function rate_key(merchant)
+  return P .. 'merchant:' .. merchant .. ':rate'
+end
+
 -- Whether the store is ours and complete: not empty, not being taken over.
 local function is_set_up()
   return redis.call('EXISTS', P .. 'schema') == 1
 end
 
--- The tier table, read as needed: kind, cap, strategy, target of a tier.
-local entries = {}
--- Until when (ms) a pod's word is enough for a call that nobody knows.
-local trusting_until = 0
--- Whether there may be calls that wait; nil before the table was read.
-local is_waited_for
-
-local function parse_entry(text)
+local parse_entry = remembered(function(text)
   local kind, cap, strategy, target = string.match(text, '^(%a+) (%d+) (%a+) (%d+)$')
-  return kind and {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)}
-end
+  return kind and {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)} or false
+end)
 
 -- The entry of a tier by its name; nil if the table has none.
 local function entry(name)
@@ -129,5 +157,23 @@ end
 local function wanted(tier)
   local id = merchant_of(tier)
   local found = entry(id or tier)
-  return found ~= nil and (found.kind == 'dedicated') == (id ~= nil)
+  return found ~= nil and (found.kind == 'dedicated') == (id ~= false)
+end
+
+-- Makes a function of an operation. args[1] is the key prefix; args[2] the latest time
+-- (ms) at which it may still do its work, 0 for any; the only key tells a cluster where
+-- to go. VERSION tells this library from others.
+local function operation(name, flags, work)
+  redis.register_function({
+    function_name = 'smart_router_' .. name .. '_' .. VERSION,
+    flags = flags,
+    callback = function(_, args)
+      if P ~= args[1] then P, names_of = args[1], names_under(args[1]) end
+      local clock = redis.call('TIME')
+      now = clock[1] * 1000 + math.floor(clock[2] / 1000)
+      if args[2] ~= '0' and now > tonumber(args[2]) then return {'late', now} end
+      entries, trusting_until, is_waited_for = {}, 0, nil
+      return work(args)
+    end,
+  })
 end

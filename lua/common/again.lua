@@ -1,0 +1,64 @@
+-- again: a call that has a pod, was handed one, or waits, asks again.
+
+-- What a call asks for, and its record. ARGV as in allocate.lua.
+local function asked(ARGV)
+  local q = {call = ARGV[3], key = P .. 'call:' .. ARGV[3], merchant = ARGV[4], lease = tonumber(ARGV[5]), life = tonumber(ARGV[6]),
+    attempt = ARGV[7], stage = ARGV[8], attempts = ARGV[9], holds = ARGV[10] ~= '', hold_time = 0, patience = 0}
+  if q.holds then
+    local time, patience, most, most_per_merchant = string.match(ARGV[10], '^(%d+) (%d+) (%d+) (%d+)$')
+    q.hold_time, q.patience = tonumber(time), tonumber(patience)
+    q.most, q.most_per_merchant = tonumber(most), tonumber(most_per_merchant)
+  end
+  if ARGV[11] ~= '' then
+    local pod, number, final, retries = string.match(ARGV[11], '^(%S+) (%d+) (%d) (%d+)$')
+    q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
+  end
+  q.record = read('HMGET', q.key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+  return q
+end
+
+-- What a call that asks again is told; nil if it is a new one.
+local function told_again(q)
+  local call, record, stage = q.call, q.record, q.stage
+  if record[1] then
+    local pool = pool_text(record[2])
+    if record[5] == 'handed' then
+      -- It comes for the pod that it was handed while it waited: its lease begins.
+      local f = facts_of(record[1])
+      extend(f, call, now + q.lease, nil, record[7])
+      redis.call('HSET', q.key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', q.attempt, 'stage', stage)
+      redis.call('PEXPIRE', q.key, q.life + SLACK)
+      if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
+      if f then place_calls(f) end
+      return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
+    end
+    -- The same attempt again: its first answer was lost.
+    if record[4] == q.attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
+    -- Two have asked by now; neither may take the call from the other.
+    if record[4] and record[4] ~= '' then redis.call('HDEL', q.key, 'attempt') end
+    if record[5] == 'provisional' and stage == 'provisional' then
+      -- A new document has gone out: its stream has its whole time.
+      local f = facts_of(record[1])
+      extend(f, call, now + q.lease, nil, record[7])
+      if f then place_calls(f) end
+    end
+    return {'existing', now, record[1], pool, record[3] or '', record[6] or ''}
+  end
+  local place = record[5] == 'waiting' and place_of(call)
+  if not place then return nil end
+  local is_there = false
+  for tier in string.gmatch(place.pools, '%S+') do is_there = is_there or kind_of(tier) ~= nil end
+  if not is_there then
+    if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+    -- No pool that it waits for is there any more: it begins again.
+    leave(call)
+    return nil
+  end
+  if not q.holds then return {'refused', now, place.tried, '', 'no_pods'} end
+  if now >= place.ends then
+    leave(call)
+    return {'refused', now, place.tried, '', 'time_over', math.max(0, now - place.since)}
+  end
+  if set_poll_by(call, place, next_poll(place.ends, q.patience)) then reseat({{call = call, score = tonumber(place.score)}}) end
+  return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
+end

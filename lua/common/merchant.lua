@@ -1,0 +1,96 @@
+-- merchant: what a merchant's document asks for.
+
+local function is_name(text)
+  return type(text) == 'string' and #text >= 1 and #text <= 64
+    and not string.find(text, '[^%w._-]') and text ~= '.' and text ~= '..'
+end
+
+local function is_step(text)
+  return is_name(text) or type(text) == 'string' and is_name(merchant_of(text))
+end
+
+local function is_whole(value, most)
+  return type(value) == 'number' and value >= 0 and value <= most and value % 1 == 0
+end
+
+local function is_list(value, document)
+  if type(value) ~= 'table' then return false end
+  if #value > 0 then return true end
+  -- Once decoded, an object is a table, too, and an empty one looks like a list.
+  return next(value) == nil and not string.find(document, '"fallback"%s*:%s*{')
+end
+
+-- Of a document that says nothing, or nothing that can be used: the default chain.
+local function nothing(wrong)
+  return {steps = {}, goes_on = true, priority = 0, wrong = wrong or ''}
+end
+local NO_WISHES = nothing()
+
+-- A document as it is meant: the steps of its chain, whether the default chain goes on
+-- from there, how many calls it may have and start each second (nil for any), whose
+-- calls come first where they have to wait, what is wrong with it.
+local wishes_of = remembered(function(document)
+  if #document > 4096 then return nothing('longer than 4096 bytes') end
+  if not string.find(document, '^%s*{') then return nothing('not a JSON object') end
+  -- JSON has no NaN and no hexadecimal numbers; cjson has, unless told otherwise.
+  cjson.decode_invalid_numbers(false)
+  local ok, fields = pcall(cjson.decode, document)
+  cjson.decode_invalid_numbers(true)
+  if not ok then return nothing('not JSON') end
+  local function given(name)
+    local value = fields[name]
+    if value == cjson.null then return nil end
+    return value
+  end
+  local pool, fallback, only = given('pool'), given('fallback'), given('dedicated_only')
+  local max_calls, max_rate, priority = given('max_calls'), given('max_rate'), given('priority')
+  if pool == '' then pool = nil end
+  if pool ~= nil and not is_name(pool) then return nothing('pool: expected a name') end
+  if only ~= nil and type(only) ~= 'boolean' then return nothing('dedicated_only: expected true or false') end
+  if max_calls ~= nil and not is_whole(max_calls, 1000000) then return nothing('max_calls: expected a whole number') end
+  if max_rate ~= nil and not is_whole(max_rate, 1000) then return nothing('max_rate: expected a whole number') end
+  if priority ~= nil and not (is_whole(priority, 100) or type(priority) == 'number' and is_whole(-priority, 100)) then
+    return nothing('priority: expected a whole number')
+  end
+  if fallback ~= nil then
+    if not is_list(fallback, document) then return nothing('fallback: expected a list') end
+    if #fallback > 16 then return nothing('fallback: more than 16 steps') end
+    for _, step in ipairs(fallback) do
+      if not is_step(step) then return nothing('fallback: expected names') end
+    end
+  end
+  local steps = {}
+  if pool then steps[1] = 'merchant:' .. pool end
+  if not only then
+    for _, step in ipairs(fallback or {}) do steps[#steps + 1] = step end
+  end
+  return {steps = steps, goes_on = not only and #(fallback or {}) == 0, max_calls = max_calls, max_rate = max_rate,
+    priority = priority or 0, wrong = ''}
+end)
+
+-- The steps of the default chain: {step, tier, kind}.
+local default_steps = remembered(function(chain)
+  local steps = {}
+  for name, kind, cap, strategy in string.gmatch(chain, '(%S+)=(%a+):(%d+):(%a+)') do
+    steps[#steps + 1] = {step = name, tier = name, kind = {kind = kind, cap = tonumber(cap), strategy = strategy}}
+  end
+  return steps
+end)
+
+-- The steps that a call takes; tier and kind are nil where they are unknown.
+local function steps_of(wishes, chain)
+  local default = wishes.goes_on and default_steps(chain) or {}
+  for _, step in ipairs(default) do entries[step.tier] = entries[step.tier] or step.kind end
+  if #wishes.steps == 0 then return default end
+  local steps = {}
+  for _, step in ipairs(wishes.steps) do
+    local tier = step
+    if not merchant_of(step) then
+      local found = entry(step)
+      tier = found and (found.kind == 'dedicated' and 'merchant:' .. step or step)
+    end
+    steps[#steps + 1] = {step = step, tier = tier, kind = tier and kind_of(tier)}
+  end
+  for _, step in ipairs(default) do steps[#steps + 1] = step end
+  return steps
+end
