@@ -1,36 +1,36 @@
 -- Takes over calls that the older router left: each with a pod is live for one
 -- more lease, on an exclusive pod only if the pod's lease names it.
--- ARGV[3..4]: lease (ms), life of the record (ms); then the calls
+-- ARGV[2..3]: lease (ms), life of the record (ms); then the calls
 -- Replies: {adopted, now, calls taken over, calls dropped}
 operation('adopt_calls', {'allow-oom'}, function(ARGV)
-  local lease, life, taken, dropped = tonumber(ARGV[3]), tonumber(ARGV[4]), 0, 0
+  local lease, life, taken, dropped = tonumber(ARGV[2]), tonumber(ARGV[3]), 0, 0
   -- Whether calls of a tier share pods; a tier that the table does not know shows
   -- it by the type of its view.
   local function is_shared(tier)
     local kind = kind_of(tier)
     if kind then return kind.kind == 'shared' end
-    return redis.call('TYPE', available_key(tier)).ok == 'zset'
+    return run('TYPE', available_key(tier)).ok == 'zset'
   end
-  for i = 5, #ARGV do
+  for i = 4, #ARGV do
     local call = ARGV[i]
-    local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id')
+    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id')
     local pod = not record.err and record[1]
-    local tier = pod and redis.pcall('GET', P .. 'pod:tier:' .. pod)
-    local holder = pod and redis.pcall('GET', P .. 'lease:' .. pod)
+    local tier = pod and try('GET', P .. 'pod:tier:' .. pod)
+    local holder = pod and try('GET', P .. 'lease:' .. pod)
     if record.err or type(tier) == 'table' or type(holder) == 'table' then
       -- Not a call's record, or not a pod's keys, whatever they are: left alone.
       dropped = dropped + 1
     elseif tier and (is_shared(tier) or holder == call) then
-      redis.call('ZADD', P .. 'calls', 'NX', now + lease, call)
-      redis.call('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
+      run('ZADD', P .. 'calls', 'NX', now + lease, call)
+      run('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
       local at = (tonumber(record[2]) or math.floor(now / 1000)) * 1000
-      redis.call('HSET', P .. 'call:' .. call, 'at', string.format('%.0f', math.min(now, at)))
-      redis.call('HDEL', P .. 'call:' .. call, '_lock')
-      redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+      run('HSET', P .. 'call:' .. call, 'at', string.format('%.0f', math.min(now, at)))
+      run('HDEL', P .. 'call:' .. call, '_lock')
+      run('PEXPIRE', P .. 'call:' .. call, life + SLACK)
       if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end
       taken = taken + 1
     else
-      redis.call('DEL', P .. 'call:' .. call)
+      run('DEL', P .. 'call:' .. call)
       dropped = dropped + 1
     end
   end

@@ -1,28 +1,28 @@
 -- Takes over pods that the older router left: their tier stays, their draining
 -- marks keep the time they have.
--- ARGV[3..]: pool (tier value), then pods
+-- ARGV[2..]: pool (tier value), then pods
 -- Replies: {adopted, now, {pods left alone, because their keys make no sense}}
 operation('adopt_pods', {'allow-oom'}, function(ARGV)
-  local tier = ARGV[3]
+  local tier = ARGV[2]
   view('SADD', P .. 'pools', tier)
   -- Only what can be a pod's name: it becomes part of keys.
   local function is_pod(name)
     return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$') and string.sub(name, -1) ~= '-'
   end
   local taken = {}
-  for i = 4, #ARGV do
+  for i = 3, #ARGV do
     if is_pod(ARGV[i]) then taken[#taken + 1] = ARGV[i] end
   end
   local function take(pod)
-    local of = redis.call('GET', P .. 'pod:tier:' .. pod)
+    local of = run('GET', P .. 'pod:tier:' .. pod)
     if not of then
-      redis.call('SET', P .. 'pod:tier:' .. pod, tier)
+      run('SET', P .. 'pod:tier:' .. pod, tier)
       of = tier
     end
-    redis.call('HSETNX', P .. 'pod:' .. pod, 'uid', '')
-    redis.call('HSETNX', P .. 'pod:' .. pod, 'ready', '1')
+    run('HSETNX', P .. 'pod:' .. pod, 'uid', '')
+    run('HSETNX', P .. 'pod:' .. pod, 'ready', '1')
     view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = of, name = pod}))
-    local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
+    local left = run('PTTL', P .. 'pod:draining:' .. pod)
     if left > 0 then view('ZADD', P .. 'draining', 'NX', now + left, pod) end
   end
   local odd = {}

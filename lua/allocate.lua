@@ -1,9 +1,10 @@
 -- Gives a call a pod, says again which one it has, or lets it wait.
--- ARGV[3..11]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt, stage ('provisional' if its
+-- ARGV[2..10]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt, stage ('provisional' if its
 --   stream has to start before it is sure, else ''), number of the attempt ('' where nobody counts), how it may wait
 --   ('' or: time, patience, most calls, most of its merchant), what was before ('' or: pod, number, '1' if that is final, retries)
 -- Replies: {existing, now, pod, source pool, tried, number of the attempt}
---          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the merchant's document is malformed}
+--          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the merchant's document is malformed},
+--            without what is empty at the end
 --          {refused, now, tried, why malformed, why refused}: no_pods, max_calls, max_rate, queue_full, over, unsettled, spent
 --          {refused, now, tried, '', time_over, how long it waited}
 --          {refused, now, tried, why malformed, waiting, until, is new (1, 0)}
@@ -31,7 +32,7 @@ local function leave_pod(q)
         place_calls(f)
       end
     end
-    q.before, q.record = f, {}
+    q.before, q.record = f, NO_RECORD
   elseif record[5] == 'waiting' then
     q.is_rescue = true
     return nil
@@ -59,14 +60,14 @@ local function exceeded(merchant, wishes)
     local live = count('ZCARD', key)
     if live >= wishes.max_calls then
       -- Calls whose records someone has deleted by hand are long overdue here.
-      redis.pcall('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
+      try('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
       live = count('ZCARD', key)
     end
     if live >= wishes.max_calls then return 'max_calls' end
   end
   if wishes.max_rate == 0 then return 'max_rate' end
   if wishes.max_rate then
-    local nth = redis.pcall('LINDEX', rate_key(merchant), wishes.max_rate - 1)
+    local nth = try('LINDEX', rate_key(merchant), wishes.max_rate - 1)
     if type(nth) == 'string' and now - (tonumber(nth) or 0) < 1000 then return 'max_rate' end
   end
 end
@@ -76,8 +77,8 @@ local function admit(q, wishes)
   if wishes.max_rate and not q.is_rescue then
     local key = rate_key(q.merchant)
     view('LPUSH', key, now)
-    redis.call('LTRIM', key, 0, wishes.max_rate - 1)
-    redis.call('PEXPIRE', key, 1000)
+    run('LTRIM', key, 0, wishes.max_rate - 1)
+    run('PEXPIRE', key, 1000)
   end
 end
 
@@ -98,7 +99,7 @@ local function may_wait(q)
   local theirs = q.merchant ~= '' and P .. 'merchant:' .. q.merchant .. ':waiting'
   if theirs and count('ZCARD', theirs) >= q.most_per_merchant then
     -- Those whose records somebody has deleted are long overdue there.
-    redis.pcall('ZREMRANGEBYSCORE', theirs, '-inf', now - 60000)
+    try('ZREMRANGEBYSCORE', theirs, '-inf', now - 60000)
   end
   return count('ZCARD', P .. 'waiting') < q.most and not (theirs and count('ZCARD', theirs) >= q.most_per_merchant)
 end
@@ -121,9 +122,10 @@ local function serve_new(q, steps, wishes)
   if q.after and not f then f, tried = walk(steps) end
   if f then
     admit(q, wishes)
-    local c = {merchant = q.merchant, tried = tried, attempt = q.attempt, stage = q.stage, attempts = q.attempts}
-    local pool = give(f, q.call, c, now + q.lease, q.life)
-    if q.stage ~= '' then redis.call('DEL', P .. 'end:' .. q.call) end
+    q.tried = tried
+    local pool = give(f, q.call, q, now + q.lease, q.life)
+    if q.stage ~= '' then run('DEL', P .. 'end:' .. q.call) end
+    if tried == '' and q.attempts == '' and wishes.wrong == '' then return {'new', now, f.pod, pool} end
     return {'new', now, f.pod, pool, tried, q.attempts, '', wishes.wrong}
   end
   local pools = {}
@@ -141,12 +143,12 @@ operation('allocate', {}, function(ARGV)
   local q = asked(ARGV)
   local again = q.after and leave_pod(q) or told_again(q)
   if again then return again end
-  local in_force = read('HMGET', P .. 'tiers', ':chain', ':waiting')
-  if not in_force[1] then return {'lost', now} end
-  is_waited_for = in_force[2] and true or false
+  local tiers_key = P .. 'tiers'
+  local chain = checked(tiers_key, try('HGET', tiers_key, ':chain'))
+  if not chain then return {'lost', now} end
   local document = q.merchant ~= '' and read('HGET', P .. 'merchant:config', q.merchant)
   local wishes = document and wishes_of(document) or NO_WISHES
-  local steps = steps_of(wishes, in_force[1])
+  local steps = steps_of(wishes, chain)
   local limit = not q.is_rescue and exceeded(q.merchant, wishes)
   if limit then return {'refused', now, '', wishes.wrong, limit} end
   local told = serve_new(q, steps, wishes)

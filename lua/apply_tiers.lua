@@ -1,16 +1,16 @@
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[3..6]: epoch, tier document ('' to leave the one there is), chain, stage; then a tier and its entry, again and again
+-- ARGV[2..5]: epoch, tier document ('' to leave the one there is), chain, stage; then a tier and its entry, again and again
 --   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
 --   chain, by which other scripts know that they may work; 'adopted' after it
 -- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}   {lost, now}: the store is not set up
 operation('apply_tiers', {'allow-oom'}, function(ARGV)
-  local refused = fence(ARGV[3])
+  local refused = fence(ARGV[2])
   if refused then return refused end
-  local stage = ARGV[6]
+  local stage = ARGV[5]
   if stage == '' and not is_set_up() then return {'lost', now} end
   local fresh = {}
-  for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
+  for i = 6, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
   local fields = read('HGETALL', P .. 'tiers')
   local same, trusting, waiting = true, nil, nil
   local before = {}
@@ -20,7 +20,7 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
     elseif fields[i] == ':waiting' then
       waiting = fields[i + 1]
     elseif fields[i] == ':chain' then
-      same = same and fields[i + 1] == ARGV[5]
+      same = same and fields[i + 1] == ARGV[4]
       before[fields[i]] = true
     else
       before[fields[i]] = fields[i + 1]
@@ -28,22 +28,22 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
     end
   end
   for name in pairs(fresh) do same = same and before[name] ~= nil end
-  if ARGV[4] ~= '' then redis.call('SET', P .. 'tier:config', ARGV[4]) end
+  if ARGV[3] ~= '' then run('SET', P .. 'tier:config', ARGV[3]) end
   if stage == '' and same and before[':chain'] then return {'unchanged', now} end
   for name, text in pairs(before) do
     if name ~= ':chain' then
       local was = (parse_entry(text) or {}).kind
       local is = fresh[name] and parse_entry(fresh[name]).kind
       if was ~= is then
-        redis.call('DEL', P .. 'pool:' .. name .. ':available')
+        run('DEL', P .. 'pool:' .. name .. ':available')
       end
     end
   end
-  redis.call('DEL', P .. 'tiers')
-  if stage ~= 'adopting' then redis.call('HSET', P .. 'tiers', ':chain', ARGV[5]) end
-  if stage == 'adopted' then redis.call('SET', P .. 'schema', '1') end
-  if trusting then redis.call('HSET', P .. 'tiers', ':trusting_until', trusting) end
-  if waiting then redis.call('HSET', P .. 'tiers', ':waiting', waiting) end
-  for name, text in pairs(fresh) do redis.call('HSET', P .. 'tiers', name, text) end
+  run('DEL', P .. 'tiers')
+  if stage ~= 'adopting' then run('HSET', P .. 'tiers', ':chain', ARGV[4]) end
+  if stage == 'adopted' then run('SET', P .. 'schema', '1') end
+  if trusting then run('HSET', P .. 'tiers', ':trusting_until', trusting) end
+  if waiting then run('HSET', P .. 'tiers', ':waiting', waiting) end
+  for name, text in pairs(fresh) do run('HSET', P .. 'tiers', name, text) end
   return {'applied', now}
 end)

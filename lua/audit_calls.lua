@@ -1,23 +1,23 @@
 -- Takes calls without a record out of the index of all calls, and gives pods back
 -- the calls that their own index has lost.
--- ARGV[3..4]: cursor, about how many calls
+-- ARGV[2..3]: cursor, about how many calls
 -- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
 operation('audit_calls', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local scanned = read('ZSCAN', P .. 'calls', ARGV[3], 'COUNT', ARGV[4])
+  local scanned = read('ZSCAN', P .. 'calls', ARGV[2], 'COUNT', ARGV[3])
   local repaired, seen = {}, 0
 
   -- Whether a call had to be put right.
   local function audit(call, deadline)
-    local pod = redis.call('HGET', P .. 'call:' .. call, 'pod_name')
+    local pod = run('HGET', P .. 'call:' .. call, 'pod_name')
     if not pod then
-      redis.call('ZREM', P .. 'calls', call)
+      run('ZREM', P .. 'calls', call)
       return true
     end
-    if redis.call('ZSCORE', P .. 'pod:calls:' .. pod, call) then return false end
+    if run('ZSCORE', P .. 'pod:calls:' .. pod, call) then return false end
     local f = facts_of(pod)
     if not f then return false end
-    redis.call('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
+    run('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
     f.calls = f.calls + 1
     place(f)
     return true

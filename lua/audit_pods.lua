@@ -1,6 +1,6 @@
 -- Derives the views of some pods again, and honours what people did by hand: a
 -- call without a record is over, a draining mark is a drain.
--- ARGV[3]: how long (ms) a mark without an end lasts; then the pods
+-- ARGV[2]: how long (ms) a mark without an end lasts; then the pods
 -- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
 operation('audit_pods', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'lost', now} end
@@ -8,14 +8,14 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
 
   -- The views of a pod as they are, to tell whether they were right.
   local function views(f)
-    local shown = {tostring(redis.pcall('GET', P .. 'lease:' .. f.pod))}
+    local shown = {tostring(try('GET', P .. 'lease:' .. f.pod))}
     if f.tier then
       local key = available_key(f.tier)
-      local kind = redis.call('TYPE', key).ok
-      shown[#shown + 1] = kind == 'set' and redis.call('SISMEMBER', key, f.pod)
-        or kind == 'zset' and tostring(redis.call('ZSCORE', key, f.pod)) or '-'
-      shown[#shown + 1] = redis.pcall('SISMEMBER', assigned_key(f.tier), f.pod) == 1 and 1 or 0
-      local out = redis.pcall('ZSCORE', out_key(f.tier), f.pod)
+      local kind = run('TYPE', key).ok
+      shown[#shown + 1] = kind == 'set' and run('SISMEMBER', key, f.pod)
+        or kind == 'zset' and tostring(run('ZSCORE', key, f.pod)) or '-'
+      shown[#shown + 1] = try('SISMEMBER', assigned_key(f.tier), f.pod) == 1 and 1 or 0
+      local out = try('ZSCORE', out_key(f.tier), f.pod)
       shown[#shown + 1] = type(out) == 'string' and out or '-'
     end
     return table.concat(shown, ' ')
@@ -23,13 +23,13 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
 
   -- Brings the index of drains in line with a pod's mark. Answers whether it was out.
   local function index_drain(f)
-    local marked = redis.pcall('ZSCORE', P .. 'draining', f.pod)
+    local marked = try('ZSCORE', P .. 'draining', f.pod)
     marked = type(marked) == 'string'
     if f.draining and not marked then
-      local left = redis.call('PTTL', P .. 'pod:draining:' .. f.pod)
-      if left < 0 then left = tonumber(ARGV[3]) end
+      local left = run('PTTL', P .. 'pod:draining:' .. f.pod)
+      if left < 0 then left = tonumber(ARGV[2]) end
       view('ZADD', P .. 'draining', now + left, f.pod)
-      redis.call('PEXPIRE', P .. 'pod:draining:' .. f.pod, left + SLACK)
+      run('PEXPIRE', P .. 'pod:draining:' .. f.pod, left + SLACK)
       return true
     end
     if marked and not f.draining then
@@ -42,15 +42,15 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
   -- Lets go of calls whose records are gone or name another pod.
   local function drop_calls(f)
     local dropped = false
-    for _, call in ipairs(redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, 999)) do
+    for _, call in ipairs(run('ZRANGE', f.calls_key, 0, 999)) do
       local on = read('HGET', P .. 'call:' .. call, 'pod_name')
       if on ~= f.pod then
-        redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call)
-        if not on then redis.call('ZREM', P .. 'calls', call) end
+        run('ZREM', f.calls_key, call)
+        if not on then run('ZREM', P .. 'calls', call) end
         f.calls = f.calls - 1
         dropped = true
-      elseif not redis.call('ZSCORE', P .. 'calls', call) then
-        redis.call('ZADD', P .. 'calls', redis.call('ZSCORE', P .. 'pod:calls:' .. f.pod, call), call)
+      elseif not run('ZSCORE', P .. 'calls', call) then
+        run('ZADD', P .. 'calls', run('ZSCORE', f.calls_key, call), call)
         dropped = true
       end
     end
@@ -60,13 +60,13 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
   local function audit(pod)
     local f = facts_of(pod)
     if not f then
-      redis.call('HDEL', P .. 'pod:metadata', pod)
+      run('HDEL', P .. 'pod:metadata', pod)
       return true
     end
     local before = views(f)
     local wrong = index_drain(f)
     wrong = drop_calls(f) or wrong
-    if f.quarantined and not redis.pcall('ZSCORE', P .. 'quarantined', f.pod) then
+    if f.quarantined and not try('ZSCORE', P .. 'quarantined', f.pod) then
       view('ZADD', P .. 'quarantined', now, f.pod)
       wrong = true
     end
@@ -77,7 +77,7 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
     return wrong
   end
 
-  for i = 4, #ARGV do
+  for i = 3, #ARGV do
     local done, wrong = pcall(audit, ARGV[i])
     if not done then
       repaired[#repaired + 1] = ARGV[i] .. ' (left as it is: ' .. tostring(type(wrong) == 'table' and wrong.err or wrong) .. ')'
@@ -85,5 +85,5 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
       repaired[#repaired + 1] = ARGV[i]
     end
   end
-  return {'audited', now, '', #ARGV - 3, repaired}
+  return {'audited', now, '', #ARGV - 2, repaired}
 end)

@@ -1,20 +1,20 @@
 -- Takes out of a pool's views what does not belong there.
--- ARGV[3..6]: tier, view (available, assigned, out), cursor, about how many members
+-- ARGV[2..5]: tier, view (available, assigned, out), cursor, about how many members
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
 operation('audit_pool', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local tier = ARGV[3]
+  local tier = ARGV[2]
   local kind = kind_of(tier)
   local key, expected = available_key(tier), kind and kind.kind == 'shared' and 'zset' or 'set'
-  if ARGV[4] == 'assigned' then key, expected = assigned_key(tier), 'set' end
-  if ARGV[4] == 'out' then key, expected = out_key(tier), 'zset' end
-  local is = redis.call('TYPE', key).ok
+  if ARGV[3] == 'assigned' then key, expected = assigned_key(tier), 'set' end
+  if ARGV[3] == 'out' then key, expected = out_key(tier), 'zset' end
+  local is = run('TYPE', key).ok
   if is == 'none' then return {'audited', now, '0', 0, {}} end
-  if is ~= expected or ARGV[4] == 'available' and not kind then
-    redis.call('DEL', key)
+  if is ~= expected or ARGV[3] == 'available' and not kind then
+    run('DEL', key)
     return {'audited', now, '0', 0, {key}}
   end
-  local scanned = redis.call(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[5], 'COUNT', ARGV[6])
+  local scanned = run(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[4], 'COUNT', ARGV[5])
   local repaired, seen = {}, 0
   for i = 1, #scanned[2], is == 'set' and 1 or 2 do
     local pod = scanned[2][i]

@@ -1,27 +1,27 @@
 -- The stream of a call has started on its pod: the call keeps it for a whole lease.
 -- One that came too late takes the pod again, if that is still free.
--- ARGV[3..7]: call, pod, lease (ms), life of the record (ms), number of the attempt ('' for any)
+-- ARGV[2..6]: call, pod, lease (ms), life of the record (ms), number of the attempt ('' for any)
 -- Replies: {confirmed, now}   {retaken, now, source pool}   {unknown, now}   {lost, now}: the store is empty
 operation('confirm', {'allow-oom'}, function(ARGV)
-  local call, pod, lease, life = ARGV[3], ARGV[4], tonumber(ARGV[5]), tonumber(ARGV[6])
+  local call, pod, lease, life = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
   local deadline = now + lease
   local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'stage', 'merchant_id', 'attempts')
-  if record[1] and (record[1] ~= pod or ARGV[7] ~= '' and tonumber(ARGV[7]) ~= (tonumber(record[4] or 0) or 0)) then return {'unknown', now} end
+  if record[1] and (record[1] ~= pod or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[4] or 0) or 0)) then return {'unknown', now} end
   if record[1] and record[2] ~= 'provisional' then return {'confirmed', now} end
   local f = facts_of(pod)
   if record[1] then
     extend(f, call, deadline, life, record[3])
-    redis.call('HSET', P .. 'call:' .. call, 'stage', '')
+    run('HSET', P .. 'call:' .. call, 'stage', '')
     if f then place_calls(f) end
     return {'confirmed', now}
   end
   if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
   local missed = end_of(call)
-  if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or ARGV[7] ~= '' and tonumber(ARGV[7]) ~= missed.attempts or not f or f.calls >= cap_of(f) then
+  if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= missed.attempts or not f or f.calls >= cap_of(f) then
     return {'unknown', now}
   end
   leave(call)
-  redis.call('DEL', P .. 'end:' .. call)
+  run('DEL', P .. 'end:' .. call)
   local pool = give(f, call, {merchant = missed.merchant, attempts = missed.attempts > 0 and missed.attempts or ''}, deadline, life)
   return {'retaken', now, pool}
 end)

@@ -1,14 +1,14 @@
 -- Takes a pod out of its pool for a while. A mark that lasts longer stays.
--- ARGV[3..4]: pod, how long (ms)
+-- ARGV[2..3]: pod, how long (ms)
 -- Replies: {draining, now, live calls, until}   {unknown, now}   {lost, now}: the store is empty
 operation('drain', {'allow-oom'}, function(ARGV)
-  local f = facts_of(ARGV[3])
+  local f = facts_of(ARGV[2])
   if not f then return {read('HEXISTS', P .. 'tiers', ':chain') == 1 and 'unknown' or 'lost', now} end
-  local before = redis.pcall('ZSCORE', P .. 'draining', f.pod)
+  local before = try('ZSCORE', P .. 'draining', f.pod)
   before = type(before) == 'string' and tonumber(before) or 0
-  local deadline = math.max(f.draining and before or 0, now + tonumber(ARGV[4]))
+  local deadline = math.max(f.draining and before or 0, now + tonumber(ARGV[3]))
   view('ZADD', P .. 'draining', deadline, f.pod)
-  redis.call('SET', P .. 'pod:draining:' .. f.pod, 'true', 'PX', deadline - now + SLACK)
+  run('SET', P .. 'pod:draining:' .. f.pod, 'true', 'PX', deadline - now + SLACK)
   f.draining = true
   place(f)
   return {'draining', now, f.calls, deadline}

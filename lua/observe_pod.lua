@@ -1,22 +1,23 @@
 -- Takes note of a pod as it is now. Another UID, or a restarted agent, means that
 -- the calls on it are over.
--- ARGV[3..10]: epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
+-- ARGV[2..9]: epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
 -- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}
 --          {lost, now}: the store is empty
 operation('observe_pod', {}, function(ARGV)
-  local refused = fence(ARGV[3])
+  local refused = fence(ARGV[2])
   if refused then return refused end
   if not is_set_up() or read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
   local pod, uid, address, ready, terminating, restarts, pin =
-    ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
+    ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
   local f = facts_of(pod)
   local joined, ended, seatless = f == nil, {}, {}
   if f then
     read_table(f)
     -- A pod adopted from the older router has no UID yet.
-    local replaced = f.uid ~= '' and f.uid ~= uid
-    local before = tonumber(redis.call('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
-    if replaced or f.uid ~= '' and before < tonumber(restarts) then
+    local known = uid_of(f)
+    local replaced = known ~= '' and known ~= uid
+    local before = tonumber(run('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
+    if replaced or known ~= '' and before < tonumber(restarts) then
       ended, seatless = end_calls(f)
       fared_well(f)
     end
@@ -24,12 +25,12 @@ operation('observe_pod', {}, function(ARGV)
     if not replaced and before > tonumber(restarts) then restarts = before end
     if replaced and f.draining then
       view('ZREM', P .. 'draining', pod)
-      redis.call('DEL', P .. 'pod:draining:' .. pod)
+      run('DEL', P .. 'pod:draining:' .. pod)
       f.draining = false
     end
     joined = replaced
   end
-  redis.call('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
+  run('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
     'terminating', terminating, 'restarts', restarts, 'pin', pin)
   f = facts_of(pod)
   view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))

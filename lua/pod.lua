@@ -1,8 +1,8 @@
 -- A pod and what it does.
--- ARGV[3]: pod
+-- ARGV[2]: pod
 -- Replies: {pod, now, {name, tier, uid, address, ready, terminating, restarts, pin, draining until, in quarantine until, {call, at, deadline, ...}}}   {unknown, now}
 operation('pod', {'no-writes'}, function(ARGV)
-  local row = pod_row(ARGV[3])
+  local row = pod_row(ARGV[2])
   if not row then return {'unknown', now} end
   return {'pod', now, row}
 end)

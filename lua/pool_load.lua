@@ -1,11 +1,11 @@
 -- What some pods of a pool carry, and could carry.
--- ARGV[3..5]: tier, cursor, about how many pods
+-- ARGV[2..4]: tier, cursor, about how many pods
 -- Replies: {load, now, next cursor, live calls, free slots}
 operation('pool_load', {'no-writes'}, function(ARGV)
-  local tier, calls, free = ARGV[3], 0, 0
+  local tier, calls, free = ARGV[2], 0, 0
   local kind = kind_of(tier)
   local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
-  local scanned = read('SSCAN', assigned_key(tier), ARGV[4], 'COUNT', ARGV[5])
+  local scanned = read('SSCAN', assigned_key(tier), ARGV[3], 'COUNT', ARGV[4])
   for _, pod in ipairs(scanned[2]) do
     local f = readable_facts_of(pod)
     if f then

@@ -1,20 +1,20 @@
 -- Forgets a pod that has left, with its calls.
--- ARGV[3..6]: epoch, pod, uid, departure (now, when_idle)
+-- ARGV[2..5]: epoch, pod, uid, departure (now, when_idle)
 -- Replies: {gone, now, {call, source pool, lasted, ...}}   {busy, now}   {not_there, now}   {fenced, now, epoch}
 operation('remove_pod', {'allow-oom'}, function(ARGV)
-  local refused = fence(ARGV[3])
+  local refused = fence(ARGV[2])
   if refused then return refused end
-  local f = facts_of(ARGV[4])
-  if not f or f.uid ~= ARGV[5] then return {'not_there', now} end
-  if ARGV[6] == 'when_idle' and f.calls > 0 then return {'busy', now} end
+  local f = facts_of(ARGV[3])
+  if not f or uid_of(f) ~= ARGV[4] then return {'not_there', now} end
+  if ARGV[5] == 'when_idle' and f.calls > 0 then return {'busy', now} end
   read_table(f)
   local ended, seatless = end_calls(f)
   unplace(f)
-  redis.call('DEL', P .. 'pod:' .. f.pod, P .. 'pod:tier:' .. f.pod, P .. 'pod:draining:' .. f.pod,
-    P .. 'lease:' .. f.pod, P .. 'pod:calls:' .. f.pod)
+  run('DEL', P .. 'pod:' .. f.pod, P .. 'pod:tier:' .. f.pod, P .. 'pod:draining:' .. f.pod,
+    P .. 'lease:' .. f.pod, f.calls_key)
   view('ZREM', P .. 'draining', f.pod)
   view('ZREM', P .. 'quarantined', f.pod)
-  redis.call('HDEL', P .. 'pod:metadata', f.pod)
+  run('HDEL', P .. 'pod:metadata', f.pod)
   reseat(seatless)
   return {'gone', now, ended}
 end)

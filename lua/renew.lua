@@ -1,10 +1,10 @@
 -- Extends the leases of calls. For a while after the store began, a pod's word
 -- is enough to register a call that nobody knows.
--- ARGV[3..5]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
+-- ARGV[2..4]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
 -- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
 --          {lost, now}: the store is empty
 operation('renew', {'allow-oom'}, function(ARGV)
-  local lease, life, speaker = tonumber(ARGV[3]), tonumber(ARGV[4]), ARGV[5]
+  local lease, life, speaker = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
   local deadline = now + lease
   local unknown, registered, later, touched = {}, {}, {}, {}
 
@@ -14,7 +14,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
     if speaker == '' then return unknown end
     local f = touched[speaker] or readable_facts_of(speaker)
     read_table(f or {})
-    if now >= trusting_until or redis.call('ZSCORE', P .. 'ended', call) then return unknown end
+    if now >= trusting_until or run('ZSCORE', P .. 'ended', call) then return unknown end
     if not f then return later end
     if not f.tier then
       local tier = home()
@@ -30,9 +30,9 @@ operation('renew', {'allow-oom'}, function(ARGV)
     return registered
   end
 
-  for i = 6, #ARGV do
+  for i = 5, #ARGV do
     local call = ARGV[i]
-    local record = redis.pcall('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
+    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
     local pod = record[1]
     -- One call or pod that can't be read must not keep the others from being renewed.
     local readable = not record.err
@@ -41,10 +41,10 @@ operation('renew', {'allow-oom'}, function(ARGV)
       if pod then touched[pod] = nil end
       unknown[#unknown + 1] = call
     elseif pod and (speaker == '' or speaker == pod) then
-      extend({pod = pod}, call, deadline, life, record[2])
+      extend({calls_key = P .. 'pod:calls:' .. pod}, call, deadline, life, record[2])
       if record[3] and record[3] ~= '' then
         -- Whoever renews has its stream.
-        redis.call('HSET', P .. 'call:' .. call, 'stage', '')
+        run('HSET', P .. 'call:' .. call, 'stage', '')
       end
     elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
       return {'lost', now}
@@ -54,7 +54,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
     end
   end
   for _, f in pairs(touched) do
-    f.calls = redis.call('ZCARD', P .. 'pod:calls:' .. f.pod)
+    f.calls = run('ZCARD', f.calls_key)
     place_calls(f)
   end
   return {'renewed', now, deadline, unknown, registered, later}

@@ -5,10 +5,10 @@ operation('status', {'no-writes'}, function(ARGV)
   local pools = {}
   for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
     local key = available_key(tier)
-    local kind = redis.call('TYPE', key).ok
+    local kind = run('TYPE', key).ok
     pools[#pools + 1] = tier
     pools[#pools + 1] = read('SCARD', assigned_key(tier))
-    pools[#pools + 1] = kind == 'set' and redis.call('SCARD', key) or kind == 'zset' and redis.call('ZCARD', key) or 0
+    pools[#pools + 1] = kind == 'set' and run('SCARD', key) or kind == 'zset' and run('ZCARD', key) or 0
     pools[#pools + 1] = read('ZCOUNT', out_key(tier), 1, 1)
     pools[#pools + 1] = read('ZCOUNT', out_key(tier), 2, 2)
     pools[#pools + 1] = read('ZCOUNT', out_key(tier), 3, 3)

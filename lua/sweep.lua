@@ -1,5 +1,5 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
--- ARGV[3]: at most so many of each
+-- ARGV[2]: at most so many of each
 -- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
 --   draining}, {pods no longer in quarantine}, is the store set up (1, 0)}
 operation('sweep', {'allow-oom'}, function(ARGV)
@@ -7,19 +7,19 @@ operation('sweep', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'swept', now, abandoned, expired, undrained, restored, 0} end
   entry('')
   local is_flagged = is_waited_for
-  for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[3])) do
+  for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local since = leave(call)
     if since then
       abandoned[#abandoned + 1] = call
       abandoned[#abandoned + 1] = math.max(0, now - since)
     else
       -- Its record is gone, by hand or by time.
-      redis.call('ZREM', P .. 'waiting', call)
+      run('ZREM', P .. 'waiting', call)
       for _, tier in ipairs(view('SMEMBERS', P .. 'pools')) do view('ZREM', queue_key(tier), call) end
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[3])) do
+  for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local c = record_to_end(call)
     local f = c.pod and readable_facts_of(c.pod)
     if f then read_table(f) end
@@ -30,38 +30,42 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       for _, value in ipairs({call, c.pod, pool_text(c.pool, f and f.tier), lasted(c.at), cause}) do expired[#expired + 1] = value end
     end
   end
-  local due = redis.pcall('ZRANGEBYSCORE', P .. 'draining', '-inf', now, 'LIMIT', 0, ARGV[3])
+  local due = try('ZRANGEBYSCORE', P .. 'draining', '-inf', now, 'LIMIT', 0, ARGV[2])
   if due.err then
-    redis.call('DEL', P .. 'draining')
+    run('DEL', P .. 'draining')
     due = {}
   end
   for _, pod in ipairs(due) do
-    local left = redis.call('PTTL', P .. 'pod:draining:' .. pod)
+    local left = run('PTTL', P .. 'pod:draining:' .. pod)
     if left > SLACK + 1000 then
       -- Someone has set the mark anew, by hand and for longer.
-      redis.call('ZADD', P .. 'draining', now + left, pod)
+      run('ZADD', P .. 'draining', now + left, pod)
     else
-      redis.call('ZREM', P .. 'draining', pod)
-      redis.call('DEL', P .. 'pod:draining:' .. pod)
+      run('ZREM', P .. 'draining', pod)
+      run('DEL', P .. 'pod:draining:' .. pod)
       local f = readable_facts_of(pod)
       if f then resettle(f, true) end
       undrained[#undrained + 1] = pod
     end
   end
-  for _, pod in ipairs(view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[3])) do
+  for _, pod in ipairs(view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local f = readable_facts_of(pod)
     if f then
       -- One more bad call, and it is back there.
       set_health(f, f.failures)
       resettle(f, true)
     else
-      redis.call('ZREM', P .. 'quarantined', pod)
+      run('ZREM', P .. 'quarantined', pod)
     end
     restored[#restored + 1] = pod
   end
+  if trusting_until > 0 then
+    try('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
+    run('PEXPIRE', P .. 'ended', math.max(1, trusting_until - now))
+  end
   -- Whether releases have to look for calls that wait.
   local waiting = count('ZCARD', P .. 'waiting')
-  if waiting == 0 and is_flagged then redis.call('HDEL', P .. 'tiers', ':waiting') end
-  if waiting > 0 and not is_flagged then redis.call('HSET', P .. 'tiers', ':waiting', '1') end
+  if waiting == 0 and is_flagged then run('HDEL', P .. 'tiers', ':waiting') end
+  if waiting > 0 and not is_flagged then run('HSET', P .. 'tiers', ':waiting', '1') end
   return {'swept', now, abandoned, expired, undrained, restored, 1}
 end)

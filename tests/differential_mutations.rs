@@ -9,13 +9,13 @@ use crate::differential::compare;
 const MUTATIONS: [(&str, &str, &str); 37] = [
     (
         "a release frees a call that is on another pod",
-        "ARGV[4] ~= '' and ARGV[4] ~= record[1] or",
+        "on ~= '' and on ~= record[1] or",
         "",
     ),
     (
         "an ended call goes on counting",
-        "    f.calls = f.calls - 1\n  end\n  if now",
-        "  end\n  if now",
+        "    f.calls = f.calls - 1\n  end\n  if f and f.calls == 0",
+        "  end\n  if f and f.calls == 0",
     ),
     (
         "a busy exclusive pod stays available",
@@ -25,16 +25,16 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
     (
         "a later drain shortens an earlier one",
-        "math.max(f.draining and before or 0, now + tonumber(ARGV[4]))",
-        "now + tonumber(ARGV[4])",
+        "math.max(f.draining and before or 0, now + tonumber(ARGV[3]))",
+        "now + tonumber(ARGV[3])",
     ),
-    ("a replaced pod keeps its calls", "if replaced or f.uid", "if f.uid"),
+    ("a replaced pod keeps its calls", "if replaced or known", "if known"),
     (
         "a replaced leader may still write",
-        "tonumber(ARGV[3]) < current",
-        "tonumber(ARGV[3]) + 1 < current",
+        "tonumber(epoch) < current",
+        "tonumber(epoch) + 1 < current",
     ),
-    ("an ended call comes back by a renewal", "or redis.call('ZSCORE', P .. 'ended', call)", ""),
+    ("an ended call comes back by a renewal", "or run('ZSCORE', P .. 'ended', call)", ""),
     (
         "a swept call leaves its pod busy",
         "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
@@ -49,7 +49,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
     (
         "a pod that should go when idle cuts its calls",
-        "ARGV[6] == 'when_idle' and f.calls > 0",
+        "ARGV[5] == 'when_idle' and f.calls > 0",
         "false",
     ),
     (
@@ -79,8 +79,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a start ends no waiting",
-        "  redis.call('HSET', P .. 'call:' .. call, 'stage', '')\n  if f then",
-        "  if f then",
+        "    run('HSET', P .. 'call:' .. call, 'stage', '')\n    if f then",
+        "    if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
     (
@@ -101,8 +101,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "the lease of a pod that was handed over does not begin",
-        "extend(f, call, now + q.lease, nil, record[7])\n      redis.call('HSET'",
-        "redis.call('HSET'",
+        "extend(f, call, now + q.lease, nil, record[7])\n      run('HSET'",
+        "run('HSET'",
     ),
     (
         "a call that asks again loses its place all the same",
@@ -127,13 +127,13 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ("a call waits although its time is over", "if now >= place.ends then", "if false then"),
     (
         "the end of the first attempt ends the second",
-        "or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[7] or 0) or 0) then",
+        "or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then",
         "then",
     ),
     (
         "a broken call goes back to the same pod",
-        " and pod ~= avoid then return f end",
-        " then return f end",
+        "if pod == avoid then avoided = true else found = usable(pod, tier, 1) end",
+        "found = usable(pod, tier, 1)",
     ),
     (
         "a call is given pods without end",
@@ -142,12 +142,12 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a release after the end of the stream is not heard",
-        "      explain(call, ended, cause)\n",
+        "        explain(call, ended, cause)\n",
         "",
     ),
     ("a whole pool may be in quarantine", "3, 3) + 1) * 5 >", "3, 3) + 1) * 1 >"),
     ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
-    ("the lease names the wrong call", "redis.call('ZREVRANGE'", "redis.call('ZRANGE'"),
+    ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
 ];
 
 #[tokio::test]

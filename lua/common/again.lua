@@ -1,19 +1,25 @@
 -- again: a call that has a pod, was handed one, or waits, asks again.
 
+local NO_RECORD = {}
+
 -- What a call asks for, and its record. ARGV as in allocate.lua.
 local function asked(ARGV)
-  local q = {call = ARGV[3], key = P .. 'call:' .. ARGV[3], merchant = ARGV[4], lease = tonumber(ARGV[5]), life = tonumber(ARGV[6]),
-    attempt = ARGV[7], stage = ARGV[8], attempts = ARGV[9], holds = ARGV[10] ~= '', hold_time = 0, patience = 0}
-  if q.holds then
-    local time, patience, most, most_per_merchant = string.match(ARGV[10], '^(%d+) (%d+) (%d+) (%d+)$')
+  local key = P .. 'call:' .. ARGV[2]
+  local q = {call = ARGV[2], key = key, merchant = ARGV[3], lease = tonumber(ARGV[4]), life = tonumber(ARGV[5]), attempt = ARGV[6],
+    stage = ARGV[7] or '', attempts = ARGV[8] or '', hold_time = 0, is_fresh = run('EXISTS', key) == 0, record = NO_RECORD, tried = ''}
+  if ARGV[9] and ARGV[9] ~= '' then
+    q.holds = true
+    local time, patience, most, most_per_merchant = string.match(ARGV[9], '^(%d+) (%d+) (%d+) (%d+)$')
     q.hold_time, q.patience = tonumber(time), tonumber(patience)
     q.most, q.most_per_merchant = tonumber(most), tonumber(most_per_merchant)
   end
-  if ARGV[11] ~= '' then
-    local pod, number, final, retries = string.match(ARGV[11], '^(%S+) (%d+) (%d) (%d+)$')
+  if ARGV[10] and ARGV[10] ~= '' then
+    local pod, number, final, retries = string.match(ARGV[10], '^(%S+) (%d+) (%d) (%d+)$')
     q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
   end
-  q.record = read('HMGET', q.key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+  if not q.is_fresh then
+    q.record = read('HMGET', key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+  end
   return q
 end
 
@@ -26,16 +32,16 @@ local function told_again(q)
       -- It comes for the pod that it was handed while it waited: its lease begins.
       local f = facts_of(record[1])
       extend(f, call, now + q.lease, nil, record[7])
-      redis.call('HSET', q.key, 'allocated_at', math.floor(now / 1000), 'at', now, 'attempt', q.attempt, 'stage', stage)
-      redis.call('PEXPIRE', q.key, q.life + SLACK)
-      if stage ~= '' then redis.call('DEL', P .. 'end:' .. call) end
+      run('HSET', q.key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
+      run('PEXPIRE', q.key, q.life + SLACK)
+      if stage ~= '' then run('DEL', P .. 'end:' .. call) end
       if f then place_calls(f) end
       return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
     end
     -- The same attempt again: its first answer was lost.
     if record[4] == q.attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
     -- Two have asked by now; neither may take the call from the other.
-    if record[4] and record[4] ~= '' then redis.call('HDEL', q.key, 'attempt') end
+    if record[4] and record[4] ~= '' then run('HDEL', q.key, 'attempt') end
     if record[5] == 'provisional' and stage == 'provisional' then
       -- A new document has gone out: its stream has its whole time.
       local f = facts_of(record[1])

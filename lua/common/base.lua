@@ -1,8 +1,12 @@
 -- base: time, keys, checked reads. The library begins with it.
 
+-- redis.call and redis.pcall, which are not there yet while the library is loaded.
+local run, try
+
 -- What one call of a function knows: set when it begins.
 local P -- the key prefix
 local now -- the time (ms)
+local seconds -- the time (s), as text
 -- The tier table, read as needed: kind, cap, strategy, target of a tier.
 local entries
 -- Until when (ms) a pod's word is enough for a call that nobody knows.
@@ -31,34 +35,43 @@ end
 -- calls and drains, a TTL only tidies up where no router is left.
 local SLACK = 30000
 
--- Reads, and names the key where it holds another type than it should.
-local function read(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
+-- A whole number as text. Redis writes the numbers it is given as floating point,
+-- which takes several times as long.
+local function text_of(number)
+  return string.format('%d', number)
+end
+
+-- A reply of `try`; names the key where it holds another type than it should.
+local function checked(key, reply)
   if type(reply) == 'table' and reply.err then
     error(key .. ': ' .. reply.err, 0)
   end
   return reply
 end
 
+local function read(command, key, ...)
+  return checked(key, try(command, key, ...))
+end
+
 -- Writes to a view. A view of the wrong type is replaced: it is derived anyway.
 local function view(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
+  local reply = try(command, key, ...)
   if type(reply) == 'table' and reply.err then
-    redis.call('DEL', key)
-    reply = redis.call(command, key, ...)
+    run('DEL', key)
+    reply = run(command, key, ...)
   end
   return reply
 end
 
 -- A count of a view; one of the wrong type has nothing to count.
 local function count(command, key, ...)
-  local reply = redis.pcall(command, key, ...)
+  local reply = try(command, key, ...)
   return type(reply) == 'number' and reply or 0
 end
 
 -- Fields of a call's record; none where the key holds something else.
 local function record_of(call, ...)
-  local record = redis.pcall('HMGET', P .. 'call:' .. call, ...)
+  local record = try('HMGET', P .. 'call:' .. call, ...)
   return record.err and {} or record
 end
 
@@ -108,13 +121,14 @@ end
 local function live_key(merchant)
   return P .. 'merchant:' .. merchant .. ':calls'
 end
+local is_pool = remembered(function(text)
+  return #text <= 80 and (string.find(text, '^pool:[%w._-]+$') or string.find(text, '^merchant:[%w._-]+$')) ~= nil
+end)
+
 -- A source pool as it stands in a record; where people have put something else
 -- there, the pool the pod is in, if that is known.
 local function pool_text(text, tier)
-  if text and #text <= 80 and (string.find(text, '^pool:[%w._-]+$') or string.find(text, '^merchant:[%w._-]+$')) then
-    return text
-  end
-  return source_pool(tier or 'unknown')
+  return text and is_pool(text) and text or source_pool(tier or 'unknown')
 end
 
 -- When a merchant's calls of this second began.
@@ -124,7 +138,7 @@ end
 
 -- Whether the store is ours and complete: not empty, not being taken over.
 local function is_set_up()
-  return redis.call('EXISTS', P .. 'schema') == 1
+  return run('EXISTS', P .. 'schema') == 1
 end
 
 local parse_entry = remembered(function(text)
@@ -135,7 +149,8 @@ end)
 -- The entry of a tier by its name; nil if the table has none.
 local function entry(name)
   if entries[name] == nil then
-    local found = read('HMGET', P .. 'tiers', name, ':trusting_until', ':waiting')
+    local key = P .. 'tiers'
+    local found = checked(key, try('HMGET', key, name, ':trusting_until', ':waiting'))
     entries[name] = found[1] and parse_entry(found[1]) or false
     -- (an entry that makes no sense is none; the table is written anew soon)
     trusting_until = tonumber(found[2] or 0)
@@ -160,18 +175,20 @@ local function wanted(tier)
   return found ~= nil and (found.kind == 'dedicated') == (id ~= false)
 end
 
--- Makes a function of an operation. args[1] is the key prefix; args[2] the latest time
--- (ms) at which it may still do its work, 0 for any; the only key tells a cluster where
--- to go. VERSION tells this library from others.
+-- Makes a function of an operation. The only key is the prefix of all keys, which tells a
+-- cluster where to go, too; args[1] is the latest time (ms) at which it may still do its
+-- work, 0 for any. VERSION tells this library from others.
 local function operation(name, flags, work)
   redis.register_function({
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
     flags = flags,
-    callback = function(_, args)
-      if P ~= args[1] then P, names_of = args[1], names_under(args[1]) end
-      local clock = redis.call('TIME')
-      now = clock[1] * 1000 + math.floor(clock[2] / 1000)
-      if args[2] ~= '0' and now > tonumber(args[2]) then return {'late', now} end
+    callback = function(keys, args)
+      run, try = redis.call, redis.pcall
+      if P ~= keys[1] then P, names_of = keys[1], names_under(keys[1]) end
+      local clock = run('TIME')
+      seconds = clock[1]
+      now = seconds * 1000 + math.floor(clock[2] / 1000)
+      if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end
       entries, trusting_until, is_waited_for = {}, 0, nil
       return work(args)
     end,

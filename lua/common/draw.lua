@@ -1,25 +1,50 @@
 -- draw: which pod of a pool takes the next call.
 
+-- The facts of a pod, if it is one that takes a call; nil if not.
+local function usable(pod, tier, cap)
+  local f = readable_facts_of(pod)
+  return f and f.calls < cap and f.tier == tier and serving(f) and f or nil
+end
+
+-- The first of some pods that takes a call.
+local function first_usable(pods, tier, cap, avoid)
+  if type(pods) ~= 'table' or pods.err then return nil end
+  for _, pod in ipairs(pods) do
+    local f = pod ~= avoid and usable(pod, tier, cap)
+    if f then return f end
+  end
+end
+
+-- Takes a pod that takes a call out of those of a pool that have none. What does not
+-- belong there is taken out, too.
+local function draw_one(key, tier, avoid)
+  local found, avoided
+  for _ = 1, 17 do
+    local pod = try('SPOP', key)
+    if type(pod) ~= 'string' then break end
+    if pod == avoid then avoided = true else found = usable(pod, tier, 1) end
+    if found then break end
+  end
+  if avoided then run('SADD', key, avoid) end
+  if found then found.drawn = true end
+  return found
+end
+
 -- A pod of a pool that takes a call, and not `avoid`; nil and why there is none.
 local function draw(tier, kind, avoid)
   local key = available_key(tier)
-  local function try(pods)
-    if type(pods) ~= 'table' or pods.err then return nil end
-    for _, pod in ipairs(pods) do
-      local f = readable_facts_of(pod)
-      local room = f and f.calls < (kind.kind == 'shared' and kind.cap or 1)
-      if room and f.tier == tier and serving(f) and pod ~= avoid then return f end
-    end
-  end
   local found
   if kind.kind ~= 'shared' then
-    found = try(redis.pcall('SRANDMEMBER', key, 1)) or try(redis.pcall('SRANDMEMBER', key, 16))
-  elseif kind.strategy == 'pack' then
-    found = try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 0, 1))
-      or try(redis.pcall('ZREVRANGEBYSCORE', key, '(' .. kind.cap, '-inf', 'LIMIT', 1, 16))
+    found = draw_one(key, tier, avoid)
   else
-    found = try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 0, 1))
-      or try(redis.pcall('ZRANGEBYSCORE', key, '-inf', '(' .. kind.cap, 'LIMIT', 1, 16))
+    local cap, below = kind.cap, '(' .. kind.cap
+    if kind.strategy == 'pack' then
+      found = first_usable(try('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '0', '1'), tier, cap, avoid)
+        or first_usable(try('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '1', '16'), tier, cap, avoid)
+    else
+      found = first_usable(try('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '0', '1'), tier, cap, avoid)
+        or first_usable(try('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '1', '16'), tier, cap, avoid)
+    end
   end
   if found then return found end
   local out = out_key(tier)

@@ -4,9 +4,9 @@
 -- empty for a writer without a lease.
 local function fence(epoch)
   if epoch == '' then return nil end
-  local current = redis.pcall('GET', P .. 'leader:epoch')
+  local current = try('GET', P .. 'leader:epoch')
   -- What is no number is nobody's.
   current = type(current) == 'string' and tonumber(current) or 0
   if tonumber(epoch) < current then return {'fenced', now, current} end
-  if tonumber(epoch) > current then redis.call('SET', P .. 'leader:epoch', epoch) end
+  if tonumber(epoch) > current then run('SET', P .. 'leader:epoch', epoch) end
 end

@@ -2,20 +2,22 @@
 
 -- The facts that views follow from; nil if the pod is not known.
 local function facts_of(pod)
-  local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
-  local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
+  local key, calls_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod
+  local strings = run('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
+  local fields = checked(key, try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until'))
   if not fields[1] then return nil end
-  local calls = read('ZCARD', P .. 'pod:calls:' .. pod)
+  local calls = checked(calls_key, try('ZCARD', calls_key))
   return {
     pod = pod,
+    key = key,
+    calls_key = calls_key,
     tier = strings[1] or nil,
     draining = strings[2] and true or false,
-    uid = fields[1],
-    ready = fields[2] == '1',
-    terminating = fields[3] == '1',
-    pin = fields[4] or '',
-    failures = tonumber(fields[5] or 0) or 0,
-    quarantined = (fields[6] or '') ~= '',
+    ready = fields[1] == '1',
+    terminating = fields[2] == '1',
+    pin = fields[3] or '',
+    failures = tonumber(fields[4] or 0) or 0,
+    quarantined = (fields[5] or '') ~= '',
     calls = calls,
     -- What the views showed when this was read.
     shown = calls,
@@ -27,6 +29,11 @@ end
 local function readable_facts_of(pod)
   local readable, f = pcall(facts_of, pod)
   return readable and f or nil
+end
+
+-- Which pod of its name it is.
+local function uid_of(f)
+  return read('HGET', f.key, 'uid') or ''
 end
 
 local function leaving(f)
@@ -43,34 +50,42 @@ local function read_table(f)
 end
 
 -- The views that follow from a pod's calls: its place among the available, its
--- lease, its status. `only` is its one call, where the script knows it. A pod that
--- `stands` has as many calls as before, and keeps its place.
-local function place_calls(f, only)
+-- lease, its status. `call` is its one call, where the script knows it, with its
+-- deadline, when it began (s) and its source pool. A pod that `stands` has as many
+-- calls as before, and keeps its place; one that is `drawn` has been taken from there,
+-- one that is `unleased` has no lease.
+local function place_calls(f, call, deadline, at, pool)
   local kind = f.tier and not f.stands and kind_of(f.tier)
   if kind then
     local key = available_key(f.tier)
     if kind.kind == 'shared' then
-      if serving(f) then view('ZADD', key, f.calls, f.pod) else view('ZREM', key, f.pod) end
+      if serving(f) then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
     elseif serving(f) and f.calls == 0 then
       view('SADD', key, f.pod)
-    else
+    elseif not f.drawn then
       view('SREM', key, f.pod)
     end
+    f.drawn = false
   end
   local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
-    redis.call('DEL', P .. 'lease:' .. f.pod)
-    redis.call('HSET', P .. 'pod:' .. f.pod, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
+    if not f.unleased then run('DEL', P .. 'lease:' .. f.pod) end
+    if f.released_at then
+      run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at', f.released_at)
+      f.released_at = nil
+    else
+      run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
+    end
     return
   end
-  if not only then
-    local last = redis.call('ZREVRANGE', P .. 'pod:calls:' .. f.pod, 0, 0, 'WITHSCORES')
+  if not call then
+    local last = run('ZREVRANGE', f.calls_key, '0', '0', 'WITHSCORES')
     local record = record_of(last[1], 'allocated_at', 'source_pool')
-    only = {call = last[1], deadline = tonumber(last[2]), at = record[1] or '', pool = record[2] or ''}
+    call, deadline, at, pool = last[1], tonumber(last[2]), record[1] or '', record[2] or ''
   end
-  redis.call('SET', P .. 'lease:' .. f.pod, only.call, 'PX', math.max(1, only.deadline - now) + SLACK)
-  redis.call('HSET', P .. 'pod:' .. f.pod, 'status', status, 'allocated_call_sid', only.call,
-    'allocated_at', only.at, 'source_pool', only.pool)
+  run('SET', P .. 'lease:' .. f.pod, call, 'PX', text_of(math.max(1, deadline - now) + SLACK))
+  f.unleased = false
+  run('HSET', f.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
 
 -- The views that follow from a pod's pool and service.
@@ -93,9 +108,9 @@ end
 
 -- Takes a pod out of a view, whatever type the view has.
 local function drop(key, pod)
-  local kind = redis.call('TYPE', key).ok
-  if kind == 'set' then redis.call('SREM', key, pod) end
-  if kind == 'zset' then redis.call('ZREM', key, pod) end
+  local kind = run('TYPE', key).ok
+  if kind == 'set' then run('SREM', key, pod) end
+  if kind == 'zset' then run('ZREM', key, pod) end
 end
 
 -- Takes a pod out of all views of its pool.
@@ -111,7 +126,7 @@ local function set_home(f, tier)
   view('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
   unplace(f)
   f.tier = tier
-  redis.call('SET', P .. 'pod:tier:' .. f.pod, tier)
+  run('SET', P .. 'pod:tier:' .. f.pod, tier)
 end
 
 -- The pool a pod's label asks for, if there is such a pool.
@@ -125,7 +140,7 @@ end
 -- The pool for a pod that has none: a merchant pool below its target, else the
 -- first tier of the chain below its target, else the last of the chain.
 local function home()
-  local fields = redis.call('HGETALL', P .. 'tiers')
+  local fields = run('HGETALL', P .. 'tiers')
   local tiers, names, chain = {}, {}, ''
   for i = 1, #fields, 2 do
     if fields[i] == ':chain' then
@@ -171,9 +186,10 @@ end
 -- there is one already. Comes before other writes: what is of the wrong type shows
 -- here.
 local function extend(f, call, deadline, life, merchant)
-  redis.call('ZADD', P .. 'calls', deadline, call)
-  if f then redis.call('ZADD', P .. 'pod:calls:' .. f.pod, deadline, call) end
-  if life then redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK) end
+  deadline = text_of(deadline)
+  run('ZADD', P .. 'calls', deadline, call)
+  if f then run('ZADD', f.calls_key, deadline, call) end
+  if life then run('PEXPIRE', P .. 'call:' .. call, text_of(life + SLACK)) end
   if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
 end
 
@@ -183,16 +199,21 @@ local function cap_of(f)
   return kind and serving(f) and (kind.kind == 'shared' and kind.cap or 1) or 0
 end
 
--- Gives a call a pod. `c` is its record: merchant, tried, attempt, stage, attempts.
+-- Gives a call a pod. `c` is its record: merchant, tried, attempt, stage, attempts; and
+-- whether it is known that there is none yet.
 local function give(f, call, c, deadline, life)
-  local at, pool = tostring(math.floor(now / 1000)), source_pool(f.tier)
+  local key, pool = P .. 'call:' .. call, source_pool(f.tier)
   extend(f, call, deadline, nil, c.merchant)
-  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '',
-    'allocated_at', at, 'at', now, 'tried', c.tried or '', 'attempt', c.attempt or '', 'stage', c.stage or '',
-    'attempts', c.attempts or '')
-  redis.call('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+  if c.is_fresh and c.tried == '' and c.stage == '' and c.attempts == '' then
+    run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant, 'allocated_at', seconds,
+      'at', text_of(now), 'attempt', c.attempt)
+  else
+    run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '', 'allocated_at', seconds,
+      'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '', 'attempts', c.attempts or '')
+  end
+  run('PEXPIRE', key, text_of(life + SLACK))
   f.calls = f.calls + 1
-  place_calls(f, f.calls == 1 and {call = call, deadline = deadline, at = at, pool = pool} or nil)
+  if f.calls == 1 then place_calls(f, call, deadline, seconds, pool) else place_calls(f) end
   return pool
 end
 
@@ -206,12 +227,12 @@ end
 local function remember(call, pod, cause, attempts, lasted_for, merchant)
   if attempts == '' then attempts = '0' end
   if merchant == '' then merchant = '-' end
-  redis.call('SET', P .. 'end:' .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', 3600000)
+  run('SET', P .. 'end:' .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', 3600000)
 end
 
 -- How a call ended, if that is remembered.
 local function end_of(call)
-  local text = redis.pcall('GET', P .. 'end:' .. call)
+  local text = try('GET', P .. 'end:' .. call)
   if type(text) ~= 'string' then return nil end
   local pod, cause, attempts, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
   return pod and {pod = pod, cause = cause, attempts = tonumber(attempts), lasted = tonumber(lasted_for),
@@ -220,34 +241,38 @@ end
 
 -- Says more of how a call ended; it is not remembered for longer by that.
 local function explain(call, ended, cause)
-  local left = redis.call('PTTL', P .. 'end:' .. call)
+  local left = run('PTTL', P .. 'end:' .. call)
   remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
-  redis.call('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
+  run('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
 end
 
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
 -- that is known, `c` its record.
 local function end_call(f, call, c, cause)
-  redis.call('ZREM', P .. 'calls', call)
-  redis.call('DEL', P .. 'call:' .. call)
+  run('ZREM', P .. 'calls', call)
+  if f and run('ZREM', f.calls_key, call) == 1 then
+    f.calls = f.calls - 1
+  end
+  if f and f.calls == 0 then
+    run('DEL', P .. 'call:' .. call, P .. 'lease:' .. f.pod)
+    f.unleased = true
+  else
+    run('DEL', P .. 'call:' .. call)
+  end
   if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end
   -- What was taken back was never the caller's.
   if c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' and (c.attempts ~= '' or cause == 'unconfirmed') then
     remember(call, c.pod, cause, c.attempts, lasted(c.at), c.merchant)
   end
-  if f and redis.call('ZREM', P .. 'pod:calls:' .. f.pod, call) == 1 then
-    f.calls = f.calls - 1
-  end
   if now < trusting_until then
-    view('ZADD', P .. 'ended', now, call)
-    redis.call('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
-    redis.call('PEXPIRE', P .. 'ended', trusting_until - now)
+    -- (sweeps keep it short)
+    view('ZADD', P .. 'ended', text_of(now), call)
   end
 end
 
 -- Notes how a pod has fared, and until when (ms) it is given no calls for that.
 local function set_health(f, failures, quarantined_until)
-  redis.call('HSET', P .. 'pod:' .. f.pod, 'failures', failures, 'quarantined_until', quarantined_until or '')
+  run('HSET', P .. 'pod:' .. f.pod, 'failures', failures, 'quarantined_until', quarantined_until or '')
   if quarantined_until then
     view('ZADD', P .. 'quarantined', quarantined_until, f.pod)
   else
@@ -269,7 +294,7 @@ end
 local function fared_badly(f)
   if f.quarantined or f.failures < 2 or not f.tier
     or (count('ZCOUNT', out_key(f.tier), 3, 3) + 1) * 5 > count('SCARD', assigned_key(f.tier)) then
-    redis.call('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
+    run('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
     f.failures = f.failures + 1
     return false
   end

@@ -2,14 +2,14 @@
 local function pod_row(pod)
   local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin', 'quarantined_until')
   if not fields[1] then return nil end
-  local strings = redis.call('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
-  local deadline = strings[2] and redis.pcall('ZSCORE', P .. 'draining', pod)
+  local strings = run('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
+  local deadline = strings[2] and try('ZSCORE', P .. 'draining', pod)
   if strings[2] and type(deadline) ~= 'string' then deadline = now end
   local calls = read('ZRANGE', P .. 'pod:calls:' .. pod, 0, -1, 'WITHSCORES')
   local shown = {}
   for i = 1, #calls, 2 do
     shown[#shown + 1] = calls[i]
-    shown[#shown + 1] = redis.call('HGET', P .. 'call:' .. calls[i], 'at') or '0'
+    shown[#shown + 1] = run('HGET', P .. 'call:' .. calls[i], 'at') or '0'
     shown[#shown + 1] = calls[i + 1]
   end
   return {pod, strings[1] or '', fields[1], fields[2] or '', fields[3] or '0', fields[4] or '0',

@@ -17,14 +17,14 @@ local function enqueue(call, merchant, pools, score, poll_by)
   for tier in string.gmatch(pools, '%S+') do
     view('SADD', P .. 'pools', tier)
     view('ZADD', queue_key(tier), score, call)
-    redis.call('PEXPIRE', queue_key(tier), 86400000)
+    run('PEXPIRE', queue_key(tier), 86400000)
   end
   if merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. merchant .. ':waiting', poll_by, call)
-    redis.call('PEXPIRE', P .. 'merchant:' .. merchant .. ':waiting', 86400000)
+    run('PEXPIRE', P .. 'merchant:' .. merchant .. ':waiting', 86400000)
     view('ZADD', live_key(merchant), poll_by, call)
   end
-  redis.call('HSET', P .. 'tiers', ':waiting', '1')
+  run('HSET', P .. 'tiers', ':waiting', '1')
   is_waited_for = true
 end
 
@@ -42,10 +42,10 @@ end
 
 -- Writes the record of a call that waits.
 local function set_place(call, place)
-  redis.call('HSET', P .. 'call:' .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
+  run('HSET', P .. 'call:' .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
     'score', place.score, 'since', place.since, 'until', place.ends, 'tried', place.tried, 'attempts', place.attempts,
     'poll_by', place.poll_by)
-  redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, place.poll_by) - now) + SLACK)
+  run('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, place.poll_by) - now) + SLACK)
   enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
 end
 
@@ -61,11 +61,11 @@ local function set_poll_by(call, place, poll_by)
   local missing = 0
   for tier in string.gmatch(place.pools, '%S+') do
     local added = view('ZADD', queue_key(tier), place.score, call)
-    if added > 0 then redis.call('PEXPIRE', queue_key(tier), 86400000) end
+    if added > 0 then run('PEXPIRE', queue_key(tier), 86400000) end
     missing = missing + added
   end
-  redis.call('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
-  redis.call('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
+  run('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
+  run('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
   view('ZADD', P .. 'waiting', poll_by, call)
   if place.merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
@@ -80,7 +80,7 @@ local function leave(call)
   if not place or not place.waits then return nil end
   unqueue(call, place.merchant, place.pools)
   if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
-  redis.call('DEL', P .. 'call:' .. call)
+  run('DEL', P .. 'call:' .. call)
   return place.since
 end
 
@@ -90,13 +90,13 @@ local function hand(f, call, but)
   if not place or not place.waits then return false end
   unqueue(call, place.merchant, place.pools, but)
   -- Until it comes for the pod, what counts is how long it has waited.
-  local at, pool = tostring(math.floor(place.since / 1000)), source_pool(f.tier)
+  local at, pool = text_of(math.floor(place.since / 1000)), source_pool(f.tier)
   extend(f, call, place.poll_by, nil, place.merchant)
-  redis.call('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
+  run('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
   f.calls = f.calls + 1
-  place_calls(f, f.calls == 1 and {call = call, deadline = place.poll_by, at = at, pool = pool} or nil)
+  if f.calls == 1 then place_calls(f, call, place.poll_by, at, pool) else place_calls(f) end
   -- Who may not publish here has callers who hear of it later.
-  redis.pcall('PUBLISH', P .. 'handed', call)
+  try('PUBLISH', P .. 'handed', call)
   return true
 end
 
@@ -105,7 +105,7 @@ local function serve_one(f)
   if is_waited_for == nil then read_table(f) end
   if not is_waited_for or f.calls >= cap_of(f) then return false end
   for _ = 1, 16 do
-    local first = redis.pcall('ZPOPMIN', queue_key(f.tier))
+    local first = try('ZPOPMIN', queue_key(f.tier))
     if first.err or not first[1] then return false end
     -- One without a place is none any more: somebody has deleted it, or its time.
     if hand(f, first[1], f.tier) then return true end
@@ -133,13 +133,13 @@ end
 -- the second part of the answer.
 local function end_calls(f)
   local ended, seatless = {}, {}
-  local calls = redis.call('ZRANGE', P .. 'pod:calls:' .. f.pod, 0, -1)
+  local calls = run('ZRANGE', f.calls_key, 0, -1)
   table.sort(calls)
   for _, call in ipairs(calls) do
     local c = record_to_end(call)
     local place = c.stage == 'handed' and place_of(call)
     -- Its lease may have been prolonged since.
-    if place then place.poll_by = tonumber(redis.call('ZSCORE', P .. 'calls', call) or now) end
+    if place then place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now) end
     end_call(f, call, c, 'pod_gone')
     if place then
       set_place(call, place)

@@ -46,13 +46,14 @@ impl Redis {
             &hold,
             &after,
         ];
-        let mut outcome = self.link.run(&self.scripts.allocate, &args, Timeliness::InTime).await;
+        let args = without_empty_end(&args);
+        let mut outcome = self.link.run(&self.scripts.allocate, args, Timeliness::InTime).await;
         if let Err(Failure::NotRun(error)) = &outcome
             && is_full(error)
         {
             // A full Redis takes no new calls; those it has are told so.
             let error = error.clone();
-            outcome = self.link.run(&self.scripts.ask_again, &args, Timeliness::InTime).await;
+            outcome = self.link.run(&self.scripts.ask_again, args, Timeliness::InTime).await;
             if outcome.as_ref().is_ok_and(|answer| answer.word == "unknown") {
                 return Err(error);
             }
@@ -79,12 +80,8 @@ impl Redis {
                 pool: answer.parse()?,
                 tried: answer.tried()?,
                 attempt: answer.parse_some()?.unwrap_or(0),
-                waited: if answer.word == "new" { answer.parse_some()? } else { None },
-                malformed_merchant: if answer.word == "new" {
-                    malformed(answer.text()?)
-                } else {
-                    None
-                },
+                waited: answer.parse_some()?,
+                malformed_merchant: malformed(answer.text_if_any()?),
             }),
             _ => return Err(unexpected(&answer)),
         })
@@ -96,7 +93,8 @@ impl Redis {
     ) -> Result<Result<Released, NotReleased>, StoreError> {
         let number = number_text(request.attempt);
         let args = release_args(request, "", &number);
-        let answer = self.link.run(&self.scripts.release, &args, Timeliness::Whenever).await;
+        let args = without_empty_end(&args);
+        let answer = self.link.run(&self.scripts.release, args, Timeliness::Whenever).await;
         let mut answer = match answer.map_err(StoreError::from) {
             Ok(answer) => answer,
             Err(error) => {
@@ -112,9 +110,9 @@ impl Redis {
             "released" => Ok(Ok(Released {
                 pod: answer.parse()?,
                 source_pool: answer.parse()?,
+                lasted: answer.number()?,
                 pool: answer.parse()?,
                 was_draining: answer.flag()?,
-                lasted: answer.number()?,
             })),
             _ => Err(unexpected(&answer)),
         }
@@ -154,14 +152,19 @@ pub(super) fn number_text(attempt: Option<u32>) -> String {
     attempt.map(|attempt| attempt.to_string()).unwrap_or_default()
 }
 
-/// Call, pod, the request it must stem from, the number of the attempt, the cause.
+/// What need not be sent: scripts take what is not there for empty.
+fn without_empty_end<'a, 'b>(args: &'a [&'b str]) -> &'a [&'b str] {
+    &args[..args.iter().rposition(|arg| !arg.is_empty()).map_or(0, |last| last + 1)]
+}
+
+/// Call, cause, pod, the request it must stem from, the number of the attempt.
 pub(super) fn release_args<'a>(
     request: &'a Release,
     stems_from: &'a str,
     number: &'a str,
 ) -> [&'a str; 5] {
     let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
-    [request.call.as_str(), pod, stems_from, number, request.cause.as_str()]
+    [request.call.as_str(), request.cause.as_str(), pod, stems_from, number]
 }
 
 fn is_full(error: &StoreError) -> bool {

@@ -64,9 +64,8 @@ struct Line {
 pub struct Link {
     address: Address,
     library: Library,
+    /// Of all keys; it tells a cluster where they belong, too.
     prefix: String,
-    /// Any key of ours: it tells a cluster where the scripts belong.
-    routing_key: String,
     current: RwLock<Option<Line>>,
     lines: AtomicU64,
     /// Held while a connection is made; when that last failed.
@@ -88,7 +87,6 @@ impl Link {
             address,
             library,
             prefix: prefix.into(),
-            routing_key: format!("{prefix}calls"),
             current: RwLock::new(None),
             lines: AtomicU64::new(0),
             connecting: tokio::sync::Mutex::new(None),
@@ -225,8 +223,7 @@ impl Link {
         not_after: Millis,
     ) -> Result<Value, RedisError> {
         let mut call = redis::cmd("FCALL");
-        call.arg(&script.function).arg(1).arg(&self.routing_key);
-        call.arg(&self.prefix).arg(not_after).arg(args);
+        call.arg(&script.function).arg(1).arg(&self.prefix).arg(not_after).arg(args);
         match call.query_async(connection).await {
             Err(error) if is_not_loaded(&error) => {
                 self.load(connection).await?;

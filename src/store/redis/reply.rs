@@ -33,6 +33,11 @@ impl Reply {
         text_of(self.rest.next())
     }
 
+    /// A text that is left out where it is empty, with all that follows.
+    pub fn text_if_any(&mut self) -> Result<String, StoreError> {
+        self.rest.next().map_or(Ok(String::new()), |value| text_of(Some(value)))
+    }
+
     pub fn number(&mut self) -> Result<u64, StoreError> {
         number_of(self.rest.next())
     }
@@ -46,9 +51,9 @@ impl Reply {
         parse(&self.text()?)
     }
 
-    /// A name, or nothing where the text is empty.
+    /// A name, or nothing where the text is empty or left out.
     pub fn parse_some<T: FromStr>(&mut self) -> Result<Option<T>, StoreError> {
-        let text = self.text()?;
+        let text = self.text_if_any()?;
         if text.is_empty() { Ok(None) } else { parse(&text).map(Some) }
     }
 
@@ -77,7 +82,7 @@ impl Reply {
             };
             Ok(Tried { step: parse(step)?, reason })
         };
-        self.text()?.split_whitespace().map(read).collect()
+        self.text_if_any()?.split_whitespace().map(read).collect()
     }
 
     /// Calls that ended on `pod`: id, source pool, how long each lasted.
