@@ -23,8 +23,8 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
     elseif tier and (is_shared(tier) or holder == call) then
       run('ZADD', P .. 'calls', 'NX', now + lease, call)
       run('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
-      local at = (tonumber(record[2]) or math.floor(now / 1000)) * 1000
-      run('HSET', P .. 'call:' .. call, 'at', string.format('%.0f', math.min(now, at)))
+      local at = (tonumber(record[2]) or floor(now / 1000)) * 1000
+      run('HSET', P .. 'call:' .. call, 'at', format('%.0f', math.min(now, at)))
       run('HDEL', P .. 'call:' .. call, '_lock')
       run('PEXPIRE', P .. 'call:' .. call, life + SLACK)
       if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end

@@ -18,8 +18,7 @@ local function leave_pod(q)
     q.is_rescue = true
     if record[1] ~= after.pod or (tonumber(record[6] or 0) or 0) ~= after.attempt or record[5] == 'handed' then return nil end
     if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
-    local f = facts_of(record[1])
-    if f then read_table(f) end
+    local f = facts_of(record[1], call)
     end_call(f, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
       attempts = record[6] or ''}, 'broken')
     if f then

@@ -6,7 +6,7 @@ operation('drain', {'allow-oom'}, function(ARGV)
   if not f then return {read('HEXISTS', P .. 'tiers', ':chain') == 1 and 'unknown' or 'lost', now} end
   local before = try('ZSCORE', P .. 'draining', f.pod)
   before = type(before) == 'string' and tonumber(before) or 0
-  local deadline = math.max(f.draining and before or 0, now + tonumber(ARGV[3]))
+  local deadline = max(f.draining and before or 0, now + tonumber(ARGV[3]))
   view('ZADD', P .. 'draining', deadline, f.pod)
   run('SET', P .. 'pod:draining:' .. f.pod, 'true', 'PX', deadline - now + SLACK)
   f.draining = true

@@ -12,7 +12,7 @@ operation('observe_pod', {}, function(ARGV)
   local f = facts_of(pod)
   local joined, ended, seatless = f == nil, {}, {}
   if f then
-    read_table(f)
+    read_table(f.tier)
     -- A pod adopted from the older router has no UID yet.
     local known = uid_of(f)
     local replaced = known ~= '' and known ~= uid

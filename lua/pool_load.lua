@@ -10,7 +10,7 @@ operation('pool_load', {'no-writes'}, function(ARGV)
     local f = readable_facts_of(pod)
     if f then
       calls = calls + f.calls
-      if serving(f) then free = free + math.max(0, cap - f.calls) end
+      if serving(f) then free = free + max(0, cap - f.calls) end
     end
   end
   return {'load', now, scanned[1], calls, free}

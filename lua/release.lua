@@ -11,7 +11,7 @@ operation('release', {'allow-oom'}, function(ARGV)
     -- It was waiting, or explains why its stream is gone.
     if stems_from ~= '' then return {'not_found', now} end
     local since = on == '' and leave(call)
-    if since then return {'waited', now, math.max(0, now - since)} end
+    if since then return {'waited', now, max(0, now - since)} end
     local ended = end_of(call)
     local is_that = ended and (on == '' or on == ended.pod) and (number == '' or tonumber(number) == ended.attempts)
     if is_that and ended.cause ~= 'agent' and ended.cause ~= 'provider' then
@@ -28,19 +28,18 @@ operation('release', {'allow-oom'}, function(ARGV)
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then
     return {'not_found', now}
   end
-  local f = facts_of(record[1])
-  if f then read_table(f) end
+  local f = facts_of(record[1], call)
   if record[6] == 'handed' then cause = 'abandoned' end
   end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)
   local source = pool_text(record[2], f and f.tier)
-  local pool, draining = source, 0
+  local pool, draining, time = source, 0, lasted(record[3])
   if f then
     f.released_at = seconds
-    resettle(f, speaks_for(f, cause, lasted(record[3])))
+    resettle(f, speaks_for(f, cause, time))
     if f.released_at then run('HSET', f.key, 'released_at', seconds) end
     pool = f.tier and source_pool(f.tier) or pool
     draining = leaving(f) and 1 or 0
   end
-  if record[6] == 'handed' then return {'waited', now, lasted(record[3])} end
-  return {'released', now, record[1], source, lasted(record[3]), pool, draining}
+  if record[6] == 'handed' then return {'waited', now, time} end
+  return {'released', now, record[1], source, time, pool, draining}
 end)

@@ -7,7 +7,7 @@ operation('remove_pod', {'allow-oom'}, function(ARGV)
   local f = facts_of(ARGV[3])
   if not f or uid_of(f) ~= ARGV[4] then return {'not_there', now} end
   if ARGV[5] == 'when_idle' and f.calls > 0 then return {'busy', now} end
-  read_table(f)
+  read_table(f.tier)
   local ended, seatless = end_calls(f)
   unplace(f)
   run('DEL', P .. 'pod:' .. f.pod, P .. 'pod:tier:' .. f.pod, P .. 'pod:draining:' .. f.pod,

@@ -13,7 +13,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
   local function adopt(call)
     if speaker == '' then return unknown end
     local f = touched[speaker] or readable_facts_of(speaker)
-    read_table(f or {})
+    read_table(f and f.tier)
     if now >= trusting_until or run('ZSCORE', P .. 'ended', call) then return unknown end
     if not f then return later end
     if not f.tier then

@@ -5,7 +5,7 @@
 -- Replies: {spared, now, deadline to go on from ('' at the end)}
 operation('spare', {'allow-oom'}, function(ARGV)
   local until_then = now + tonumber(ARGV[5])
-  local due = read('ZRANGEBYSCORE', P .. ARGV[2], ARGV[3], '(' .. string.format('%.0f', until_then), 'WITHSCORES', 'LIMIT', 0, ARGV[4])
+  local due = read('ZRANGEBYSCORE', P .. ARGV[2], ARGV[3], '(' .. format('%.0f', until_then), 'WITHSCORES', 'LIMIT', 0, ARGV[4])
   for i = 1, #due, 2 do
     local call = due[i]
     if ARGV[2] == 'waiting' then

@@ -11,7 +11,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
     local since = leave(call)
     if since then
       abandoned[#abandoned + 1] = call
-      abandoned[#abandoned + 1] = math.max(0, now - since)
+      abandoned[#abandoned + 1] = max(0, now - since)
     else
       -- Its record is gone, by hand or by time.
       run('ZREM', P .. 'waiting', call)
@@ -21,8 +21,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
   for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local c = record_to_end(call)
-    local f = c.pod and readable_facts_of(c.pod)
-    if f then read_table(f) end
+    local f = c.pod and readable_facts_of(c.pod, call)
     local cause = CAUSES[c.stage] or 'lease'
     end_call(f or nil, call, c, cause)
     if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end
@@ -61,7 +60,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
   end
   if trusting_until > 0 then
     try('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
-    run('PEXPIRE', P .. 'ended', math.max(1, trusting_until - now))
+    run('PEXPIRE', P .. 'ended', max(1, trusting_until - now))
   end
   -- Whether releases have to look for calls that wait.
   local waiting = count('ZCARD', P .. 'waiting')

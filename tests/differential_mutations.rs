@@ -14,8 +14,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "an ended call goes on counting",
-        "    f.calls = f.calls - 1\n  end\n  if f and f.calls == 0",
-        "  end\n  if f and f.calls == 0",
+        "    left = checked(calls_key, try('ZREM', calls_key, leaver))\n",
+        "",
     ),
     (
         "a busy exclusive pod stays available",

@@ -63,7 +63,7 @@ local function told_again(q)
   if not q.holds then return {'refused', now, place.tried, '', 'no_pods'} end
   if now >= place.ends then
     leave(call)
-    return {'refused', now, place.tried, '', 'time_over', math.max(0, now - place.since)}
+    return {'refused', now, place.tried, '', 'time_over', max(0, now - place.since)}
   end
   if set_poll_by(call, place, next_poll(place.ends, q.patience)) then reseat({{call = call, score = tonumber(place.score)}}) end
   return {'refused', now, place.tried, '', 'waiting', place.ends, 0}

@@ -1,7 +1,7 @@
 -- base: time, keys, checked reads. The library begins with it.
 
--- redis.call and redis.pcall, which are not there yet while the library is loaded.
-local run, try
+-- redis.call, redis.pcall and more that is not there yet while the library is loaded.
+local run, try, floor, max, format
 
 -- What one call of a function knows: set when it begins.
 local P -- the key prefix
@@ -38,7 +38,7 @@ local SLACK = 30000
 -- A whole number as text. Redis writes the numbers it is given as floating point,
 -- which takes several times as long.
 local function text_of(number)
-  return string.format('%d', number)
+  return format('%d', number)
 end
 
 -- A reply of `try`; names the key where it holds another type than it should.
@@ -77,7 +77,7 @@ end
 
 -- How long a call has lasted that began `at` (ms), by a clock that may step back.
 local function lasted(at)
-  return math.max(0, now - (tonumber(at or now) or now))
+  return max(0, now - (tonumber(at or now) or now))
 end
 
 local merchant_of = remembered(function(tier)
@@ -183,11 +183,13 @@ local function operation(name, flags, work)
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
     flags = flags,
     callback = function(keys, args)
-      run, try = redis.call, redis.pcall
+      if not run then
+        run, try, floor, max, format = redis.call, redis.pcall, math.floor, math.max, string.format
+      end
       if P ~= keys[1] then P, names_of = keys[1], names_under(keys[1]) end
       local clock = run('TIME')
       seconds = clock[1]
-      now = seconds * 1000 + math.floor(clock[2] / 1000)
+      now = seconds * 1000 + floor(clock[2] / 1000)
       if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end
       entries, trusting_until, is_waited_for = {}, 0, nil
       return work(args)

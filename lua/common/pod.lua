@@ -1,33 +1,43 @@
 -- pod: the facts of a pod, and the one place that derives its views from them.
 
--- The facts that views follow from; nil if the pod is not known.
-local function facts_of(pod)
-  local key, calls_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod
-  local strings = run('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
+-- Reads the table's entry for a pod's pool, and with it until when we trust.
+local function read_table(tier)
+  entry(tier and (merchant_of(tier) or tier) or '')
+end
+
+-- The facts that views follow from; nil if the pod is not known. With `leaver`, a call,
+-- the table is read as well and the call taken from the pod.
+local function facts_of(pod, leaver)
+  local key, calls_key, draining_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod, P .. 'pod:draining:' .. pod
   local fields = checked(key, try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until'))
   if not fields[1] then return nil end
-  local calls = checked(calls_key, try('ZCARD', calls_key))
-  return {
-    pod = pod,
-    key = key,
-    calls_key = calls_key,
-    tier = strings[1] or nil,
-    draining = strings[2] and true or false,
-    ready = fields[1] == '1',
-    terminating = fields[2] == '1',
-    pin = fields[3] or '',
-    failures = tonumber(fields[4] or 0) or 0,
-    quarantined = (fields[5] or '') ~= '',
-    calls = calls,
-    -- What the views showed when this was read.
-    shown = calls,
-  }
+  local tier = try('GET', P .. 'pod:tier:' .. pod)
+  if type(tier) ~= 'string' then tier = nil end
+  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, failures = 0}
+  local left = 0
+  if leaver then
+    read_table(tier)
+    left = checked(calls_key, try('ZREM', calls_key, leaver))
+  end
+  -- Mostly there is neither.
+  if run('EXISTS', draining_key, calls_key) > 0 then
+    f.draining = run('EXISTS', draining_key) == 1
+    f.calls = checked(calls_key, try('ZCARD', calls_key))
+  end
+  -- How many calls the views show.
+  f.shown = f.calls + left
+  if fields[1] ~= '1' then f.unready = true end
+  if fields[2] == '1' then f.terminating = true end
+  if fields[3] and fields[3] ~= '' then f.pin = fields[3] end
+  if fields[4] and fields[4] ~= '0' then f.failures = tonumber(fields[4]) or 0 end
+  if fields[5] and fields[5] ~= '' then f.quarantined = true end
+  return f
 end
 
 -- The same; nil also where they can't be read, for scripts that see many pods and
 -- must not fail for one. The audit reports it.
-local function readable_facts_of(pod)
-  local readable, f = pcall(facts_of, pod)
+local function readable_facts_of(pod, leaver)
+  local readable, f = pcall(facts_of, pod, leaver)
   return readable and f or nil
 end
 
@@ -41,12 +51,7 @@ local function leaving(f)
 end
 
 local function serving(f)
-  return f.ready and not leaving(f) and not f.quarantined
-end
-
--- Reads the table's entry for a pod's pool, and with it until when we trust.
-local function read_table(f)
-  entry(f.tier and (merchant_of(f.tier) or f.tier) or '')
+  return not (f.unready or f.draining or f.terminating or f.quarantined)
 end
 
 -- The views that follow from a pod's calls: its place among the available, its
@@ -83,7 +88,7 @@ local function place_calls(f, call, deadline, at, pool)
     local record = record_of(last[1], 'allocated_at', 'source_pool')
     call, deadline, at, pool = last[1], tonumber(last[2]), record[1] or '', record[2] or ''
   end
-  run('SET', P .. 'lease:' .. f.pod, call, 'PX', text_of(math.max(1, deadline - now) + SLACK))
+  run('SET', P .. 'lease:' .. f.pod, call, 'PX', text_of(max(1, deadline - now) + SLACK))
   f.unleased = false
   run('HSET', f.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
@@ -96,7 +101,7 @@ local function place_service(f)
   if serving(f) then
     view('ZREM', out_key(f.tier), f.pod)
   else
-    view('ZADD', out_key(f.tier), leaving(f) and 1 or not f.ready and 2 or 3, f.pod)
+    view('ZADD', out_key(f.tier), leaving(f) and 1 or f.unready and 2 or 3, f.pod)
   end
 end
 
@@ -131,7 +136,7 @@ end
 
 -- The pool a pod's label asks for, if there is such a pool.
 local function pinned(f)
-  if f.pin == '' or merchant_of(f.pin) then return f.pin ~= '' and f.pin or nil end
+  if not f.pin or merchant_of(f.pin) then return f.pin end
   local found = entry(f.pin)
   if not found then return nil end
   return found.kind == 'dedicated' and 'merchant:' .. f.pin or f.pin
@@ -243,16 +248,13 @@ end
 local function explain(call, ended, cause)
   local left = run('PTTL', P .. 'end:' .. call)
   remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
-  run('PEXPIRE', P .. 'end:' .. call, math.max(1, left))
+  run('PEXPIRE', P .. 'end:' .. call, max(1, left))
 end
 
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
--- that is known, `c` its record.
+-- that is known, without the call; `c` its record.
 local function end_call(f, call, c, cause)
   run('ZREM', P .. 'calls', call)
-  if f and run('ZREM', f.calls_key, call) == 1 then
-    f.calls = f.calls - 1
-  end
   if f and f.calls == 0 then
     run('DEL', P .. 'call:' .. call, P .. 'lease:' .. f.pod)
     f.unleased = true

@@ -45,14 +45,14 @@ local function set_place(call, place)
   run('HSET', P .. 'call:' .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
     'score', place.score, 'since', place.since, 'until', place.ends, 'tried', place.tried, 'attempts', place.attempts,
     'poll_by', place.poll_by)
-  run('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, place.poll_by) - now) + SLACK)
+  run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, place.poll_by) - now) + SLACK)
   enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
 end
 
 -- When a call that asks now has to ask again: three times it may miss, and once when
 -- its time is over.
 local function next_poll(ends, patience)
-  return math.min(now + patience, ends + math.floor(patience / 3))
+  return math.min(now + patience, ends + floor(patience / 3))
 end
 
 -- A call that waits asks again, or is taken to have done so. Answers whether it was
@@ -65,7 +65,7 @@ local function set_poll_by(call, place, poll_by)
     missing = missing + added
   end
   run('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
-  run('PEXPIRE', P .. 'call:' .. call, math.max(1, math.max(place.ends, poll_by) - now) + SLACK)
+  run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, poll_by) - now) + SLACK)
   view('ZADD', P .. 'waiting', poll_by, call)
   if place.merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
@@ -90,7 +90,7 @@ local function hand(f, call, but)
   if not place or not place.waits then return false end
   unqueue(call, place.merchant, place.pools, but)
   -- Until it comes for the pod, what counts is how long it has waited.
-  local at, pool = text_of(math.floor(place.since / 1000)), source_pool(f.tier)
+  local at, pool = text_of(floor(place.since / 1000)), source_pool(f.tier)
   extend(f, call, place.poll_by, nil, place.merchant)
   run('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
   f.calls = f.calls + 1
@@ -102,7 +102,7 @@ end
 
 -- Hands a free slot of a pod to the first who waits for it, if there is one.
 local function serve_one(f)
-  if is_waited_for == nil then read_table(f) end
+  if is_waited_for == nil then read_table(f.tier) end
   if not is_waited_for or f.calls >= cap_of(f) then return false end
   for _ = 1, 16 do
     local first = try('ZPOPMIN', queue_key(f.tier))
@@ -140,6 +140,8 @@ local function end_calls(f)
     local place = c.stage == 'handed' and place_of(call)
     -- Its lease may have been prolonged since.
     if place then place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now) end
+    run('ZREM', f.calls_key, call)
+    f.calls = f.calls - 1
     end_call(f, call, c, 'pod_gone')
     if place then
       set_place(call, place)

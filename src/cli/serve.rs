@@ -26,7 +26,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
             _ = terminate.recv() => break,
             _ = interrupt.recv() => break,
             _ = second.tick() => {
-                running.context.metrics.log_lines_dropped.set(logging.dropped.dropped_lines() as i64);
+                running.context.metrics.log_lines_dropped.set(logging.dropped() as i64);
             }
         }
     }
