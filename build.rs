@@ -3,8 +3,7 @@
 
 use std::{env, fs, path::Path};
 
-const COMMON: [&str; 8] =
-    ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row"];
+const COMMON: [&str; 8] = ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row"];
 
 fn main() {
     println!("cargo::rerun-if-changed=lua");

@@ -3,7 +3,7 @@
 -- ARGV[2..3]: lease (ms), life of the record (ms); then the calls
 -- Replies: {adopted, now, calls taken over, calls dropped}
 operation('adopt_calls', {'allow-oom'}, function(ARGV)
-  local lease, life, taken, dropped = tonumber(ARGV[2]), tonumber(ARGV[3]), 0, 0
+  local lease, life, taken, dropped = tonumber(ARGV[2]), ARGV[3], 0, 0
   -- Whether calls of a tier share pods; a tier that the table does not know shows
   -- it by the type of its view.
   local function is_shared(tier)
@@ -26,7 +26,7 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
       local at = (tonumber(record[2]) or floor(now / 1000)) * 1000
       run('HSET', P .. 'call:' .. call, 'at', format('%.0f', math.min(now, at)))
       run('HDEL', P .. 'call:' .. call, '_lock')
-      run('PEXPIRE', P .. 'call:' .. call, life + SLACK)
+      run('PEXPIRE', P .. 'call:' .. call, life)
       if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end
       taken = taken + 1
     else

@@ -13,7 +13,7 @@
 -- Ends what a call had whose stream is gone. Answers what it is told, if that is all;
 -- else it needs another pod. Notes whether it is known to have had one, and which.
 local function leave_pod(q)
-  local after, record, call = q.after, q.record, q.call
+  local after, record, call = q.after, q.record or {}, q.call
   if record[1] then
     q.is_rescue = true
     if record[1] ~= after.pod or (tonumber(record[6] or 0) or 0) ~= after.attempt or record[5] == 'handed' then return nil end
@@ -31,7 +31,7 @@ local function leave_pod(q)
         place_calls(f)
       end
     end
-    q.before, q.record = f, NO_RECORD
+    q.before, q.record = f, {}
   elseif record[5] == 'waiting' then
     q.is_rescue = true
     return nil
@@ -131,7 +131,7 @@ local function serve_new(q, steps, wishes)
   for _, step in ipairs(steps) do
     if step.tier then pools[#pools + 1] = step.tier end
   end
-  if q.hold_time == 0 or #pools == 0 then return {'refused', now, tried, wishes.wrong, 'no_pods'} end
+  if (q.hold_time or 0) == 0 or #pools == 0 then return {'refused', now, tried, wishes.wrong, 'no_pods'} end
   if not may_wait(q) then return {'refused', now, tried, wishes.wrong, 'queue_full'} end
   local ends = take_place(q, pools, tried, wishes.priority)
   admit(q, wishes)

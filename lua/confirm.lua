@@ -3,7 +3,7 @@
 -- ARGV[2..6]: call, pod, lease (ms), life of the record (ms), number of the attempt ('' for any)
 -- Replies: {confirmed, now}   {retaken, now, source pool}   {unknown, now}   {lost, now}: the store is empty
 operation('confirm', {'allow-oom'}, function(ARGV)
-  local call, pod, lease, life = ARGV[2], ARGV[3], tonumber(ARGV[4]), tonumber(ARGV[5])
+  local call, pod, lease, life = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
   local deadline = now + lease
   local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'stage', 'merchant_id', 'attempts')
   if record[1] and (record[1] ~= pod or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[4] or 0) or 0)) then return {'unknown', now} end
@@ -22,6 +22,6 @@ operation('confirm', {'allow-oom'}, function(ARGV)
   end
   leave(call)
   run('DEL', P .. 'end:' .. call)
-  local pool = give(f, call, {merchant = missed.merchant, attempts = missed.attempts > 0 and missed.attempts or ''}, deadline, life)
+  local pool = give(f, call, {record = {}, merchant = missed.merchant, attempts = missed.attempts > 0 and missed.attempts or ''}, deadline, life)
   return {'retaken', now, pool}
 end)

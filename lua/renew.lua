@@ -4,7 +4,7 @@
 -- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
 --          {lost, now}: the store is empty
 operation('renew', {'allow-oom'}, function(ARGV)
-  local lease, life, speaker = tonumber(ARGV[2]), tonumber(ARGV[3]), ARGV[4]
+  local lease, life, speaker = tonumber(ARGV[2]), ARGV[3], ARGV[4]
   local deadline = now + lease
   local unknown, registered, later, touched = {}, {}, {}, {}
 
@@ -25,7 +25,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
     local kind = kind_of(f.tier)
     if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
     leave(call)
-    give(f, call, {}, deadline, life)
+    give(f, call, {record = {}}, deadline, life)
     touched[speaker] = f
     return registered
   end

@@ -51,7 +51,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
     local f = readable_facts_of(pod)
     if f then
       -- One more bad call, and it is back there.
-      set_health(f, f.failures)
+      set_health(f, f.failures or 0)
       resettle(f, true)
     else
       run('ZREM', P .. 'quarantined', pod)

@@ -1,24 +1,21 @@
 -- again: a call that has a pod, was handed one, or waits, asks again.
 
-local NO_RECORD = {}
-
--- What a call asks for, and its record. ARGV as in allocate.lua.
+-- What a call asks for, and its record, if there is one. ARGV as in allocate.lua.
 local function asked(ARGV)
   local key = P .. 'call:' .. ARGV[2]
-  local q = {call = ARGV[2], key = key, merchant = ARGV[3], lease = tonumber(ARGV[4]), life = tonumber(ARGV[5]), attempt = ARGV[6],
-    stage = ARGV[7] or '', attempts = ARGV[8] or '', hold_time = 0, is_fresh = run('EXISTS', key) == 0, record = NO_RECORD, tried = ''}
+  local q = {call = ARGV[2], merchant = ARGV[3], lease = ARGV[4], life = ARGV[5], attempt = ARGV[6], stage = ARGV[7] or '',
+    attempts = ARGV[8] or '', tried = ''}
+  if run('EXISTS', key) == 1 then
+    q.record = read('HMGET', key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+  end
   if ARGV[9] and ARGV[9] ~= '' then
-    q.holds = true
     local time, patience, most, most_per_merchant = string.match(ARGV[9], '^(%d+) (%d+) (%d+) (%d+)$')
     q.hold_time, q.patience = tonumber(time), tonumber(patience)
     q.most, q.most_per_merchant = tonumber(most), tonumber(most_per_merchant)
   end
-  if ARGV[10] and ARGV[10] ~= '' then
+  if ARGV[10] then
     local pod, number, final, retries = string.match(ARGV[10], '^(%S+) (%d+) (%d) (%d+)$')
     q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
-  end
-  if not q.is_fresh then
-    q.record = read('HMGET', key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
   end
   return q
 end
@@ -26,14 +23,16 @@ end
 -- What a call that asks again is told; nil if it is a new one.
 local function told_again(q)
   local call, record, stage = q.call, q.record, q.stage
+  if not record then return nil end
+  local key = P .. 'call:' .. call
   if record[1] then
     local pool = pool_text(record[2])
     if record[5] == 'handed' then
       -- It comes for the pod that it was handed while it waited: its lease begins.
       local f = facts_of(record[1])
       extend(f, call, now + q.lease, nil, record[7])
-      run('HSET', q.key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
-      run('PEXPIRE', q.key, q.life + SLACK)
+      run('HSET', key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
+      run('PEXPIRE', key, q.life)
       if stage ~= '' then run('DEL', P .. 'end:' .. call) end
       if f then place_calls(f) end
       return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
@@ -41,7 +40,7 @@ local function told_again(q)
     -- The same attempt again: its first answer was lost.
     if record[4] == q.attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
     -- Two have asked by now; neither may take the call from the other.
-    if record[4] and record[4] ~= '' then run('HDEL', q.key, 'attempt') end
+    if record[4] and record[4] ~= '' then run('HDEL', key, 'attempt') end
     if record[5] == 'provisional' and stage == 'provisional' then
       -- A new document has gone out: its stream has its whole time.
       local f = facts_of(record[1])
@@ -60,7 +59,7 @@ local function told_again(q)
     leave(call)
     return nil
   end
-  if not q.holds then return {'refused', now, place.tried, '', 'no_pods'} end
+  if not q.hold_time then return {'refused', now, place.tried, '', 'no_pods'} end
   if now >= place.ends then
     leave(call)
     return {'refused', now, place.tried, '', 'time_over', max(0, now - place.since)}

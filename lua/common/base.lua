@@ -163,8 +163,11 @@ local DEDICATED = {kind = 'dedicated', cap = 1}
 
 -- What a pod of a pool may carry; nil for a tier that is no more.
 local function kind_of(tier)
-  if merchant_of(tier) then return DEDICATED end
-  local found = entry(tier)
+  local found = entries[tier]
+  if found == nil then
+    if merchant_of(tier) then return DEDICATED end
+    found = entry(tier)
+  end
   return found and found.kind ~= 'dedicated' and found or nil
 end
 

@@ -5,40 +5,42 @@ local function read_table(tier)
   entry(tier and (merchant_of(tier) or tier) or '')
 end
 
--- The facts that views follow from; nil if the pod is not known. With `leaver`, a call,
--- the table is read as well and the call taken from the pod.
-local function facts_of(pod, leaver)
+-- The facts that views follow from; nil if the pod is not known, or with what is wrong,
+-- if they can't be read. With `leaver`, a call, the table is read as well and the call
+-- taken from the pod.
+local function readable_facts_of(pod, leaver)
   local key, calls_key, draining_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod, P .. 'pod:draining:' .. pod
-  local fields = checked(key, try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until'))
-  if not fields[1] then return nil end
+  local fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
+  if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
   local tier = try('GET', P .. 'pod:tier:' .. pod)
   if type(tier) ~= 'string' then tier = nil end
-  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, failures = 0}
-  local left = 0
+  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false, drawn = false}
   if leaver then
     read_table(tier)
-    left = checked(calls_key, try('ZREM', calls_key, leaver))
+    local left = try('ZREM', calls_key, leaver)
+    if left == 1 then f.left = true elseif left ~= 0 then return nil, calls_key .. ': ' .. left.err end
   end
   -- Mostly there is neither.
   if run('EXISTS', draining_key, calls_key) > 0 then
-    f.draining = run('EXISTS', draining_key) == 1
-    f.calls = checked(calls_key, try('ZCARD', calls_key))
+    if run('EXISTS', draining_key) == 1 then f.draining = true end
+    local calls = try('ZCARD', calls_key)
+    if type(calls) ~= 'number' then return nil, calls_key .. ': ' .. calls.err end
+    f.calls = calls
   end
-  -- How many calls the views show.
-  f.shown = f.calls + left
   if fields[1] ~= '1' then f.unready = true end
   if fields[2] == '1' then f.terminating = true end
   if fields[3] and fields[3] ~= '' then f.pin = fields[3] end
-  if fields[4] and fields[4] ~= '0' then f.failures = tonumber(fields[4]) or 0 end
+  if fields[4] and fields[4] ~= '0' then f.failures = tonumber(fields[4]) end
   if fields[5] and fields[5] ~= '' then f.quarantined = true end
   return f
 end
 
--- The same; nil also where they can't be read, for scripts that see many pods and
--- must not fail for one. The audit reports it.
-local function readable_facts_of(pod, leaver)
-  local readable, f = pcall(facts_of, pod, leaver)
-  return readable and f or nil
+-- The same, where all fails that can't read them. (Scripts that see many pods must not
+-- fail for one; the audit reports it.)
+local function facts_of(pod, leaver)
+  local f, wrong = readable_facts_of(pod, leaver)
+  if wrong then error(wrong, 0) end
+  return f
 end
 
 -- Which pod of its name it is.
@@ -70,7 +72,7 @@ local function place_calls(f, call, deadline, at, pool)
     elseif not f.drawn then
       view('SREM', key, f.pod)
     end
-    f.drawn = false
+    if f.drawn then f.drawn = false end
   end
   local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
@@ -89,7 +91,7 @@ local function place_calls(f, call, deadline, at, pool)
     call, deadline, at, pool = last[1], tonumber(last[2]), record[1] or '', record[2] or ''
   end
   run('SET', P .. 'lease:' .. f.pod, call, 'PX', text_of(max(1, deadline - now) + SLACK))
-  f.unleased = false
+  if f.unleased then f.unleased = false end
   run('HSET', f.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
 
@@ -194,7 +196,7 @@ local function extend(f, call, deadline, life, merchant)
   deadline = text_of(deadline)
   run('ZADD', P .. 'calls', deadline, call)
   if f then run('ZADD', f.calls_key, deadline, call) end
-  if life then run('PEXPIRE', P .. 'call:' .. call, text_of(life + SLACK)) end
+  if life then run('PEXPIRE', P .. 'call:' .. call, life) end
   if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
 end
 
@@ -204,19 +206,19 @@ local function cap_of(f)
   return kind and serving(f) and (kind.kind == 'shared' and kind.cap or 1) or 0
 end
 
--- Gives a call a pod. `c` is its record: merchant, tried, attempt, stage, attempts; and
--- whether it is known that there is none yet.
+-- Gives a call a pod. `c` is its record: merchant, attempt, stage, attempts, tried, and
+-- what was there before, if anything was. `life` is how long it lives.
 local function give(f, call, c, deadline, life)
   local key, pool = P .. 'call:' .. call, source_pool(f.tier)
   extend(f, call, deadline, nil, c.merchant)
-  if c.is_fresh and c.tried == '' and c.stage == '' and c.attempts == '' then
+  if not c.record and c.tried == '' and c.stage == '' and c.attempts == '' then
     run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant, 'allocated_at', seconds,
       'at', text_of(now), 'attempt', c.attempt)
   else
     run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '', 'allocated_at', seconds,
       'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '', 'attempts', c.attempts or '')
   end
-  run('PEXPIRE', key, text_of(life + SLACK))
+  run('PEXPIRE', key, life)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, deadline, seconds, pool) else place_calls(f) end
   return pool
@@ -280,12 +282,12 @@ local function set_health(f, failures, quarantined_until)
   else
     view('ZREM', P .. 'quarantined', f.pod)
   end
-  f.failures, f.quarantined = failures, quarantined_until and true or false
+  f.failures, f.quarantined = failures, quarantined_until and true or nil
 end
 
 -- A call went well on a pod. Answers whether its service changes by that.
 local function fared_well(f)
-  if f.failures == 0 and not f.quarantined then return false end
+  if (f.failures or 0) == 0 and not f.quarantined then return false end
   local was = f.quarantined
   set_health(f, 0)
   return was
@@ -294,13 +296,14 @@ end
 -- A call never connected, or broke at once. Three in a row put a pod into
 -- quarantine, but never more than a fifth of its pool. Answers as above.
 local function fared_badly(f)
-  if f.quarantined or f.failures < 2 or not f.tier
+  local failures = (f.failures or 0) + 1
+  if f.quarantined or failures < 3 or not f.tier
     or (count('ZCOUNT', out_key(f.tier), 3, 3) + 1) * 5 > count('SCARD', assigned_key(f.tier)) then
     run('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
-    f.failures = f.failures + 1
+    f.failures = failures
     return false
   end
-  set_health(f, f.failures + 1, now + 60000)
+  set_health(f, failures, now + 60000)
   return true
 end
 

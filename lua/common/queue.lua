@@ -122,9 +122,9 @@ end
 local function resettle(f, service)
   local placed = settle(f) or service
   if placed then place(f) end
-  f.stands = not placed and f.calls + 1 == f.shown
-  while serve_one(f) do placed, f.stands = true, false end
-  f.stands = false
+  if f.left and not placed then f.stands = true end
+  while serve_one(f) do placed, f.stands = true, nil end
+  f.stands = nil
   if not placed then place_calls(f) end
 end
 

@@ -27,8 +27,7 @@ impl Redis {
         let attempt =
             format!("{:08x}-{}", self.process, self.attempts.fetch_add(1, Ordering::Relaxed));
         let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
-        let (lease, life) =
-            (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+        let (lease, life) = (request.lease_ttl.to_string(), self.record_life(request.lease_ttl));
         let stage = if request.provisional { "provisional" } else { "" };
         let (number, hold, after) = (
             number_text(Some(request.attempts()).filter(|number| *number > 0)),
@@ -141,7 +140,7 @@ impl Redis {
             request.call.to_string(),
             request.pod.to_string(),
             request.lease_ttl.to_string(),
-            self.record_ttl.max(request.lease_ttl).to_string(),
+            self.record_life(request.lease_ttl),
             number_text(request.attempt),
         ]
     }

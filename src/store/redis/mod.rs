@@ -160,6 +160,13 @@ impl Redis {
         format!("{}{name}", self.prefix)
     }
 
+    /// How long the record of a call with such a lease lives. Deadlines end calls; this
+    /// only tidies up where no router is left, and gives them time to.
+    fn record_life(&self, lease: Millis) -> String {
+        const SLACK: Millis = 30_000;
+        (self.record_ttl.max(lease) + SLACK).to_string()
+    }
+
     /// Owes Redis something, and sees to it that it is done soon.
     fn owe(&self, debt: Debt) {
         self.kept().push(debt);

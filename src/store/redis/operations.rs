@@ -74,7 +74,7 @@ impl Store for Redis {
         Box::pin(async move {
             let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
             let (lease, life) =
-                (request.lease_ttl.to_string(), self.record_ttl.max(request.lease_ttl).to_string());
+                (request.lease_ttl.to_string(), self.record_life(request.lease_ttl));
             let answers = request.calls.chunks(RENEWALS).map(async |some| {
                 let mut args = vec![lease.as_str(), &life, pod];
                 args.extend(some.iter().map(CallSid::as_str));

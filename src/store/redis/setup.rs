@@ -401,7 +401,7 @@ impl Redis {
             }
         }
         let (mut taken, mut dropped) = (0, 0);
-        let (lease, life) = (self.lease_ttl.to_string(), self.record_ttl.to_string());
+        let (lease, life) = (self.lease_ttl.to_string(), self.record_life(self.lease_ttl));
         let calls = self.scan("call:*").await?;
         let skip = self.prefix.len() + "call:".len();
         for some in calls.chunks(100) {
