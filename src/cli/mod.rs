@@ -104,7 +104,13 @@ fn configure(settings: Settings) -> anyhow::Result<Config> {
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let mut runtime = tokio::runtime::Builder::new_multi_thread();
+    if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
+        // One is enough for what one Redis can do; more of them wake each other up.
+        let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
+        runtime.worker_threads((cores / 2).max(1));
+    }
+    let runtime = runtime.enable_all().build()?;
     let done = runtime.block_on(work);
     // Nobody waits for a disk that does not answer.
     runtime.shutdown_timeout(Duration::from_secs(1));

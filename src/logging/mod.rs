@@ -1,5 +1,7 @@
 //! Log lines: one per request, and what happens beside them.
 
+mod json;
+
 use std::{
     io::{self, Write},
     mem,
@@ -14,6 +16,7 @@ use std::{
 use tracing::Level;
 use tracing_subscriber::{filter::FilterFn, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
+use self::json::Json;
 use crate::config::{LogConfig, LogFormat};
 
 /// Lines are written together that come within this time.
@@ -46,7 +49,7 @@ pub fn init(config: LogConfig) -> Logging {
     let registry = tracing_subscriber::registry().with(config.level).with(ours);
     match config.format {
         LogFormat::Json => {
-            registry.with(layer.json().flatten_event(true).with_current_span(false)).init();
+            registry.with(layer.event_format(Json)).init();
         }
         LogFormat::Console => {
             let ansi = io::IsTerminal::is_terminal(&io::stderr());
