@@ -148,7 +148,7 @@ operation('allocate', {}, function(ARGV)
   local document = q.merchant ~= '' and read('HGET', P .. 'merchant:config', q.merchant)
   local wishes = document and wishes_of(document) or NO_WISHES
   local steps = steps_of(wishes, chain)
-  local limit = not q.is_rescue and exceeded(q.merchant, wishes)
+  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)
   if limit then return {'refused', now, '', wishes.wrong, limit} end
   local told = serve_new(q, steps, wishes)
   -- What it has left is handed to others, now that it is clear that it does not need it.

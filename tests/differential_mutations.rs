@@ -15,8 +15,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a busy exclusive pod stays available",
-        "elseif serving(f) and f.calls == 0 then",
-        "elseif serving(f) then",
+        "elseif fit and f.calls == 0 then",
+        "elseif fit then",
     ),
     ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
     (
@@ -55,7 +55,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "an ended call counts against its merchant",
-        "if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end",
+        "if merchant ~= '' then view('ZREM', live_key(merchant), call) end",
         "",
     ),
     (
@@ -65,8 +65,8 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a refused call counts as one of the second",
-        "  local limit = not q.is_rescue and exceeded(q.merchant, wishes)\n",
-        "  local limit = not q.is_rescue and exceeded(q.merchant, wishes)\n  admit(q, wishes)\n",
+        "  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)\n",
+        "  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)\n  admit(q, wishes)\n",
     ),
     (
         "a start takes a pod that has another call",

@@ -9,6 +9,8 @@ local now -- the time (ms)
 local seconds -- the time (s), as text
 -- The tier table, read as needed: kind, cap, strategy, target of a tier.
 local entries
+-- What is known of tiers already, from the chain in force.
+local chain_kinds
 -- Until when (ms) a pod's word is enough for a call that nobody knows.
 local trusting_until
 -- Whether there may be calls that wait; nil before the table was read.
@@ -148,6 +150,7 @@ end)
 
 -- The entry of a tier by its name; nil if the table has none.
 local function entry(name)
+  if not entries then entries = {} end
   if entries[name] == nil then
     local key = P .. 'tiers'
     local found = checked(key, try('HMGET', key, name, ':trusting_until', ':waiting'))
@@ -159,15 +162,15 @@ local function entry(name)
   return entries[name] or nil
 end
 
+local NONE = {}
 local DEDICATED = {kind = 'dedicated', cap = 1}
 
 -- What a pod of a pool may carry; nil for a tier that is no more.
 local function kind_of(tier)
-  local found = entries[tier]
-  if found == nil then
-    if merchant_of(tier) then return DEDICATED end
-    found = entry(tier)
-  end
+  local found = chain_kinds[tier]
+  if found then return found end
+  if merchant_of(tier) then return DEDICATED end
+  found = entry(tier)
   return found and found.kind ~= 'dedicated' and found or nil
 end
 
@@ -194,7 +197,7 @@ local function operation(name, flags, work)
       seconds = clock[1]
       now = seconds * 1000 + floor(clock[2] / 1000)
       if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end
-      entries, trusting_until, is_waited_for = {}, 0, nil
+      entries, chain_kinds, trusting_until, is_waited_for = nil, NONE, 0, nil
       return work(args)
     end,
   })

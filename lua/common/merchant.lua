@@ -68,20 +68,24 @@ local wishes_of = remembered(function(document)
     priority = priority or 0, wrong = ''}
 end)
 
--- The steps of the default chain: {step, tier, kind}.
+-- The steps of the default chain: {step, tier, kind}; and the kinds by tier.
 local default_steps = remembered(function(chain)
-  local steps = {}
+  local steps, kinds = {}, {}
   for name, kind, cap, strategy in string.gmatch(chain, '(%S+)=(%a+):(%d+):(%a+)') do
-    steps[#steps + 1] = {step = name, tier = name, kind = {kind = kind, cap = tonumber(cap), strategy = strategy}}
+    kinds[name] = {kind = kind, cap = tonumber(cap), strategy = strategy}
+    steps[#steps + 1] = {step = name, tier = name, kind = kinds[name]}
   end
-  return steps
+  return {steps = steps, kinds = kinds}
 end)
 
 -- The steps that a call takes; tier and kind are nil where they are unknown.
 local function steps_of(wishes, chain)
-  local default = wishes.goes_on and default_steps(chain) or {}
-  for _, step in ipairs(default) do entries[step.tier] = entries[step.tier] or step.kind end
-  if #wishes.steps == 0 then return default end
+  local default = NONE
+  if wishes.goes_on then
+    local parsed = default_steps(chain)
+    default, chain_kinds = parsed.steps, parsed.kinds
+    if #wishes.steps == 0 then return default end
+  end
   local steps = {}
   for _, step in ipairs(wishes.steps) do
     local tier = step

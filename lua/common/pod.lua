@@ -62,19 +62,19 @@ end
 -- calls as before, and keeps its place; one that is `drawn` has been taken from there,
 -- one that is `unleased` has no lease.
 local function place_calls(f, call, deadline, at, pool)
-  local kind = f.tier and not f.stands and kind_of(f.tier)
+  local fit, kind = serving(f), f.tier and not f.stands and kind_of(f.tier)
   if kind then
     local key = available_key(f.tier)
     if kind.kind == 'shared' then
-      if serving(f) then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
-    elseif serving(f) and f.calls == 0 then
+      if fit then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
+    elseif fit and f.calls == 0 then
       view('SADD', key, f.pod)
     elseif not f.drawn then
       view('SREM', key, f.pod)
     end
     if f.drawn then f.drawn = false end
   end
-  local status = leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
+  local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
     if not f.unleased then run('DEL', P .. 'lease:' .. f.pod) end
     if f.released_at then
@@ -256,6 +256,7 @@ end
 -- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
 -- that is known, without the call; `c` its record.
 local function end_call(f, call, c, cause)
+  local merchant = c.merchant
   run('ZREM', P .. 'calls', call)
   if f and f.calls == 0 then
     run('DEL', P .. 'call:' .. call, P .. 'lease:' .. f.pod)
@@ -263,10 +264,10 @@ local function end_call(f, call, c, cause)
   else
     run('DEL', P .. 'call:' .. call)
   end
-  if c.merchant ~= '' then view('ZREM', live_key(c.merchant), call) end
+  if merchant ~= '' then view('ZREM', live_key(merchant), call) end
   -- What was taken back was never the caller's.
-  if c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' and (c.attempts ~= '' or cause == 'unconfirmed') then
-    remember(call, c.pod, cause, c.attempts, lasted(c.at), c.merchant)
+  if (c.attempts ~= '' or cause == 'unconfirmed') and c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' then
+    remember(call, c.pod, cause, c.attempts, lasted(c.at), merchant)
   end
   if now < trusting_until then
     -- (sweeps keep it short)
