@@ -13,11 +13,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
         "    left = checked(calls_key, try('ZREM', calls_key, leaver))\n",
         "",
     ),
-    (
-        "a busy exclusive pod stays available",
-        "elseif fit and f.calls == 0 then",
-        "elseif fit then",
-    ),
+    ("a busy exclusive pod stays available", "elseif fit and f.calls == 0 then", "elseif fit then"),
     ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
     (
         "a later drain shortens an earlier one",

@@ -3,6 +3,8 @@
 
 mod baseline;
 mod parts;
+mod plot;
+mod results;
 
 use std::{process::Command, time::Duration};
 
@@ -12,6 +14,7 @@ use smart_router::load::{Arrivals, Format, Plan, Report, Target, run};
 use self::{
     baseline::Kind,
     parts::{Process, delayed, free_port, machine, redis_server, wait_for},
+    results::{print_head, print_row, ratios, redis_cost, write_down},
 };
 
 /// Who is measured.
@@ -23,6 +26,16 @@ enum System {
 }
 
 impl System {
+    fn short_name(self) -> &'static str {
+        match self {
+            Self::Router => "router",
+            Self::Embedded => "embedded",
+            Self::Baseline(Kind::Pool) => "pool of 10",
+            Self::Baseline(Kind::Mux) => "many commands",
+            Self::Baseline(Kind::Bare) => "bare handler",
+        }
+    }
+
     fn name(self) -> &'static str {
         match self {
             Self::Router => "router",
@@ -150,6 +163,7 @@ async fn measure(case: Case, system: System, seconds: f64, redis: &(Process, u16
         cmd("FLUSHALL").exec(&mut client.get_connection().unwrap()).unwrap();
     }
     let (process, port) = start(&case, system, near);
+    redis_process.wait_until_idle();
     if system == System::Router {
         // For a while after an empty start a release does a little more; not so here.
         let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
@@ -192,37 +206,6 @@ async fn measure(case: Case, system: System, seconds: f64, redis: &(Process, u16
     measured
 }
 
-fn print_head() {
-    println!(
-        "| {:<22} | {:<29} | {:>9} | {:>20} | {:>20} | {:>13} | {:>6} |",
-        "case",
-        "system",
-        "requests/s",
-        "allocate p50/99/99.9",
-        "release p50/99/99.9",
-        "CPU µs r + R",
-        "MB"
-    );
-    println!("| --- | --- | --- | --- | --- | --- | --- |");
-}
-
-fn print_row(it: &Measured) {
-    let latency = |of: &smart_router::load::Latency| {
-        format!("{:.2} / {:.2} / {:.2}", of.p50, of.p99, of.p999)
-    };
-    println!(
-        "| {:<22} | {:<29} | {:>9.0} | {:>20} | {:>20} | {:>5.1} + {:>5.1} | {:>6.0} |",
-        it.case.name,
-        it.system.name(),
-        it.report.requests_per_second,
-        latency(&it.report.allocate),
-        latency(&it.report.release),
-        it.router_cpu,
-        it.redis_cpu,
-        it.memory,
-    );
-}
-
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
@@ -233,13 +216,15 @@ fn main() {
         return runtime.block_on(baseline::serve(kind.parse().unwrap(), address, url, chain));
     }
     // `cargo bench` passes a flag of its own.
-    let quick = args.iter().any(|arg| arg == "--quick");
-    runtime.block_on(compare(quick));
+    let has = |flag: &str| args.iter().any(|arg| arg == flag);
+    runtime.block_on(compare(has("--quick"), has("--write")));
 }
 
-async fn compare(quick: bool) {
+async fn compare(quick: bool, write: bool) {
+    assert!(!(quick && write), "what is written down is the whole run");
     let seconds = if quick { 3.0 } else { 4.0 };
-    println!("{}\n", machine());
+    let machine = machine();
+    println!("{machine}\n");
     print_head();
     let redis = redis_server();
     let one = Case { connections: 1, merchant: true, ..Case::new("conn1", 1_000, 0) };
@@ -252,19 +237,19 @@ async fn compare(quick: bool) {
         (one, vec![ROUTER, MUX]),
         (Case { name: "rtt1ms", delay: Duration::from_micros(500), ..one }, vec![ROUTER, MUX]),
     ];
+    let at = |name, rate: f64| Case { name, rate: Some(rate), connections: 256, ..exclusive };
     let more_cases = [
         (exclusive, vec![System::Embedded]),
         (Case::new("shared50", 0, 50), vec![ROUTER, POOL]),
+        (Case::new("shared500", 0, 500), vec![ROUTER, POOL]),
         (Case { name: "16 connections", connections: 16, ..exclusive }, vec![ROUTER, POOL, BARE]),
         (Case { name: "256 connections", connections: 256, ..exclusive }, vec![ROUTER, POOL, BARE]),
-        (
-            Case { name: "1,000 calls/s", rate: Some(1_000.0), connections: 256, ..exclusive },
-            vec![ROUTER, POOL, BARE],
-        ),
-        (
-            Case { name: "4,000 calls/s", rate: Some(4_000.0), connections: 256, ..exclusive },
-            vec![ROUTER, POOL, BARE],
-        ),
+        (at("250 calls/s", 250.0), vec![ROUTER, POOL, BARE]),
+        (at("1,000 calls/s", 1_000.0), vec![ROUTER, POOL, BARE]),
+        (at("2,000 calls/s", 2_000.0), vec![ROUTER, POOL, BARE]),
+        (at("4,000 calls/s", 4_000.0), vec![ROUTER, POOL, BARE]),
+        (at("8,000 calls/s", 8_000.0), vec![ROUTER, BARE]),
+        (at("12,000 calls/s", 12_000.0), vec![ROUTER, BARE]),
     ];
     let mut all = Vec::new();
     let cases = ratio_cases.into_iter().chain(more_cases.into_iter().filter(|_| !quick));
@@ -273,27 +258,8 @@ async fn compare(quick: bool) {
             all.push(measure(case, system, seconds, &redis).await);
         }
     }
-    println!("\n{}", ratios(&all));
-}
-
-/// The last line: requests/s against the pool for the first four; p50 of allocate and
-/// release against one connection for the next two; requests/s against the bare handler.
-fn ratios(all: &[Measured]) -> String {
-    let find = |case: &str, system: System| {
-        all.iter().find(|it| it.case.name == case && it.system == system).expect("measured")
-    };
-    let rate = |case: &str, system| find(case, system).report.requests_per_second;
-    let p50 = |case: &str, system| {
-        let report = &find(case, system).report;
-        report.allocate.p50 + report.release.p50
-    };
-    let mut parts: Vec<String> = ["exclusive", "fallthrough", "shared5k", "shared50k"]
-        .map(|case| format!("{case} {:.1}x", rate(case, ROUTER) / rate(case, POOL)))
-        .into();
-    parts.extend(
-        ["conn1", "rtt1ms"]
-            .map(|case| format!("{case} {:.1}x", p50(case, MUX) / p50(case, ROUTER))),
-    );
-    parts.push(format!("ceiling {:.2}", rate("exclusive", ROUTER) / rate("exclusive", BARE)));
-    format!("ratios: {}", parts.join(", "))
+    if write {
+        write_down(&machine, &all);
+    }
+    println!("\n{}\n{}", redis_cost(&all), ratios(&all));
 }

@@ -32,6 +32,19 @@ impl Process {
         Duration::from_millis(ticks * 10)
     }
 
+    /// Waits until what its clients do at their start is done.
+    pub fn wait_until_idle(&self) {
+        let until = Instant::now() + Duration::from_secs(30);
+        loop {
+            let before = self.cpu();
+            thread::sleep(Duration::from_millis(250));
+            if self.cpu() - before <= Duration::from_millis(10) {
+                return;
+            }
+            assert!(Instant::now() < until, "still busy");
+        }
+    }
+
     /// Resident memory in megabytes.
     pub fn memory(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
