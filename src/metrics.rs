@@ -3,13 +3,18 @@
 
 use std::{
     fmt,
+    hash::{Hash, Hasher},
     sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
     time::Duration,
 };
 
+use axum::extract::MatchedPath;
 use prometheus_client::{
     collector::Collector,
-    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric, text::encode},
+    encoding::{
+        DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
+        text::encode,
+    },
     metrics::{
         MetricType,
         counter::Counter,
@@ -28,9 +33,39 @@ use crate::domain::{
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Request {
-    pub method: String,
-    pub endpoint: String,
+    pub method: &'static str,
+    pub endpoint: Endpoint,
     pub status: u16,
+}
+
+/// The route a request was for, if it was for any.
+#[derive(Debug, Clone)]
+pub struct Endpoint(pub Option<MatchedPath>);
+
+impl Endpoint {
+    pub fn as_str(&self) -> &str {
+        self.0.as_ref().map_or("unmatched", MatchedPath::as_str)
+    }
+}
+
+impl PartialEq for Endpoint {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for Endpoint {}
+
+impl Hash for Endpoint {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        self.as_str().hash(state);
+    }
+}
+
+impl EncodeLabelValue for Endpoint {
+    fn encode(&self, encoder: &mut LabelValueEncoder) -> fmt::Result {
+        self.as_str().encode(encoder)
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]

@@ -2,7 +2,11 @@
 
 use std::{pin::pin, time::Duration};
 
-use axum::{Json, extract::State, response::Response};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
 
@@ -29,11 +33,11 @@ pub struct Body {
 }
 
 #[derive(Serialize)]
-struct Allocated {
+struct Allocated<'a> {
     success: bool,
-    pod_name: String,
-    ws_url: String,
-    source_pool: String,
+    pod_name: &'a str,
+    ws_url: &'a str,
+    source_pool: &'a str,
     was_existing: bool,
 }
 
@@ -208,12 +212,16 @@ pub async fn allocate(
     };
     Ok(match outcome {
         Err(failure) => noted.on(ApiError::from(&failure)),
-        Ok(Connected { allocation, ws_url }) => noted.on(Json(Allocated {
-            success: true,
-            pod_name: allocation.pod.to_string(),
-            ws_url,
-            source_pool: allocation.pool.to_string(),
-            was_existing: allocation.was_existing,
-        })),
+        Ok(Connected { allocation, ws_url }) => {
+            let answer = Json(Allocated {
+                success: true,
+                pod_name: allocation.pod.as_str(),
+                ws_url: &ws_url,
+                source_pool: noted.pool.as_deref().unwrap_or_default(),
+                was_existing: allocation.was_existing,
+            })
+            .into_response();
+            noted.on(answer)
+        }
     })
 }

@@ -116,28 +116,28 @@ pub type Shared = State<Arc<Context>>;
 
 /// The whole API. `agents` are the routes of simulated agents, if there are any.
 pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
-    let api = webhook_routes(context).merge(api_routes(context)).merge(probe_routes());
-    let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
+    let routes = webhook_routes(context).merge(api_routes(context)).merge(probe_routes());
     finish(routes, context, agents)
 }
 
 /// What the world may reach where the rest has an address of its own.
 pub fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
-    let api = webhook_routes(context).merge(health_routes());
-    let routes = Router::new().nest("/api/v1", api).merge(health_routes());
-    finish(routes, context, agents)
+    finish(webhook_routes(context).merge(health_routes()), context, agents)
 }
 
 /// The rest.
 pub fn admin_routes(context: &Arc<Context>) -> Router {
-    let api = api_routes(context).merge(probe_routes());
-    let routes = Router::new().nest("/api/v1", api).merge(probe_routes());
-    finish(routes, context, None)
+    finish(api_routes(context).merge(probe_routes()), context, None)
 }
 
 /// What stands on the port of the metrics.
 pub fn metrics_routes(context: &Arc<Context>) -> Router {
     finish(probe_routes(), context, None)
+}
+
+/// A path of the API. (A nested router would do the same again for every request.)
+fn api(path: &str) -> String {
+    format!("/api/v1{path}")
 }
 
 /// What providers ask, each guarded by the provider's signature.
@@ -157,15 +157,15 @@ fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
         routes
             // A HEAD would be taken for a GET, and must not take a pod.
             .route(
-                &format!("/{provider}/allocate"),
+                &api(&format!("/{provider}/allocate")),
                 get(allocate).post(allocate).head(reply::method_not_allowed),
             )
             .route(
-                &format!("/{provider}/after-stream"),
+                &api(&format!("/{provider}/after-stream")),
                 get(after_stream).post(after_stream).head(reply::method_not_allowed),
             )
-            .route(&format!("/{provider}/call-status"), callback(About::Call))
-            .route(&format!("/{provider}/stream-status"), callback(About::Stream))
+            .route(&api(&format!("/{provider}/call-status")), callback(About::Call))
+            .route(&api(&format!("/{provider}/stream-status")), callback(About::Stream))
     })
 }
 
@@ -178,27 +178,34 @@ fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
     let agent = |route| needs(Role::Agent, route);
     let admin = |route| needs(Role::Admin, route);
     Router::new()
-        .route("/allocate", agent(post(allocate::allocate)))
-        .route("/release", agent(post(release::release)))
-        .route("/renew", agent(post(renew::renew)))
-        .route("/drain", agent(post(drain::drain)))
-        .route("/undrain", admin(post(drain::undrain)))
-        .route("/status", viewer(get(status::status)))
-        .route("/pod/{name}", viewer(get(pod::pod)))
-        .route("/calls/{sid}", viewer(get(calls::call)))
-        .route("/tiers", viewer(get(tiers::get)).merge(admin(put(tiers::put))))
+        .route(&api("/allocate"), agent(post(allocate::allocate)))
+        .route(&api("/release"), agent(post(release::release)))
+        .route(&api("/renew"), agent(post(renew::renew)))
+        .route(&api("/drain"), agent(post(drain::drain)))
+        .route(&api("/undrain"), admin(post(drain::undrain)))
+        .route(&api("/status"), viewer(get(status::status)))
+        .route(&api("/pod/{name}"), viewer(get(pod::pod)))
+        .route(&api("/calls/{sid}"), viewer(get(calls::call)))
+        .route(&api("/tiers"), viewer(get(tiers::get)).merge(admin(put(tiers::put))))
         .route(
-            "/merchants/{id}",
+            &api("/merchants/{id}"),
             viewer(get(merchants::get)).merge(admin(put(merchants::put).delete(merchants::delete))),
         )
 }
 
 fn health_routes() -> Router<Arc<Context>> {
-    Router::new().route("/health", get(probes::health)).route("/ready", get(probes::ready))
+    let routes = |routes: Router<Arc<Context>>, path: &dyn Fn(&str) -> String| {
+        routes
+            .route(&path("/health"), get(probes::health))
+            .route(&path("/ready"), get(probes::ready))
+    };
+    routes(routes(Router::new(), &str::to_owned), &api)
 }
 
 fn probe_routes() -> Router<Arc<Context>> {
-    health_routes().route("/metrics", get(metrics::metrics))
+    health_routes()
+        .route("/metrics", get(metrics::metrics))
+        .route(&api("/metrics"), get(metrics::metrics))
 }
 
 fn finish(routes: Router<Arc<Context>>, context: &Arc<Context>, agents: Option<Router>) -> Router {

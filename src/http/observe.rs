@@ -20,7 +20,7 @@ use axum::{
 use futures_util::FutureExt;
 
 use super::{ApiError, Context, Noted};
-use crate::metrics::Request as RequestLabels;
+use crate::metrics::{Endpoint, Request as RequestLabels};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -33,12 +33,9 @@ pub async fn observe(
     let id = request_id(request.headers());
     request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
     let method = request.method().clone();
-    let path = request.uri().path().to_owned();
+    let uri = request.uri().clone();
     let peer = request.extensions().get::<SocketAddr>().copied();
-    let endpoint = request
-        .extensions()
-        .get::<MatchedPath>()
-        .map_or("unmatched".into(), |path| path.as_str().to_owned());
+    let endpoint = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
         Ok(response) => response,
         Err(_) => {
@@ -53,14 +50,14 @@ pub async fn observe(
     let status = response.status().as_u16();
     let took = started.elapsed();
     // Methods are free text on the wire; a label must not be.
-    let known =
-        matches!(method.as_str(), "GET" | "POST" | "PUT" | "DELETE" | "HEAD" | "OPTIONS" | "PATCH");
+    let known = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"];
     let labels = RequestLabels {
-        method: if known { method.to_string() } else { "other".into() },
-        endpoint: endpoint.clone(),
+        method: known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other"),
+        endpoint: Endpoint(endpoint),
         status,
     };
     context.metrics.requested(&labels, took);
+    let (path, endpoint) = (uri.path(), labels.endpoint.as_str());
     let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
     let duration_ms = took.as_micros() as f64 / 1_000.0;
     let request_id = id.to_str().unwrap_or_default();

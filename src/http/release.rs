@@ -1,6 +1,10 @@
 //! `POST /release`: a call is over.
 
-use axum::{Json, extract::State, response::Response};
+use axum::{
+    Json,
+    extract::State,
+    response::{IntoResponse, Response},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -20,10 +24,10 @@ pub struct Body {
 }
 
 #[derive(Serialize)]
-struct Freed {
+struct Freed<'a> {
     success: bool,
-    pod_name: String,
-    released_to_pool: String,
+    pod_name: &'a str,
+    released_to_pool: &'a str,
     was_draining: bool,
 }
 
@@ -68,12 +72,16 @@ pub async fn release(
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
     let (noted, outcome) = end(&context, Release::new(call, pod)).await;
     Ok(match outcome {
-        Ok(Ok(released)) => noted.on(Json(Freed {
-            success: true,
-            pod_name: released.pod.to_string(),
-            released_to_pool: released.pool.to_string(),
-            was_draining: released.was_draining,
-        })),
+        Ok(Ok(released)) => {
+            let answer = Json(Freed {
+                success: true,
+                pod_name: released.pod.as_str(),
+                released_to_pool: noted.pool.as_deref().unwrap_or_default(),
+                was_draining: released.was_draining,
+            })
+            .into_response();
+            noted.on(answer)
+        }
         Ok(Err(NotReleased::NotFound)) => noted.on(ApiError::from(CallNotFound)),
         Ok(Err(NotReleased::Waited { .. })) => {
             noted.on(Json(json!({"success": true, "was_waiting": true})))

@@ -46,15 +46,26 @@ pub struct WsUrls {
 
 impl WsUrls {
     pub fn url(&self, pod: &PodName, request: &CallRequest) -> String {
-        let v2 = if request.flow.as_str() == "v2" { "/v2" } else { "" };
-        let path = self
-            .path
-            .0
-            .replace("{provider}", request.provider.as_str())
-            .replace("{template}", request.template.as_str())
-            .replace("{flow}", request.flow.as_str())
-            .replace("{v2}", v2);
-        format!("{}/ws/pod/{pod}{path}", self.base)
+        let mut url = String::with_capacity(256);
+        for part in [&self.base, "/ws/pod/", pod.as_str()] {
+            url.push_str(part);
+        }
+        let mut path = self.path.0.as_str();
+        while let Some((text, rest)) = path.split_once('{') {
+            // A path holds no braces but those of its places.
+            let (place, rest) = rest.split_once('}').unwrap_or((rest, ""));
+            url.push_str(text);
+            url.push_str(match place {
+                "provider" => request.provider.as_str(),
+                "template" => request.template.as_str(),
+                "flow" => request.flow.as_str(),
+                _ if request.flow.as_str() == "v2" => "/v2",
+                _ => "",
+            });
+            path = rest;
+        }
+        url.push_str(path);
+        url
     }
 }
 
