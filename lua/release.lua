@@ -1,7 +1,8 @@
 -- Ends a call at its own request and gives the pod back.
 -- ARGV[2..6]: call, cause (agent, provider, stream), and where given: pod it must be on, attempt it must stem from,
 --   number of the attempt that is over
--- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}   {not_found, now}
+-- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
+--            the same pool and not draining   {not_found, now}
 --          {waited, now, how long}: it had no pod yet, and has left
 operation('release', {'allow-oom'}, function(ARGV)
   local call, cause, on, stems_from, number = ARGV[2], ARGV[3], ARGV[4] or '', ARGV[5] or '', ARGV[6] or ''
@@ -41,5 +42,6 @@ operation('release', {'allow-oom'}, function(ARGV)
     draining = leaving(f) and 1 or 0
   end
   if record[6] == 'handed' then return {'waited', now, time} end
+  if pool == source and draining == 0 then return {'released', now, record[1], source, time} end
   return {'released', now, record[1], source, time, pool, draining}
 end)

@@ -6,18 +6,18 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 37] = [
+const MUTATIONS: [(&str, &str, &str); 40] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1] or", ""),
     (
         "an ended call goes on counting",
-        "    left = checked(calls_key, try('ZREM', calls_key, leaver))\n",
-        "",
+        "    local left = try('ZREM', calls_key, leaver)\n",
+        "    local left = try('ZSCORE', calls_key, leaver) and 1 or 0\n",
     ),
     ("a busy exclusive pod stays available", "elseif fit and f.calls == 0 then", "elseif fit then"),
     ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
     (
         "a later drain shortens an earlier one",
-        "math.max(f.draining and before or 0, now + tonumber(ARGV[3]))",
+        "max(f.draining and before or 0, now + tonumber(ARGV[3]))",
         "now + tonumber(ARGV[3])",
     ),
     ("a replaced pod keeps its calls", "if replaced or known", "if known"),
@@ -88,7 +88,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     (
         "a free pod is not handed to those who wait",
-        "  while serve_one(f) do placed, f.stands = true, false end\n",
+        "  while serve_one(f) do placed, f.stands = true, nil end\n",
         "",
     ),
     (
@@ -99,7 +99,7 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     (
         "a call that asks again loses its place all the same",
         "set_poll_by(call, place, next_poll(place.ends, q.patience))",
-        "",
+        "false",
     ),
     (
         "one call too many waits",
@@ -139,6 +139,17 @@ const MUTATIONS: [(&str, &str, &str); 37] = [
     ),
     ("a whole pool may be in quarantine", "3, 3) + 1) * 5 >", "3, 3) + 1) * 1 >"),
     ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
+    ("a pod that a call avoids is lost", "  if avoided then run('SADD', key, avoid) end\n", ""),
+    (
+        "a pod keeps the lease of its last call",
+        ", P .. 'lease:' .. f.pod)\n    f.unleased",
+        ")\n    f.unleased",
+    ),
+    (
+        "a record without what is usual keeps what was there",
+        "if not c.record and c.tried == ''",
+        "if c.tried == '' or c.stage == ''",
+    ),
     ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
 ];
 

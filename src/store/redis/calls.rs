@@ -15,6 +15,7 @@ use crate::{
             Allocate, Allocation, Confirm, Confirmed, NotReleased, Refusal, Release, Released, Why,
         },
         merchant::{Limit, Malformed},
+        names::Pool,
     },
     store::StoreError,
 };
@@ -106,13 +107,13 @@ impl Redis {
         match answer.word.as_str() {
             "not_found" => Ok(Err(NotReleased::NotFound)),
             "waited" => Ok(Err(NotReleased::Waited { waited: answer.number()? })),
-            "released" => Ok(Ok(Released {
-                pod: answer.parse()?,
-                source_pool: answer.parse()?,
-                lasted: answer.number()?,
-                pool: answer.parse()?,
-                was_draining: answer.flag()?,
-            })),
+            "released" => {
+                let (pod, source_pool): (_, Pool) = (answer.parse()?, answer.parse()?);
+                let lasted = answer.number()?;
+                let pool = answer.parse_some()?.unwrap_or_else(|| source_pool.clone());
+                let was_draining = answer.parse_some()? == Some(1);
+                Ok(Ok(Released { pod, source_pool, pool, was_draining, lasted }))
+            }
             _ => Err(unexpected(&answer)),
         }
     }
