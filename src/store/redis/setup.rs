@@ -101,8 +101,15 @@ impl Redis {
     /// Everything that has to be done before requests may come again.
     async fn recover(&self) -> Result<(), StoreError> {
         let lease = self.lease_ttl.to_string();
-        let mut answer =
-            self.link.attempt(&self.scripts.begin, &[&lease], Timeliness::InTime).await?;
+        let answer = self.link.attempt(&self.scripts.begin, &[&lease], Timeliness::InTime).await;
+        let mut answer = answer.map_err(|failure| match StoreError::from(failure) {
+            StoreError::Failed(error) if error.contains("unknown command") => {
+                let error = format!("Redis 7 or Valkey is needed, for its functions: {error}");
+                let _ = self.refused.set(error.clone());
+                StoreError::Failed(error)
+            }
+            error => error,
+        })?;
         match answer.word.as_str() {
             "ready" => {
                 let version = answer.number()?;

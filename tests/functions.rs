@@ -1,0 +1,137 @@
+//! The library of functions in Redis: loaded when it is missing, kept apart from those
+//! of other versions.
+
+use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
+
+use smart_router::{
+    config::Ttls,
+    domain::{
+        fleet::{Allocate, PodFacts, Release},
+        tiers::{Origin, Tiers},
+    },
+    metrics::StoreMetrics,
+    store::{Redis, RedisConfig, Scripts, Store},
+};
+
+use crate::support::{Router, eventually, program, redis::RedisServer};
+
+/// A store of some version, in use.
+async fn store(server: &RedisServer, scripts: Scripts) -> Arc<Redis> {
+    let store = Redis::start(RedisConfig {
+        url: server.url(),
+        key_prefix: "voice:".into(),
+        authority: None,
+        ttls: Ttls {
+            lease: 900_000,
+            draining: 360_000,
+            call_info: 3_600_000,
+            connect: None,
+            patience: None,
+        },
+        tiers: Tiers::parse(r#"{"gold": 2}"#, Origin::Settings).unwrap().0,
+        nudge: Arc::default(),
+        metrics: StoreMetrics::default(),
+        scripts,
+    });
+    let store = store.unwrap();
+    store.first_contact(Duration::from_secs(5)).await.unwrap();
+    store
+}
+
+fn libraries(server: &RedisServer) -> Vec<String> {
+    let mut list = redis::cmd("FUNCTION");
+    list.arg("LIST").arg("LIBRARYNAME").arg("smart_router_*");
+    let listed: Vec<HashMap<String, redis::Value>> = list.query(&mut server.connection()).unwrap();
+    let name = |library: &HashMap<String, redis::Value>| {
+        redis::from_redis_value_ref(&library["library_name"]).unwrap()
+    };
+    listed.iter().map(name).collect()
+}
+
+async fn a_call(store: &Redis, name: &str) {
+    let call = name.parse().unwrap();
+    store.allocate(&Allocate::new(call, None, 900_000)).await.unwrap().unwrap();
+    store.release(&Release::new(name.parse().unwrap(), None)).await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn routers_of_two_versions_share_a_redis() {
+    let server = RedisServer::start(&[]);
+    let old = store(&server, Scripts::default()).await;
+    let facts = PodFacts {
+        uid: "u".into(),
+        address: "a:1".into(),
+        ready: true,
+        terminating: false,
+        restarts: 0,
+        pin: None,
+    };
+    old.observe_pod(&"a".parse().unwrap(), &facts, None).await.unwrap().unwrap();
+    a_call(&old, "CA1").await;
+    assert_eq!(libraries(&server).len(), 1);
+
+    // The newer one takes the older library away; the older one loads it again.
+    let new = store(&server, Scripts::edited(|code| format!("{code}\n-- newer"))).await;
+    for number in 0..50 {
+        a_call(&old, &format!("old-{number}")).await;
+        a_call(&new, &format!("new-{number}")).await;
+    }
+    assert_eq!(libraries(&server).len(), 2);
+
+    // Nothing is left of those that run no more.
+    old.close().await;
+    new.close().await;
+    let newest = Scripts::edited(|code| format!("{code}\n-- newest"));
+    let name = newest.library.name.clone();
+    let last = store(&server, newest).await;
+    let of_last = || libraries(&server) == [name.clone()];
+    eventually(Duration::from_secs(5), "older libraries are gone", of_last);
+    a_call(&last, "CA2").await;
+}
+
+#[test]
+fn a_library_that_is_gone_is_loaded_again_at_once() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 2}"#)]);
+    for number in 0..20 {
+        redis::cmd("FUNCTION").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        let call = serde_json::json!({"call_sid": format!("CA{number}")});
+        assert_eq!(router.connect().post("/api/v1/allocate", &call).status, 200);
+        redis::cmd("FUNCTION").arg("FLUSH").exec(&mut server.connection()).unwrap();
+        assert_eq!(router.connect().post("/api/v1/release", &call).status, 200);
+    }
+}
+
+/// What a router says in its first seconds with a Redis that is not for it.
+fn complaint(url: &str) -> String {
+    let mut command = program(&[
+        ("REDIS_URL", url),
+        ("HTTP_PORT", "0"),
+        ("METRICS_PORT", "0"),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+    ]);
+    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    // It may have given up.
+    let _ = child.kill();
+    String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
+}
+
+#[test]
+fn who_may_not_load_functions_is_told_so() {
+    let server = RedisServer::start(&[]);
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", "-function"])
+        .exec(&mut server.connection())
+        .unwrap();
+    let said = complaint(&server.url().replace("redis://", "redis://router:secret@"));
+    assert!(said.contains("Redis cannot be used") && said.contains("function|load"), "{said}");
+}
+
+#[test]
+fn a_redis_without_functions_is_refused_with_the_reason() {
+    let server = RedisServer::start(&["--rename-command", "FCALL", ""]);
+    let said = complaint(&server.url());
+    assert!(said.contains("Redis 7 or Valkey is needed"), "{said}");
+}
