@@ -1,4 +1,4 @@
-//! The store that replicas share: one Lua script per operation over the
+//! The store that replicas share: one function of a Lua library per operation, over the
 //! documented keys of a Redis.
 
 mod address;
