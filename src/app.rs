@@ -4,7 +4,11 @@ use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use axum::Router;
-use tokio::{net::TcpListener, sync::Notify, task::JoinSet};
+use tokio::{
+    net::{TcpListener, TcpSocket},
+    sync::Notify,
+    task::JoinSet,
+};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::{
@@ -48,7 +52,7 @@ pub struct Running {
 
 /// Starts a router. It answers requests when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
-    let listener = bind("HTTP_PORT", config.http.api).await?;
+    let listener = bind("HTTP_PORT", config.http.api)?;
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
     let nudge = Arc::new(Notify::new());
@@ -117,7 +121,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let mut servers = JoinSet::new();
     let mut metrics_address = api;
     if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
-        let listener = bind("METRICS_PORT", config.http.metrics).await?;
+        let listener = bind("METRICS_PORT", config.http.metrics)?;
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(&context);
         servers.spawn(serve(listener, routes, patience, closing.clone()));
@@ -126,7 +130,7 @@ pub async fn start(config: Config) -> anyhow::Result<Running> {
     let routes = match config.http.admin {
         None => http::routes(&context, agent_routes),
         Some(address) => {
-            let listener = bind("ADMIN_BIND", address).await?;
+            let listener = bind("ADMIN_BIND", address)?;
             admin = listener.local_addr()?;
             if metrics_address == api {
                 metrics_address = admin;
@@ -162,10 +166,18 @@ impl Running {
     }
 }
 
-async fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
-    TcpListener::bind(address)
-        .await
-        .with_context(|| format!("{variable}: cannot listen on {address}"))
+/// How many connections may wait to be accepted. The usual number is small enough for a
+/// burst of calls to fill it, and who finds it full tries again a second later.
+const BACKLOG: u32 = 4096;
+
+fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let listen = || {
+        let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+        socket.set_reuseaddr(true)?;
+        socket.bind(address)?;
+        socket.listen(BACKLOG)
+    };
+    listen().with_context(|| format!("{variable}: cannot listen on {address}"))
 }
 
 async fn open_store(

@@ -175,3 +175,22 @@ fn a_log_reader_that_sleeps_blocks_nobody() {
     );
     assert!(!text.contains(r#""path":"/ready""#), "probes are debug");
 }
+
+#[test]
+fn a_burst_of_connections_finds_room_while_the_router_is_busy() {
+    let router = Router::start(&[]);
+    let pid = router.child.id().to_string();
+    let tell = |signal: &str| {
+        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+    };
+    // As many as the system lets wait at all.
+    let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+    let burst = allowed.trim().parse::<usize>().unwrap().min(2_000);
+    tell("-STOP");
+    let patience = Duration::from_millis(500);
+    let waiting: Vec<_> = (0..burst)
+        .map_while(|_| std::net::TcpStream::connect_timeout(&router.address, patience).ok())
+        .collect();
+    tell("-CONT");
+    assert_eq!(waiting.len(), burst);
+}

@@ -13,7 +13,7 @@ use redis::{Cmd, FromRedisValue, aio::MultiplexedConnection, cmd};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio::{
-    net::TcpListener,
+    net::TcpSocket,
     sync::{Mutex, Semaphore},
 };
 
@@ -167,7 +167,10 @@ pub async fn serve(kind: Kind, address: SocketAddr, redis_url: &str, chain: &str
         .route("/api/v1/tiers", get(tiers))
         .route("/api/v1/pod/{name}", get(pod))
         .with_state(server);
-    axum::serve(TcpListener::bind(address).await.unwrap(), routes).await.unwrap();
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_reuseaddr(true).unwrap();
+    socket.bind(address).unwrap();
+    axum::serve(socket.listen(4096).unwrap(), routes).await.unwrap();
 }
 
 fn now() -> u64 {

@@ -101,7 +101,7 @@ struct Measured {
     case: Case,
     system: System,
     report: Report,
-    /// Per request (µs).
+    /// Per request (µs), refused ones included.
     router_cpu: f64,
     redis_cpu: f64,
     memory: f64,
@@ -190,8 +190,11 @@ async fn measure(case: Case, system: System, seconds: f64, redis: &(Process, u16
     let report = run(plan(Duration::from_secs_f64(seconds)).await, |_| {}).await.unwrap();
     let after = (process.cpu(), redis_process.cpu());
     assert_eq!(report.violations, 0, "{} {}: {:?}", case.name, system.name(), report.shown);
-    assert!(report.errors.is_empty(), "{} {}: {:?}", case.name, system.name(), report.errors);
-    let requests = (report.allocate.count + report.release.count) as f64;
+    // One that can't keep up may run out of pods.
+    let may_fail = matches!(system, System::Baseline(_));
+    assert!(may_fail || report.errors.is_empty(), "{} {:?}", case.name, report.errors);
+    let requests =
+        (report.allocate.count + report.release.count + report.errors.values().sum::<u64>()) as f64;
     let per_request = |used: Duration| used.as_secs_f64() * 1e6 / requests;
     let memory = process.memory();
     let measured = Measured {

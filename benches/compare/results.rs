@@ -25,12 +25,17 @@ pub fn print_head() {
 }
 
 fn row(it: &Measured) -> String {
+    let refused: u64 = it.report.errors.values().sum();
+    let name = match refused {
+        0 => it.case.name.to_owned(),
+        _ => format!("{}, {refused} refused", it.case.name),
+    };
     let latency = |of: &smart_router::load::Latency| {
         format!("{:.2} / {:.2} / {:.2}", of.p50, of.p99, of.p999)
     };
     format!(
         "| {:<22} | {:<29} | {:>9.0} | {:>20} | {:>20} | {:>5.1} + {:>5.1} | {:>6.0} |",
-        it.case.name,
+        name,
         it.system.name(),
         it.report.requests_per_second,
         latency(&it.report.allocate),
