@@ -181,7 +181,9 @@ fn a_burst_of_connections_finds_room_while_the_router_is_busy() {
     let router = Router::start(&[]);
     let pid = router.child.id().to_string();
     let tell = |signal: &str| {
-        assert!(std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success());
+        assert!(
+            std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success()
+        );
     };
     // As many as the system lets wait at all.
     let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
