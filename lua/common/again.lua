@@ -13,7 +13,7 @@ local function asked(ARGV)
     q.hold_time, q.patience = tonumber(time), tonumber(patience)
     q.most, q.most_per_merchant = tonumber(most), tonumber(most_per_merchant)
   end
-  if ARGV[10] then
+  if ARGV[10] and ARGV[10] ~= '' then
     local pod, number, final, retries = string.match(ARGV[10], '^(%S+) (%d+) (%d) (%d+)$')
     q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
   end
