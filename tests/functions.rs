@@ -135,3 +135,53 @@ fn a_redis_without_functions_is_refused_with_the_reason() {
     let said = complaint(&server.url());
     assert!(said.contains("Redis 7 or Valkey is needed"), "{said}");
 }
+
+#[test]
+fn a_router_whose_library_is_gone_from_a_full_redis_keeps_releases() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let call = serde_json::json!({"call_sid": "CA1"});
+    assert_eq!(router.connect().post("/api/v1/allocate", &call).status, 200);
+    let limit = |bytes: &str| {
+        let mut config = redis::cmd("CONFIG");
+        config.arg("SET").arg("maxmemory").arg(bytes).exec(&mut server.connection()).unwrap();
+    };
+    limit("1");
+    redis::cmd("FUNCTION").arg("FLUSH").exec(&mut server.connection()).unwrap();
+    assert_eq!(router.connect().post("/api/v1/release", &call).status, 503);
+    limit("0");
+    let other = serde_json::json!({"call_sid": "CA2"});
+    eventually(Duration::from_secs(5), "the pod is free", || {
+        router.connect().post("/api/v1/allocate", &other).status == 200
+    });
+}
+
+#[test]
+fn only_what_is_ours_and_can_be_loaded_again_is_taken_away() {
+    let server = RedisServer::start(&[]);
+    let load = |name: &str, function: &str| {
+        let code = format!(
+            "#!lua name={name}\nredis.register_function('{function}', function() return 1 end)"
+        );
+        redis::cmd("FUNCTION").arg("LOAD").arg(code).exec(&mut server.connection()).unwrap();
+    };
+    load("smart_router_of_another_house", "theirs");
+    load("smart_router_deadbeef0000", "older");
+    let settings = [("REDIS_URL", server.url()), ("TIER_CONFIG", r#"{"gold": 1}"#.into())];
+    let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let router = Router::start(&settings);
+    eventually(Duration::from_secs(5), "the older library is gone", || {
+        !libraries(&server).contains(&"smart_router_deadbeef0000".to_owned())
+    });
+    assert!(libraries(&server).contains(&"smart_router_of_another_house".to_owned()));
+    drop(router);
+
+    load("smart_router_deadbeef0000", "older");
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut server.connection()).unwrap();
+    // Ours is there: this one starts, and leaves the other alone.
+    let _router = Router::start(&settings);
+    std::thread::sleep(Duration::from_millis(500));
+    assert!(libraries(&server).contains(&"smart_router_deadbeef0000".to_owned()));
+    redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut server.connection()).unwrap();
+}

@@ -15,27 +15,15 @@ local function first_usable(pods, tier, cap, avoid)
   end
 end
 
--- Takes a pod that takes a call out of those of a pool that have none. What does not
--- belong there is taken out, too.
-local function draw_one(key, tier, avoid)
-  local found, avoided
-  for _ = 1, 17 do
-    local pod = try('SPOP', key)
-    if type(pod) ~= 'string' then break end
-    if pod == avoid then avoided = true else found = usable(pod, tier, 1) end
-    if found then break end
-  end
-  if avoided then run('SADD', key, avoid) end
-  if found then found.drawn = true end
-  return found
-end
-
 -- A pod of a pool that takes a call, and not `avoid`; nil and why there is none.
 local function draw(tier, kind, avoid)
   local key = available_key(tier)
   local found
   if kind.kind ~= 'shared' then
-    found = draw_one(key, tier, avoid)
+    local any = try('SRANDMEMBER', key)
+    if type(any) == 'string' then
+      found = any ~= avoid and usable(any, tier, 1) or first_usable(try('SRANDMEMBER', key, '16'), tier, 1, avoid)
+    end
   else
     local cap, below = kind.cap, '(' .. kind.cap
     if kind.strategy == 'pack' then

@@ -29,8 +29,7 @@ local NO_WISHES = nothing()
 -- A document as it is meant: the steps of its chain, whether the default chain goes on
 -- from there, how many calls it may have and start each second (nil for any), whose
 -- calls come first where they have to wait, what is wrong with it.
-local wishes_of = remembered(function(document)
-  if #document > 4096 then return nothing('longer than 4096 bytes') end
+local read_wishes = remembered(function(document)
   if not string.find(document, '^%s*{') then return nothing('not a JSON object') end
   -- JSON has no NaN and no hexadecimal numbers; cjson has, unless told otherwise.
   cjson.decode_invalid_numbers(false)
@@ -67,6 +66,11 @@ local wishes_of = remembered(function(document)
   return {steps = steps, goes_on = not only and #(fallback or {}) == 0, max_calls = max_calls, max_rate = max_rate,
     priority = priority or 0, wrong = ''}
 end)
+
+local TOO_LONG = nothing('longer than 4096 bytes')
+local function wishes_of(document)
+  return #document > 4096 and TOO_LONG or read_wishes(document)
+end
 
 -- The steps of the default chain: {step, tier, kind}; and the kinds by tier.
 local default_steps = remembered(function(chain)

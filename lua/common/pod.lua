@@ -7,18 +7,27 @@ end
 
 -- The facts that views follow from; nil if the pod is not known, or with what is wrong,
 -- if they can't be read. With `leaver`, a call, the table is read as well and the call
--- taken from the pod.
+-- taken out of the indexes.
 local function readable_facts_of(pod, leaver)
   local key, calls_key, draining_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod, P .. 'pod:draining:' .. pod
   local fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
   if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
   local tier = try('GET', P .. 'pod:tier:' .. pod)
   if type(tier) ~= 'string' then tier = nil end
-  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false, drawn = false}
+  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false}
   if leaver then
     read_table(tier)
+    local index = P .. 'calls'
+    local known = try('ZREM', index, leaver)
+    if type(known) ~= 'number' then return nil, index .. ': ' .. known.err end
     local left = try('ZREM', calls_key, leaver)
-    if left == 1 then f.left = true elseif left ~= 0 then return nil, calls_key .. ': ' .. left.err end
+    if left == 1 then
+      f.left = true
+    elseif left ~= 0 then
+      -- The next sweep ends it.
+      run('ZADD', index, text_of(now), leaver)
+      return nil, calls_key .. ': ' .. left.err
+    end
   end
   -- Mostly there is neither.
   if run('EXISTS', draining_key, calls_key) > 0 then
@@ -59,8 +68,7 @@ end
 -- The views that follow from a pod's calls: its place among the available, its
 -- lease, its status. `call` is its one call, where the script knows it, with its
 -- deadline, when it began (s) and its source pool. A pod that `stands` has as many
--- calls as before, and keeps its place; one that is `drawn` has been taken from there,
--- one that is `unleased` has no lease.
+-- calls as before, and keeps its place; one that is `unleased` has no lease.
 local function place_calls(f, call, deadline, at, pool)
   local fit, kind = serving(f), f.tier and not f.stands and kind_of(f.tier)
   if kind then
@@ -69,10 +77,9 @@ local function place_calls(f, call, deadline, at, pool)
       if fit then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
     elseif fit and f.calls == 0 then
       view('SADD', key, f.pod)
-    elseif not f.drawn then
+    else
       view('SREM', key, f.pod)
     end
-    if f.drawn then f.drawn = false end
   end
   local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
@@ -253,11 +260,11 @@ local function explain(call, ended, cause)
   run('PEXPIRE', P .. 'end:' .. call, max(1, left))
 end
 
--- Ends a call: its record, its lease, its places in the indexes. `f` is its pod, if
--- that is known, without the call; `c` its record.
+-- Ends a call that has left its pod's indexes: its record, its lease. `f` is its pod, if
+-- that is known; `c` its record.
 local function end_call(f, call, c, cause)
   local merchant = c.merchant
-  run('ZREM', P .. 'calls', call)
+  if not f then run('ZREM', P .. 'calls', call) end
   if f and f.calls == 0 then
     run('DEL', P .. 'call:' .. call, P .. 'lease:' .. f.pod)
     f.unleased = true

@@ -1,10 +1,11 @@
 -- pod_row: a pod as readers see it.
 local function pod_row(pod)
   local fields = read('HMGET', P .. 'pod:' .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin', 'quarantined_until')
-  if not fields[1] then return nil end
-  local strings = run('MGET', P .. 'pod:tier:' .. pod, P .. 'pod:draining:' .. pod)
-  local deadline = strings[2] and try('ZSCORE', P .. 'draining', pod)
-  if strings[2] and type(deadline) ~= 'string' then deadline = now end
+  if not fields[3] then return nil end
+  local tier = try('GET', P .. 'pod:tier:' .. pod)
+  local is_draining = run('EXISTS', P .. 'pod:draining:' .. pod) == 1
+  local deadline = is_draining and try('ZSCORE', P .. 'draining', pod)
+  if is_draining and type(deadline) ~= 'string' then deadline = now end
   local calls = read('ZRANGE', P .. 'pod:calls:' .. pod, 0, -1, 'WITHSCORES')
   local shown = {}
   for i = 1, #calls, 2 do
@@ -12,6 +13,6 @@ local function pod_row(pod)
     shown[#shown + 1] = run('HGET', P .. 'call:' .. calls[i], 'at') or '0'
     shown[#shown + 1] = calls[i + 1]
   end
-  return {pod, strings[1] or '', fields[1], fields[2] or '', fields[3] or '0', fields[4] or '0',
+  return {pod, type(tier) == 'string' and tier or '', fields[1] or '', fields[2] or '', fields[3], fields[4] or '0',
     fields[5] or '0', fields[6] or '', deadline and tostring(deadline) or '', fields[7] or '', shown}
 end

@@ -140,6 +140,7 @@ local function end_calls(f)
     local place = c.stage == 'handed' and place_of(call)
     -- Its lease may have been prolonged since.
     if place then place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now) end
+    run('ZREM', P .. 'calls', call)
     run('ZREM', f.calls_key, call)
     f.calls = f.calls - 1
     end_call(f, call, c, 'pod_gone')

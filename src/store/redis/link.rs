@@ -20,7 +20,7 @@ use tokio::{sync::Notify, time::timeout_at};
 use super::{
     address::Address,
     reply::Reply,
-    scripts::{LIBRARIES, Library, Script},
+    scripts::{LIBRARIES, Library, Script, VERSION},
 };
 use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
 
@@ -240,13 +240,20 @@ impl Link {
         match load.exec_async(connection).await {
             // Another router was faster.
             Err(error) if error.detail().is_some_and(|it| it.contains("already exists")) => Ok(()),
+            // No function of ours runs until there is room: as good as no Redis.
+            Err(error) if error.code() == Some("OOM") => {
+                Err(io::Error::other("Redis is full and takes no functions").into())
+            }
             outcome => outcome,
         }
     }
 
     /// Takes the libraries of other versions out of Redis. A router that still runs
-    /// one of them loads it again.
+    /// one of them loads it again, which a full Redis would refuse: it must take ours.
     pub async fn tidy_libraries(&self) -> Result<(), RedisError> {
+        let mut load = redis::cmd("FUNCTION");
+        load.arg("LOAD").arg("REPLACE").arg(&self.library.code);
+        self.command::<()>(&load).await?;
         let mut list = redis::cmd("FUNCTION");
         list.arg("LIST").arg("LIBRARYNAME").arg(format!("{LIBRARIES}*"));
         let libraries: Vec<HashMap<String, Value>> = self.command(&list).await?;
@@ -254,6 +261,7 @@ impl Link {
             let name = library.get("library_name").map(String::from_redis_value_ref);
             if let Some(Ok(name)) = name
                 && name != self.library.name
+                && is_version(name.strip_prefix(LIBRARIES))
             {
                 let mut delete = redis::cmd("FUNCTION");
                 self.command::<()>(delete.arg("DELETE").arg(name)).await?;
@@ -346,6 +354,11 @@ impl Link {
 
 fn failure(may_have_run: bool, error: StoreError) -> Failure {
     if may_have_run { Failure::Unknown(error) } else { Failure::NotRun(error) }
+}
+
+/// Whether a library is a version of ours, and not another's of a similar name.
+fn is_version(name: Option<&str>) -> bool {
+    name.is_some_and(|it| it.len() == VERSION && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
 }
 
 /// Whether Redis does not have our library.

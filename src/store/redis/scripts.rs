@@ -19,6 +19,8 @@ pub struct Library {
 
 /// What the names of all our libraries begin with.
 pub const LIBRARIES: &str = "smart_router_";
+/// How many digits of its hash tell a library from others.
+pub const VERSION: usize = 12;
 
 macro_rules! scripts {
     ($($name:ident)*) => {
@@ -34,7 +36,7 @@ macro_rules! scripts {
             pub fn edited(edit: impl Fn(&str) -> String) -> Self {
                 let code = edit(include_str!(concat!(env!("OUT_DIR"), "/library.lua")));
                 let hash = redis::Script::new(&code).get_hash().to_owned();
-                let version = &hash[..12];
+                let version = &hash[..VERSION];
                 let name = format!("{LIBRARIES}{version}");
                 let code = format!("#!lua name={name}\nlocal VERSION = '{version}'\n{code}");
                 Self {
