@@ -189,6 +189,11 @@ impl Contender {
         Self { case, system, process, port, redis }
     }
 
+    fn set_running(&self, is_running: bool) {
+        self.redis.set_running(is_running);
+        self.process.set_running(is_running);
+    }
+
     async fn load(&self, seconds: f64) -> Report {
         let Case { merchant, rate, connections, .. } = self.case;
         let arrivals = match rate {
@@ -234,17 +239,20 @@ impl Contender {
 }
 
 /// Measures systems in turns, so that whatever else the machine does falls on all of
-/// them; the best turn of each counts.
+/// them; the best turn of each counts. Each has the machine to itself in its turn.
 async fn contest(case: Case, systems: &[System], turns: usize, seconds: f64) -> Vec<Measured> {
     let mut contenders = Vec::new();
     for system in systems {
         let contender = Contender::start(case, *system).await;
-        contender.load(0.5).await;
+        contender.set_running(false);
         contenders.push((contender, None::<Measured>));
     }
     for _ in 0..turns {
         for (contender, best) in &mut contenders {
+            contender.set_running(true);
+            contender.load(0.5).await;
             let measured = contender.measure(seconds).await;
+            contender.set_running(false);
             if best.as_ref().is_none_or(|best| measured.is_better_than(best)) {
                 *best = Some(measured);
             }

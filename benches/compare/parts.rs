@@ -32,6 +32,14 @@ impl Process {
         Duration::from_millis(ticks * 10)
     }
 
+    /// Lets it stand still, or go on. (Whoever runs beside another keeps the processor
+    /// awake for it.)
+    pub fn set_running(&self, is_running: bool) {
+        let signal = if is_running { "-CONT" } else { "-STOP" };
+        let told = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
+        assert!(told.is_ok_and(|status| status.success()), "kill {signal}");
+    }
+
     /// Waits until what its clients do at their start is done.
     pub fn wait_until_idle(&self) {
         let until = Instant::now() + Duration::from_secs(30);
