@@ -9,7 +9,7 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
   local function is_shared(tier)
     local kind = kind_of(tier)
     if kind then return kind.kind == 'shared' end
-    return run('TYPE', available_key(tier)).ok == 'zset'
+    return run('TYPE', names_of(tier).available).ok == 'zset'
   end
   for i = 4, #ARGV do
     local call = ARGV[i]

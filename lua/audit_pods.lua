@@ -10,12 +10,12 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
   local function views(f)
     local shown = {tostring(try('GET', P .. 'lease:' .. f.pod))}
     if f.tier then
-      local key = available_key(f.tier)
+      local key = names_of(f.tier).available
       local kind = run('TYPE', key).ok
       shown[#shown + 1] = kind == 'set' and run('SISMEMBER', key, f.pod)
         or kind == 'zset' and tostring(run('ZSCORE', key, f.pod)) or '-'
-      shown[#shown + 1] = try('SISMEMBER', assigned_key(f.tier), f.pod) == 1 and 1 or 0
-      local out = try('ZSCORE', out_key(f.tier), f.pod)
+      shown[#shown + 1] = try('SISMEMBER', names_of(f.tier).assigned, f.pod) == 1 and 1 or 0
+      local out = try('ZSCORE', names_of(f.tier).out, f.pod)
       shown[#shown + 1] = type(out) == 'string' and out or '-'
     end
     return table.concat(shown, ' ')

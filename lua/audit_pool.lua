@@ -5,9 +5,9 @@ operation('audit_pool', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'lost', now} end
   local tier = ARGV[2]
   local kind = kind_of(tier)
-  local key, expected = available_key(tier), kind and kind.kind == 'shared' and 'zset' or 'set'
-  if ARGV[3] == 'assigned' then key, expected = assigned_key(tier), 'set' end
-  if ARGV[3] == 'out' then key, expected = out_key(tier), 'zset' end
+  local key, expected = names_of(tier).available, kind and kind.kind == 'shared' and 'zset' or 'set'
+  if ARGV[3] == 'assigned' then key, expected = names_of(tier).assigned, 'set' end
+  if ARGV[3] == 'out' then key, expected = names_of(tier).out, 'zset' end
   local is = run('TYPE', key).ok
   if is == 'none' then return {'audited', now, '0', 0, {}} end
   if is ~= expected or ARGV[3] == 'available' and not kind then

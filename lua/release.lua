@@ -38,7 +38,7 @@ operation('release', {'allow-oom'}, function(ARGV)
     f.released_at = seconds
     resettle(f, speaks_for(f, cause, time))
     if f.released_at then run('HSET', f.key, 'released_at', seconds) end
-    pool = f.tier and source_pool(f.tier) or pool
+    pool = f.tier and names_of(f.tier).source or pool
     draining = leaving(f) and 1 or 0
   end
   if record[6] == 'handed' then return {'waited', now, time} end

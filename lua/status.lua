@@ -4,15 +4,15 @@
 operation('status', {'no-writes'}, function(ARGV)
   local pools = {}
   for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
-    local key = available_key(tier)
+    local key = names_of(tier).available
     local kind = run('TYPE', key).ok
     pools[#pools + 1] = tier
-    pools[#pools + 1] = read('SCARD', assigned_key(tier))
+    pools[#pools + 1] = read('SCARD', names_of(tier).assigned)
     pools[#pools + 1] = kind == 'set' and run('SCARD', key) or kind == 'zset' and run('ZCARD', key) or 0
-    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 1, 1)
-    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 2, 2)
-    pools[#pools + 1] = read('ZCOUNT', out_key(tier), 3, 3)
-    pools[#pools + 1] = count('ZCARD', queue_key(tier))
+    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 1, 1)
+    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 2, 2)
+    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 3, 3)
+    pools[#pools + 1] = count('ZCARD', names_of(tier).queue)
   end
   return {'status', now, read('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), read('HGETALL', P .. 'tiers'), pools}
 end)

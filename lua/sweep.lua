@@ -15,7 +15,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
     else
       -- Its record is gone, by hand or by time.
       run('ZREM', P .. 'waiting', call)
-      for _, tier in ipairs(view('SMEMBERS', P .. 'pools')) do view('ZREM', queue_key(tier), call) end
+      for _, tier in ipairs(view('SMEMBERS', P .. 'pools')) do view('ZREM', names_of(tier).queue, call) end
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}

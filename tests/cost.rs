@@ -6,15 +6,14 @@ use std::{sync::Arc, time::Duration};
 use smart_router::{
     config::Ttls,
     domain::{
-        fleet::{Allocate, Confirm, Hold, PodFacts, Release, Renew},
+        fleet::{Allocate, Confirm, Hold, Release, Renew},
         names::CallSid,
         tiers::{Origin, Tiers},
     },
-    metrics::StoreMetrics,
-    store::{Redis, RedisConfig, Scripts, Store},
+    store::{Redis, RedisConfig, Store},
 };
 
-use crate::support::redis::RedisServer;
+use crate::support::redis::{RedisServer, ready_pod, store_config};
 
 struct World {
     server: RedisServer,
@@ -25,35 +24,15 @@ impl World {
     async fn new() -> Self {
         let server = RedisServer::start(&[]);
         let tiers = r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}}"#;
-        let config = RedisConfig {
-            url: server.url(),
-            key_prefix: "voice:".into(),
-            authority: None,
-            // So short that pods are soon no longer believed: that costs extra.
-            ttls: Ttls {
-                lease: 1,
-                draining: 360_000,
-                call_info: 3_600_000,
-                connect: None,
-                patience: None,
-            },
-            tiers: Tiers::parse(tiers, Origin::Settings).unwrap().0,
-            nudge: Arc::default(),
-            metrics: StoreMetrics::default(),
-            scripts: Scripts::default(),
-        };
+        let tiers = Tiers::parse(tiers, Origin::Settings).unwrap().0;
+        let config = store_config(&server, tiers);
+        // So short that pods are soon no longer believed: that costs extra.
+        let config = RedisConfig { ttls: Ttls { lease: 1, ..config.ttls }, ..config };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         let world = Self { server, store };
         for name in ["a", "b", "c", "d"] {
-            let facts = PodFacts {
-                uid: "u".into(),
-                address: "a:1".into(),
-                ready: true,
-                terminating: false,
-                restarts: 0,
-                pin: None,
-            };
+            let facts = ready_pod();
             world.store.observe_pod(&name.parse().unwrap(), &facts, None).await.unwrap().unwrap();
         }
         world

@@ -19,13 +19,12 @@ use smart_router::{
         names::{CallSid, PodName, Pool},
         tiers::Kind,
     },
-    metrics::StoreMetrics,
     store::{Redis, RedisConfig, Scripts, Store},
 };
 
 use crate::support::{
     chance::{CONNECT, Dice, LEASE, MERCHANTS, PINS, TABLES, TRUST, table},
-    redis::{RedisServer, unix_millis},
+    redis::{RedisServer, store_config, unix_millis},
 };
 
 /// An outcome as both sides can say it: why a document is malformed is told in
@@ -78,16 +77,7 @@ impl World {
         let server = RedisServer::with_held_clock(now);
         let ttls =
             Ttls { lease: TRUST, draining: LEASE, call_info: LEASE, connect: None, patience: None };
-        let config = RedisConfig {
-            url: server.url(),
-            key_prefix: "voice:".into(),
-            authority: None,
-            ttls,
-            tiers: table(0),
-            nudge: Arc::default(),
-            metrics: StoreMetrics::default(),
-            scripts,
-        };
+        let config = RedisConfig { ttls, scripts, ..store_config(&server, table(0)) };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         assert!(store.is_up(), "Redis is in use");

@@ -77,8 +77,8 @@ const MUTATIONS: [(&str, &str, &str); 39] = [
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
     (
         "who comes last is served first",
-        "'ZPOPMIN', queue_key(f.tier)",
-        "'ZPOPMAX', queue_key(f.tier)",
+        "'ZPOPMIN', names_of(f.tier).queue",
+        "'ZPOPMAX', names_of(f.tier).queue",
     ),
     ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
     (

@@ -4,36 +4,23 @@
 use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
 
 use smart_router::{
-    config::Ttls,
     domain::{
-        fleet::{Allocate, PodFacts, Release},
+        fleet::{Allocate, Release},
         tiers::{Origin, Tiers},
     },
-    metrics::StoreMetrics,
     store::{Redis, RedisConfig, Scripts, Store},
 };
 
-use crate::support::{Router, eventually, program, redis::RedisServer};
+use crate::support::{
+    Router, eventually, program,
+    redis::{RedisServer, ready_pod, store_config},
+};
 
 /// A store of some version, in use.
 async fn store(server: &RedisServer, scripts: Scripts) -> Arc<Redis> {
-    let store = Redis::start(RedisConfig {
-        url: server.url(),
-        key_prefix: "voice:".into(),
-        authority: None,
-        ttls: Ttls {
-            lease: 900_000,
-            draining: 360_000,
-            call_info: 3_600_000,
-            connect: None,
-            patience: None,
-        },
-        tiers: Tiers::parse(r#"{"gold": 2}"#, Origin::Settings).unwrap().0,
-        nudge: Arc::default(),
-        metrics: StoreMetrics::default(),
-        scripts,
-    });
-    let store = store.unwrap();
+    let tiers = Tiers::parse(r#"{"gold": 2}"#, Origin::Settings).unwrap().0;
+    let config = RedisConfig { scripts, ..store_config(server, tiers) };
+    let store = Redis::start(config).unwrap();
     store.first_contact(Duration::from_secs(5)).await.unwrap();
     store
 }
@@ -58,14 +45,7 @@ async fn a_call(store: &Redis, name: &str) {
 async fn routers_of_two_versions_share_a_redis() {
     let server = RedisServer::start(&[]);
     let old = store(&server, Scripts::default()).await;
-    let facts = PodFacts {
-        uid: "u".into(),
-        address: "a:1".into(),
-        ready: true,
-        terminating: false,
-        restarts: 0,
-        pin: None,
-    };
+    let facts = ready_pod();
     old.observe_pod(&"a".parse().unwrap(), &facts, None).await.unwrap().unwrap();
     a_call(&old, "CA1").await;
     assert_eq!(libraries(&server).len(), 1);

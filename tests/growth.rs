@@ -12,17 +12,15 @@ use std::{
 
 use futures_util::future::join_all;
 use smart_router::{
-    config::Ttls,
     domain::{
-        fleet::{Allocate, Hold, PodFacts, Release},
+        fleet::{Allocate, Hold, Release},
         names::{CallSid, PodName},
         tiers::{Origin, Tiers},
     },
-    metrics::StoreMetrics,
-    store::{Redis, RedisConfig, Scripts, Store},
+    store::{Redis, Scripts, Store},
 };
 
-use self::support::redis::RedisServer;
+use self::support::redis::{RedisServer, ready_pod, store_config};
 
 const FEW: usize = 50;
 const MANY: usize = 50_000;
@@ -53,22 +51,7 @@ fn tiers(strategy: &str) -> Tiers {
 impl World {
     async fn new(pods: usize) -> Self {
         let server = RedisServer::start(&["--slowlog-log-slower-than", &SLOW.to_string()]);
-        let config = RedisConfig {
-            url: server.url(),
-            key_prefix: "voice:".into(),
-            authority: None,
-            ttls: Ttls {
-                lease: 900_000,
-                draining: 360_000,
-                call_info: 3_600_000,
-                connect: None,
-                patience: None,
-            },
-            tiers: tiers("spread"),
-            nudge: Arc::default(),
-            metrics: StoreMetrics::default(),
-            scripts: Scripts::default(),
-        };
+        let config = store_config(&server, tiers("spread"));
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         let (live, waiting) = Default::default();
@@ -78,14 +61,7 @@ impl World {
     }
 
     async fn fill(&self, from: usize, to: usize) {
-        let facts = PodFacts {
-            uid: "u".into(),
-            address: "10.0.0.1:8000".into(),
-            ready: true,
-            terminating: false,
-            restarts: 0,
-            pin: None,
-        };
+        let facts = ready_pod();
         let names: Vec<PodName> =
             (from..to).map(|number| format!("voice-agent-{number}").parse().unwrap()).collect();
         for some in names.chunks(AT_ONCE) {

@@ -352,16 +352,6 @@ fn one_operation_is_one_command() {
 }
 
 #[test]
-fn scripts_that_redis_has_forgotten_are_brought_again_unseen() {
-    let server = RedisServer::start(&[]);
-    let router = &replicas(&server, 1, TIERS)[0];
-    router.allocate("CA1");
-    redis::cmd("SCRIPT").arg("FLUSH").exec(&mut server.connection()).unwrap();
-    assert_eq!(router.release("CA1").0, 200);
-    router.allocate("CA2");
-}
-
-#[test]
 fn a_full_redis_refuses_calls_and_still_releases() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, TIERS)[0];

@@ -86,8 +86,10 @@ local merchant_of = remembered(function(tier)
   return string.match(tier, '^merchant:(.+)$') or false
 end)
 
--- What a pool is called, by the tier value of its pods (`gold`, `merchant:acme`):
--- the source pool of its calls, and its keys.
+-- What a pool is called, by the tier value of its pods (`gold`, `merchant:acme`): the
+-- source pool of its calls, and its keys. `out` has the pods that are out of service:
+-- score 1 leaving, 2 not ready, 3 quarantined. `queue` has the calls that wait and may
+-- use the pool, by whose turn it is.
 local function names_under(prefix)
   return remembered(function(tier)
     local id = merchant_of(tier)
@@ -102,23 +104,6 @@ local function names_under(prefix)
   end)
 end
 
-local function source_pool(tier)
-  return names_of(tier).source
-end
-local function available_key(tier)
-  return names_of(tier).available
-end
-local function assigned_key(tier)
-  return names_of(tier).assigned
-end
--- Pods of a pool that are out of service: score 1 leaving, 2 not ready, 3 quarantined.
-local function out_key(tier)
-  return names_of(tier).out
-end
--- Calls that wait and may use a pool, by whose turn it is.
-local function queue_key(tier)
-  return names_of(tier).queue
-end
 -- The live calls of a merchant, by deadline: what its limits count.
 local function live_key(merchant)
   return P .. 'merchant:' .. merchant .. ':calls'
@@ -130,7 +115,7 @@ end)
 -- A source pool as it stands in a record; where people have put something else
 -- there, the pool the pod is in, if that is known.
 local function pool_text(text, tier)
-  return text and is_pool(text) and text or source_pool(tier or 'unknown')
+  return text and is_pool(text) and text or names_of(tier or 'unknown').source
 end
 
 -- When a merchant's calls of this second began.

@@ -17,7 +17,7 @@ end
 
 -- A pod of a pool that takes a call, and not `avoid`; nil and why there is none.
 local function draw(tier, kind, avoid)
-  local key = available_key(tier)
+  local key = names_of(tier).available
   local found
   if kind.kind ~= 'shared' then
     local any = try('SRANDMEMBER', key)
@@ -35,8 +35,8 @@ local function draw(tier, kind, avoid)
     end
   end
   if found then return found end
-  local out = out_key(tier)
-  if count('SCARD', assigned_key(tier)) > count('ZCARD', out) then return nil, 'at_capacity' end
+  local out = names_of(tier).out
+  if count('SCARD', names_of(tier).assigned) > count('ZCARD', out) then return nil, 'at_capacity' end
   if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
   return nil, 'empty'
 end

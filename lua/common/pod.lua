@@ -72,7 +72,7 @@ end
 local function place_calls(f, call, deadline, at, pool)
   local fit, kind = serving(f), f.tier and not f.stands and kind_of(f.tier)
   if kind then
-    local key = available_key(f.tier)
+    local key = names_of(f.tier).available
     if kind.kind == 'shared' then
       if fit then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
     elseif fit and f.calls == 0 then
@@ -106,11 +106,11 @@ end
 local function place_service(f)
   if not f.tier then return end
   view('SADD', P .. 'pools', f.tier)
-  view('SADD', assigned_key(f.tier), f.pod)
+  view('SADD', names_of(f.tier).assigned, f.pod)
   if serving(f) then
-    view('ZREM', out_key(f.tier), f.pod)
+    view('ZREM', names_of(f.tier).out, f.pod)
   else
-    view('ZADD', out_key(f.tier), leaving(f) and 1 or f.unready and 2 or 3, f.pod)
+    view('ZADD', names_of(f.tier).out, leaving(f) and 1 or f.unready and 2 or 3, f.pod)
   end
 end
 
@@ -130,9 +130,9 @@ end
 -- Takes a pod out of all views of its pool.
 local function unplace(f)
   if not f.tier then return end
-  drop(assigned_key(f.tier), f.pod)
-  drop(out_key(f.tier), f.pod)
-  drop(available_key(f.tier), f.pod)
+  drop(names_of(f.tier).assigned, f.pod)
+  drop(names_of(f.tier).out, f.pod)
+  drop(names_of(f.tier).available, f.pod)
 end
 
 -- Gives a pod a pool; place must follow.
@@ -165,7 +165,7 @@ local function home()
     end
   end
   local function below(tier, target)
-    return count('SCARD', assigned_key(tier)) < target
+    return count('SCARD', names_of(tier).assigned) < target
   end
   table.sort(names)
   for _, name in ipairs(names) do
@@ -216,7 +216,7 @@ end
 -- Gives a call a pod. `c` is its record: merchant, attempt, stage, attempts, tried, and
 -- what was there before, if anything was. `life` is how long it lives.
 local function give(f, call, c, deadline, life)
-  local key, pool = P .. 'call:' .. call, source_pool(f.tier)
+  local key, pool = P .. 'call:' .. call, names_of(f.tier).source
   extend(f, call, deadline, nil, c.merchant)
   if not c.record and c.tried == '' and c.stage == '' and c.attempts == '' then
     run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant, 'allocated_at', seconds,
@@ -306,7 +306,7 @@ end
 local function fared_badly(f)
   local failures = (f.failures or 0) + 1
   if f.quarantined or failures < 3 or not f.tier
-    or (count('ZCOUNT', out_key(f.tier), 3, 3) + 1) * 5 > count('SCARD', assigned_key(f.tier)) then
+    or (count('ZCOUNT', names_of(f.tier).out, 3, 3) + 1) * 5 > count('SCARD', names_of(f.tier).assigned) then
     run('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
     f.failures = failures
     return false

@@ -6,7 +6,7 @@
 local function unqueue(call, merchant, pools, but)
   view('ZREM', P .. 'waiting', call)
   for tier in string.gmatch(pools, '%S+') do
-    if tier ~= but then view('ZREM', queue_key(tier), call) end
+    if tier ~= but then view('ZREM', names_of(tier).queue, call) end
   end
   if merchant ~= '' then view('ZREM', P .. 'merchant:' .. merchant .. ':waiting', call) end
 end
@@ -16,8 +16,8 @@ local function enqueue(call, merchant, pools, score, poll_by)
   view('ZADD', P .. 'waiting', poll_by, call)
   for tier in string.gmatch(pools, '%S+') do
     view('SADD', P .. 'pools', tier)
-    view('ZADD', queue_key(tier), score, call)
-    run('PEXPIRE', queue_key(tier), 86400000)
+    view('ZADD', names_of(tier).queue, score, call)
+    run('PEXPIRE', names_of(tier).queue, 86400000)
   end
   if merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. merchant .. ':waiting', poll_by, call)
@@ -60,8 +60,8 @@ end
 local function set_poll_by(call, place, poll_by)
   local missing = 0
   for tier in string.gmatch(place.pools, '%S+') do
-    local added = view('ZADD', queue_key(tier), place.score, call)
-    if added > 0 then run('PEXPIRE', queue_key(tier), 86400000) end
+    local added = view('ZADD', names_of(tier).queue, place.score, call)
+    if added > 0 then run('PEXPIRE', names_of(tier).queue, 86400000) end
     missing = missing + added
   end
   run('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
@@ -90,7 +90,7 @@ local function hand(f, call, but)
   if not place or not place.waits then return false end
   unqueue(call, place.merchant, place.pools, but)
   -- Until it comes for the pod, what counts is how long it has waited.
-  local at, pool = text_of(floor(place.since / 1000)), source_pool(f.tier)
+  local at, pool = text_of(floor(place.since / 1000)), names_of(f.tier).source
   extend(f, call, place.poll_by, nil, place.merchant)
   run('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
   f.calls = f.calls + 1
@@ -105,7 +105,7 @@ local function serve_one(f)
   if is_waited_for == nil then read_table(f.tier) end
   if not is_waited_for or f.calls >= cap_of(f) then return false end
   for _ = 1, 16 do
-    local first = try('ZPOPMIN', queue_key(f.tier))
+    local first = try('ZPOPMIN', names_of(f.tier).queue)
     if first.err or not first[1] then return false end
     -- One without a place is none any more: somebody has deleted it, or its time.
     if hand(f, first[1], f.tier) then return true end

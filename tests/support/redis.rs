@@ -5,8 +5,15 @@ use std::{
     os::unix::fs::FileExt,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime, UNIX_EPOCH},
+};
+
+use smart_router::{
+    config::Ttls,
+    domain::{fleet::PodFacts, tiers::Tiers},
+    metrics::StoreMetrics,
+    store::{RedisConfig, Scripts},
 };
 
 use super::{eventually, free_port, scratch};
@@ -169,4 +176,36 @@ impl Drop for RedisServer {
 
 pub fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
+}
+
+/// A store on a server of these tests; leases of 15 minutes, nothing waits.
+pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
+    RedisConfig {
+        url: server.url(),
+        key_prefix: "voice:".into(),
+        authority: None,
+        ttls: Ttls {
+            lease: 900_000,
+            draining: 360_000,
+            call_info: 3_600_000,
+            connect: None,
+            patience: None,
+        },
+        tiers,
+        nudge: Arc::default(),
+        metrics: StoreMetrics::default(),
+        scripts: Scripts::default(),
+    }
+}
+
+/// A pod that is ready.
+pub fn ready_pod() -> PodFacts {
+    PodFacts {
+        uid: "u".into(),
+        address: "10.0.0.1:8000".into(),
+        ready: true,
+        terminating: false,
+        restarts: 0,
+        pin: None,
+    }
 }
