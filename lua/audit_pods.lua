@@ -58,6 +58,10 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
   end
 
   local function audit(pod)
+    -- Facts, not what was made of them.
+    local key = P .. 'pod:' .. pod
+    local was_plain = read('HGET', key, 'plain')
+    if was_plain then run('HDEL', key, 'plain') end
     local f = facts_of(pod)
     if not f then
       run('HDEL', P .. 'pod:metadata', pod)
@@ -72,7 +76,7 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
     end
     settle(f)
     place(f)
-    wrong = wrong or views(f) ~= before
+    wrong = wrong or views(f) ~= before or was_plain ~= plain(f)
     serve(f)
     return wrong
   end

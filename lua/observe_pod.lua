@@ -31,7 +31,7 @@ operation('observe_pod', {}, function(ARGV)
     joined = replaced
   end
   run('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
-    'terminating', terminating, 'restarts', restarts, 'pin', pin)
+    'terminating', terminating, 'restarts', restarts, 'pin', pin, 'plain', '')
   f = facts_of(pod)
   view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
   resettle(f, true)

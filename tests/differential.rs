@@ -328,6 +328,9 @@ impl World {
             let draining: Option<String> = redis.get(format!("voice:pod:draining:{name}")).unwrap();
             same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
             let status: String = redis.hget(format!("voice:pod:{name}"), "status").unwrap();
+            let fields: BTreeMap<String, String> =
+                redis.hgetall(format!("voice:pod:{name}")).unwrap();
+            same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
             let expected = if pod.is_leaving() {
                 "draining"
             } else if !pod.calls.is_empty() {
@@ -374,6 +377,18 @@ impl World {
         same!("voice:calls", calls, live);
         Ok(())
     }
+}
+
+/// What `plain` should be, by the facts: the pool of a pod of which there is nothing
+/// more to know.
+fn plain_pool(fields: &BTreeMap<String, String>, tier: Option<String>) -> String {
+    let field = |name: &str| fields.get(name).map_or("", String::as_str);
+    let tier = tier.unwrap_or_default();
+    let is_at_home =
+        ["", &tier, tier.strip_prefix("merchant:").unwrap_or(&tier)].contains(&field("pin"));
+    let is_well = ["", "0"].contains(&field("failures")) && field("quarantined_until").is_empty();
+    let is_in_service = field("ready") == "1" && field("terminating") != "1";
+    if is_at_home && is_well && is_in_service { tier } else { String::new() }
 }
 
 /// Runs so many operations; the first disagreement, with what led to it.

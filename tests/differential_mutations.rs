@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 39] = [
+const MUTATIONS: [(&str, &str, &str); 42] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1] or", ""),
     (
         "an ended call goes on counting",
@@ -32,7 +32,22 @@ const MUTATIONS: [(&str, &str, &str); 39] = [
         "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
         "",
     ),
-    ("busy pods change their pool", "if f.calls > 0 then return false end", ""),
+    ("busy pods change their pool", "if f.calls > 0 or f.is_plain", "if f.is_plain"),
+    (
+        "a pod that is not ready any more still counts as plain",
+        "'pin', pin, 'plain', '')",
+        "'pin', pin)",
+    ),
+    (
+        "a pod with a failure counts as one without",
+        "'failures', failures, 'plain', plain(f))\n    return false",
+        "'failures', failures)\n    return false",
+    ),
+    (
+        "a plain pod forgets where it is pinned",
+        "  if f.is_plain then\n    local pin",
+        "  if false then\n    local pin",
+    ),
     (
         "a pod that moves stays where it was, too",
         "  unplace(f)\n  f.tier = tier",

@@ -10,10 +10,13 @@ end
 -- taken out of the indexes.
 local function readable_facts_of(pod, leaver)
   local key, calls_key, draining_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod, P .. 'pod:draining:' .. pod
-  local fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
-  if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
-  local tier = try('GET', P .. 'pod:tier:' .. pod)
-  if type(tier) ~= 'string' then tier = nil end
+  local tier, fields = try('HGET', key, 'plain'), nil
+  if not tier or tier == '' or tier.err then
+    fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
+    if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
+    tier = try('GET', P .. 'pod:tier:' .. pod)
+    if type(tier) ~= 'string' then tier = nil end
+  end
   local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false}
   if leaver then
     read_table(tier)
@@ -35,6 +38,10 @@ local function readable_facts_of(pod, leaver)
     local calls = try('ZCARD', calls_key)
     if type(calls) ~= 'number' then return nil, calls_key .. ': ' .. calls.err end
     f.calls = calls
+  end
+  if not fields then
+    f.is_plain = true
+    return f
   end
   if fields[1] ~= '1' then f.unready = true end
   if fields[2] == '1' then f.terminating = true end
@@ -63,6 +70,13 @@ end
 
 local function serving(f)
   return not (f.unready or f.draining or f.terminating or f.quarantined)
+end
+
+-- The pool of a pod of which there is nothing more to know: ready, not terminating, no
+-- failures, where it is pinned or not pinned; else ''. A view that saves reading all that.
+local function plain(f)
+  local is_plain = f.is_plain or not (f.unready or f.terminating or f.quarantined or f.pin and f.pin ~= f.tier and 'merchant:' .. f.pin ~= f.tier)
+  return is_plain and (f.failures or 0) == 0 and f.tier or ''
 end
 
 -- The views that follow from a pod's calls: its place among the available, its
@@ -104,6 +118,7 @@ end
 
 -- The views that follow from a pod's pool and service.
 local function place_service(f)
+  run('HSET', f.key, 'plain', plain(f))
   if not f.tier then return end
   view('SADD', P .. 'pools', f.tier)
   view('SADD', names_of(f.tier).assigned, f.pod)
@@ -145,6 +160,10 @@ end
 
 -- The pool a pod's label asks for, if there is such a pool.
 local function pinned(f)
+  if f.is_plain then
+    local pin = run('HGET', f.key, 'pin')
+    f.is_plain, f.pin = nil, pin and pin ~= '' and pin or nil
+  end
   if not f.pin or merchant_of(f.pin) then return f.pin end
   local found = entry(f.pin)
   if not found then return nil end
@@ -186,7 +205,7 @@ end
 -- Gives an idle pod the pool it should be in. A pod gets its first pool when it
 -- is first in service; a busy one keeps what it has. Answers whether it moved.
 local function settle(f)
-  if f.calls > 0 then return false end
+  if f.calls > 0 or f.is_plain and wanted(f.tier) then return false end
   local pin = pinned(f)
   if f.tier and (pin == f.tier or not pin and wanted(f.tier)) then return false end
   if not f.tier and not serving(f) then return false end
@@ -284,13 +303,13 @@ end
 
 -- Notes how a pod has fared, and until when (ms) it is given no calls for that.
 local function set_health(f, failures, quarantined_until)
-  run('HSET', P .. 'pod:' .. f.pod, 'failures', failures, 'quarantined_until', quarantined_until or '')
+  f.failures, f.quarantined = failures, quarantined_until and true or nil
+  run('HSET', f.key, 'failures', failures, 'quarantined_until', quarantined_until or '', 'plain', plain(f))
   if quarantined_until then
     view('ZADD', P .. 'quarantined', quarantined_until, f.pod)
   else
     view('ZREM', P .. 'quarantined', f.pod)
   end
-  f.failures, f.quarantined = failures, quarantined_until and true or nil
 end
 
 -- A call went well on a pod. Answers whether its service changes by that.
@@ -307,8 +326,8 @@ local function fared_badly(f)
   local failures = (f.failures or 0) + 1
   if f.quarantined or failures < 3 or not f.tier
     or (count('ZCOUNT', names_of(f.tier).out, 3, 3) + 1) * 5 > count('SCARD', names_of(f.tier).assigned) then
-    run('HINCRBY', P .. 'pod:' .. f.pod, 'failures', 1)
     f.failures = failures
+    run('HSET', f.key, 'failures', failures, 'plain', plain(f))
     return false
   end
   set_health(f, failures, now + 60000)
