@@ -52,11 +52,16 @@ pub struct Running {
 
 /// Starts a router. It answers requests when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
+    start_with(config, Scripts::default()).await
+}
+
+/// The same with other scripts than ours: tests break them on purpose.
+pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Running> {
     let listener = bind("HTTP_PORT", config.http.api)?;
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
     let nudge = Arc::new(Notify::new());
-    let store = open_store(&config, &metrics, &nudge).await?;
+    let store = open_store(&config, &metrics, &nudge, scripts).await?;
     warn_about(&config, store.as_ref()).await;
     if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
         // Streams may have started, and callers asked again, while nobody listened.
@@ -184,6 +189,7 @@ async fn open_store(
     config: &Config,
     metrics: &Metrics,
     nudge: &Arc<Notify>,
+    scripts: Scripts,
 ) -> anyhow::Result<Arc<dyn Store>> {
     let (tiers, lease, metrics) = (config.tiers.clone(), config.ttls.lease, metrics.store.clone());
     match &config.store {
@@ -204,7 +210,6 @@ async fn open_store(
             let authority = ca_file.as_ref().map(read).transpose()?;
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
             let nudge = nudge.clone();
-            let scripts = Scripts::default();
             let config =
                 RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics, scripts };
             let redis =

@@ -48,6 +48,8 @@ pub struct Faults {
     pub answer: Option<(u16, usize)>,
     /// Keeps events from watchers.
     pub mute: bool,
+    /// Loses events: watchers never hear of them.
+    pub lose: bool,
     /// Takes so long over every event.
     pub delay: Duration,
     /// Forbids what is on this path.
@@ -219,6 +221,24 @@ impl Kube {
         self.change("DELETED", name, None);
     }
 
+    pub fn pod(&self, name: &str) -> Value {
+        self.world().pods[name].clone()
+    }
+
+    /// Tells watchers what was true of a pod before, or, what looks alike, of another one
+    /// of its name.
+    pub fn tell_again(&self, mut was: Value, as_another: bool) {
+        if as_another {
+            was["metadata"]["uid"] = json!(format!("{}-again", was["metadata"]["uid"]));
+        }
+        let mut world = self.world();
+        world.version += 1;
+        let version = world.version;
+        world.events.push((version, "MODIFIED", was));
+        drop(world);
+        self.bell.send_modify(|bell| bell.0 += 1);
+    }
+
     /// Who holds the lease, and in which term.
     pub fn holder(&self) -> Option<(String, u64)> {
         let world = self.world();
@@ -352,7 +372,7 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
                     let world = shared.world.lock().unwrap();
                     if !world.faults.mute {
                         for (version, kind, object) in &world.events {
-                            if *version > from && selected(object, &query) {
+                            if *version > from && selected(object, &query) && !world.faults.lose {
                                 if world.faults.garbage {
                                     text += "{\"type\": \"MODIFIED\", \"object\": 7}\n";
                                 }
@@ -368,6 +388,7 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
                     tokio::time::sleep(delay).await;
                     return Some((Ok::<_, Infallible>(Bytes::from(text)), (shared, seen)));
                 }
+                let from = seen;
                 let rung =
                     tokio::time::timeout(Duration::from_secs(1), shared.bell.changed()).await;
                 match rung {

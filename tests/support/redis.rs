@@ -160,8 +160,13 @@ impl RedisServer {
 
     /// Kills the server, if it lives, and starts an empty one in its place.
     pub fn replace(&mut self) {
+        self.restart(&[]);
+    }
+
+    /// Kills the server, if it lives, and starts it again with what it has on disk.
+    pub fn restart(&mut self, args: &[&str]) {
         self.kill();
-        let fresh = Self::launch(self.port, self.directory.clone(), &[], None);
+        let fresh = Self::launch(self.port, self.directory.clone(), args, None);
         let old = std::mem::replace(self, fresh);
         std::mem::forget(old);
     }

@@ -1,0 +1,409 @@
+//! Who uses the routers: providers with their calls, agents on their pods, operators.
+
+use std::{
+    io::Write,
+    net::{SocketAddr, TcpStream},
+    sync::atomic::Ordering,
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    history::{Outcome, Said, What},
+    http::{self, Answer, Failure},
+    world::{ROUTERS, World},
+};
+use crate::support::chance::Dice;
+
+/// How callers behave; percentages of calls.
+#[derive(Debug, Clone, Copy)]
+pub struct Style {
+    pub clients: usize,
+    /// Asked for several times at once.
+    pub twins: usize,
+    /// Asked for again, and released again when they are over.
+    pub replays: usize,
+    /// Released before they were asked for, in the name of a pod of others.
+    pub early: usize,
+    /// Released long after their lease has ended.
+    pub late: usize,
+    /// Requests that make no sense, beside each call.
+    pub odd: Option<Odd>,
+    pub drains: bool,
+    pub churn: bool,
+    /// How long calls last (ms).
+    pub hold: (u64, u64),
+    /// Whether agents prolong leases.
+    pub renews: bool,
+    /// How long clients rest between calls (ms).
+    pub rest: usize,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Odd {
+    Slow,
+    Huge,
+    Malformed,
+}
+
+pub const USUAL: Style = Style {
+    clients: 8,
+    twins: 5,
+    replays: 5,
+    early: 0,
+    late: 0,
+    odd: None,
+    drains: false,
+    churn: false,
+    hold: (5, 150),
+    renews: true,
+    rest: 20,
+};
+
+/// The ways to ask for a pod.
+const FORMATS: usize = 4;
+
+pub struct Caller<'a> {
+    pub world: &'a World,
+    pub style: Style,
+    pub dice: Dice,
+    /// Only what the older procedure understands.
+    pub is_plain: bool,
+}
+
+impl Caller<'_> {
+    /// Places calls until the run is over.
+    pub fn run(&mut self) {
+        while !self.world.is_over.load(Ordering::Relaxed) {
+            self.one_call();
+            let rest = self.dice.roll(self.style.rest + 1) as u64;
+            thread::sleep(Duration::from_millis(rest));
+        }
+    }
+
+    fn is_one_of(&mut self, percent: usize) -> bool {
+        self.dice.roll(100) < percent
+    }
+
+    fn one_call(&mut self) {
+        let call = self.world.new_call();
+        if let Some(odd) = self.style.odd {
+            self.odd_request(odd);
+        }
+        if self.is_one_of(self.style.early) {
+            let pods = self.world.pods();
+            let pod = pods[self.dice.roll(pods.len())].clone();
+            self.release_once(&call, Some(&pod));
+        }
+        let merchant = !self.is_plain && self.is_one_of(15);
+        let pod = if self.is_one_of(self.style.twins) {
+            self.allocate_at_once(&call)
+        } else {
+            self.allocate(&call, merchant)
+        };
+        let Some(pod) = pod else { return };
+        let is_replayed = self.is_one_of(self.style.replays);
+        if is_replayed {
+            self.ask(&call, false);
+        }
+        if self.is_one_of(self.style.late) {
+            // Its agent has forgotten it, and remembers late.
+            thread::sleep(self.world.setting("LEASE_TTL") + Duration::from_millis(1_200));
+            self.release_once(&call, Some(&pod));
+            return;
+        }
+        self.hold(&call);
+        self.release(&call, &pod);
+        if is_replayed {
+            self.look_up(&call);
+            thread::sleep(Duration::from_millis(self.dice.roll(100) as u64));
+            self.release_once(&call, Some(&pod));
+        }
+    }
+
+    /// A call goes on; its agent prolongs its lease, somebody looks.
+    fn hold(&mut self, call: &str) {
+        let (least, most) = self.style.hold;
+        let time =
+            Duration::from_millis(least + self.dice.roll((most - least + 1) as usize) as u64);
+        let (began, mut renewed) = (Instant::now(), Instant::now());
+        let interval = self.world.setting("LEASE_TTL") / 4;
+        while began.elapsed() < time && !self.world.is_over.load(Ordering::Relaxed) {
+            thread::sleep((time - began.elapsed().min(time)).min(Duration::from_millis(50)));
+            if self.style.renews && renewed.elapsed() > interval && !self.is_plain {
+                renewed = Instant::now();
+                let at = self.world.history.now();
+                let answer = http::post(self.router(), "/api/v1/renew", &json!({"call_sid": call}));
+                self.world.history.note(at, What::Renew { call: call.into(), said: said(&answer) });
+            }
+            if self.is_one_of(30) {
+                self.look_up(call);
+            }
+        }
+    }
+
+    /// Some router that is awake.
+    fn pick(&mut self) -> usize {
+        loop {
+            let router = self.dice.roll(ROUTERS);
+            if !self.world.is_asleep(router) {
+                return router;
+            }
+        }
+    }
+
+    fn router(&mut self) -> SocketAddr {
+        let router = self.pick();
+        self.world.seats[router].address
+    }
+
+    /// Asks as providers do: a failure is tried again elsewhere.
+    fn allocate(&mut self, call: &str, merchant: bool) -> Option<String> {
+        for _ in 0..3 {
+            match self.ask(call, merchant) {
+                Outcome::Given { pod } => return Some(pod),
+                Outcome::Failed(_) => thread::sleep(Duration::from_millis(20)),
+                Outcome::Refused(_) | Outcome::Nonsense(_) => return None,
+            }
+        }
+        None
+    }
+
+    /// Asks for one call in several places at once; a pod if any said so.
+    fn allocate_at_once(&mut self, call: &str) -> Option<String> {
+        let times = 2 + self.dice.roll(9);
+        let seeds: Vec<u64> = (0..times).map(|_| self.dice.roll(usize::MAX) as u64).collect();
+        let outcomes: Vec<Outcome> = thread::scope(|scope| {
+            let ask = |seed| {
+                let mut twin = Caller { dice: Dice(seed), ..*self };
+                scope.spawn(move || twin.ask(call, false))
+            };
+            let twins: Vec<_> = seeds.iter().map(|seed| ask(*seed)).collect();
+            twins.into_iter().map(|twin| twin.join().unwrap()).collect()
+        });
+        outcomes.into_iter().find_map(|outcome| match outcome {
+            Outcome::Given { pod } => Some(pod),
+            _ => None,
+        })
+    }
+
+    /// Asks for a pod once, in some provider's way.
+    pub fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
+        let router = self.pick();
+        let to = self.world.seats[router].address;
+        let format = if self.is_plain { 0 } else { self.dice.roll(FORMATS) };
+        let query = if merchant { "?merchant_id=acme" } else { "" };
+        let began = self.world.history.now();
+        let answer = match format {
+            0 if merchant => http::post(
+                to,
+                "/api/v1/allocate",
+                &json!({"call_sid": call, "merchant_id": "acme"}),
+            ),
+            0 => http::post(to, "/api/v1/allocate", &json!({"call_sid": call})),
+            1 => http::form(
+                to,
+                &format!("/api/v1/twilio/allocate{query}"),
+                &format!("CallSid={call}&From=%2B1555"),
+            ),
+            2 => http::form(
+                to,
+                &format!("/api/v1/plivo/allocate{query}"),
+                &format!("CallUUID={call}&From=1555"),
+            ),
+            _ => {
+                let query = query.replace('?', "&");
+                http::get(to, &format!("/api/v1/exotel/allocate?CallSid={call}{query}"))
+            }
+        };
+        let outcome = match answer {
+            Ok(answer) => read(format, &answer),
+            Err(failure) => Outcome::Failed(failure),
+        };
+        let what = What::Allocate { call: call.into(), router, outcome: outcome.clone() };
+        self.world.history.note(began, what);
+        outcome
+    }
+
+    fn look_up(&mut self, call: &str) {
+        if self.is_plain {
+            return;
+        }
+        let began = self.world.history.now();
+        if let Ok(answer) = http::get(self.router(), &format!("/api/v1/calls/{call}")) {
+            let found: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+            let found = match answer.status {
+                200 => found["pod_name"].as_str().map(str::to_owned),
+                404 => None,
+                _ => return,
+            };
+            self.world.history.note(began, What::LookUp { call: call.into(), found });
+        }
+    }
+
+    /// Releases as agents do: until somebody has heard it.
+    pub fn release(&mut self, call: &str, pod: &str) {
+        let began = Instant::now();
+        while began.elapsed() < Duration::from_secs(4) {
+            let pod = self.is_one_of(50).then_some(pod);
+            if matches!(self.release_once(call, pod), Said::Yes | Said::Unknown) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+    }
+
+    fn release_once(&mut self, call: &str, pod: Option<&str>) -> Said {
+        let began = self.world.history.now();
+        let mut body = json!({"call_sid": call});
+        if let Some(pod) = pod {
+            body["pod_name"] = json!(pod);
+        }
+        let said = said(&http::post(self.router(), "/api/v1/release", &body));
+        self.world.history.note(began, What::Release { call: call.into(), said });
+        said
+    }
+
+    /// A request that must be refused in good order, and soon.
+    fn odd_request(&mut self, odd: Odd) {
+        let to = self.router();
+        let began = self.world.history.now();
+        let call = self.world.new_call();
+        let wrong = match odd {
+            Odd::Malformed => {
+                let bodies: [&[u8]; 6] = [
+                    b"{",
+                    b"[]",
+                    b"{\"call_sid\": 7}",
+                    b"\xff\xfe",
+                    b"{\"call_sid\": \"a b\"}",
+                    b"",
+                ];
+                let body = bodies[self.dice.roll(bodies.len())];
+                refused_in_json(http::ask(to, "POST", "/api/v1/allocate", "application/json", body))
+            }
+            Odd::Huge => {
+                let filler = "x".repeat(100 << 10);
+                let body = json!({"call_sid": call, "filler": filler}).to_string();
+                match http::ask(to, "POST", "/api/v1/allocate", "application/json", body.as_bytes())
+                {
+                    // Who has heard enough may close the door.
+                    Err(Failure::Broken) => None,
+                    answer => refused_in_json(answer),
+                }
+            }
+            Odd::Slow => {
+                let dribble = || -> Option<()> {
+                    let mut line = TcpStream::connect(to).ok()?;
+                    line.write_all(b"POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n").ok()?;
+                    let until = Instant::now() + Duration::from_millis(1_900);
+                    while Instant::now() < until {
+                        line.write_all(b" ").ok()?;
+                        line.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
+                        let mut some = [0; 256];
+                        match std::io::Read::read(&mut line, &mut some) {
+                            Ok(_) => return None,
+                            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                            Err(_) => return None,
+                        }
+                    }
+                    Some(())
+                };
+                dribble()
+                    .map(|()| "a request of one byte now and then is still listened to".to_owned())
+            }
+        };
+        self.world.history.note(began, What::Other { what: format!("{odd:?} request"), wrong });
+    }
+}
+
+/// What is wrong with a refusal, if anything is.
+fn refused_in_json(answer: Result<Answer, Failure>) -> Option<String> {
+    let answer = match answer {
+        Ok(answer) => answer,
+        Err(failure) => return Some(format!("{failure:?}")),
+    };
+    let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+    let is_refused = (400..500).contains(&answer.status) && body["error"].is_string();
+    (!is_refused).then(|| format!("{} {}", answer.status, answer.body))
+}
+
+fn said(answer: &Result<Answer, Failure>) -> Said {
+    match answer {
+        Ok(Answer { status: 200, .. }) => Said::Yes,
+        Ok(Answer { status: 404, .. }) => Said::Unknown,
+        Ok(_) => Said::No,
+        Err(failure) => Said::Failed(*failure),
+    }
+}
+
+/// What an answer means to the provider in whose format it is.
+fn read(format: usize, answer: &Answer) -> Outcome {
+    let body = &answer.body;
+    let pod = || {
+        let rest = &body[body.find("/pod/")? + 5..];
+        Some(rest[..rest.find('/')?].to_owned())
+    };
+    let nonsense = || Outcome::Nonsense(format!("{} {body}", answer.status));
+    let given = || pod().map_or_else(nonsense, |pod| Outcome::Given { pod });
+    let has_error =
+        || serde_json::from_str::<Value>(body).is_ok_and(|body| body["error"].is_string());
+    match (format, answer.status) {
+        (0 | 3, 200) => given(),
+        (0 | 3, 500 | 503) if has_error() => Outcome::Refused(answer.status),
+        (1 | 2, 200) if body.contains("<Stream") => given(),
+        (1 | 2, 200) if body.contains("<Response>") && body.contains("<Hangup") => {
+            Outcome::Refused(503)
+        }
+        _ => nonsense(),
+    }
+}
+
+/// Drains pods and takes that back, until the run is over.
+pub fn operate(world: &World, mut dice: Dice) {
+    while !world.is_over.load(Ordering::Relaxed) {
+        let pods = world.pods();
+        let pod = pods[dice.roll(pods.len())].clone();
+        let began = world.history.now();
+        let answer = http::post(
+            world.seats[dice.roll(ROUTERS)].address,
+            "/api/v1/drain",
+            &json!({"pod_name": pod}),
+        );
+        world.history.note(began, What::Drain { pod: pod.clone(), said: said(&answer) });
+        thread::sleep(Duration::from_millis(30 + dice.roll(150) as u64));
+        undrain(world, &pod, &mut dice);
+        thread::sleep(Duration::from_millis(dice.roll(60) as u64));
+    }
+}
+
+pub fn undrain(world: &World, pod: &str, dice: &mut Dice) {
+    world.history.note(world.history.now(), What::Undrain { pod: pod.into() });
+    for _ in 0..20 {
+        let to = world.seats[dice.roll(ROUTERS)].address;
+        let answer = http::post(to, "/api/v1/undrain", &json!({"pod_name": pod}));
+        if matches!(said(&answer), Said::Yes | Said::Unknown) {
+            return;
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// Takes pods away and brings others, until the run is over.
+pub fn churn(world: &World, mut dice: Dice) {
+    let mut number = 10;
+    while !world.is_over.load(Ordering::Relaxed) {
+        let pods = world.pods();
+        let pod = pods[dice.roll(pods.len())].clone();
+        world.remove_pod(&pod);
+        thread::sleep(Duration::from_millis(dice.roll(150) as u64));
+        let tier = pod.split('-').next().unwrap();
+        // Another one, or one of the same name.
+        let next = if dice.roll(2) == 0 { pod.clone() } else { format!("{tier}-{number}") };
+        world.add_pod(&next);
+        number += 1;
+        thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
+    }
+}

@@ -1,0 +1,658 @@
+//! The faults, one cell each, and the broken build that each has to catch.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use redis::Commands;
+
+use super::{
+    callers::{Odd, Style, USUAL},
+    census::SOON,
+    clock::shifted_clock,
+    history::What,
+    proxy::Moment,
+    store::{INSIDE, Kind},
+    world::{ROUTERS, World},
+};
+use crate::support::chance::Dice;
+
+/// What is wrong with a build that is broken on purpose.
+#[derive(Debug, Clone, Copy)]
+pub enum Broken {
+    /// The older procedure: many commands, one after the other.
+    Procedure,
+    /// Our functions, with this text changed to that.
+    Edit(&'static [(&'static str, &'static str)]),
+    /// Deadlines by the router's own clock instead of Redis's.
+    OwnClock,
+    /// Settings that amount to a missing part.
+    Settings(&'static [(&'static str, &'static str)]),
+    /// The surroundings do to the router what a mistake in it would do.
+    Surroundings,
+    /// Connects to an address, whatever Sentinels say.
+    NoSentinel,
+}
+
+impl Broken {
+    pub fn is_procedure(self) -> bool {
+        matches!(self, Self::Procedure)
+    }
+
+    /// Whether it needs another program than ours.
+    pub fn is_another_program(self) -> bool {
+        matches!(self, Self::Procedure | Self::Edit(_) | Self::OwnClock)
+    }
+}
+
+pub struct Cell {
+    pub name: &'static str,
+    pub says: &'static str,
+    pub backend: Kind,
+    pub settings: &'static [(&'static str, &'static str)],
+    pub style: Style,
+    /// Within which time after the fault all pods are there again.
+    pub allowed: Duration,
+    /// Whether lines to routers may break.
+    pub may_break: bool,
+    pub fault: fn(&Scene),
+    pub broken: Broken,
+    /// What is broken, in words.
+    pub broken_says: &'static str,
+}
+
+/// Where a fault happens.
+pub struct Scene<'a> {
+    pub world: &'a World,
+    pub dice: std::cell::RefCell<Dice>,
+    pub is_broken: bool,
+}
+
+impl Scene<'_> {
+    fn roll(&self, sides: usize) -> usize {
+        self.dice.borrow_mut().roll(sides)
+    }
+
+    fn pause(&self, least: u64, most: u64) {
+        thread::sleep(Duration::from_millis(least + self.roll((most - least + 1) as usize) as u64));
+    }
+
+    fn until(&self, within: Duration, holds: impl Fn() -> bool) -> bool {
+        let until = Instant::now() + within;
+        while !holds() {
+            if Instant::now() > until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+const OWNERSHIP: Broken = Broken::Edit(&[(
+    "    if stems_from ~= '' then return {'not_found', now} end\n",
+    "    if on ~= '' then run('DEL', P .. 'pod:calls:' .. on) local f = facts_of(on) if f then place(f) end end\n",
+)]);
+const OWNERSHIP_SAYS: &str = "a release frees the pod it names, whosever call is there";
+const TAKE_BACK: Broken = Broken::Edit(&[(
+    "if on ~= '' and on ~= record[1] or stems_from ~= '' and stems_from ~= record[4]",
+    "if stems_from ~= '' then return {'not_found', now} end\n  if on ~= '' and on ~= record[1] or stems_from ~= '' and stems_from ~= record[4]",
+)]);
+const TAKE_BACK_SAYS: &str = "what a caller never learnt of is not taken back";
+const PROCEDURE_SAYS: &str = "many commands, one after the other";
+const FENCE: Broken = Broken::Edit(&[("tonumber(epoch) < current", "false")]);
+const FENCE_SAYS: &str = "leaders write whatever their epoch";
+
+const PLAIN: Cell = Cell {
+    name: "",
+    says: "",
+    backend: Kind::Plain,
+    settings: &[],
+    style: USUAL,
+    allowed: SOON,
+    may_break: false,
+    fault: |_| {},
+    broken: Broken::Procedure,
+    broken_says: PROCEDURE_SAYS,
+};
+
+pub static CELLS: [Cell; 33] = [
+    Cell {
+        name: "kill-before-sending",
+        says: "kill -9 of a router that is about to ask Redis",
+        may_break: true,
+        fault: |scene| kill(scene, Moment::BeforeSending),
+        broken: Broken::Procedure,
+        ..PLAIN
+    },
+    Cell {
+        name: "kill-after-sending",
+        says: "kill -9 of a router whose request is with Redis",
+        settings: &[("LEASE_TTL", "3s")],
+        may_break: true,
+        fault: |scene| kill(scene, Moment::AfterSending),
+        allowed: Duration::from_secs(7),
+        broken: Broken::Edit(&[(
+            "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
+            "",
+        )]),
+        broken_says: "a lease that ends does not free its pod",
+        ..PLAIN
+    },
+    Cell {
+        name: "kill-after-reply",
+        says: "kill -9 of a router that has just heard from Redis",
+        settings: &[("LEASE_TTL", "3s")],
+        may_break: true,
+        fault: |scene| kill(scene, Moment::AfterReply),
+        allowed: Duration::from_secs(7),
+        broken: Broken::Edit(&[(
+            "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
+            "",
+        )]),
+        broken_says: "a lease that ends does not free its pod",
+        ..PLAIN
+    },
+    Cell {
+        name: "same-id-at-once",
+        says: "one call id 2–10 times at once across replicas",
+        style: Style { twins: 100, ..USUAL },
+        fault: |scene| scene.pause(1_200, 1_800),
+        ..PLAIN
+    },
+    Cell {
+        name: "release-before-allocate",
+        says: "a release comes before its call, in the name of a pod of others",
+        style: Style { early: 60, hold: (20, 250), ..USUAL },
+        fault: |scene| scene.pause(1_200, 1_800),
+        broken: OWNERSHIP,
+        broken_says: OWNERSHIP_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "replays",
+        says: "webhooks and releases are repeated, in time and afterwards",
+        style: Style { replays: 100, ..USUAL },
+        fault: |scene| scene.pause(1_200, 1_800),
+        broken: OWNERSHIP,
+        broken_says: OWNERSHIP_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "late-releases",
+        says: "a release comes when the lease has ended and the pod has another call",
+        settings: &[("LEASE_TTL", "1s")],
+        style: Style { late: 40, renews: false, clients: 12, hold: (20, 400), ..USUAL },
+        fault: |scene| scene.pause(3_000, 3_500),
+        broken: OWNERSHIP,
+        broken_says: OWNERSHIP_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "drain-against-all",
+        says: "allocate against drain against release against pod deletion",
+        style: Style { drains: true, churn: true, clients: 10, ..USUAL },
+        fault: |scene| scene.pause(1_800, 2_500),
+        broken: Broken::Edit(&[(
+            "if run('EXISTS', draining_key) == 1 then f.draining = true end",
+            "",
+        )]),
+        broken_says: "a release puts a draining pod back",
+        ..PLAIN
+    },
+    Cell {
+        name: "redis-restarted-with-data",
+        says: "Redis is killed and comes back with what it knew",
+        backend: Kind::Durable,
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("Redis is killed");
+            scene.world.store().restart();
+            scene.pause(300, 500);
+        },
+        ..PLAIN
+    },
+    Cell {
+        name: "redis-restarted-empty",
+        says: "Redis is killed and comes back with nothing",
+        fault: |scene| {
+            scene.pause(200, 400);
+            // What is on its way then may still be from before.
+            scene.world.history.note(scene.world.history.now(), What::Wiped);
+            scene.world.store().restart();
+            scene.world.history.note(scene.world.history.now(), What::Wiped);
+            scene.pause(300, 500);
+        },
+        broken: Broken::Edit(&[
+            ("  return run('EXISTS', P .. 'schema') == 1", "  return true"),
+            (
+                "if not chain then return {'lost', now} end",
+                "if not chain then return {'refused', now, '', '', 'no_pods'} end",
+            ),
+        ]),
+        broken_says: "an empty store counts as one that is set up",
+        ..PLAIN
+    },
+    Cell {
+        name: "redis-gone",
+        says: "Redis is gone for long (stopped)",
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("Redis stops");
+            scene.world.store().servers[0].signal("STOP");
+            scene.pause(2_000, 3_000);
+            scene.world.store().servers[0].signal("CONT");
+        },
+        ..PLAIN
+    },
+    Cell {
+        name: "sentinel-kill",
+        says: "failover: the primary is killed",
+        backend: Kind::Sentinels,
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("the primary is killed");
+            scene.world.store().servers[0].kill();
+            scene.pause(3_000, 3_500);
+        },
+        broken: Broken::NoSentinel,
+        broken_says: "does not ask Sentinels, no min-replicas",
+        ..PLAIN
+    },
+    Cell {
+        name: "sentinel-pause",
+        says: "failover: the primary sleeps and wakes up",
+        backend: Kind::Sentinels,
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("the primary sleeps");
+            scene.world.store().servers[0].signal("STOP");
+            scene.pause(2_500, 3_500);
+            scene.world.store().servers[0].signal("CONT");
+            scene.pause(500, 1_000);
+        },
+        broken: Broken::NoSentinel,
+        broken_says: "does not ask Sentinels, no min-replicas",
+        ..PLAIN
+    },
+    Cell {
+        name: "sentinel-cut",
+        says: "failover: the primary is cut off from replicas and Sentinels, not from routers",
+        backend: Kind::Sentinels,
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("the primary is cut off");
+            scene.world.store().proxies[0].set(|faults| faults.cut = Some(INSIDE));
+            scene.pause(3_000, 4_000);
+            scene.world.store().proxies[0].heal();
+            scene.pause(500, 1_000);
+        },
+        broken: Broken::NoSentinel,
+        broken_says: "does not ask Sentinels, no min-replicas",
+        ..PLAIN
+    },
+    Cell {
+        name: "network-slow",
+        says: "50–2,000 ms to Redis",
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("the network is slow");
+            let limits = (Duration::from_millis(50), Duration::from_millis(2_000));
+            for seat in &scene.world.seats {
+                seat.to_redis.set(|faults| faults.delay = Some(limits));
+            }
+            scene.pause(1_500, 2_000);
+        },
+        broken: TAKE_BACK,
+        broken_says: TAKE_BACK_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "network-reset",
+        says: "lines to Redis are reset",
+        fault: |scene| {
+            for _ in 0..12 {
+                scene.pause(20, 200);
+                scene.world.history.fault("a line is reset");
+                scene.world.seats[scene.roll(ROUTERS)].to_redis.reset();
+            }
+        },
+        ..PLAIN
+    },
+    Cell {
+        name: "network-half-open",
+        says: "what is sent to Redis arrives long after",
+        fault: |scene| {
+            scene.pause(200, 400);
+            let seat = &scene.world.seats[scene.roll(ROUTERS)];
+            scene.world.history.fault("a line stalls");
+            seat.to_redis.set(|faults| faults.stall = true);
+            scene.pause(1_200, 1_800);
+        },
+        broken: Broken::Edit(&[(
+            "if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end",
+            "",
+        )]),
+        broken_says: "what comes too late is done all the same",
+        ..PLAIN
+    },
+    Cell {
+        name: "reply-lost",
+        says: "Redis does it and the answer is lost",
+        fault: |scene| {
+            scene.pause(200, 400);
+            scene.world.history.fault("answers are lost");
+            for seat in &scene.world.seats {
+                seat.to_redis.set(|faults| faults.lose_answers = true);
+            }
+            scene.pause(900, 1_400);
+        },
+        broken: TAKE_BACK,
+        broken_says: TAKE_BACK_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "clock-ahead",
+        says: "a router's clock is 5 min ahead",
+        may_break: true,
+        fault: |scene| shift_clock(scene, 300),
+        broken: Broken::OwnClock,
+        broken_says: "deadlines by the router's own clock",
+        ..PLAIN
+    },
+    Cell {
+        name: "clock-behind",
+        says: "a router's clock is 5 min behind",
+        may_break: true,
+        fault: |scene| shift_clock(scene, -300),
+        broken: Broken::OwnClock,
+        broken_says: "deadlines by the router's own clock",
+        ..PLAIN
+    },
+    Cell {
+        name: "leader-paused",
+        says: "the leader sleeps beyond its lease and wakes up",
+        fault: pause_leader,
+        broken: FENCE,
+        broken_says: FENCE_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "two-leaders",
+        says: "another leader begins while the first still believes that it leads",
+        fault: two_leaders,
+        broken: FENCE,
+        broken_says: FENCE_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "watch-dropped",
+        says: "events of the cluster never arrive",
+        settings: &[("RECONCILE_INTERVAL", "2s")],
+        fault: |scene| {
+            scene.world.kube.faults(|faults| faults.lose = true);
+            scene.world.history.fault("events are lost");
+            replace_pods(scene, false);
+            scene.world.kube.faults(|faults| faults.lose = false);
+        },
+        broken: Broken::Settings(&[("RECONCILE_INTERVAL", "1h")]),
+        broken_says: "pods are never compared with the cluster",
+        ..PLAIN
+    },
+    Cell {
+        name: "watch-reordered",
+        says: "an old event of a pod arrives after its end",
+        fault: |scene| {
+            for _ in 0..3 {
+                scene.pause(100, 300);
+                let pod = some_pod(scene, "gold");
+                let was = scene.world.kube.pod(&pod);
+                scene.world.remove_pod(&pod);
+                // A router that does not remember who is dead would take it for another.
+                scene.world.kube.tell_again(was, scene.is_broken);
+                scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
+            }
+            scene.pause(300, 500);
+        },
+        broken: Broken::Surroundings,
+        broken_says: "does not remember who is dead",
+        ..PLAIN
+    },
+    Cell {
+        name: "watch-gone",
+        says: "410 Gone",
+        fault: |scene| {
+            // A router that does not hear of it goes on from where things are.
+            scene.world.kube.faults(|faults| faults.lose = scene.is_broken);
+            for _ in 0..3 {
+                scene.world.kube.drop_watches();
+                replace_pods(scene, false);
+                if !scene.is_broken {
+                    scene.world.kube.compact();
+                }
+            }
+            scene.world.kube.faults(|faults| faults.lose = false);
+        },
+        broken: Broken::Surroundings,
+        broken_says: "goes on after 410 as if nothing had been missed",
+        ..PLAIN
+    },
+    Cell {
+        name: "new-pod-old-name",
+        says: "a new pod with an old name",
+        style: Style { hold: (50, 400), clients: 10, ..USUAL },
+        fault: |scene| {
+            for _ in 0..6 {
+                scene.pause(100, 250);
+                let pod = some_pod(scene, "gold");
+                scene.world.remove_pod_quietly(&pod);
+                scene.world.add_pod(&pod);
+            }
+            scene.pause(300, 400);
+        },
+        broken: Broken::Edit(&[(
+            "local replaced = known ~= '' and known ~= uid",
+            "local replaced = false",
+        )]),
+        broken_says: "a new pod has the calls of the old",
+        ..PLAIN
+    },
+    Cell {
+        name: "wrong-type",
+        says: "keys hold another type than they should",
+        settings: &[("CLEANUP_INTERVAL", "2s")],
+        fault: |scene| {
+            let keys = [
+                "voice:pool:gold:available",
+                "voice:pool:basic:available",
+                "voice:pool:gold:assigned",
+                "voice:pool:gold:out",
+                "voice:merchant:acme:pods",
+            ];
+            for _ in 0..4 {
+                scene.pause(100, 300);
+                let key = keys[scene.roll(keys.len())];
+                scene.world.history.fault(format!("{key} is a string"));
+                if let Some(mut redis) = scene.world.store().connection() {
+                    let _: Result<(), _> =
+                        redis::pipe().atomic().del(key).set(key, "what").query(&mut redis);
+                }
+            }
+        },
+        broken: Broken::Edit(&[(
+            "    run('DEL', key)\n    reply = run(command, key, ...)",
+            "    reply = 0",
+        )]),
+        broken_says: "a view of the wrong type stays",
+        ..PLAIN
+    },
+    Cell {
+        name: "out-of-memory",
+        says: "Redis is full",
+        settings: &[("LEASE_TTL", "2s")],
+        style: Style { hold: (500, 3_000), clients: 8, ..USUAL },
+        fault: |scene| {
+            let memory = |limit: u64| {
+                let mut redis = scene.world.store().connection().unwrap();
+                let _: () = redis::cmd("CONFIG")
+                    .arg("SET")
+                    .arg("maxmemory")
+                    .arg(limit)
+                    .query(&mut redis)
+                    .unwrap();
+            };
+            scene.pause(500, 700);
+            scene.world.history.fault("Redis is full");
+            memory(1);
+            scene.pause(2_500, 3_000);
+            memory(0);
+        },
+        broken: Broken::Edit(&[("operation('renew', {'allow-oom'}", "operation('renew', {}")]),
+        broken_says: "leases can't be prolonged in a full Redis",
+        ..PLAIN
+    },
+    Cell {
+        name: "no-function",
+        says: "Redis forgets our functions",
+        fault: |scene| {
+            if scene.is_broken {
+                for seat in &scene.world.seats {
+                    seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");
+                }
+            }
+            for _ in 0..5 {
+                scene.pause(100, 300);
+                scene.world.history.fault("functions are gone");
+                let mut redis = scene.world.store().connection().unwrap();
+                let _: () = redis::cmd("FUNCTION").arg("FLUSH").query(&mut redis).unwrap();
+            }
+        },
+        broken: Broken::Surroundings,
+        broken_says: "functions are loaded once",
+        ..PLAIN
+    },
+    Cell {
+        name: "slow-clients",
+        says: "requests of one byte now and then",
+        settings: &[("HTTP_READ_TIMEOUT", "1s")],
+        style: Style { odd: Some(Odd::Slow), clients: 16, rest: 5, ..USUAL },
+        fault: |scene| scene.pause(2_000, 2_500),
+        broken: Broken::Settings(&[("HTTP_READ_TIMEOUT", "1h")]),
+        broken_says: "requests may take as long as they like",
+        ..PLAIN
+    },
+    Cell {
+        name: "huge-bodies",
+        says: "bodies of 100 KiB",
+        style: Style { odd: Some(Odd::Huge), ..USUAL },
+        fault: |scene| scene.pause(1_000, 1_500),
+        ..PLAIN
+    },
+    Cell {
+        name: "malformed-bodies",
+        says: "bodies that make no sense",
+        style: Style { odd: Some(Odd::Malformed), ..USUAL },
+        fault: |scene| scene.pause(1_000, 1_500),
+        ..PLAIN
+    },
+    Cell {
+        name: "overload",
+        says: "ten times what the store can take",
+        fault: |scene| super::overload::flood(scene.world, scene.is_broken),
+        ..PLAIN
+    },
+];
+
+fn kill(scene: &Scene, moment: Moment) {
+    for _ in 0..2 {
+        scene.pause(150, 300);
+        let seat = &scene.world.seats[scene.roll(ROUTERS)];
+        scene.world.history.fault(format!("a router is killed: {moment:?}"));
+        seat.to_redis.trap(moment, seat.killer());
+        scene.until(Duration::from_secs(1), || !seat.is_alive());
+        scene.pause(50, 150);
+        seat.start();
+        scene.until(Duration::from_secs(2), || seat.is_ready());
+    }
+}
+
+fn shift_clock(scene: &Scene, seconds: i64) {
+    let seat = &scene.world.seats[scene.roll(ROUTERS)];
+    scene.world.history.fault(format!("a router starts again, {seconds} s off"));
+    seat.killer()();
+    let library = shifted_clock().to_str().unwrap().to_owned();
+    seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
+    scene.until(Duration::from_secs(2), || seat.is_ready());
+    scene.pause(1_500, 2_000);
+}
+
+fn some_pod(scene: &Scene, tier: &str) -> String {
+    let pods: Vec<String> =
+        scene.world.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
+    pods[scene.roll(pods.len())].clone()
+}
+
+/// Takes some pods away and brings others.
+fn replace_pods(scene: &Scene, quick: bool) {
+    for _ in 0..2 {
+        let pod = some_pod(scene, "gold");
+        scene.world.remove_pod(&pod);
+        scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
+        if !quick {
+            scene.pause(100, 200);
+        }
+    }
+}
+
+fn pause_leader(scene: &Scene) {
+    let world = scene.world;
+    if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+        return;
+    }
+    let old = world.leader().unwrap();
+    let seat = &world.seats[old];
+    // It falls asleep with a pod on its mind: what it says of it is on its way.
+    seat.to_redis.set(|faults| faults.stall = true);
+    let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+    world.add_pod(&ghost);
+    scene.pause(60, 80);
+    world.pause(old, true);
+    world.remove_pod(&ghost);
+    scene.until(Duration::from_secs(4), || world.leader().is_some_and(|leader| leader != old));
+    replace_pods(scene, true);
+    scene.pause(300, 500);
+    seat.to_redis.heal();
+    scene.pause(20, 60);
+    world.pause(old, false);
+    scene.pause(300, 500);
+}
+
+fn two_leaders(scene: &Scene) {
+    let world = scene.world;
+    let epoch = || -> u64 {
+        let redis = world.store().connection();
+        redis.and_then(|mut redis| redis.get("voice:leader:epoch").ok()).unwrap_or(0)
+    };
+    for _ in 0..2 {
+        if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+            return;
+        }
+        let (old, before) = (world.leader().unwrap(), epoch());
+        let seat = &world.seats[old];
+        world.history.fault("two leaders");
+        seat.to_redis.set(|faults| faults.stall = true);
+        let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+        world.add_pod(&ghost);
+        // It hears of the pod, and of nothing after it.
+        scene.pause(30, 50);
+        seat.to_kube.set(|faults| faults.stall = true);
+        world.remove_pod(&ghost);
+        world.kube.delete_lease();
+        scene.until(Duration::from_millis(600), || epoch() > before);
+        seat.to_redis.heal();
+        scene.pause(100, 200);
+        seat.to_kube.heal();
+        scene.pause(300, 500);
+    }
+}

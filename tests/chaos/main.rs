@@ -1,0 +1,168 @@
+//! Faults under load: real routers, a real Redis, and what became of every call. See
+//! docs/reliability.md and `./chaos.sh --help`.
+
+#[path = "../../benches/compare/baseline.rs"]
+mod baseline;
+mod broken;
+mod callers;
+mod cells;
+mod census;
+mod clock;
+mod history;
+mod http;
+mod judge;
+mod overload;
+mod proxy;
+mod report;
+mod run;
+mod store;
+#[path = "../support/mod.rs"]
+#[allow(dead_code, unused_imports)]
+mod support;
+mod world;
+
+use std::{
+    process::ExitCode,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Parser;
+
+use self::{
+    cells::{CELLS, Cell},
+    report::Tally,
+    run::{Build, Verdict},
+};
+
+/// Faults under load: nothing lost, nothing given twice.
+#[derive(Parser)]
+#[command(name = "chaos.sh")]
+struct Args {
+    /// What the dice begin with; run n of a cell has seed + n
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How often each cell is run
+    #[arg(long, default_value_t = 1)]
+    runs: u64,
+    /// Only these cells; `list` names them all
+    #[arg(long)]
+    cell: Vec<String>,
+    /// Runs random mixes of faults for so long instead
+    #[arg(long)]
+    minutes: Option<u64>,
+    /// Runs beside each other
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// Leaves out the broken builds
+    #[arg(long)]
+    sound_only: bool,
+    /// Adds the results to docs/reliability.md
+    #[arg(long)]
+    write: bool,
+    #[arg(long, hide = true)]
+    as_broken_router: Option<String>,
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    if let Some(cell) = &args.as_broken_router {
+        broken::serve(cell);
+    }
+    if args.cell.iter().any(|name| name == "list") {
+        for Cell { name, says, broken_says, .. } in &CELLS {
+            println!("{name:<26} {says}\n{:<26}   broken build: {broken_says}", "");
+        }
+        return ExitCode::SUCCESS;
+    }
+    if let Some(unknown) =
+        args.cell.iter().find(|name| CELLS.iter().all(|cell| cell.name != **name))
+    {
+        eprintln!("chaos.sh: there is no cell {unknown:?}; --cell list names them");
+        return ExitCode::FAILURE;
+    }
+    let tally = Mutex::new(Tally::default());
+    match args.minutes {
+        Some(minutes) => mix(&args, Duration::from_secs(60 * minutes), &tally),
+        None => all_cells(&args, &tally),
+    }
+    let tally = tally.into_inner().unwrap();
+    if args.write {
+        tally.write();
+    }
+    print!("{}", tally.table());
+    println!("{}", tally.last_line());
+    if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Does pieces of work, some at a time.
+fn in_parallel<T: Sync>(jobs: usize, work: &[T], each: impl Fn(&T) + Sync) {
+    let next = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..jobs {
+            scope.spawn(|| {
+                while let Some(piece) = work.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    each(piece);
+                }
+            });
+        }
+    });
+}
+
+fn all_cells(args: &Args, tally: &Mutex<Tally>) {
+    let chosen = || {
+        CELLS
+            .iter()
+            .filter(|cell| args.cell.is_empty() || args.cell.iter().any(|name| name == cell.name))
+    };
+    let mut work: Vec<(&'static Cell, u64, Build)> = Vec::new();
+    for number in 0..args.runs {
+        work.extend(chosen().map(|cell| (cell, args.seed + number, Build::Sound)));
+    }
+    if !args.sound_only {
+        work.extend(chosen().map(|cell| (cell, args.seed, Build::Broken)));
+    }
+    in_parallel(args.jobs, &work, |(cell, seed, build)| match build {
+        Build::Sound => {
+            let verdict = run::run(cell, *seed, Build::Sound);
+            verdict.print(cell.name, *seed);
+            tally.lock().unwrap().ran(cell.name, &verdict);
+        }
+        Build::Broken => {
+            // A fault may miss its moment; five times in a row it does not.
+            let caught = (0..5).find_map(|number| {
+                let verdict = run::run(cell, seed + number, Build::Broken);
+                verdict.violations.first().cloned()
+            });
+            println!(
+                "{} (broken): {}",
+                cell.name,
+                caught
+                    .as_ref()
+                    .map_or("NOT CAUGHT".into(), |it| format!("{} {}", it.invariant, it.what))
+            );
+            tally.lock().unwrap().broke(cell.name, caught.map(|violation| violation.invariant));
+        }
+    });
+}
+
+fn mix(args: &Args, time: Duration, tally: &Mutex<Tally>) {
+    let until = Instant::now() + time;
+    let seeds = AtomicUsize::new(0);
+    thread::scope(|scope| {
+        for _ in 0..args.jobs {
+            scope.spawn(|| {
+                while Instant::now() < until {
+                    let seed = args.seed + seeds.fetch_add(1, Ordering::Relaxed) as u64;
+                    let verdict: Verdict = run::mix(seed);
+                    verdict.print("mix", seed);
+                    tally.lock().unwrap().ran("mix", &verdict);
+                }
+            });
+        }
+    });
+}

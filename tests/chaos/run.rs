@@ -1,0 +1,161 @@
+//! One run: a world, callers, a fault, and the judgement.
+
+use std::{
+    cell::RefCell,
+    panic::{AssertUnwindSafe, catch_unwind},
+    sync::atomic::Ordering,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{
+    callers::{self, Caller, Style, USUAL},
+    cells::{Broken, CELLS, Cell, Scene},
+    census,
+    history::{Event, Violation},
+    judge::Judge,
+    store::Kind,
+    world::{World, cap},
+};
+use crate::support::chance::Dice;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Build {
+    Sound,
+    Broken,
+}
+
+/// What came of a run.
+pub struct Verdict {
+    pub violations: Vec<Violation>,
+    pub events: Vec<Event>,
+    /// Why it could not be run, if it could not.
+    pub failed: Option<String>,
+}
+
+impl Verdict {
+    /// Says what went wrong, with the story of those it happened to.
+    pub fn print(&self, cell: &str, seed: u64) {
+        if let Some(failed) = &self.failed {
+            println!("{cell} seed {seed}: could not be run: {failed}");
+        }
+        let Some(first) = self.violations.first() else { return };
+        let mut text = format!(
+            "{cell} seed {seed}: {} violations; ./chaos.sh --cell {cell} --seed {seed} --sound-only\n",
+            self.violations.len()
+        );
+        for violation in self.violations.iter().take(5) {
+            text += &format!("  {} {}\n", violation.invariant, violation.what);
+        }
+        text += "  what shows it:\n";
+        for event in
+            self.events.iter().filter(|event| first.subjects.iter().any(|it| event.is_about(it)))
+        {
+            text += &format!("    {event}\n");
+        }
+        print!("{text}");
+    }
+}
+
+pub fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
+    let broken = (build == Build::Broken).then_some(cell.broken);
+    let faults: &[fn(&Scene)] = &[cell.fault];
+    guarded(|| scene(cell, seed, broken, faults))
+}
+
+/// Some faults at a time, in a world where everything else happens, too.
+pub fn mix(seed: u64) -> Verdict {
+    static MIX: Cell = Cell {
+        name: "mix",
+        says: "a random mix",
+        backend: Kind::Durable,
+        settings: &[("LEASE_TTL", "3s"), ("RECONCILE_INTERVAL", "2s"), ("CLEANUP_INTERVAL", "2s")],
+        style: Style {
+            drains: true,
+            churn: true,
+            twins: 20,
+            replays: 20,
+            early: 10,
+            clients: 10,
+            ..USUAL
+        },
+        allowed: Duration::from_secs(8),
+        may_break: true,
+        fault: |_| {},
+        broken: Broken::Procedure,
+        broken_says: "",
+    };
+    let mut dice = Dice(seed);
+    let fit: Vec<&Cell> = CELLS
+        .iter()
+        .filter(|cell| {
+            cell.backend != Kind::Sentinels
+                && !["overload", "watch-reordered", "out-of-memory"].contains(&cell.name)
+        })
+        .collect();
+    let faults: Vec<fn(&Scene)> = (0..3).map(|_| fit[dice.roll(fit.len())].fault).collect();
+    guarded(|| scene(&MIX, seed, None, &faults))
+}
+
+/// A part that does not come up is no violation, but no success either.
+fn guarded(work: impl FnOnce() -> Result<(Vec<Violation>, Vec<Event>), String>) -> Verdict {
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok((violations, events))) => Verdict { violations, events, failed: None },
+        Ok(Err(why)) => Verdict { violations: Vec::new(), events: Vec::new(), failed: Some(why) },
+        Err(_) => {
+            Verdict { violations: Vec::new(), events: Vec::new(), failed: Some("a panic".into()) }
+        }
+    }
+}
+
+fn scene(
+    cell: &'static Cell,
+    seed: u64,
+    broken: Option<Broken>,
+    faults: &[fn(&Scene)],
+) -> Result<(Vec<Violation>, Vec<Event>), String> {
+    let world = World::start(cell, broken)?;
+    let is_procedure = broken.is_some_and(Broken::is_procedure);
+    let mut cleared = Instant::now();
+    thread::scope(|scope| {
+        let world = &world;
+        for number in 0..cell.style.clients {
+            let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
+            let mut caller = Caller { world, style: cell.style, dice, is_plain: is_procedure };
+            scope.spawn(move || caller.run());
+        }
+        if cell.style.drains && !is_procedure {
+            scope.spawn(move || callers::operate(world, Dice(seed ^ 0xD12A)));
+        }
+        if cell.style.churn && !is_procedure {
+            scope.spawn(move || callers::churn(world, Dice(seed ^ 0xC4u64)));
+        }
+        let scene =
+            Scene { world, dice: RefCell::new(Dice(seed ^ 0xFA17)), is_broken: broken.is_some() };
+        // (a fault that panics must not leave the callers running)
+        let done = catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&scene))));
+        world.heal();
+        cleared = Instant::now();
+        thread::sleep(Duration::from_millis(150));
+        world.is_over.store(true, Ordering::Relaxed);
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+    });
+    let mut violations = census::take(&world, cleared, cell.allowed, is_procedure);
+    let events = world.history.events();
+    let judge = Judge {
+        events: &events,
+        lease: world.setting("LEASE_TTL"),
+        draining: world.setting("DRAINING_TTL"),
+        may_break: cell.may_break,
+        cap,
+        pauses: world.pauses.lock().unwrap().clone(),
+    };
+    violations.extend(judge.violations());
+    if let Some(wanted) = std::env::var_os("CHAOS_HISTORY") {
+        let text: String = events.iter().map(|event| format!("{event}\n")).collect();
+        std::fs::write(wanted, text).map_err(|error| error.to_string())?;
+    }
+    Ok((violations, events))
+}

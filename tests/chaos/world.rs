@@ -1,0 +1,341 @@
+//! The parts of a run: a Redis, a cluster, three routers, and the lines between them.
+
+use std::{
+    collections::BTreeMap,
+    net::SocketAddr,
+    process::{Child, Command, Stdio},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use super::{
+    cells::{Broken, Cell},
+    history::{History, What},
+    http,
+    proxy::Proxy,
+    store::Backend,
+};
+use crate::support::{PROGRAM, free_port, kube::Kube, scratch};
+
+pub const ROUTERS: usize = 3;
+pub const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
+
+/// How many calls a pod of such a name may carry.
+pub fn cap(pod: &str) -> usize {
+    if pod.starts_with("basic") { 3 } else { 1 }
+}
+
+/// A router, dead or alive, and its lines.
+pub struct Seat {
+    pub address: SocketAddr,
+    pub to_redis: Proxy,
+    pub to_kube: Proxy,
+    child: Arc<Mutex<Option<Child>>>,
+    settings: Vec<(String, String)>,
+    broken: Option<(&'static str, Broken)>,
+}
+
+pub struct World {
+    pub history: History,
+    pub kube: Kube,
+    pub store: Mutex<Backend>,
+    pub seats: Vec<Seat>,
+    /// The pods there are.
+    pub pods: Mutex<Vec<String>>,
+    pub is_over: AtomicBool,
+    pub settings: BTreeMap<&'static str, String>,
+    /// Which router slept, from when to when.
+    pub pauses: Mutex<Vec<(usize, Duration, Duration)>>,
+    calls: AtomicUsize,
+}
+
+impl World {
+    /// Everything, ready for calls; or why it does not come up.
+    pub fn start(cell: &'static Cell, broken: Option<Broken>) -> Result<Self, String> {
+        let mut settings = defaults();
+        settings.extend(cell.settings.iter().map(|(name, value)| (*name, value.to_string())));
+        if let Some(Broken::Settings(more)) = broken {
+            settings.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
+        }
+        let is_sound = broken.is_none();
+        let store = Backend::start(cell.backend, is_sound);
+        let kube = Kube::start();
+        let pods: Vec<String> =
+            ["gold-0", "gold-1", "gold-2", "gold-3", "basic-0", "basic-1", "acme-0"]
+                .map(str::to_owned)
+                .into();
+        for pod in &pods {
+            add_pod(&kube, pod);
+        }
+        let seats = (0..ROUTERS)
+            .map(|number| Seat::new(number, cell.name, broken, &store, &kube, &settings))
+            .collect();
+        let world = Self {
+            history: History::new(),
+            kube,
+            store: Mutex::new(store),
+            seats,
+            pods: Mutex::new(pods),
+            is_over: AtomicBool::new(false),
+            settings,
+            pauses: Mutex::default(),
+            calls: AtomicUsize::new(0),
+        };
+        if broken.is_some_and(|broken| broken.is_procedure()) {
+            world.store().fill(&world.pods());
+        }
+        for seat in &world.seats {
+            seat.start();
+        }
+        let until = Instant::now() + Duration::from_secs(20);
+        let is_there = || {
+            world.seats.iter().all(Seat::is_ready)
+                && (world.seats[0].is_procedure() || world.knows_all_pods())
+        };
+        while !is_there() {
+            if Instant::now() > until {
+                return Err("the routers did not come up".into());
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+        if !world.seats[0].is_procedure() {
+            let document = br#"{"pool": "acme"}"#;
+            let put = http::ask(
+                world.seats[0].address,
+                "PUT",
+                "/api/v1/merchants/acme",
+                "application/json",
+                document,
+            );
+            if !put.as_ref().is_ok_and(|answer| answer.status == 200) {
+                return Err(format!("no merchant: {put:?}"));
+            }
+        }
+        Ok(world)
+    }
+
+    fn knows_all_pods(&self) -> bool {
+        let Ok(answer) = http::get(self.seats[0].address, "/api/v1/status") else { return false };
+        let status: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+        let assigned =
+            |group: &str, pool: &str| status[group][pool]["assigned"].as_u64().unwrap_or(0);
+        assigned("pools", "gold") == 4
+            && assigned("pools", "basic") == 2
+            && assigned("merchants", "acme") == 1
+    }
+
+    pub fn store(&self) -> MutexGuard<'_, Backend> {
+        self.store.lock().unwrap()
+    }
+
+    pub fn pods(&self) -> Vec<String> {
+        self.pods.lock().unwrap().clone()
+    }
+
+    pub fn new_call(&self) -> String {
+        format!("call-{}", self.calls.fetch_add(1, Ordering::Relaxed))
+    }
+
+    pub fn setting(&self, name: &str) -> Duration {
+        let text = &self.settings[name];
+        let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap());
+        let number: u64 = number.parse().unwrap();
+        match unit {
+            "ms" => Duration::from_millis(number),
+            "s" => Duration::from_secs(number),
+            "m" => Duration::from_secs(60 * number),
+            _ => Duration::from_secs(3_600 * number),
+        }
+    }
+
+    /// Who leads, by the lease.
+    pub fn leader(&self) -> Option<usize> {
+        let (holder, _) = self.kube.holder()?;
+        (0..ROUTERS).find(|number| holder.starts_with(&format!("router-{number}_")))
+    }
+
+    pub fn remove_pod(&self, pod: &str) {
+        self.pods.lock().unwrap().retain(|other| other != pod);
+        self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
+        self.kube.delete(pod);
+    }
+
+    pub fn add_pod(&self, pod: &str) {
+        self.history.note(self.history.now(), What::PodCame { pod: pod.into() });
+        add_pod(&self.kube, pod);
+        self.pods.lock().unwrap().push(pod.into());
+    }
+
+    /// A pod goes, and the cluster says nothing of it before the next of its name comes.
+    pub fn remove_pod_quietly(&self, pod: &str) {
+        self.pods.lock().unwrap().retain(|other| other != pod);
+        self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
+    }
+
+    /// A router sleeps, or wakes up. Nobody sends it anything meanwhile.
+    pub fn pause(&self, router: usize, is_asleep: bool) {
+        let now = self.history.now();
+        let mut pauses = self.pauses.lock().unwrap();
+        if is_asleep {
+            pauses.push((router, now, Duration::MAX));
+            self.seats[router].signal("STOP");
+        } else {
+            self.seats[router].signal("CONT");
+            pauses.last_mut().unwrap().2 = now + Duration::from_millis(100);
+        }
+    }
+
+    pub fn is_asleep(&self, router: usize) -> bool {
+        self.pauses
+            .lock()
+            .unwrap()
+            .iter()
+            .any(|(other, _, to)| *other == router && *to == Duration::MAX)
+    }
+
+    /// Ends all faults of lines, and starts what is dead.
+    pub fn heal(&self) {
+        for seat in &self.seats {
+            seat.to_redis.heal();
+            seat.to_kube.heal();
+            if !seat.is_alive() {
+                seat.start();
+            }
+        }
+        self.history.fault("all is well again");
+    }
+}
+
+fn add_pod(kube: &Kube, pod: &str) {
+    let tier = pod.split('-').next().unwrap();
+    kube.add_with(pod, |object| {
+        let label = if tier == "acme" { "smart-router/merchant" } else { "smart-router/tier" };
+        object["metadata"]["labels"][label] = json!(tier);
+    });
+}
+
+fn defaults() -> BTreeMap<&'static str, String> {
+    [
+        ("TIER_CONFIG", TIERS),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("LOG_LEVEL", "off"),
+        ("LEASE_TTL", "20s"),
+        ("DRAINING_TTL", "60s"),
+        ("CLEANUP_INTERVAL", "30s"),
+        ("RECONCILE_INTERVAL", "60s"),
+        ("LEADER_ELECTION_DURATION", "1500ms"),
+        ("LEADER_ELECTION_RENEW_DEADLINE", "1s"),
+        ("LEADER_ELECTION_RETRY_PERIOD", "200ms"),
+    ]
+    .map(|(name, value)| (name, value.to_owned()))
+    .into()
+}
+
+impl Seat {
+    fn new(
+        number: usize,
+        cell: &'static str,
+        broken: Option<Broken>,
+        store: &Backend,
+        kube: &Kube,
+        settings: &BTreeMap<&'static str, String>,
+    ) -> Self {
+        let (to_redis, to_kube) = (Proxy::to(store.port()), Proxy::to(kube.port));
+        let config = scratch().join("kubeconfig");
+        let text = std::fs::read_to_string(&kube.config).unwrap();
+        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port));
+        std::fs::write(&config, text).unwrap();
+        let port = free_port();
+        let mut all: Vec<(String, String)> =
+            settings.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
+        let url = store.url(to_redis.port, broken);
+        for (name, value) in [
+            ("HTTP_PORT", port.to_string()),
+            ("METRICS_PORT", port.to_string()),
+            ("POD_NAME", format!("router-{number}")),
+            ("KUBECONFIG", config.to_str().unwrap().to_owned()),
+            ("REDIS_URL", url),
+        ] {
+            all.push((name.into(), value));
+        }
+        Self {
+            address: SocketAddr::from(([127, 0, 0, 1], port)),
+            to_redis,
+            to_kube,
+            child: Arc::default(),
+            settings: all,
+            broken: broken.map(|broken| (cell, broken)),
+        }
+    }
+
+    fn is_procedure(&self) -> bool {
+        self.broken.is_some_and(|(_, broken)| broken.is_procedure())
+    }
+
+    pub fn start(&self) {
+        self.start_with(&[]);
+    }
+
+    /// Starts the process with more in its surroundings.
+    pub fn start_with(&self, more: &[(&str, String)]) {
+        let mut command = match self.broken {
+            Some((cell, broken)) if broken.is_another_program() => {
+                let mut command = Command::new(std::env::current_exe().unwrap());
+                command.args(["--as-broken-router", cell]);
+                command
+            }
+            _ => Command::new(PROGRAM),
+        };
+        command.env_clear().envs(self.settings.iter().map(|(name, value)| (name, value)));
+        command.envs(more.iter().map(|(name, value)| (*name, value)));
+        command.stdout(Stdio::null()).stderr(Stdio::null());
+        *self.child.lock().unwrap() = Some(command.spawn().expect("a router starts"));
+    }
+
+    pub fn is_ready(&self) -> bool {
+        let path = if self.is_procedure() { "/api/v1/tiers" } else { "/ready" };
+        http::get(self.address, path).is_ok_and(|answer| answer.status == 200)
+    }
+
+    pub fn is_alive(&self) -> bool {
+        let mut child = self.child.lock().unwrap();
+        child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_none()))
+    }
+
+    pub fn signal(&self, name: &str) {
+        if let Some(child) = self.child.lock().unwrap().as_ref() {
+            signal(child, name);
+        }
+    }
+
+    /// What kills this router, from anywhere.
+    pub fn killer(&self) -> impl Fn() + Send + Sync + 'static {
+        let child = self.child.clone();
+        move || {
+            if let Some(child) = child.lock().unwrap().as_mut() {
+                let _ = child.kill();
+                let _ = child.wait();
+            }
+        }
+    }
+}
+
+pub fn signal(child: &Child, name: &str) {
+    let _ = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        self.killer()();
+        self.to_redis.heal();
+        self.to_redis.reset();
+        self.to_kube.reset();
+    }
+}
