@@ -25,7 +25,15 @@ operation('release', {'allow-oom'}, function(ARGV)
     end
     return {'not_found', now}
   end
-  if on ~= '' and on ~= record[1] or stems_from ~= '' and stems_from ~= record[4]
+  if stems_from ~= '' then
+    -- It is over when nobody is left who may have heard of it.
+    local rest = without_attempt(record[4] or '', stems_from)
+    if rest ~= '' then
+      if rest then run('HSET', key, 'attempt', rest) end
+      return {'not_found', now}
+    end
+  end
+  if on ~= '' and on ~= record[1]
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then
     return {'not_found', now}
   end

@@ -207,6 +207,31 @@ fn an_allocation_whose_answer_was_lost_is_taken_back_and_a_repeated_one_never() 
 }
 
 #[test]
+fn what_several_asked_for_at_once_is_taken_back_when_none_of_them_has_heard() {
+    let server = RedisServer::start(&[]);
+    let proxies = [Proxy::to(server.port), Proxy::to(server.port)];
+    let routers = proxies.each_ref().map(|proxy| {
+        let url = format!("redis://{}", proxy.address);
+        Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 3}"#)])
+    });
+    proxies.each_ref().map(|proxy| proxy.lose_answers(true));
+    thread::scope(|scope| {
+        for router in &routers {
+            scope.spawn(|| {
+                assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "lost"})).0, 503)
+            });
+        }
+    });
+    proxies.each_ref().map(|proxy| proxy.lose_answers(false));
+    eventually(Duration::from_secs(3), "service is back", || {
+        routers.iter().all(|router| router.get("/api/v1/calls/other").0 == 404)
+    });
+    eventually(Duration::from_secs(3), "the pod is free again", || {
+        routers[0].status()["pools"]["gold"]["available"] == 3
+    });
+}
+
+#[test]
 fn a_full_redis_that_blinks_still_releases() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, r#"{"gold": 3}"#)[0];

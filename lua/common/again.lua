@@ -20,6 +20,13 @@ local function asked(ARGV)
   return q
 end
 
+-- The attempts that may have heard of a call, but for one; nil if that is none of them.
+local function without_attempt(attempts, attempt)
+  local text = ' ' .. attempts .. ' '
+  local from, to = string.find(text, ' ' .. attempt .. ' ', 1, true)
+  return from and string.match(string.sub(text, 1, from) .. string.sub(text, to + 1), '^ *(.-) *$')
+end
+
 -- What a call that asks again is told; nil if it is a new one.
 local function told_again(q)
   local call, record, stage = q.call, q.record, q.stage
@@ -38,9 +45,13 @@ local function told_again(q)
       return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
     end
     -- The same attempt again: its first answer was lost.
-    if record[4] == q.attempt then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
-    -- Two have asked by now; neither may take the call from the other.
-    if record[4] and record[4] ~= '' then run('HDEL', key, 'attempt') end
+    local attempts = record[4] or ''
+    if string.find(attempts .. ' ', q.attempt .. ' ', 1, true) == 1 then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
+    -- One more who may hear of it: all of them have to take it back before it is over.
+    -- (Of so many, one has heard.)
+    if attempts ~= '' and not without_attempt(attempts, q.attempt) then
+      run('HSET', key, 'attempt', #attempts < 400 and attempts .. ' ' .. q.attempt or '')
+    end
     if record[5] == 'provisional' and stage == 'provisional' then
       -- A new document has gone out: its stream has its whole time.
       local f = facts_of(record[1])

@@ -37,6 +37,8 @@ pub struct Style {
     pub hold: (u64, u64),
     /// Whether agents prolong leases.
     pub renews: bool,
+    /// How often a request that fails is tried again.
+    pub retries: usize,
     /// How long clients rest between calls (ms).
     pub rest: usize,
 }
@@ -59,6 +61,7 @@ pub const USUAL: Style = Style {
     churn: false,
     hold: (5, 150),
     renews: true,
+    retries: 2,
     rest: 20,
 };
 
@@ -104,6 +107,7 @@ impl Caller<'_> {
             self.allocate(&call, merchant)
         };
         let Some(pod) = pod else { return };
+        let generation = self.world.generation(&pod);
         let is_replayed = self.is_one_of(self.style.replays);
         if is_replayed {
             self.ask(&call, false);
@@ -115,6 +119,10 @@ impl Caller<'_> {
             return;
         }
         self.hold(&call);
+        if self.world.generation(&pod) != generation {
+            // Its agent has gone with its pod.
+            return;
+        }
         self.release(&call, &pod);
         if is_replayed {
             self.look_up(&call);
@@ -161,7 +169,7 @@ impl Caller<'_> {
 
     /// Asks as providers do: a failure is tried again elsewhere.
     fn allocate(&mut self, call: &str, merchant: bool) -> Option<String> {
-        for _ in 0..3 {
+        for _ in 0..=self.style.retries {
             match self.ask(call, merchant) {
                 Outcome::Given { pod } => return Some(pod),
                 Outcome::Failed(_) => thread::sleep(Duration::from_millis(20)),

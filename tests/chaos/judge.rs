@@ -67,6 +67,10 @@ impl<'a> Judge<'a> {
                 let What::Allocate { outcome: Outcome::Given { pod }, .. } = &given.what else {
                     continue;
                 };
+                // One that was gone before it was given serves nobody.
+                if self.is_gone(pod, given.began) {
+                    continue;
+                }
                 let from = given.ended;
                 let mut proof = given.began;
                 for event in &events {
@@ -91,6 +95,15 @@ impl<'a> Judge<'a> {
             }
         }
         lives
+    }
+
+    /// Whether a pod is not there at a time.
+    fn is_gone(&self, pod: &str, at: Duration) -> bool {
+        let last = self.events.iter().rev().find(|event| {
+            event.began <= at
+                && matches!(&event.what, What::PodGone { pod: other } | What::PodCame { pod: other } if other == pod)
+        });
+        last.is_some_and(|event| matches!(event.what, What::PodGone { .. }))
     }
 
     /// I1, I3: more calls on a pod than it may carry.

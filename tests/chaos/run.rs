@@ -116,12 +116,17 @@ fn scene(
 ) -> Result<(Vec<Violation>, Vec<Event>), String> {
     let world = World::start(cell, broken)?;
     let is_procedure = broken.is_some_and(Broken::is_procedure);
+    let mut style = cell.style;
+    if is_procedure && style.twins < 100 {
+        // It can't even do that; the fault of this cell shall catch it.
+        (style.twins, style.replays) = (0, 0);
+    }
     let mut cleared = Instant::now();
     thread::scope(|scope| {
         let world = &world;
         for number in 0..cell.style.clients {
             let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
-            let mut caller = Caller { world, style: cell.style, dice, is_plain: is_procedure };
+            let mut caller = Caller { world, style, dice, is_plain: is_procedure };
             scope.spawn(move || caller.run());
         }
         if cell.style.drains && !is_procedure {

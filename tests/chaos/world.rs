@@ -50,6 +50,8 @@ pub struct World {
     pub pods: Mutex<Vec<String>>,
     pub is_over: AtomicBool,
     pub settings: BTreeMap<&'static str, String>,
+    /// How often a pod of a name has come or gone.
+    generations: Mutex<BTreeMap<String, usize>>,
     /// Which router slept, from when to when.
     pub pauses: Mutex<Vec<(usize, Duration, Duration)>>,
     calls: AtomicUsize,
@@ -84,6 +86,7 @@ impl World {
             pods: Mutex::new(pods),
             is_over: AtomicBool::new(false),
             settings,
+            generations: Mutex::default(),
             pauses: Mutex::default(),
             calls: AtomicUsize::new(0),
         };
@@ -162,6 +165,7 @@ impl World {
 
     pub fn remove_pod(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
+        *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
         self.kube.delete(pod);
     }
@@ -172,9 +176,15 @@ impl World {
         self.pods.lock().unwrap().push(pod.into());
     }
 
+    /// Tells a pod from others of its name.
+    pub fn generation(&self, pod: &str) -> usize {
+        self.generations.lock().unwrap().get(pod).copied().unwrap_or(0)
+    }
+
     /// A pod goes, and the cluster says nothing of it before the next of its name comes.
     pub fn remove_pod_quietly(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
+        *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
     }
 
