@@ -31,6 +31,8 @@ use crate::domain::{
 pub enum StoreError {
     #[error("the store cannot be reached: {0}")]
     Unavailable(String),
+    #[error("the store has more to do than it can: ask again in a moment")]
+    Busy,
     #[error("the store refused: {0}")]
     Failed(String),
 }

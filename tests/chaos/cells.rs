@@ -223,14 +223,6 @@ pub static CELLS: [Cell; 33] = [
             scene.world.history.note(scene.world.history.now(), What::Wiped);
             scene.pause(300, 500);
         },
-        broken: Broken::Edit(&[
-            ("  return run('EXISTS', P .. 'schema') == 1", "  return true"),
-            (
-                "if not chain then return {'lost', now} end",
-                "if not chain then return {'refused', now, '', '', 'no_pods'} end",
-            ),
-        ]),
-        broken_says: "an empty store counts as one that is set up",
         ..PLAIN
     },
     Cell {
@@ -297,11 +289,13 @@ pub static CELLS: [Cell; 33] = [
         fault: |scene| {
             scene.pause(200, 400);
             scene.world.history.fault("the network is slow");
-            let limits = (Duration::from_millis(50), Duration::from_millis(2_000));
-            for seat in &scene.world.seats {
-                seat.to_redis.set(|faults| faults.delay = Some(limits));
+            for (least, most) in [(50, 250), (100, 500), (50, 2_000)] {
+                let limits = (Duration::from_millis(least), Duration::from_millis(most));
+                for seat in &scene.world.seats {
+                    seat.to_redis.set(|faults| faults.delay = Some(limits));
+                }
+                scene.pause(600, 800);
             }
-            scene.pause(1_500, 2_000);
         },
         broken: TAKE_BACK,
         broken_says: TAKE_BACK_SAYS,
@@ -326,7 +320,7 @@ pub static CELLS: [Cell; 33] = [
             scene.pause(200, 400);
             let seat = &scene.world.seats[scene.roll(ROUTERS)];
             scene.world.history.fault("a line stalls");
-            seat.to_redis.set(|faults| faults.stall = true);
+            seat.to_redis.stall_lines();
             scene.pause(1_200, 1_800);
         },
         broken: Broken::Edit(&[(
@@ -493,7 +487,7 @@ pub static CELLS: [Cell; 33] = [
         name: "out-of-memory",
         says: "Redis is full",
         settings: &[("LEASE_TTL", "2s")],
-        style: Style { hold: (500, 3_000), clients: 8, ..USUAL },
+        style: Style { hold: (50, 2_500), clients: 16, ..USUAL },
         fault: |scene| {
             let memory = |limit: u64| {
                 let mut redis = scene.world.store().connection().unwrap();
@@ -627,7 +621,7 @@ fn pause_leader(scene: &Scene) {
     let old = world.leader().unwrap();
     let seat = &world.seats[old];
     // It falls asleep with a pod on its mind: what it says of it is on its way.
-    seat.to_redis.set(|faults| faults.stall = true);
+    seat.to_redis.stall();
     let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
     world.add_pod(&ghost);
     scene.pause(60, 80);
@@ -655,12 +649,12 @@ fn two_leaders(scene: &Scene) {
         let (old, before) = (world.leader().unwrap(), epoch());
         let seat = &world.seats[old];
         world.history.fault("two leaders");
-        seat.to_redis.set(|faults| faults.stall = true);
+        seat.to_redis.stall();
         let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
         world.add_pod(&ghost);
         // It hears of the pod, and of nothing after it.
         scene.pause(30, 50);
-        seat.to_kube.set(|faults| faults.stall = true);
+        seat.to_kube.stall();
         world.remove_pod(&ghost);
         world.kube.delete_lease();
         scene.until(Duration::from_millis(600), || epoch() > before);

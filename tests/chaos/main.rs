@@ -136,6 +136,9 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
             // A fault may miss its moment; five times in a row it does not.
             let caught = (0..5).find_map(|number| {
                 let verdict = run::run(cell, seed + number, Build::Broken);
+                if let Some(failed) = &verdict.failed {
+                    println!("{} (broken): could not be run: {failed}", cell.name);
+                }
                 verdict.violations.first().cloned()
             });
             println!(

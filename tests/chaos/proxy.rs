@@ -21,8 +21,9 @@ pub struct Faults {
     pub delay: Option<(Duration, Duration)>,
     /// Answers are lost.
     pub lose_answers: bool,
-    /// Nothing arrives any more, but nobody is told; what was sent arrives later.
-    pub stall: bool,
+    /// Nothing arrives any more, but nobody is told; what was sent arrives later. On lines
+    /// that began before so many others.
+    pub stall: Option<u64>,
     /// Nobody from this address comes through.
     pub cut: Option<IpAddr>,
     /// Functions that Redis executes at most, per second.
@@ -44,6 +45,7 @@ struct Shared {
     faults: Mutex<Faults>,
     /// Lines that began under a smaller number are reset.
     resets: AtomicU64,
+    lines: AtomicU64,
     trap: Mutex<Option<(Moment, Kill)>>,
     /// What is sent is changed on its way: these bytes for those.
     garble: Mutex<Option<(&'static [u8], &'static [u8])>>,
@@ -76,11 +78,12 @@ impl Proxy {
                     continue;
                 };
                 let number = all.resets.load(Ordering::SeqCst);
+                let line = all.lines.fetch_add(1, Ordering::SeqCst);
                 for (from, to, upwards) in [(&client, &server, true), (&server, &client, false)] {
                     let _ = from.set_nodelay(true);
                     let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
                     let shared = all.clone();
-                    let way = Way { shared, upwards, number, peer: peer.ip() };
+                    let way = Way { shared, upwards, number, line, peer: peer.ip() };
                     thread::spawn(move || way.carry(from, to));
                 }
             }
@@ -90,6 +93,17 @@ impl Proxy {
 
     pub fn set(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.shared.faults());
+    }
+
+    /// Lets all lines stall, those to come included.
+    pub fn stall(&self) {
+        self.set(|faults| faults.stall = Some(u64::MAX));
+    }
+
+    /// Lets the lines there are stall.
+    pub fn stall_lines(&self) {
+        let lines = self.shared.lines.load(Ordering::SeqCst);
+        self.set(|faults| faults.stall = Some(lines));
     }
 
     /// All is well again, for what comes; lines that were cut or stalled stay as they are.
@@ -148,6 +162,7 @@ struct Way {
     shared: Arc<Shared>,
     upwards: bool,
     number: u64,
+    line: u64,
     peer: IpAddr,
 }
 
@@ -186,7 +201,7 @@ impl Way {
             let spread = (most - least).as_millis() as u64;
             thread::sleep(least + Duration::from_millis(self.shared.roll(spread + 1)));
         }
-        while self.shared.faults().stall {
+        while self.shared.faults().stall.is_some_and(|lines| self.line < lines) {
             thread::sleep(LOOK);
         }
         if self.upwards {
@@ -199,7 +214,8 @@ impl Way {
             {
                 self.shared.wait_for_room(cap, functions);
             }
-            let is_allocate = count(bytes, b"_allocate_") > 0 || count(bytes, b"SPOP") > 0;
+            // (the older procedure is killed between two of its commands)
+            let is_allocate = count(bytes, b"_allocate_") > 0 || count(bytes, b"pod_name") > 0;
             let mut trap = self.shared.trap.lock().unwrap();
             match trap.as_ref().map(|(moment, _)| *moment) {
                 Some(moment) if is_allocate => {

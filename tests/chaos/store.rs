@@ -145,7 +145,7 @@ fn watched(is_sound: bool) -> (Vec<RedisServer>, Vec<Proxy>, Vec<RedisServer>) {
             let port = free_port();
             let file = scratch().join("sentinel.conf");
             let text = format!(
-                "port {port}\nbind 127.0.0.1\nbind-source-addr {inside}\nsentinel monitor chaos 127.0.0.1 {} 2\n\
+                "port {port}\nbind 127.0.0.1\nbind-source-addr {inside}\nsentinel announce-ip 127.0.0.1\nsentinel monitor chaos 127.0.0.1 {} 2\n\
                  sentinel down-after-milliseconds chaos 500\nsentinel failover-timeout chaos 2000\n\
                  sentinel parallel-syncs chaos 2\n",
                 proxies[0].port

@@ -2,7 +2,9 @@
 
 use std::{
     collections::BTreeMap,
+    fs::File,
     net::SocketAddr,
+    path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex, MutexGuard,
@@ -107,20 +109,28 @@ impl World {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        if !world.seats[0].is_procedure() {
-            let document = br#"{"pool": "acme"}"#;
-            let put = http::ask(
-                world.seats[0].address,
-                "PUT",
-                "/api/v1/merchants/acme",
-                "application/json",
-                document,
-            );
-            if !put.as_ref().is_ok_and(|answer| answer.status == 200) {
-                return Err(format!("no merchant: {put:?}"));
-            }
+        if !world.seats[0].is_procedure() && !world.put_merchant() {
+            return Err("no merchant".into());
         }
         Ok(world)
+    }
+
+    /// What an operator does at the start, and again when Redis has lost everything.
+    fn put_merchant(&self) -> bool {
+        let document = br#"{"pool": "acme"}"#;
+        let path = "/api/v1/merchants/acme";
+        let put = |seat: &Seat| http::ask(seat.address, "PUT", path, "application/json", document);
+        let is_done = |seat: &Seat| put(seat).is_ok_and(|answer| answer.status == 200);
+        let until = Instant::now() + Duration::from_secs(3);
+        loop {
+            if self.seats.iter().any(is_done) {
+                return true;
+            }
+            if Instant::now() > until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
     }
 
     fn knows_all_pods(&self) -> bool {
@@ -219,6 +229,9 @@ impl World {
             }
         }
         self.history.fault("all is well again");
+        if !self.seats[0].is_procedure() {
+            self.put_merchant();
+        }
     }
 }
 
@@ -306,6 +319,11 @@ impl Seat {
         command.env_clear().envs(self.settings.iter().map(|(name, value)| (name, value)));
         command.envs(more.iter().map(|(name, value)| (*name, value)));
         command.stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some(directory) = std::env::var_os("CHAOS_LOGS") {
+            let path = PathBuf::from(directory).join(format!("router-{}.log", self.address.port()));
+            let file = File::options().create(true).append(true).open(path);
+            command.env("LOG_LEVEL", "info").stderr(file.expect("CHAOS_LOGS is a directory"));
+        }
         *self.child.lock().unwrap() = Some(command.spawn().expect("a router starts"));
     }
 

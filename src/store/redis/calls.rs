@@ -98,7 +98,7 @@ impl Redis {
         let mut answer = match answer.map_err(StoreError::from) {
             Ok(answer) => answer,
             Err(error) => {
-                if matches!(error, StoreError::Unavailable(_)) {
+                if matches!(error, StoreError::Unavailable(_) | StoreError::Busy) {
                     self.owe(Debt::Release(request.clone()));
                 }
                 return Err(error);
@@ -123,7 +123,7 @@ impl Redis {
         let args = args.each_ref().map(String::as_str);
         let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await;
         let answer = answer.map_err(StoreError::from).and_then(|answer| self.found(answer));
-        if let Err(StoreError::Unavailable(_)) = &answer {
+        if let Err(StoreError::Unavailable(_) | StoreError::Busy) = &answer {
             // The stream is there, whether we can note it or not.
             self.owe(Debt::Confirm(request.clone()));
         }

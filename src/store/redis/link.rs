@@ -19,6 +19,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
     address::Address,
+    gate::Gate,
     reply::Reply,
     scripts::{LIBRARIES, Library, Script, VERSION},
 };
@@ -26,6 +27,8 @@ use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
 
 /// All that a request may take, both tries and the way to a new connection.
 const BUDGET: Duration = Duration::from_millis(750);
+/// Who has answered within this time (ms) is there.
+const LATELY: u64 = 100;
 /// What the first try may take of it.
 const FIRST_TRY: Duration = Duration::from_millis(400);
 
@@ -76,6 +79,9 @@ pub struct Link {
     /// Redis's clock minus ours (ms).
     offset: AtomicI64,
     is_open: AtomicBool,
+    gate: Gate,
+    /// When Redis last answered, on our clock (ms).
+    heard: AtomicU64,
     /// Told when the circuit opens, or something is left to do.
     pub opened: Notify,
     metrics: StoreMetrics,
@@ -95,6 +101,8 @@ impl Link {
             offset: AtomicI64::new(0),
             // Nothing is known of Redis yet.
             is_open: AtomicBool::new(true),
+            gate: Gate::new(),
+            heard: AtomicU64::new(0),
             opened: Notify::new(),
             metrics,
         }
@@ -129,7 +137,14 @@ impl Link {
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
+        let Some(inside) = self.gate.enter(timeliness == Timeliness::Whenever) else {
+            self.metrics.failed(script.name);
+            return Err(Failure::NotRun(StoreError::Busy));
+        };
         let outcome = self.attempt(script, args, timeliness).await;
+        if outcome.is_ok() {
+            inside.answered();
+        }
         if let Err(
             Failure::Unknown(StoreError::Unavailable(_))
             | Failure::NotRun(StoreError::Unavailable(_)),
@@ -196,6 +211,11 @@ impl Link {
                 Ok(Err(error)) => error,
                 Err(_) => {
                     may_have_run = true;
+                    if self.is_heard() {
+                        // It is there, and has too much to do; a second try is more of it.
+                        last = StoreError::Busy;
+                        break;
+                    }
                     self.forget(&line);
                     continue;
                 }
@@ -340,8 +360,15 @@ impl Link {
         }
     }
 
+    /// Whether Redis has answered anything lately.
+    fn is_heard(&self) -> bool {
+        let heard = self.heard.load(Ordering::Relaxed);
+        self.started.elapsed().as_millis() as u64 - heard < LATELY
+    }
+
     fn note_time(&self, redis: Millis) {
         let ours = self.started.elapsed().as_millis() as i64;
+        self.heard.store(ours as u64, Ordering::Relaxed);
         self.offset.store(redis as i64 - ours, Ordering::Relaxed);
     }
 

@@ -1,0 +1,173 @@
+//! How much Redis is asked at a time: as much as it answers within a moment, so that
+//! what it can't take is refused at once instead of late.
+
+use std::{
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+/// How long a request may have to wait for those before it.
+const WAIT: Duration = Duration::from_millis(100);
+/// How long it is watched how much Redis does.
+const WATCH: Duration = Duration::from_millis(50);
+/// So much is always asked: more than that takes on a slow line what it takes.
+const LEAST: usize = 64;
+const MOST: usize = 4_096;
+
+pub struct Gate {
+    inside: AtomicUsize,
+    bound: AtomicUsize,
+    watched: Mutex<Watched>,
+}
+
+/// What Redis has done lately.
+struct Watched {
+    since: Instant,
+    answers: usize,
+    /// There was a moment with nothing left to do.
+    was_idle: bool,
+}
+
+/// A request that was let in. Whoever has an answer says so; the others leave silently.
+pub struct Inside<'a>(&'a Gate);
+
+impl Gate {
+    pub fn new() -> Self {
+        let watched = Watched { since: Instant::now(), answers: 0, was_idle: true };
+        Self {
+            inside: AtomicUsize::new(0),
+            bound: AtomicUsize::new(MOST),
+            watched: Mutex::new(watched),
+        }
+    }
+
+    /// Lets a request in unless it would have to wait. One that frees or keeps what
+    /// callers have may wait longer.
+    pub fn enter(&self, may_wait: bool) -> Option<Inside<'_>> {
+        let inside = Inside(self);
+        let before = self.inside.fetch_add(1, Ordering::Relaxed);
+        let bound = self.bound.load(Ordering::Relaxed);
+        if before < if may_wait { 2 * bound } else { bound } {
+            return Some(inside);
+        }
+        self.watch(Instant::now(), 0, false);
+        None
+    }
+
+    fn watch(&self, now: Instant, answers: usize, is_idle: bool) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.answers += answers;
+        watched.was_idle |= is_idle;
+        let time = now.saturating_duration_since(watched.since);
+        if time < WATCH {
+            return;
+        }
+        let bound = if watched.was_idle {
+            // It keeps up.
+            2 * self.bound.load(Ordering::Relaxed)
+        } else {
+            (watched.answers as f64 * (WAIT.as_secs_f64() / time.as_secs_f64())) as usize
+        };
+        self.bound.store(bound.clamp(LEAST, MOST), Ordering::Relaxed);
+        *watched = Watched { since: now, answers: 0, was_idle: is_idle };
+    }
+}
+
+impl Inside<'_> {
+    pub fn answered(self) {
+        let is_idle = self.0.inside.load(Ordering::Relaxed) <= 1;
+        self.0.watch(Instant::now(), 1, is_idle);
+    }
+}
+
+impl Drop for Inside<'_> {
+    fn drop(&mut self) {
+        self.0.inside.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A gate, and what came of so many requests within so many milliseconds, of which
+    /// Redis answers so many each millisecond: let in, refused, the longest queue.
+    fn flood(gate: &Gate, time: u64, come: usize, done: usize, now: &mut Instant) -> [usize; 3] {
+        let mut queue = std::collections::VecDeque::new();
+        let (mut refused, mut let_in, mut longest) = (0, 0, 0);
+        for _ in 0..time {
+            *now += Duration::from_millis(1);
+            for _ in 0..come {
+                match gate.enter(false) {
+                    Some(inside) => {
+                        queue.push_back(inside);
+                        let_in += 1;
+                    }
+                    None => {
+                        gate.watch(*now, 0, false);
+                        refused += 1;
+                    }
+                }
+            }
+            longest = longest.max(queue.len());
+            for inside in queue.drain(..done.min(queue.len())) {
+                let is_idle = gate.inside.load(Ordering::Relaxed) <= 1;
+                gate.watch(*now, 1, is_idle);
+                drop(inside);
+            }
+        }
+        [let_in, refused, longest]
+    }
+
+    #[test]
+    fn what_redis_can_do_is_let_in() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        let [_, refused, _] = flood(&gate, 1_000, 10, 10, &mut now);
+        assert_eq!(refused, 0);
+        // A burst that it works off within the time.
+        let [_, refused, _] = flood(&gate, 1, 3_000, 30, &mut now);
+        assert_eq!(refused, 0);
+    }
+
+    #[test]
+    fn ten_times_as_much_is_mostly_refused_and_the_rest_hardly_waits() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        flood(&gate, 200, 10, 1, &mut now);
+        let [let_in, refused, longest] = flood(&gate, 1_000, 10, 1, &mut now);
+        assert!((950..=1_100).contains(&let_in), "{let_in} let in");
+        assert!(refused >= 8_900, "{refused} refused");
+        assert!(longest <= 130, "{longest} in the queue");
+    }
+
+    #[test]
+    fn when_it_is_over_everything_is_let_in_at_once() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        flood(&gate, 1_000, 10, 1, &mut now);
+        flood(&gate, 100, 1, 20, &mut now);
+        let [_, refused, _] = flood(&gate, 1_000, 15, 20, &mut now);
+        assert_eq!(refused, 0);
+    }
+
+    #[test]
+    fn a_line_that_is_slow_but_not_full_lets_in_what_it_carries() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        let mut on_their_way = std::collections::VecDeque::new();
+        let mut refused = 0;
+        for time in 0..5_000 {
+            now += Duration::from_millis(1);
+            // One each millisecond, each takes 60 ms.
+            match gate.enter(false) {
+                Some(inside) => on_their_way.push_back((time + 60, inside)),
+                None => refused += 1,
+            }
+            while on_their_way.front().is_some_and(|(due, _)| *due <= time) {
+                on_their_way.pop_front();
+                gate.watch(now, 1, false);
+            }
+        }
+        assert_eq!(refused, 0);
+    }
+}
