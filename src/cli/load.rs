@@ -116,7 +116,12 @@ fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
         report.calls, report.seconds, report.requests_per_second, report.overlap, report.repeated
     )?;
     writeln!(out, "ms           p50      p90      p99    p99.9      max")?;
-    for (name, latency) in [("allocate", &report.allocate), ("release", &report.release)] {
+    let rows = [
+        ("allocate", &report.allocate),
+        ("refused", &report.refused),
+        ("release", &report.release),
+    ];
+    for (name, latency) in rows.into_iter().filter(|(_, latency)| latency.count > 0) {
         let Latency { p50, p90, p99, p999, max, .. } = latency;
         writeln!(out, "{name:<8} {p50:>7.2}  {p90:>7.2}  {p99:>7.2}  {p999:>7.2}  {max:>7.2}")?;
     }

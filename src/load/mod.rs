@@ -257,6 +257,9 @@ impl Run {
             Ok(given) => given,
             Err(failure) => {
                 self.counts.failed("allocate", &failure);
+                if matches!(failure, Failure::Refused) {
+                    self.counts.refused(due.elapsed());
+                }
                 if matches!(failure, Failure::NoConnection(_)) {
                     tokio::time::sleep(Duration::from_millis(10)).await;
                 }

@@ -18,6 +18,7 @@ fn histogram() -> Histogram<u64> {
 
 struct Kept {
     allocate: Histogram<u64>,
+    refused: Histogram<u64>,
     release: Histogram<u64>,
     errors: BTreeMap<String, u64>,
 }
@@ -27,8 +28,8 @@ pub struct Counts(Mutex<Kept>);
 
 impl Default for Counts {
     fn default() -> Self {
-        let (allocate, release) = (histogram(), histogram());
-        Self(Mutex::new(Kept { allocate, release, errors: BTreeMap::new() }))
+        let [allocate, refused, release] = [histogram(), histogram(), histogram()];
+        Self(Mutex::new(Kept { allocate, refused, release, errors: BTreeMap::new() }))
     }
 }
 
@@ -86,6 +87,8 @@ pub struct Report {
     pub requests_per_second: f64,
     pub calls: u64,
     pub allocate: Latency,
+    /// Calls that were told that there is no pod, or no room.
+    pub refused: Latency,
     pub release: Latency,
     pub errors: BTreeMap<String, u64>,
     /// The most calls that had a pod at the same time: without overlap the check
@@ -104,6 +107,10 @@ impl Counts {
 
     pub fn allocated(&self, took: Duration) {
         self.lock().allocate.saturating_record(took.as_micros() as u64);
+    }
+
+    pub fn refused(&self, took: Duration) {
+        self.lock().refused.saturating_record(took.as_micros() as u64);
     }
 
     pub fn released(&self, took: Duration) {
@@ -136,6 +143,7 @@ impl Counts {
             requests_per_second: requests as f64 / seconds.max(0.001),
             calls: kept.allocate.len(),
             allocate: Latency::of(&kept.allocate),
+            refused: Latency::of(&kept.refused),
             release: Latency::of(&kept.release),
             errors: kept.errors.clone(),
             overlap: judge.overlap(),

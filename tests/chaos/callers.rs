@@ -227,6 +227,8 @@ impl Caller<'_> {
             }
         };
         let outcome = match answer {
+            // (the older procedure says no more when it has no pod)
+            Ok(answer) if self.is_plain && answer.status == 503 => Outcome::Refused(503),
             Ok(answer) => read(format, &answer),
             Err(failure) => Outcome::Failed(failure),
         };

@@ -476,11 +476,8 @@ pub static CELLS: [Cell; 33] = [
                 }
             }
         },
-        broken: Broken::Edit(&[(
-            "    run('DEL', key)\n    reply = run(command, key, ...)",
-            "    reply = 0",
-        )]),
-        broken_says: "a view of the wrong type stays",
+        broken: Broken::Settings(&[("CLEANUP_INTERVAL", "1h")]),
+        broken_says: "views are never derived again",
         ..PLAIN
     },
     Cell {

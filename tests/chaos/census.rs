@@ -29,10 +29,8 @@ pub fn take(
     is_procedure: bool,
 ) -> Vec<Violation> {
     let mut dice = Dice(7);
-    if !is_procedure {
-        for pod in world.pods() {
-            undrain(world, &pod, &mut dice);
-        }
+    for pod in world.drained() {
+        undrain(world, &pod, &mut dice);
     }
     let (mut found, calls) = pods_are_given(world, cleared + allowed, is_procedure);
     if !is_procedure {

@@ -64,6 +64,9 @@ struct Args {
     /// Adds the results to docs/reliability.md
     #[arg(long)]
     write: bool,
+    /// Measures ten times what the store takes for so many seconds instead
+    #[arg(long)]
+    overload: Option<u64>,
     #[arg(long, hide = true)]
     as_broken_router: Option<String>,
 }
@@ -84,6 +87,10 @@ fn main() -> ExitCode {
     {
         eprintln!("chaos.sh: there is no cell {unknown:?}; --cell list names them");
         return ExitCode::FAILURE;
+    }
+    if let Some(seconds) = args.overload {
+        let is_well = overload::measure(seconds);
+        return if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
     let tally = Mutex::new(Tally::default());
     match args.minutes {

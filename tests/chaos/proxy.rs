@@ -26,7 +26,7 @@ pub struct Faults {
     pub stall: Option<u64>,
     /// Nobody from this address comes through.
     pub cut: Option<IpAddr>,
-    /// Functions that Redis executes at most, per second.
+    /// Commands that Redis executes at most, per second.
     pub cap: Option<u32>,
 }
 
@@ -135,19 +135,20 @@ impl Shared {
     }
 
     /// Waits as long as Redis would if it could only do so much.
-    fn wait_for_room(&self, cap: u32, functions: u32) {
+    fn wait_for_room(&self, cap: u32) {
         loop {
             let mut spent = self.spent.lock().unwrap();
             let begun = *spent.0.get_or_insert_with(Instant::now);
-            if begun.elapsed() >= Duration::from_millis(100) {
-                *spent = (Some(Instant::now()), 0);
+            let done = (begun.elapsed().as_secs_f64() * f64::from(cap)) as u32;
+            if done > 0 {
+                *spent = (Some(Instant::now()), spent.1.saturating_sub(done));
             }
-            if spent.1 < cap / 10 {
-                spent.1 += functions;
+            if spent.1 == 0 {
+                spent.1 = 1;
                 return;
             }
             drop(spent);
-            thread::sleep(Duration::from_millis(2));
+            thread::sleep(Duration::from_micros(100));
         }
     }
 
@@ -194,6 +195,24 @@ impl Way {
         let _ = from.shutdown(std::net::Shutdown::Both);
     }
 
+    /// Passes commands on as Redis can take them. Whether the line goes on.
+    fn pass_one_by_one(&self, bytes: &[u8], cap: u32, to: &mut TcpStream) -> bool {
+        let next = |from: usize| {
+            let rest = bytes.get(from + 1..)?;
+            rest.windows(3).position(|three| three == b"\r\n*").map(|at| from + at + 3)
+        };
+        let mut from = 0;
+        while from < bytes.len() {
+            let end = next(from).unwrap_or(bytes.len());
+            self.shared.wait_for_room(cap);
+            if to.write_all(&bytes[from..end]).is_err() {
+                return false;
+            }
+            from = end;
+        }
+        true
+    }
+
     /// Whether the line goes on.
     fn pass(&self, bytes: &mut [u8], to: &mut TcpStream) -> bool {
         let faults = self.shared.faults().clone();
@@ -208,11 +227,8 @@ impl Way {
             if let Some((what, by)) = *self.shared.garble.lock().unwrap() {
                 replace(bytes, what, by);
             }
-            let functions = count(bytes, b"FCALL");
-            if let Some(cap) = faults.cap
-                && functions > 0
-            {
-                self.shared.wait_for_room(cap, functions);
+            if let Some(cap) = faults.cap {
+                return self.pass_one_by_one(bytes, cap, to);
             }
             // (the older procedure is killed between two of its commands)
             let is_allocate = count(bytes, b"_allocate_") > 0 || count(bytes, b"pod_name") > 0;

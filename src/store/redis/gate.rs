@@ -14,7 +14,7 @@ const WAIT: Duration = Duration::from_millis(100);
 /// How long it is watched how much Redis does.
 const WATCH: Duration = Duration::from_millis(50);
 /// So much is always asked: more than that takes on a slow line what it takes.
-const LEAST: usize = 64;
+const LEAST: usize = 32;
 const MOST: usize = 4_096;
 
 pub struct Gate {

@@ -28,7 +28,7 @@ use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
 /// All that a request may take, both tries and the way to a new connection.
 const BUDGET: Duration = Duration::from_millis(750);
 /// Who has answered within this time (ms) is there.
-const LATELY: u64 = 100;
+const LATELY: u64 = 200;
 /// What the first try may take of it.
 const FIRST_TRY: Duration = Duration::from_millis(400);
 
@@ -209,16 +209,7 @@ impl Link {
                     continue;
                 }
                 Ok(Err(error)) => error,
-                Err(_) => {
-                    may_have_run = true;
-                    if self.is_heard() {
-                        // It is there, and has too much to do; a second try is more of it.
-                        last = StoreError::Busy;
-                        break;
-                    }
-                    self.forget(&line);
-                    continue;
-                }
+                Err(_) => io::Error::from(io::ErrorKind::TimedOut).into(),
             };
             last = unavailable(&error);
             match error.code() {
@@ -228,6 +219,11 @@ impl Link {
                 }
                 None => {
                     may_have_run = true;
+                    if error.is_timeout() && self.is_heard() {
+                        // It is there, and has too much to do; a second try is more of it.
+                        last = StoreError::Busy;
+                        break;
+                    }
                     self.forget(&line);
                 }
             }

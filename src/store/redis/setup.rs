@@ -60,11 +60,13 @@ impl Redis {
                 // Debts may have come while the circuit was just closing.
                 if let Err(error) = self.pay_debts().await {
                     tracing::warn!(%error, "cannot do what was left undone");
+                    PROBE
+                } else {
+                    if let Err(error) = self.follow_tiers().await {
+                        tracing::warn!(%error, "cannot look at the tiers");
+                    }
+                    REFRESH
                 }
-                if let Err(error) = self.follow_tiers().await {
-                    tracing::warn!(%error, "cannot look at the tiers");
-                }
-                REFRESH
             } else {
                 match self.recover().await {
                     Ok(()) => {
