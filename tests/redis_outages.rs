@@ -214,7 +214,7 @@ fn what_several_asked_for_at_once_is_taken_back_when_none_of_them_has_heard() {
         let url = format!("redis://{}", proxy.address);
         Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 3}"#)])
     });
-    proxies.each_ref().map(|proxy| proxy.lose_answers(true));
+    proxies.iter().for_each(|proxy| proxy.lose_answers(true));
     thread::scope(|scope| {
         for router in &routers {
             scope.spawn(|| {
@@ -222,7 +222,7 @@ fn what_several_asked_for_at_once_is_taken_back_when_none_of_them_has_heard() {
             });
         }
     });
-    proxies.each_ref().map(|proxy| proxy.lose_answers(false));
+    proxies.iter().for_each(|proxy| proxy.lose_answers(false));
     eventually(Duration::from_secs(3), "service is back", || {
         routers.iter().all(|router| router.get("/api/v1/calls/other").0 == 404)
     });

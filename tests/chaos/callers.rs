@@ -410,9 +410,7 @@ pub fn churn(world: &World, mut dice: Dice) {
         world.remove_pod(&pod);
         thread::sleep(Duration::from_millis(dice.roll(150) as u64));
         let tier = pod.split('-').next().unwrap();
-        // Another one, or one of the same name.
-        let next = if dice.roll(2) == 0 { pod.clone() } else { format!("{tier}-{number}") };
-        world.add_pod(&next);
+        world.add_pod(&format!("{tier}-{number}"));
         number += 1;
         thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
     }

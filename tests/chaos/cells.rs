@@ -1,22 +1,18 @@
 //! The faults, one cell each, and the broken build that each has to catch.
 
-use std::{
-    thread,
-    time::{Duration, Instant},
-};
-
-use redis::Commands;
+use std::time::Duration;
 
 use super::{
     callers::{Odd, Style, USUAL},
     census::SOON,
-    clock::shifted_clock,
+    faults::{
+        Scene, follows, kill, pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
+    },
     history::What,
     proxy::Moment,
     store::{INSIDE, Kind},
-    world::{ROUTERS, World},
+    world::ROUTERS,
 };
-use crate::support::chance::Dice;
 
 /// What is wrong with a build that is broken on purpose.
 #[derive(Debug, Clone, Copy)]
@@ -60,34 +56,6 @@ pub struct Cell {
     pub broken: Broken,
     /// What is broken, in words.
     pub broken_says: &'static str,
-}
-
-/// Where a fault happens.
-pub struct Scene<'a> {
-    pub world: &'a World,
-    pub dice: std::cell::RefCell<Dice>,
-    pub is_broken: bool,
-}
-
-impl Scene<'_> {
-    fn roll(&self, sides: usize) -> usize {
-        self.dice.borrow_mut().roll(sides)
-    }
-
-    fn pause(&self, least: u64, most: u64) {
-        thread::sleep(Duration::from_millis(least + self.roll((most - least + 1) as usize) as u64));
-    }
-
-    fn until(&self, within: Duration, holds: impl Fn() -> bool) -> bool {
-        let until = Instant::now() + within;
-        while !holds() {
-            if Instant::now() > until {
-                return false;
-            }
-            thread::sleep(Duration::from_millis(5));
-        }
-        true
-    }
 }
 
 const OWNERSHIP: Broken = Broken::Edit(&[(
@@ -554,110 +522,3 @@ pub static CELLS: [Cell; 33] = [
         ..PLAIN
     },
 ];
-
-/// Waits until what was the primary follows another.
-fn follows(scene: &Scene) {
-    let follows = || {
-        let Ok(mut redis) = scene.world.store().servers[0].client().get_connection() else {
-            return false;
-        };
-        let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut redis).unwrap_or_default();
-        role.into_iter().next().is_some_and(|name| {
-            redis::from_redis_value::<String>(name).is_ok_and(|name| name == "slave")
-        })
-    };
-    scene.until(Duration::from_secs(20), follows);
-}
-
-fn kill(scene: &Scene, moment: Moment) {
-    for _ in 0..2 {
-        scene.pause(150, 300);
-        let seat = &scene.world.seats[scene.roll(ROUTERS)];
-        scene.world.history.fault(format!("a router is killed: {moment:?}"));
-        seat.to_redis.trap(moment, seat.killer());
-        scene.until(Duration::from_secs(1), || !seat.is_alive());
-        scene.pause(50, 150);
-        seat.start();
-        scene.until(Duration::from_secs(2), || seat.is_ready());
-    }
-}
-
-fn shift_clock(scene: &Scene, seconds: i64) {
-    let seat = &scene.world.seats[scene.roll(ROUTERS)];
-    scene.world.history.fault(format!("a router starts again, {seconds} s off"));
-    seat.killer()();
-    let library = shifted_clock().to_str().unwrap().to_owned();
-    seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
-    scene.until(Duration::from_secs(2), || seat.is_ready());
-    scene.pause(1_500, 2_000);
-}
-
-fn some_pod(scene: &Scene, tier: &str) -> String {
-    let pods: Vec<String> =
-        scene.world.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
-    pods[scene.roll(pods.len())].clone()
-}
-
-/// Takes some pods away and brings others.
-fn replace_pods(scene: &Scene, quick: bool) {
-    for _ in 0..2 {
-        let pod = some_pod(scene, "gold");
-        scene.world.remove_pod(&pod);
-        scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
-        if !quick {
-            scene.pause(100, 200);
-        }
-    }
-}
-
-fn pause_leader(scene: &Scene) {
-    let world = scene.world;
-    if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
-        return;
-    }
-    let old = world.leader().unwrap();
-    let seat = &world.seats[old];
-    // It falls asleep with a pod on its mind: what it says of it is on its way.
-    seat.to_redis.stall();
-    let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
-    world.add_pod(&ghost);
-    scene.pause(60, 80);
-    world.pause(old, true);
-    world.remove_pod(&ghost);
-    scene.until(Duration::from_secs(4), || world.leader().is_some_and(|leader| leader != old));
-    replace_pods(scene, true);
-    scene.pause(300, 500);
-    seat.to_redis.heal();
-    scene.pause(20, 60);
-    world.pause(old, false);
-    scene.pause(300, 500);
-}
-
-fn two_leaders(scene: &Scene) {
-    let world = scene.world;
-    let epoch = || -> u64 {
-        let redis = world.store().connection();
-        redis.and_then(|mut redis| redis.get("voice:leader:epoch").ok()).unwrap_or(0)
-    };
-    for _ in 0..2 {
-        if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
-            return;
-        }
-        let (old, before) = (world.leader().unwrap(), epoch());
-        let seat = &world.seats[old];
-        world.history.fault("two leaders");
-        seat.to_redis.stall();
-        let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
-        world.add_pod(&ghost);
-        // It hears of the pod, and of nothing after it.
-        scene.pause(30, 50);
-        seat.to_kube.stall();
-        world.remove_pod(&ghost);
-        world.kube.delete_lease();
-        scene.until(Duration::from_millis(600), || epoch() > before);
-        seat.to_redis.heal();
-        scene.pause(100, 200);
-        seat.to_kube.heal();
-        scene.pause(300, 500);
-    }
-}

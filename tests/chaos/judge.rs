@@ -68,7 +68,7 @@ impl<'a> Judge<'a> {
                     continue;
                 };
                 // One that was gone before it was given serves nobody.
-                if self.is_gone(pod, given.began) {
+                if self.is_gone(pod, given.began) || self.is_young(pod, given.began) {
                     continue;
                 }
                 let from = given.ended;
@@ -104,6 +104,19 @@ impl<'a> Judge<'a> {
                 && matches!(&event.what, What::PodGone { pod: other } | What::PodCame { pod: other } if other == pod)
         });
         last.is_some_and(|event| matches!(event.what, What::PodGone { .. }))
+    }
+
+    /// Whether a pod has only just taken the place of another of its name: the call may
+    /// have been given the other.
+    fn is_young(&self, pod: &str, at: Duration) -> bool {
+        let was_before = self.events.iter().any(|event| {
+            event.began <= at && matches!(&event.what, What::PodGone { pod: other } if other == pod)
+        });
+        was_before
+            && self.events.iter().any(|event| {
+                matches!(&event.what, What::PodCame { pod: other } if other == pod)
+                    && (event.began..event.began + Duration::from_secs(1)).contains(&at)
+            })
     }
 
     /// I1, I3: more calls on a pod than it may carry.

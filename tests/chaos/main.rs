@@ -8,10 +8,14 @@ mod callers;
 mod cells;
 mod census;
 mod clock;
+mod faults;
 mod history;
 mod http;
 mod judge;
 mod overload;
+#[path = "../../benches/compare/parts.rs"]
+#[allow(dead_code)]
+mod parts;
 mod proxy;
 mod report;
 mod run;
@@ -36,7 +40,7 @@ use clap::Parser;
 use self::{
     cells::{CELLS, Cell},
     report::Tally,
-    run::{Build, Verdict},
+    run::Build,
 };
 
 /// Faults under load: nothing lost, nothing given twice.
@@ -49,7 +53,7 @@ struct Args {
     /// How often each cell is run
     #[arg(long, default_value_t = 1)]
     runs: u64,
-    /// Only these cells; `list` names them all
+    /// Only these cells; `list` names them all, `mix` is a random mix
     #[arg(long)]
     cell: Vec<String>,
     /// Runs random mixes of faults for so long instead
@@ -82,9 +86,8 @@ fn main() -> ExitCode {
         }
         return ExitCode::SUCCESS;
     }
-    if let Some(unknown) =
-        args.cell.iter().find(|name| CELLS.iter().all(|cell| cell.name != **name))
-    {
+    let is_known = |name: &str| name == report::MIX || CELLS.iter().any(|cell| cell.name == name);
+    if let Some(unknown) = args.cell.iter().find(|name| !is_known(name)) {
         eprintln!("chaos.sh: there is no cell {unknown:?}; --cell list names them");
         return ExitCode::FAILURE;
     }
@@ -95,13 +98,19 @@ fn main() -> ExitCode {
     let tally = Mutex::new(Tally::default());
     match args.minutes {
         Some(minutes) => mix(&args, Duration::from_secs(60 * minutes), &tally),
-        None => all_cells(&args, &tally),
+        None => {
+            all_cells(&args, &tally);
+            if args.cell.iter().any(|name| name == report::MIX) {
+                let seeds: Vec<u64> = (0..args.runs).map(|number| args.seed + number).collect();
+                in_parallel(args.jobs, &seeds, |seed| one_mix(*seed, &tally));
+            }
+        }
     }
     let tally = tally.into_inner().unwrap();
     if args.write {
         tally.write();
     }
-    print!("{}", tally.table());
+    print!("\n{}", tally.table());
     println!("{}", tally.last_line());
     if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -160,6 +169,12 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
     });
 }
 
+fn one_mix(seed: u64, tally: &Mutex<Tally>) {
+    let verdict = run::mix(seed);
+    verdict.print(report::MIX, seed);
+    tally.lock().unwrap().ran(report::MIX, &verdict);
+}
+
 fn mix(args: &Args, time: Duration, tally: &Mutex<Tally>) {
     let until = Instant::now() + time;
     let seeds = AtomicUsize::new(0);
@@ -168,9 +183,7 @@ fn mix(args: &Args, time: Duration, tally: &Mutex<Tally>) {
             scope.spawn(|| {
                 while Instant::now() < until {
                     let seed = args.seed + seeds.fetch_add(1, Ordering::Relaxed) as u64;
-                    let verdict: Verdict = run::mix(seed);
-                    verdict.print("mix", seed);
-                    tally.lock().unwrap().ran("mix", &verdict);
+                    one_mix(seed, tally);
                 }
             });
         }

@@ -10,8 +10,9 @@ use std::{
 
 use super::{
     callers::{self, Caller, Style, USUAL},
-    cells::{Broken, CELLS, Cell, Scene},
+    cells::{Broken, CELLS, Cell},
     census,
+    faults::Scene,
     history::{Event, Violation},
     judge::Judge,
     store::Kind,

@@ -221,12 +221,14 @@ impl Kube {
         self.change("DELETED", name, None);
     }
 
+    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn pod(&self, name: &str) -> Value {
         self.world().pods[name].clone()
     }
 
     /// Tells watchers what was true of a pod before, or, what looks alike, of another one
     /// of its name.
+    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn tell_again(&self, mut was: Value, as_another: bool) {
         if as_another {
             was["metadata"]["uid"] = json!(format!("{}-again", was["metadata"]["uid"]));

@@ -1,0 +1,151 @@
+//! What goes wrong, step by step.
+
+use std::{
+    cell::RefCell,
+    thread,
+    time::{Duration, Instant},
+};
+
+use redis::Commands;
+
+use super::{
+    clock::shifted_clock,
+    proxy::Moment,
+    world::{ROUTERS, World},
+};
+use crate::support::chance::Dice;
+
+/// Where a fault happens.
+pub struct Scene<'a> {
+    pub world: &'a World,
+    pub dice: RefCell<Dice>,
+    pub is_broken: bool,
+}
+
+impl Scene<'_> {
+    pub fn roll(&self, sides: usize) -> usize {
+        self.dice.borrow_mut().roll(sides)
+    }
+
+    pub fn pause(&self, least: u64, most: u64) {
+        thread::sleep(Duration::from_millis(least + self.roll((most - least + 1) as usize) as u64));
+    }
+
+    fn until(&self, within: Duration, holds: impl Fn() -> bool) -> bool {
+        let until = Instant::now() + within;
+        while !holds() {
+            if Instant::now() > until {
+                return false;
+            }
+            thread::sleep(Duration::from_millis(5));
+        }
+        true
+    }
+}
+
+/// Waits until what was the primary follows another.
+pub fn follows(scene: &Scene) {
+    let follows = || {
+        let Ok(mut redis) = scene.world.store().servers[0].client().get_connection() else {
+            return false;
+        };
+        let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut redis).unwrap_or_default();
+        role.into_iter().next().is_some_and(|name| {
+            redis::from_redis_value::<String>(name).is_ok_and(|name| name == "slave")
+        })
+    };
+    scene.until(Duration::from_secs(20), follows);
+}
+
+pub fn kill(scene: &Scene, moment: Moment) {
+    for _ in 0..2 {
+        scene.pause(150, 300);
+        let seat = &scene.world.seats[scene.roll(ROUTERS)];
+        scene.world.history.fault(format!("a router is killed: {moment:?}"));
+        seat.to_redis.trap(moment, seat.killer());
+        scene.until(Duration::from_secs(1), || !seat.is_alive());
+        scene.pause(50, 150);
+        seat.start();
+        scene.until(Duration::from_secs(2), || seat.is_ready());
+    }
+}
+
+pub fn shift_clock(scene: &Scene, seconds: i64) {
+    let seat = &scene.world.seats[scene.roll(ROUTERS)];
+    scene.world.history.fault(format!("a router starts again, {seconds} s off"));
+    seat.killer()();
+    let library = shifted_clock().to_str().unwrap().to_owned();
+    seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
+    scene.until(Duration::from_secs(2), || seat.is_ready());
+    scene.pause(1_500, 2_000);
+}
+
+pub fn some_pod(scene: &Scene, tier: &str) -> String {
+    let pods: Vec<String> =
+        scene.world.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
+    pods[scene.roll(pods.len())].clone()
+}
+
+/// Takes some pods away and brings others.
+pub fn replace_pods(scene: &Scene, quick: bool) {
+    for _ in 0..2 {
+        let pod = some_pod(scene, "gold");
+        scene.world.remove_pod(&pod);
+        scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
+        if !quick {
+            scene.pause(100, 200);
+        }
+    }
+}
+
+pub fn pause_leader(scene: &Scene) {
+    let world = scene.world;
+    if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+        return;
+    }
+    let old = world.leader().unwrap();
+    let seat = &world.seats[old];
+    // It falls asleep with a pod on its mind: what it says of it is on its way.
+    seat.to_redis.stall();
+    let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+    world.add_pod(&ghost);
+    scene.pause(60, 80);
+    world.pause(old, true);
+    world.remove_pod(&ghost);
+    scene.until(Duration::from_secs(4), || world.leader().is_some_and(|leader| leader != old));
+    replace_pods(scene, true);
+    scene.pause(300, 500);
+    seat.to_redis.heal();
+    scene.pause(20, 60);
+    world.pause(old, false);
+    scene.pause(300, 500);
+}
+
+pub fn two_leaders(scene: &Scene) {
+    let world = scene.world;
+    let epoch = || -> u64 {
+        let redis = world.store().connection();
+        redis.and_then(|mut redis| redis.get("voice:leader:epoch").ok()).unwrap_or(0)
+    };
+    for _ in 0..2 {
+        if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+            return;
+        }
+        let (old, before) = (world.leader().unwrap(), epoch());
+        let seat = &world.seats[old];
+        world.history.fault("two leaders");
+        seat.to_redis.stall();
+        let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+        world.add_pod(&ghost);
+        // It hears of the pod, and of nothing after it.
+        scene.pause(30, 50);
+        seat.to_kube.stall();
+        world.remove_pod(&ghost);
+        world.kube.delete_lease();
+        scene.until(Duration::from_millis(600), || epoch() > before);
+        seat.to_redis.heal();
+        scene.pause(100, 200);
+        seat.to_kube.heal();
+        scene.pause(300, 500);
+    }
+}
