@@ -26,7 +26,7 @@ pub enum Turn {
 #[derive(Debug, Clone, Default)]
 pub struct Client {
     is_merchant: bool,
-    /// The pod that it was told of first.
+    /// The pod that it was given last.
     pod: Option<usize>,
     has_hung_up: bool,
     /// Says nothing any more: it has vanished.
@@ -122,13 +122,16 @@ impl World {
         self.note(op.pod(), Some(call), || format!("client: heard of {op:?}: {answer:?}"));
         self.judge.client_hears(sent, &op, answer.as_ref(), self.now);
         match (&op, answer) {
-            (Op::Allocate { .. }, Some(Answer::Given { pod, .. })) => self.connected(call, pod),
+            (Op::Allocate { .. }, Some(Answer::Given { pod, is_new, .. })) => {
+                self.connected(call, pod, is_new);
+            }
             (Op::Allocate { .. }, None) => {
                 if self.clients[call as usize].asked < 3 && self.dice.percent(40) {
                     let router = self.dice.below(self.routers.len());
                     self.client_later(call, 50, Turn::Asks { router });
                 } else {
-                    self.client_later(call, 3_000, Turn::LooksUp);
+                    let later = self.dice.between(600, 2_000);
+                    self.client_later(call, later, Turn::LooksUp);
                 }
             }
             (Op::Release { .. }, None) if self.clients[call as usize].released < 6 => {
@@ -142,12 +145,18 @@ impl World {
         }
     }
 
-    fn connected(&mut self, call: u32, pod: usize) {
+    fn connected(&mut self, call: u32, pod: usize, is_new: bool) {
         let client = &mut self.clients[call as usize];
-        if client.pod.is_some() || client.has_hung_up {
+        if client.has_hung_up {
             return;
         }
-        client.pod = Some(pod);
+        let before = client.pod;
+        if before.is_none() || is_new {
+            client.pod = Some(pod);
+        }
+        if before.is_some() {
+            return;
+        }
         client.is_mute = self.dice.percent(4);
         let lasts = match self.dice.below(4) {
             0 => self.dice.between(1, 300),

@@ -160,7 +160,12 @@ impl Judge {
                     None => self.holds(call, *pod, sent, now),
                 }
             }
-            (Op::Renew { .. }, _) => self.must_be_known(call, None, sent, now),
+            (Op::Renew { pod, .. }, _) => {
+                // It may have asked for the pod that it had before.
+                if self.call(call).holding.is_some_and(|it| it.pod == *pod) {
+                    self.must_be_known(call, None, sent, now);
+                }
+            }
             (Op::Find { .. }, Answer::Found { pod }) => {
                 self.must_be_known(call, *pod, sent, now);
                 if let Some(pod) = *pod {
