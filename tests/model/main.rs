@@ -1,11 +1,15 @@
 //! The rules of the fleet under everything that can happen around it: by chance, many
 //! times over (`simulation`), and in full, in a small world (`exhaustive`).
 
+mod exhaustive;
 mod simulation;
 
-use self::simulation::{
-    Acknowledged, Failover, Sabotage,
-    report::{caught, shortest, worlds_with_losses, worlds_without_violation},
+use self::{
+    exhaustive::{Bounds, search},
+    simulation::{
+        Acknowledged, Failover, Sabotage,
+        report::{caught, commas, shortest, worlds_with_losses, worlds_without_violation},
+    },
 };
 
 fn number(variable: &str) -> Option<u64> {
@@ -68,5 +72,44 @@ fn every_sabotage_is_caught() {
         if std::env::var("SIMULATION_HISTORIES").is_ok() {
             println!("{}", shortest(settings, &violation));
         }
+    }
+}
+
+const SMALL: Bounds =
+    Bounds { calls: 2, faults: 1, duplicates: 1, leases: 1, drains: true, leaders: true };
+
+fn visit(bounds: Bounds) {
+    let started = std::time::Instant::now();
+    let found = search(bounds, None);
+    println!("{:?}", started.elapsed());
+    if let Some(violation) = found.violation {
+        panic!("{violation}");
+    }
+    println!("exhaustive: {} states, depth {}, 0 violations", commas(found.states), found.depth);
+    println!("  {} states of the store, {bounds:?}", found.stores);
+}
+
+#[test]
+fn no_order_of_events_in_a_small_world_breaks_an_invariant() {
+    visit(Bounds { calls: 3, leaders: false, drains: false, ..SMALL });
+    visit(Bounds { calls: 1, leaders: true, drains: false, ..SMALL });
+    visit(Bounds { calls: 1, leaders: true, drains: true, ..SMALL });
+    visit(Bounds { calls: 2, leaders: false, drains: true, ..SMALL });
+    visit(Bounds { calls: 2, leaders: true, drains: false, duplicates: 0, leases: 0, ..SMALL });
+}
+
+#[test]
+fn every_sabotage_of_the_small_world_is_caught() {
+    let sabotages = [
+        Sabotage::AnyEpoch,
+        Sabotage::ReleaseByPod,
+        Sabotage::DoubtsWithoutAttempt,
+        Sabotage::TwoSteps,
+        Sabotage::LateTries,
+    ];
+    for sabotage in sabotages {
+        let found = search(SMALL, Some(sabotage));
+        let violation = found.violation.unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
+        println!("{sabotage:?}, after {} states: {violation}", commas(found.states));
     }
 }
