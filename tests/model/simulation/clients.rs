@@ -6,8 +6,8 @@ use smart_router::domain::Millis;
 use super::{
     LEASE, World,
     events::Event,
+    requests::{Answer, Op},
     router::Asker,
-    store::{Answer, Op},
 };
 
 /// What a client does next.

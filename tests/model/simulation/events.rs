@@ -6,8 +6,8 @@ use smart_router::domain::Millis;
 
 use super::{
     cluster::Slot,
+    requests::{Answer, Op},
     router::Asker,
-    store::{Answer, Op},
 };
 
 #[derive(Debug, Clone)]

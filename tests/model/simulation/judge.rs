@@ -9,7 +9,7 @@ use smart_router::domain::Millis;
 use super::{
     CAP, LEASE,
     network::LONGEST_WAY,
-    store::{Answer, Op},
+    requests::{Answer, Op},
 };
 
 #[derive(Debug, Clone, PartialEq)]
@@ -160,11 +160,11 @@ impl Judge {
                     None => self.holds(call, *pod, sent, now),
                 }
             }
-            (Op::Renew { pod, .. }, _) => {
-                // It may have asked for the pod that it had before.
-                if self.call(call).holding.is_some_and(|it| it.pod == *pod) {
-                    self.must_be_known(call, None, sent, now);
-                }
+            // It may have asked for the pod that it had before.
+            (Op::Renew { pod, .. }, _)
+                if self.call(call).holding.is_some_and(|it| it.pod == *pod) =>
+            {
+                self.must_be_known(call, None, sent, now);
             }
             (Op::Find { .. }, Answer::Found { pod }) => {
                 self.must_be_known(call, *pod, sent, now);

@@ -4,8 +4,8 @@ use super::{
     Sabotage, World,
     cluster::{Seen, Slot},
     events::Event,
+    requests::{Answer, Op},
     router::Asker,
-    store::{Answer, Op},
 };
 
 /// What a leader knows the store to have of a pod.

@@ -14,6 +14,7 @@ mod judge;
 mod leaders;
 mod network;
 pub mod report;
+mod requests;
 mod router;
 mod store;
 
@@ -27,8 +28,9 @@ use self::{
     judge::Judge,
     leaders::Leader,
     network::Weather,
+    requests::{Answer, Op},
     router::{Asker, Router},
-    store::{Answer, Op, Store},
+    store::Store,
 };
 pub use judge::Violation;
 
@@ -51,6 +53,8 @@ pub enum Sabotage {
     FreshAttempts,
     /// What is taken back is not compared with the attempt it stems from.
     DoubtsWithoutAttempt,
+    /// What its agent has renewed is taken back all the same.
+    DoubtsDespiteRenewal,
     /// An allocation reads first and writes later.
     TwoSteps,
     /// A router's first try may be executed while its second is under way.

@@ -8,7 +8,7 @@ use smart_router::domain::Millis;
 use super::{
     Sabotage, World,
     events::{Event, Ticket},
-    store::{Answer, Op},
+    requests::{Answer, Op},
 };
 
 /// As in `store/redis/link.rs`.

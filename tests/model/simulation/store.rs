@@ -13,119 +13,16 @@ use smart_router::domain::{
     tiers::{Origin, Tiers},
 };
 
-use super::{Acknowledged, CAP, Failover, LEASE, Sabotage, cluster::Seen};
+use super::{
+    Acknowledged, CAP, Failover, LEASE, Sabotage,
+    cluster::Seen,
+    requests::{Answer, Op},
+};
 
 const TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
     "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
 /// So many writes a replica may be behind.
 const BEHIND: usize = 40;
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Op {
-    Allocate {
-        call: u32,
-        is_merchant: bool,
-        attempt: u64,
-    },
-    Release {
-        call: u32,
-        pod: Option<usize>,
-        stems_from: Option<u64>,
-    },
-    Renew {
-        call: u32,
-        pod: usize,
-    },
-    Find {
-        call: u32,
-    },
-    Drain {
-        pod: usize,
-        ttl: Millis,
-    },
-    Undrain {
-        pod: usize,
-    },
-    Epoch {
-        epoch: u64,
-    },
-    Observe {
-        pod: usize,
-        seen: Seen,
-        epoch: Option<u64>,
-    },
-    Remove {
-        pod: usize,
-        uid: u32,
-        epoch: Option<u64>,
-    },
-    Move {
-        pod: usize,
-        uid: u32,
-        to: &'static str,
-        epoch: Option<u64>,
-    },
-    /// Which pod of that name the store has.
-    Uid {
-        pod: usize,
-    },
-}
-
-impl Op {
-    pub fn call(&self) -> Option<u32> {
-        match self {
-            Self::Allocate { call, .. } | Self::Release { call, .. } => Some(*call),
-            Self::Renew { call, .. } | Self::Find { call } => Some(*call),
-            _ => None,
-        }
-    }
-
-    pub fn pod(&self) -> Option<usize> {
-        match self {
-            Self::Release { pod, .. } => *pod,
-            Self::Renew { pod, .. } | Self::Drain { pod, .. } | Self::Undrain { pod } => Some(*pod),
-            Self::Observe { pod, .. } | Self::Remove { pod, .. } => Some(*pod),
-            Self::Move { pod, .. } | Self::Uid { pod } => Some(*pod),
-            _ => None,
-        }
-    }
-
-    /// What it does is right whenever it happens; all else only while its caller waits.
-    pub fn is_timeless(&self) -> bool {
-        matches!(self, Self::Release { .. })
-    }
-}
-
-#[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
-    Given {
-        pod: usize,
-        is_shared: bool,
-        is_new: bool,
-    },
-    Refused,
-    Released {
-        pod: usize,
-    },
-    NotFound,
-    Renewed,
-    Found {
-        pod: Option<usize>,
-    },
-    Drained {
-        until: Millis,
-    },
-    Undrained,
-    UnknownPod,
-    /// The write of a leader was taken.
-    Taken,
-    NotThere,
-    Fenced,
-    Uid {
-        uid: Option<u32>,
-    },
-    Late,
-}
 
 /// What one write changed.
 struct Written {
@@ -300,14 +197,7 @@ impl Store {
                 self.allocate(*call, *is_merchant, *attempt, now)
             }
             Op::Release { call, pod, stems_from } => self.release(*call, *pod, *stems_from, now),
-            Op::Renew { call, pod } => {
-                let (call, pod) = (self.sid(*call), Some(self.pods[*pod].clone()));
-                let renewed = self
-                    .facts
-                    .fleet
-                    .renew(&Renew { calls: vec![call], pod, lease_ttl: LEASE }, now);
-                if renewed.unknown.is_empty() { Answer::Renewed } else { Answer::NotFound }
-            }
+            Op::Renew { call, pod } => self.renew(*call, *pod, now),
             Op::Find { call } => {
                 let found = self.sid(*call);
                 let pod = match self.facts.fleet.find(&found) {
@@ -373,6 +263,19 @@ impl Store {
         };
         let is_shared = got.pool.to_string() == "pool:basic";
         Answer::Given { pod: self.number_of(&got.pod), is_shared, is_new }
+    }
+
+    fn renew(&mut self, call: u32, pod: usize, now: Millis) -> Answer {
+        let (calls, pod) = (vec![self.sid(call)], Some(self.pods[pod].clone()));
+        let renewed = self.facts.fleet.renew(&Renew { calls, pod, lease_ttl: LEASE }, now);
+        if !renewed.unknown.is_empty() {
+            return Answer::NotFound;
+        }
+        // Somebody has it: nobody may take it back any more.
+        if self.sabotage != Some(Sabotage::DoubtsDespiteRenewal) {
+            self.facts.attempts.remove(&call);
+        }
+        Answer::Renewed
     }
 
     fn release(
