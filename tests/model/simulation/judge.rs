@@ -172,10 +172,12 @@ impl Judge {
                     self.must_be_live(call, pod, sent);
                 }
             }
-            (Op::Release { .. }, answer) => {
-                if let Answer::Released { pod } = answer {
-                    self.must_be_live(call, *pod, sent);
-                }
+            (Op::Release { .. }, Answer::Released { pod }) => {
+                self.must_be_live(call, *pod, sent);
+                self.call(call).released_at.get_or_insert(now);
+            }
+            // One that names a pod may have named one that the call no longer has.
+            (Op::Release { pod: None, .. }, _) => {
                 self.call(call).released_at.get_or_insert(now);
             }
             _ => {}
