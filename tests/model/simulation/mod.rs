@@ -4,7 +4,9 @@
 //! What it claims: as long as the store loses no write, nobody is ever told anything
 //! that breaks an invariant, whatever the network and the cluster do. A failover that
 //! loses acknowledged writes can book a pod twice; how often is counted. One that
-//! loses only what was not acknowledged can't.
+//! loses only what was not acknowledged can't. (Redis's `min-replicas-to-write` comes
+//! close to that: it stops writes once no replica has answered for a while, and does
+//! not wait for one at each write.)
 
 mod clients;
 mod cluster;
