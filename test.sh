@@ -34,7 +34,7 @@ step cargo fmt --check
 step cargo clippy --all-targets --locked -- -D warnings
 step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
 step cargo deny --log-level error check bans licenses sources
-step cargo test --locked --lib --test all --test allocations
+step cargo test --locked --lib --test all --test allocations --test model
 # Faults under load, every kind once.
 step cargo test --locked --test chaos -- --jobs 3
 # Measures Redis's own time: nothing else may run beside it.

@@ -11,7 +11,7 @@ operation('confirm', {'allow-oom'}, function(ARGV)
   local f = facts_of(pod)
   if record[1] then
     extend(f, call, deadline, life, record[3])
-    run('HSET', P .. 'call:' .. call, 'stage', '')
+    run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
     if f then place_calls(f) end
     return {'confirmed', now}
   end

@@ -32,7 +32,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
 
   for i = 5, #ARGV do
     local call = ARGV[i]
-    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage')
+    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage', 'attempt')
     local pod = record[1]
     -- One call or pod that can't be read must not keep the others from being renewed.
     local readable = not record.err
@@ -42,9 +42,9 @@ operation('renew', {'allow-oom'}, function(ARGV)
       unknown[#unknown + 1] = call
     elseif pod and (speaker == '' or speaker == pod) then
       extend({calls_key = P .. 'pod:calls:' .. pod}, call, deadline, life, record[2])
-      if record[3] and record[3] ~= '' then
-        -- Whoever renews has its stream.
-        run('HSET', P .. 'call:' .. call, 'stage', '')
+      if record[3] and record[3] ~= '' or record[4] and record[4] ~= '' then
+        -- Whoever renews has its stream; nobody may take the call back any more.
+        run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
       end
     elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
       return {'lost', now}

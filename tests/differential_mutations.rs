@@ -86,7 +86,7 @@ const MUTATIONS: [(&str, &str, &str); 42] = [
     ),
     (
         "a start ends no waiting",
-        "    run('HSET', P .. 'call:' .. call, 'stage', '')\n    if f then",
+        "    run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')\n    if f then",
         "    if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),

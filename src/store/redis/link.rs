@@ -192,7 +192,8 @@ impl Link {
             };
             let not_after = match timeliness {
                 Timeliness::Whenever => 0,
-                Timeliness::InTime => self.redis_time(started + BUDGET),
+                // A first try that comes after the second could undo what was done since.
+                Timeliness::InTime => self.redis_time(started + limit),
             };
             let sent =
                 timeout_at(deadline, self.send(&mut line.connection, script, args, not_after))
