@@ -7,7 +7,7 @@ use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
 const MUTATIONS: [(&str, &str, &str); 42] = [
-    ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1] or", ""),
+    ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1]\n    or", ""),
     (
         "an ended call goes on counting",
         "    local left = try('ZREM', calls_key, leaver)\n",

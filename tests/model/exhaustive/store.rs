@@ -81,8 +81,8 @@ pub enum Answer {
 
 struct Known {
     facts: Vec<Change>,
-    /// Which attempt each call stems from.
-    attempts: [Option<u8>; CALLS],
+    /// The attempts that may have heard of each call, a bit each.
+    attempts: [u8; CALLS],
     /// Where each call is.
     calls: [Option<u8>; CALLS],
     pods: [Option<Seen>; PODS],
@@ -90,7 +90,7 @@ struct Known {
 
 pub struct Stores {
     known: Vec<Known>,
-    numbers: HashMap<(Vec<String>, [Option<u8>; CALLS]), u16>,
+    numbers: HashMap<(Vec<String>, [u8; CALLS]), u16>,
     steps: HashMap<(u16, Op, u8), (u16, Answer)>,
     pods: Vec<PodName>,
     calls: Vec<CallSid>,
@@ -115,7 +115,7 @@ impl Stores {
         for pod in &stores.pods {
             fleet.observe_pod(pod, &facts_of(0, false), Some(1), NOW).expect("the first epoch");
         }
-        stores.number(&fleet, [None; CALLS]);
+        stores.number(&fleet, [0; CALLS]);
         stores
     }
 
@@ -133,7 +133,7 @@ impl Stores {
         self.known[store as usize].pods[pod]
     }
 
-    fn number(&mut self, fleet: &Fleet, attempts: [Option<u8>; CALLS]) -> u16 {
+    fn number(&mut self, fleet: &Fleet, attempts: [u8; CALLS]) -> u16 {
         let mut facts: Vec<(u8, String, Change)> = fleet.facts().into_iter().map(ranked).collect();
         facts.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
         let key = (facts.iter().map(|(_, text, _)| text.clone()).collect(), attempts);
@@ -167,7 +167,7 @@ impl Stores {
         let answer = self.execute(&mut fleet, &mut attempts, op, favoured);
         for (call, sid) in self.calls.iter().enumerate() {
             if fleet.call(sid).is_none() {
-                attempts[call] = None;
+                attempts[call] = 0;
             }
         }
         let done = (self.number(&fleet, attempts), answer);
@@ -178,7 +178,7 @@ impl Stores {
     fn execute(
         &self,
         fleet: &mut Fleet,
-        attempts: &mut [Option<u8>; CALLS],
+        attempts: &mut [u8; CALLS],
         op: Op,
         favoured: u8,
     ) -> Answer {
@@ -198,13 +198,8 @@ impl Stores {
                 fleet.favour([(sid(call).clone(), pod_name(favoured).clone())].into());
                 let request = Allocate::new(sid(call).clone(), None, LEASE);
                 let Ok(got) = fleet.allocate(&request, NOW) else { return Answer::Refused };
-                let first = &mut attempts[call as usize];
-                if !got.was_existing {
-                    *first = Some(attempt);
-                } else if *first != Some(attempt) {
-                    // Two have asked by now; neither may take the call from the other.
-                    *first = None;
-                }
+                // One more who may hear of it.
+                attempts[call as usize] |= 1 << attempt;
                 Answer::Given { pod: number_of(&got.pod) }
             }
             Op::Take { call, attempt, pod } => {
@@ -214,11 +209,16 @@ impl Stores {
                 let (call_name, name, until) = (sid(call), pod_name(pod), NOW + LEASE);
                 let facts = json!({"is": "call", "call": call_name, "pod": name, "pool": "pool:gold", "at": NOW, "until": until});
                 fleet.replay(serde_json::from_value(facts).expect("a call"));
-                attempts[call as usize] = Some(attempt);
+                attempts[call as usize] = 1 << attempt;
                 Answer::Given { pod }
             }
             Op::Release { call, pod, stems_from } => {
-                let is_that = stems_from.is_none() || attempts[call as usize] == stems_from;
+                // It is over when nobody is left who may have heard of it.
+                let heard = &mut attempts[call as usize];
+                let is_that = stems_from.is_none_or(|it| {
+                    let was = std::mem::replace(heard, *heard & !(1 << it));
+                    was != 0 && *heard == 0
+                });
                 if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
                     return Answer::NotFound;
                 }

@@ -27,15 +27,15 @@ const BEHIND: usize = 40;
 /// What one write changed.
 struct Written {
     changes: Vec<Change>,
-    attempt: Option<(u32, Option<u64>)>,
+    attempt: Option<(u32, Option<Vec<u64>>)>,
     /// When the replica has it.
     replicated_at: Millis,
 }
 
-/// A fleet, and which attempts its calls stem from.
+/// A fleet, and for each call the attempts that may have heard of it; none once it is sure.
 struct Facts {
     fleet: Fleet,
-    attempts: HashMap<u32, u64>,
+    attempts: HashMap<u32, Vec<u64>>,
 }
 
 impl Facts {
@@ -44,7 +44,7 @@ impl Facts {
         self.note(written.attempt);
     }
 
-    fn note(&mut self, attempt: Option<(u32, Option<u64>)>) {
+    fn note(&mut self, attempt: Option<(u32, Option<Vec<u64>>)>) {
         match attempt {
             Some((call, Some(attempt))) => drop(self.attempts.insert(call, attempt)),
             Some((call, None)) => drop(self.attempts.remove(&call)),
@@ -131,10 +131,11 @@ impl Store {
 
     /// Executes a request. Answers, too, from when on the answer may leave.
     pub fn execute(&mut self, op: &Op, now: Millis, lag: Millis) -> (Answer, Millis) {
-        let before = op.call().map(|call| (call, self.facts.attempts.get(&call).copied()));
+        let before = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
         let answer = self.step(op, now);
-        let after = op.call().map(|call| (call, self.facts.attempts.get(&call).copied()));
-        self.replicate(after.filter(|_| after != before), now, lag);
+        let after = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
+        let changed = after != before;
+        self.replicate(after.filter(|_| changed), now, lag);
         let held = match self.acknowledged {
             Acknowledged::AtOnce => now,
             // What it has read has to be safe as well.
@@ -145,7 +146,7 @@ impl Store {
         (answer, held)
     }
 
-    fn replicate(&mut self, attempt: Option<(u32, Option<u64>)>, now: Millis, lag: Millis) {
+    fn replicate(&mut self, attempt: Option<(u32, Option<Vec<u64>>)>, now: Millis, lag: Millis) {
         let Some(replica) = &mut self.replica else { return };
         let changes = self.facts.fleet.take_changes();
         if changes.is_empty() && attempt.is_none() {
@@ -248,18 +249,21 @@ impl Store {
         let Ok(got) = self.facts.fleet.allocate(&Allocate::new(sid, merchant, LEASE), now) else {
             return Answer::Refused;
         };
-        let is_new = match self.facts.attempts.get(&call) {
+        let is_new = match self.facts.attempts.get_mut(&call) {
             _ if !got.was_existing => {
-                self.facts.attempts.insert(call, attempt);
+                self.facts.attempts.insert(call, vec![attempt]);
                 true
             }
             // The same attempt again: its first answer was lost.
-            Some(first) if *first == attempt => true,
-            // Two have asked by now; neither may take the call from the other.
-            _ => {
-                self.facts.attempts.remove(&call);
+            Some(attempts) if attempts.first() == Some(&attempt) => true,
+            // One more who may hear of it.
+            Some(attempts) => {
+                if !attempts.contains(&attempt) {
+                    attempts.push(attempt);
+                }
                 false
             }
+            None => false,
         };
         let is_shared = got.pool.to_string() == "pool:basic";
         Answer::Given { pod: self.number_of(&got.pod), is_shared, is_new }
@@ -285,7 +289,13 @@ impl Store {
         stems_from: Option<u64>,
         now: Millis,
     ) -> Answer {
-        let is_that = stems_from.is_none_or(|it| self.facts.attempts.get(&call) == Some(&it));
+        // It is over when nobody is left who may have heard of it.
+        let is_that = stems_from.is_none_or(|it| {
+            self.facts.attempts.get_mut(&call).is_some_and(|attempts| {
+                attempts.retain(|other| *other != it);
+                attempts.is_empty()
+            })
+        });
         if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
             return Answer::NotFound;
         }
