@@ -391,8 +391,13 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
     }
 }
 
+/// `mutants.sh` asks for fewer.
+fn cases() -> u32 {
+    std::env::var("PROPTEST_CASES").ok().and_then(|asked| asked.parse().ok()).unwrap_or(CASES)
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: CASES, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: cases(), failure_persistence: None, ..ProptestConfig::default() })]
 
     /// `CASES` × `STEPS` operations: 120,000 in a normal run.
     #[test]
