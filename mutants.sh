@@ -36,7 +36,7 @@ EOF
 
 # The same random lives in every run, as many as a second allows; what fails is not
 # made smaller.
-export PROPTEST_CASES=${PROPTEST_CASES:-60} PROPTEST_RNG_SEED=7 PROPTEST_MAX_SHRINK_ITERS=0
+export PROPTEST_CASES=${PROPTEST_CASES:-20} PROPTEST_RNG_SEED=7 PROPTEST_MAX_SHRINK_ITERS=0
 code=0
 cargo mutants --dir $crate --output $mutants --jobs 2 --timeout 60 --colors never \
   --cargo-arg=--lib "$@" || code=$?
