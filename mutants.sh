@@ -38,7 +38,7 @@ EOF
 # made smaller.
 export PROPTEST_CASES=${PROPTEST_CASES:-20} PROPTEST_RNG_SEED=7 PROPTEST_MAX_SHRINK_ITERS=0
 code=0
-cargo mutants --dir $crate --output $mutants --jobs 2 --timeout 60 --colors never \
+cargo mutants --dir $crate --output $mutants --jobs 2 --timeout 30 --colors never \
   --cargo-arg=--lib "$@" || code=$?
 # 2: some were missed; 3: some ran too long. Anything else is a failure of the run.
 case $code in 0 | 2 | 3) ;; *) exit $code ;; esac
