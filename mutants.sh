@@ -49,4 +49,4 @@ viable=$((missed + caught))
 cat $mutants/mutants.out/missed.txt
 awk -v viable=$viable -v caught=$caught -v missed="$missed" 'BEGIN {
   printf "mutants: %d viable, %d caught (%.1f %%), %d missed\n",
-    viable, caught, 100 * caught / viable, missed }'
+    viable, caught, viable ? 100 * caught / viable : 0, missed }'
