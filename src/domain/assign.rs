@@ -91,6 +91,28 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_is_moved_once() {
+        let tiers = tiers(
+            r#"{"tiers": {"gold": {"target": 5}, "iron": {"target": 1}, "zinc": {}, "tin": {}},
+                "default_chain": ["gold", "iron", "zinc", "tin"]}"#,
+        );
+        let stock =
+            |pool: &str, pods| Stock { pool: pool.parse().unwrap(), assigned: pods, movable: pods };
+        let shown: Vec<_> = rebalance(&tiers, &[stock("zinc", 5), stock("tin", 2)])
+            .iter()
+            .map(|shift| format!("{} from {} to {}", shift.pods, shift.from, shift.to))
+            .collect();
+        assert_eq!(
+            shown,
+            [
+                "2 from pool:tin to pool:gold",
+                "3 from pool:zinc to pool:gold",
+                "1 from pool:zinc to pool:iron"
+            ]
+        );
+    }
+
+    #[test]
     fn pods_move_only_while_one_tier_is_above_and_another_below_target() {
         let tiers = tiers(
             r#"{"tiers": {"gold": {"target": 3}, "iron": {"target": 1}, "zinc": {"target": 1}}, "default_chain": ["gold", "iron", "zinc"]}"#,

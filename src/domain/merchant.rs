@@ -261,6 +261,26 @@ mod tests {
     }
 
     #[test]
+    fn steps_are_written_and_shown_as_they_are_read() {
+        for text in ["gold", "merchant:acme"] {
+            let step: Step = text.parse().unwrap();
+            assert_eq!(serde_json::to_value(&step).unwrap(), text);
+            assert_eq!(format!("{step:?}"), text);
+        }
+    }
+
+    #[test]
+    fn the_largest_document_and_the_longest_chain_are_read() {
+        let frame = r#"{"x": ""}"#.len();
+        let largest = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT - frame));
+        assert_eq!(largest.len(), MAX_DOCUMENT);
+        assert!(MerchantConfig::parse(&largest).is_ok());
+        let steps = vec!["gold"; MAX_STEPS];
+        let longest = serde_json::json!({"fallback": steps}).to_string();
+        assert_eq!(MerchantConfig::parse(&longest).unwrap().fallback.len(), MAX_STEPS);
+    }
+
+    #[test]
     fn limits_are_whole_numbers() {
         let limits = |document| MerchantConfig::parse(document).unwrap().limits;
         let given = limits(r#"{"max_calls": 50, "max_rate": 3.0}"#);

@@ -284,5 +284,15 @@ mod tests {
         assert_eq!("gold".parse::<Pool>().unwrap().to_string(), "pool:gold");
         assert!("other:gold".parse::<Pool>().is_err());
         assert_eq!("merchant:acme".parse::<Pool>().unwrap().as_tier_value(), "merchant:acme");
+        assert_eq!("pool:gold".parse::<Pool>().unwrap().as_tier_value(), "gold");
+    }
+
+    #[test]
+    fn pools_are_written_and_shown_in_one_form() {
+        for text in ["pool:gold", "merchant:acme"] {
+            let pool: Pool = text.parse().unwrap();
+            assert_eq!(serde_json::to_value(&pool).unwrap(), text);
+            assert_eq!(format!("{pool:?}"), text);
+        }
     }
 }

@@ -375,6 +375,18 @@ mod tests {
         assert_eq!(tiers.pool(&"basic".parse().unwrap()).unwrap().to_string(), "pool:basic");
         assert_eq!(tiers.target(&"merchant:acme".parse().unwrap()), 2);
         assert_eq!(tiers.kind(&"pool:acme".parse().unwrap()), None);
+        let wants = |pool: &str| tiers.wants(&pool.parse().unwrap());
+        assert!(wants("gold") && wants("basic") && wants("merchant:acme"));
+        assert!(!wants("acme") && !wants("merchant:gold") && !wants("merchant:other"));
+    }
+
+    #[test]
+    fn unknown_fields_are_ignored_with_a_warning() {
+        let known = r#""type": "shared", "target": 1, "max_concurrent": 3, "strategy": "pack""#;
+        let warnings = |text: &str| Tiers::parse(text, Origin::Settings).unwrap().1;
+        assert_eq!(warnings(&format!(r#"{{"gold": {{{known}}}}}"#)), [""; 0]);
+        let given = warnings(&format!(r#"{{"gold": {{{known}, "colour": 7}}}}"#));
+        assert!(given.len() == 1 && given[0].contains("\"colour\""), "{given:?}");
     }
 
     #[test]

@@ -42,9 +42,6 @@ impl Fleet {
         };
         let id = id.clone();
         let recent = self.admissions.entry(id).or_default();
-        if recent.front().is_some_and(|last| now >= last + SECOND) {
-            recent.clear();
-        }
         recent.push_front(now);
         recent.truncate(most as usize);
     }

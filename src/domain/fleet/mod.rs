@@ -16,6 +16,8 @@ mod properties;
 mod queue;
 mod renew;
 mod replay;
+#[cfg(test)]
+mod tests;
 mod upkeep;
 mod view;
 mod views;

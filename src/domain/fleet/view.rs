@@ -135,10 +135,7 @@ impl Fleet {
             quarantined: view.map_or(0, |view| view.quarantined),
             waiting: self.queue.len_of(&pool),
             active_calls: view.map_or(0, |view| view.calls),
-            free_slots: match cap {
-                1 => open.map_or(0, |open| open.range(..(1, 0)).count()),
-                _ => open.map_or(0, |open| open.iter().map(room).sum()),
-            },
+            free_slots: open.map_or(0, |open| open.iter().map(room).sum()),
             pool,
         }
     }

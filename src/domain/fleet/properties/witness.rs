@@ -17,6 +17,8 @@ pub struct Witness {
     /// Acknowledged drains: none of them may be given a call before this time.
     pub drains: BTreeMap<PodName, Millis>,
     pub seen: BTreeMap<PodName, PodFacts>,
+    /// The highest epoch of a write that was accepted.
+    pub epoch: u64,
     /// Calls that wait.
     pub waiting: BTreeMap<CallSid, Waiter>,
     /// Calls that were handed a pod, and have not come for it.
@@ -143,6 +145,8 @@ impl Witness {
         let live: BTreeMap<CallSid, PodName> =
             fleet.calls.iter().map(|(sid, call)| (sid.clone(), call.pod.clone())).collect();
         assert_eq!(live, self.calls, "I6: the live calls are not those that callers know of");
+        let pods: BTreeSet<&PodName> = fleet.pods.keys().collect();
+        assert_eq!(pods, self.seen.keys().collect(), "a pod came or went untold");
         for (name, pod) in &fleet.pods {
             let told = self.drains.contains_key(name);
             assert_eq!(pod.draining_until.is_some(), told, "a drain began or ended untold: {name}");
@@ -161,6 +165,18 @@ pub fn views_follow_from_facts(fleet: &Fleet) {
         .filter_map(|(name, pod)| Some((pod.draining_until?, name.clone())))
         .collect();
     assert_eq!(drains, fleet.drains);
+    let quarantines: BTreeSet<_> = fleet
+        .pods
+        .iter()
+        .filter_map(|(name, pod)| Some((pod.quarantined_until?, name.clone())))
+        .collect();
+    assert_eq!(quarantines, fleet.quarantines);
+    let mut merchant_calls: HashMap<MerchantId, usize> = HashMap::new();
+    let live = fleet.calls.values().filter_map(|call| call.merchant.clone());
+    for id in live.chain(fleet.queue.iter().filter_map(|(_, place)| place.merchant.clone())) {
+        *merchant_calls.entry(id).or_default() += 1;
+    }
+    assert_eq!(merchant_calls, fleet.merchant_calls);
     for (name, pod) in &fleet.pods {
         let on: BTreeSet<_> =
             fleet.calls.iter().filter(|(_, call)| call.pod == *name).map(|(sid, _)| sid).collect();
@@ -199,6 +215,10 @@ pub fn views_follow_from_facts(fleet: &Fleet) {
         assert_eq!(view.assigned, members.len());
         assert_eq!(view.calls, members.iter().map(|(_, pod)| pod.calls.len()).sum::<usize>());
         assert_eq!(view.leaving, members.iter().filter(|(_, pod)| pod.is_leaving()).count());
+        let staying = || members.iter().filter(|(_, pod)| !pod.is_leaving());
+        assert_eq!(view.unready, staying().filter(|(_, pod)| !pod.facts.ready).count());
+        let is_quarantined = |pod: &Pod| pod.facts.ready && pod.quarantined_until.is_some();
+        assert_eq!(view.quarantined, staying().filter(|(_, pod)| is_quarantined(pod)).count());
     }
 }
 
