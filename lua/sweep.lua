@@ -1,7 +1,7 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
 -- ARGV[2]: at most so many of each
 -- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
---   draining}, {pods no longer in quarantine}, is the store set up (1, 0)}
+--   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty}
 operation('sweep', {'allow-oom'}, function(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
   if not is_set_up() then return {'swept', now, abandoned, expired, undrained, restored, 0} end
@@ -67,5 +67,5 @@ operation('sweep', {'allow-oom'}, function(ARGV)
   local waiting = count('ZCARD', P .. 'waiting')
   if waiting == 0 and is_flagged then run('HDEL', P .. 'tiers', ':waiting') end
   if waiting > 0 and not is_flagged then run('HSET', P .. 'tiers', ':waiting', '1') end
-  return {'swept', now, abandoned, expired, undrained, restored, 1}
+  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until}
 end)

@@ -80,6 +80,27 @@ fn one_of_three_leads_and_another_follows_when_it_dies() {
 }
 
 #[test]
+fn a_leader_hears_that_another_replica_has_set_up_a_store_that_was_wiped() {
+    let (kube, mut server) = (Kube::start(), RedisServer::start(&[]));
+    for number in 0..3 {
+        kube.add(&format!("voice-agent-{number}"));
+    }
+    let routers = replicas(&kube, &server, 2);
+    let all: Vec<&Router> = routers.iter().collect();
+    eventually(5 * SECOND, "one leads", || only_leader(&all).is_some());
+    let leader = only_leader(&all).unwrap();
+    let other = all[1 - leader];
+    eventually(5 * SECOND, "all pods are known", || available(other) == 3);
+    server.replace();
+    // The other one notices and sets it up, before the leader has anything to ask.
+    eventually(2 * SECOND, "the store is in use", || {
+        let (_, answer) = other.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
+        answer["error"] == "no pods available"
+    });
+    eventually(5 * SECOND, "the pods are there again", || available(other) == 3);
+}
+
+#[test]
 fn a_leader_that_stops_hands_over_within_one_retry_period() {
     let (kube, server) = (Kube::start(), RedisServer::start(&[]));
     let mut routers = replicas(&kube, &server, 2);

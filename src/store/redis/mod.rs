@@ -78,6 +78,8 @@ pub struct Redis {
     /// Why this Redis is not for us, if it is not.
     refused: OnceLock<String>,
     nudge: Arc<Notify>,
+    /// Until when the store believes pods: another time is another beginning.
+    beginning: Mutex<Option<Millis>>,
     wakes: Wakes,
     process: u32,
     attempts: AtomicU64,
@@ -111,6 +113,7 @@ impl Redis {
             kept: Mutex::default(),
             refused: OnceLock::new(),
             nudge: config.nudge,
+            beginning: Mutex::default(),
             wakes: Wakes::default(),
             process: crate::random_u32(),
             attempts: AtomicU64::new(0),
@@ -166,6 +169,15 @@ impl Redis {
     fn record_life(&self, lease: Millis) -> String {
         const SLACK: Millis = 30_000;
         (self.record_ttl.max(lease) + SLACK).to_string()
+    }
+
+    /// Compares pods at once if the store has begun anew since we last looked: another
+    /// replica may have set it up while we had nothing to ask.
+    fn note_beginning(&self, at: Millis) {
+        let mut known = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.replace(at).is_some_and(|before| before != at) {
+            self.nudge.notify_one();
+        }
     }
 
     /// Owes Redis something, and sees to it that it is done soon.

@@ -243,7 +243,9 @@ impl Store for Redis {
                 undrained: answer.names()?,
                 restored: answer.names()?,
             };
-            if !answer.flag()? {
+            if answer.flag()? {
+                self.note_beginning(answer.number()?);
+            } else {
                 self.link.open_circuit();
             }
             Ok(swept)
