@@ -67,7 +67,8 @@ impl World {
         if let Some(Broken::Settings(more)) = broken {
             settings.extend(more.iter().map(|(name, value)| (*name, value.to_string())));
         }
-        let is_sound = broken.is_none() && std::env::var_os("CHAOS_MIN_REPLICAS").is_none_or(|it| it != "off");
+        let is_sound =
+            broken.is_none() && std::env::var_os("CHAOS_MIN_REPLICAS").is_none_or(|it| it != "off");
         let store = Backend::start(cell.backend, is_sound);
         let kube = Kube::start();
         let pods: Vec<String> =
