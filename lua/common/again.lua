@@ -21,10 +21,14 @@ local function asked(ARGV)
 end
 
 -- The attempts that may have heard of a call, but for one; nil if that is none of them.
+-- The place of the first stays its own, '-' when it is gone: who came after it was not new.
 local function without_attempt(attempts, attempt)
   local text = ' ' .. attempts .. ' '
   local from, to = string.find(text, ' ' .. attempt .. ' ', 1, true)
-  return from and string.match(string.sub(text, 1, from) .. string.sub(text, to + 1), '^ *(.-) *$')
+  if not from then return nil end
+  local rest = string.match(string.sub(text, 1, from) .. string.sub(text, to + 1), '^ *(.-) *$')
+  if rest == '' or rest == '-' then return '' end
+  return from == 1 and '- ' .. rest or rest
 end
 
 -- What a call that asks again is told; nil if it is a new one.

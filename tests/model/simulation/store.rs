@@ -292,8 +292,9 @@ impl Store {
         // It is over when nobody is left who may have heard of it.
         let is_that = stems_from.is_none_or(|it| {
             self.facts.attempts.get_mut(&call).is_some_and(|attempts| {
-                attempts.retain(|other| *other != it);
-                attempts.is_empty()
+                // (the place of the first stays its own)
+                attempts.iter_mut().filter(|other| **other == it).for_each(|it| *it = u64::MAX);
+                attempts.iter().all(|other| *other == u64::MAX)
             })
         });
         if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
