@@ -56,6 +56,9 @@ struct Args {
     /// Only these cells; `list` names them all, `mix` is a random mix
     #[arg(long)]
     cell: Vec<String>,
+    /// Leaves out cells whose names begin so
+    #[arg(long)]
+    without: Vec<String>,
     /// Runs random mixes of faults for so long instead
     #[arg(long)]
     minutes: Option<u64>,
@@ -130,11 +133,11 @@ fn in_parallel<T: Sync>(jobs: usize, work: &[T], each: impl Fn(&T) + Sync) {
 }
 
 fn all_cells(args: &Args, tally: &Mutex<Tally>) {
-    let chosen = || {
-        CELLS
-            .iter()
-            .filter(|cell| args.cell.is_empty() || args.cell.iter().any(|name| name == cell.name))
+    let is_chosen = |cell: &&Cell| {
+        let is_named = args.cell.is_empty() || args.cell.iter().any(|name| name == cell.name);
+        is_named && !args.without.iter().any(|start| cell.name.starts_with(start.as_str()))
     };
+    let chosen = || CELLS.iter().filter(is_chosen);
     let mut work: Vec<(&'static Cell, u64, Build)> = Vec::new();
     for number in 0..args.runs {
         work.extend(chosen().map(|cell| (cell, args.seed + number, Build::Sound)));
