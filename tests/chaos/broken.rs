@@ -11,7 +11,8 @@ use smart_router::{
 
 use super::{
     baseline::{self, Kind},
-    cells::{Broken, CELLS},
+    cell::Broken,
+    cells::CELLS,
 };
 
 #[derive(Parser)]

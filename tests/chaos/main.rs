@@ -5,6 +5,7 @@
 mod baseline;
 mod broken;
 mod callers;
+mod cell;
 mod cells;
 mod census;
 mod clock;
@@ -37,11 +38,7 @@ use std::{
 
 use clap::Parser;
 
-use self::{
-    cells::{CELLS, Cell},
-    report::Tally,
-    run::Build,
-};
+use self::{cell::Cell, cells::CELLS, report::Tally, run::Build};
 
 /// Faults under load: nothing lost, nothing given twice.
 #[derive(Parser)]

@@ -10,7 +10,8 @@ use std::{
 
 use super::{
     callers::{self, Caller, Style, USUAL},
-    cells::{Broken, CELLS, Cell},
+    cell::{Broken, Cell},
+    cells::CELLS,
     census,
     faults::Scene,
     history::{Event, Violation},

@@ -8,7 +8,7 @@ use std::{
 
 use redis::Commands;
 
-use super::{cells::Broken, proxy::Proxy};
+use super::{cell::Broken, proxy::Proxy};
 use crate::support::{free_port, redis::RedisServer, scratch};
 
 /// Which Redis a cell has.

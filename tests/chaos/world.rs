@@ -17,7 +17,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
-    cells::{Broken, Cell},
+    cell::{Broken, Cell},
     history::{History, What},
     http,
     proxy::Proxy,
