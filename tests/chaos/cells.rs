@@ -21,8 +21,11 @@ const OWNERSHIP_SAYS: &str = "a release frees the pod it names, whosever call is
 const TAKE_BACK: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);
 const TAKE_BACK_SAYS: &str = "what a caller never learnt of is not taken back";
 const PROCEDURE_SAYS: &str = "many commands, one after the other";
-const FENCE: Broken = Broken::Edit(&[("tonumber(epoch) < current", "false")]);
-const FENCE_SAYS: &str = "leaders write whatever their epoch";
+const FENCE: Broken = Broken::Edit(&[
+    ("tonumber(epoch) < current", "false"),
+    ("if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end", ""),
+]);
+const FENCE_SAYS: &str = "leaders write whatever their epoch, and however late";
 
 const PLAIN: Cell = Cell {
     name: "",
@@ -290,11 +293,8 @@ pub static CELLS: [Cell; 33] = [
         name: "leader-paused",
         says: "the leader sleeps beyond its lease and wakes up",
         fault: pause_leader,
-        broken: Broken::Edit(&[
-            ("tonumber(epoch) < current", "false"),
-            ("if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end", ""),
-        ]),
-        broken_says: "leaders write whatever their epoch, and however late",
+        broken: FENCE,
+        broken_says: FENCE_SAYS,
         ..PLAIN
     },
     Cell {

@@ -109,7 +109,7 @@ pub fn pause_leader(scene: &Scene) {
     seat.to_redis.stall();
     let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
     world.add_pod(&ghost);
-    scene.pause(60, 80);
+    scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));
     world.pause(old, true);
     world.remove_pod(&ghost);
     scene.until(Duration::from_secs(4), || world.leader().is_some_and(|leader| leader != old));
@@ -138,11 +138,11 @@ pub fn two_leaders(scene: &Scene) {
         let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
         world.add_pod(&ghost);
         // It hears of the pod, and of nothing after it.
-        scene.pause(30, 50);
+        scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));
         seat.to_kube.stall();
         world.remove_pod(&ghost);
         world.kube.delete_lease();
-        scene.until(Duration::from_millis(600), || epoch() > before);
+        scene.until(Duration::from_secs(4), || epoch() > before);
         seat.to_redis.heal();
         scene.pause(100, 200);
         seat.to_kube.heal();

@@ -49,6 +49,8 @@ struct Shared {
     trap: Mutex<Option<(Moment, Kill)>>,
     /// What is sent is changed on its way: these bytes for those.
     garble: Mutex<Option<(&'static [u8], &'static [u8])>>,
+    /// What routers have sent that a stall keeps from arriving.
+    held: Mutex<Vec<u8>>,
     /// The reply that is on its way is the last.
     last_reply: AtomicBool,
     spent: Mutex<(Option<Instant>, u32)>,
@@ -109,8 +111,14 @@ impl Proxy {
     /// All is well again, for what comes; lines that were cut or stalled stay as they are.
     pub fn heal(&self) {
         *self.shared.faults() = Faults::default();
+        self.shared.held.lock().unwrap().clear();
         self.shared.last_reply.store(false, Ordering::SeqCst);
         *self.shared.trap.lock().unwrap() = None;
+    }
+
+    /// Whether a stall keeps from arriving what has this in it.
+    pub fn holds(&self, what: &str) -> bool {
+        count(&self.shared.held.lock().unwrap(), what.as_bytes()) > 0
     }
 
     /// Changes some bytes for others of the same length, from now on.
@@ -182,7 +190,9 @@ impl Way {
             }
             match from.read(&mut some) {
                 Ok(count @ 1..) => {
-                    if !self.pass(&mut some[..count], &mut to) {
+                    let mut sent = some[..count].to_vec();
+                    self.stall(&mut from, &mut sent);
+                    if !self.pass(&mut sent, &mut to) {
                         break;
                     }
                 }
@@ -193,6 +203,24 @@ impl Way {
         }
         let _ = to.shutdown(std::net::Shutdown::Both);
         let _ = from.shutdown(std::net::Shutdown::Both);
+    }
+
+    /// Keeps what is sent while the line stalls.
+    fn stall(&self, from: &mut TcpStream, sent: &mut Vec<u8>) {
+        let is_stalled = || self.shared.faults().stall.is_some_and(|lines| self.line < lines);
+        let mut more = vec![0; 64 << 10];
+        let mut seen = 0;
+        while is_stalled() {
+            if self.upwards {
+                self.shared.held.lock().unwrap().extend(&sent[seen..]);
+                seen = sent.len();
+            }
+            match from.read(&mut more) {
+                Ok(count @ 1..) => sent.extend(&more[..count]),
+                // (who has hung up leaves what was sent)
+                Ok(0) | Err(_) => thread::sleep(LOOK),
+            }
+        }
     }
 
     /// Passes commands on as Redis can take them. Whether the line goes on.
@@ -219,9 +247,6 @@ impl Way {
         if let Some((least, most)) = faults.delay {
             let spread = (most - least).as_millis() as u64;
             thread::sleep(least + Duration::from_millis(self.shared.roll(spread + 1)));
-        }
-        while self.shared.faults().stall.is_some_and(|lines| self.line < lines) {
-            thread::sleep(LOOK);
         }
         if self.upwards {
             if let Some((what, by)) = *self.shared.garble.lock().unwrap() {
