@@ -26,9 +26,10 @@ pub const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 /// A port nobody listens on, below those the system gives to clients.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    let first = 14_000 + (std::process::id() % 16_000) as u16;
+    // (processes that started one after the other keep out of each other's way)
+    let first = 14_000 + (std::process::id() % 90) as u16 * 200;
     loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 2_000;
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
         if is_free(port) {
             return port;
         }

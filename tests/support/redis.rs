@@ -76,11 +76,12 @@ impl RedisServer {
 
     /// A server that speaks in its own way: waits only until its port is open.
     pub fn start_raw(port: u16, args: &[&str]) -> Self {
-        let child = server_command()
-            .args(args)
-            .stdout(Stdio::null())
-            .spawn()
-            .expect("redis-server is installed");
+        let said = std::env::var_os("CHAOS_LOGS").map_or(Stdio::null(), |directory| {
+            let path = PathBuf::from(directory).join(format!("redis-{port}.log"));
+            File::create(path).expect("CHAOS_LOGS is a directory").into()
+        });
+        let child =
+            server_command().args(args).stdout(said).spawn().expect("redis-server is installed");
         let server = Self { child, port, directory: scratch(), clock: None };
         eventually(Duration::from_secs(5), "redis-server listens", || {
             std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
