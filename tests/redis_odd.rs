@@ -1,13 +1,17 @@
 //! Redis as nobody wants it: half taken over, half wiped, with junk in it.
 
-use std::{net::TcpListener, thread, time::Duration};
+use std::{
+    net::TcpListener,
+    thread,
+    time::{Duration, Instant},
+};
 
 use redis::{Commands, Connection};
 use serde_json::json;
 
 use crate::{
     shared_redis::replicas,
-    support::{Router, eventually, free_port, redis::RedisServer, scratch},
+    support::{Router, eventually, free_port, proxy::Proxy, redis::RedisServer, scratch},
 };
 
 /// Runs commands, a line each, words between spaces.
@@ -227,4 +231,56 @@ fn mute_sentinels_keep_nobody_out() {
     router.allocate("CA1");
     thread::sleep(Duration::from_millis(10));
     drop(mute);
+}
+
+#[test]
+fn answers_that_make_no_sense_harm_nobody() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let url = format!("redis://{}", proxy.address);
+    let (log, http, metrics) =
+        (scratch().join("log"), free_port().to_string(), free_port().to_string());
+    let router = Router::start_with(
+        &[
+            ("HTTP_PORT", &http),
+            ("METRICS_PORT", &metrics),
+            ("REDIS_URL", url.as_str()),
+            ("TIER_CONFIG", r#"{"gold": 2}"#),
+            ("PODS", "a=h:1,b=h:2"),
+            ("VOICE_AGENT_BASE_URL", "wss://v"),
+            ("CLEANUP_INTERVAL", "100ms"),
+            ("LOG_LEVEL", "error"),
+        ],
+        std::fs::File::create(&log).unwrap().into(),
+    );
+    router.allocate("CA0");
+    proxy.garble_answers(true);
+    let (mut answers, until) = (0, Instant::now() + Duration::from_secs(4));
+    for number in (0..).take_while(|_| Instant::now() < until) {
+        let call = json!({"call_sid": format!("CA{}", number % 7), "pod_name": "a"});
+        for path in ["allocate", "release", "renew", "drain", "undrain"] {
+            let answer = router.post(&format!("/api/v1/{path}"), call.clone());
+            answers += usize::from(answer.0 == 200);
+        }
+        for path in ["status", "pod-info/a", "calls/CA1", "tiers"] {
+            router.get(&format!("/api/v1/{path}"));
+        }
+    }
+    assert!(answers > 100, "only {answers} answers arrived as they were sent");
+    proxy.garble_answers(false);
+    eventually(Duration::from_secs(5), "it serves as before", || {
+        for number in 0..7 {
+            router.post("/api/v1/release", json!({"call_sid": format!("CA{number}")}));
+        }
+        router.post("/api/v1/undrain", json!({"pod_name": "a"}));
+        let given: Vec<u16> = ["x", "y"]
+            .map(|call| router.post("/api/v1/allocate", json!({"call_sid": call})).0)
+            .into();
+        for call in ["x", "y"] {
+            router.post("/api/v1/release", json!({"call_sid": call}));
+        }
+        given == [200, 200]
+    });
+    let said = std::fs::read_to_string(&log).unwrap();
+    assert!(!said.contains("panicked"), "{said}");
 }

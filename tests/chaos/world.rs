@@ -101,7 +101,8 @@ impl World {
         }
         let until = Instant::now() + Duration::from_secs(20);
         let is_there = || {
-            world.seats.iter().all(Seat::is_ready)
+            // (who answers may be a stranger on our port)
+            world.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
                 && (world.seats[0].is_procedure() || world.knows_all_pods())
         };
         while !is_there() {
