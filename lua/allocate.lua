@@ -138,8 +138,8 @@ local function serve_new(q, steps, wishes)
   return {'refused', now, tried, wishes.wrong, 'waiting', ends, 1}
 end
 
-operation('allocate', {}, function(ARGV)
-  local q = asked(ARGV)
+-- What a call is told.
+local function answer(q)
   local again = q.after and leave_pod(q) or told_again(q)
   if again then return again end
   local tiers_key = P .. 'tiers'
@@ -154,5 +154,14 @@ operation('allocate', {}, function(ARGV)
   -- What it has left is handed to others, now that it is clear that it does not need it.
   local f = q.before and readable_facts_of(q.before.pod)
   if f then serve(f) end
+  return told
+end
+
+operation('allocate', {}, function(ARGV)
+  local q = asked(ARGV)
+  local told = answer(q)
+  if told[1] == 'refused' and told[5] ~= 'waiting' and told[5] ~= 'unsettled' then
+    tell('refused', q.call, '', '', q.merchant, told[5] .. (told[3] == '' and '' or ' ' .. told[3]))
+  end
   return told
 end)

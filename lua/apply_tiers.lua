@@ -45,5 +45,6 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
   if trusting then run('HSET', P .. 'tiers', ':trusting_until', trusting) end
   if waiting then run('HSET', P .. 'tiers', ':waiting', waiting) end
   for name, text in pairs(fresh) do run('HSET', P .. 'tiers', name, text) end
+  if stage == '' then tell('tiers', '', '', '') end
   return {'applied', now}
 end)

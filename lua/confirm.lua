@@ -13,6 +13,7 @@ operation('confirm', {'allow-oom'}, function(ARGV)
     extend(f, call, deadline, life, record[3])
     run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
     if f then place_calls(f) end
+    tell('confirmed', call, pod, '', record[3])
     return {'confirmed', now}
   end
   if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end

@@ -11,5 +11,6 @@ operation('drain', {'allow-oom'}, function(ARGV)
   run('SET', P .. 'pod:draining:' .. f.pod, 'true', 'PX', deadline - now + SLACK)
   f.draining = true
   place(f)
+  tell('drained', '', f.pod, '', '', text_of(floor(deadline / 1000)))
   return {'draining', now, f.calls, deadline}
 end)

@@ -26,9 +26,17 @@ operation('observe_pod', {}, function(ARGV)
     if replaced and f.draining then
       view('ZREM', P .. 'draining', pod)
       run('DEL', P .. 'pod:draining:' .. pod)
+      tell('undrained', '', pod, '')
       f.draining = false
     end
     joined = replaced
+  end
+  if joined then
+    tell('joined', '', pod, '', '', address)
+  elseif terminating == '1' and not f.terminating then
+    tell('terminating', '', pod, '')
+  elseif (ready == '1') == (f.unready or false) then
+    tell(ready == '1' and 'ready' or 'not_ready', '', pod, '')
   end
   run('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
     'terminating', terminating, 'restarts', restarts, 'pin', pin, 'plain', '')

@@ -15,6 +15,7 @@ operation('remove_pod', {'allow-oom'}, function(ARGV)
   view('ZREM', P .. 'draining', f.pod)
   view('ZREM', P .. 'quarantined', f.pod)
   run('HDEL', P .. 'pod:metadata', f.pod)
+  tell('gone', '', f.pod, '')
   reseat(seatless)
   return {'gone', now, ended}
 end)

@@ -45,6 +45,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
       if record[3] and record[3] ~= '' or record[4] and record[4] ~= '' then
         -- Whoever renews has its stream; nobody may take the call back any more.
         run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
+        if record[3] == 'provisional' then tell('confirmed', call, pod, '', record[2]) end
       end
     elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
       return {'lost', now}

@@ -43,7 +43,10 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       run('ZREM', P .. 'draining', pod)
       run('DEL', P .. 'pod:draining:' .. pod)
       local f = readable_facts_of(pod)
-      if f then resettle(f, true) end
+      if f then
+        tell('undrained', '', pod, '')
+        resettle(f, true)
+      end
       undrained[#undrained + 1] = pod
     end
   end

@@ -8,6 +8,7 @@ operation('undrain', {'allow-oom'}, function(ARGV)
   if was then
     view('ZREM', P .. 'draining', f.pod)
     run('DEL', P .. 'pod:draining:' .. f.pod)
+    tell('undrained', '', f.pod, '')
     f.draining = false
   end
   local quarantined = f.quarantined

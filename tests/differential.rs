@@ -12,7 +12,7 @@ use smart_router::{
     config::Ttls,
     domain::{
         fleet::{
-            Allocation, Cause, Confirm, Departure, Fleet, PodFacts, PodStatus, Refusal, Release,
+            Allocation, Cause, Confirm, Departure, Event, EventKind, Fleet, PodFacts, PodStatus, Refusal, Release,
             Removed, Renew,
         },
         merchant::Malformed,
@@ -69,6 +69,8 @@ struct World {
     plain: redis::Connection,
     now: u64,
     unswept: u32,
+    /// Up to which event we have looked.
+    seen: String,
 }
 
 impl World {
@@ -82,7 +84,12 @@ impl World {
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         assert!(store.is_up(), "Redis is in use");
         let plain = server.connection();
-        Self { server, store, fleet: Fleet::new(table(0), now + TRUST), plain, now, unswept: 0 }
+        let mut fleet = Fleet::new(table(0), now + TRUST);
+        fleet.keep_events();
+        let mut world = Self { server, store, fleet, plain, now, unswept: 0, seen: "-".into() };
+        // (that the tiers are in force, which the fleet began with)
+        world.told().unwrap();
+        world
     }
 
     async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
@@ -253,6 +260,35 @@ impl World {
         Ok(format!("wait {ms}"))
     }
 
+    /// What Redis has told since the last time.
+    fn told(&mut self) -> Result<Vec<Event>, String> {
+        let mut range = redis::cmd("XRANGE");
+        let told: Vec<(String, Vec<String>)> = range
+            .arg("voice:events")
+            .arg(&self.seen)
+            .arg("+")
+            .query(&mut self.plain)
+            .map_err(|error| error.to_string())?;
+        if let Some((last, _)) = told.last() {
+            self.seen = format!("({last}");
+        }
+        let read = |(_, fields): &(String, Vec<String>)| Event::read(&fields[0], &fields[1]);
+        told.iter().map(|entry| read(entry).ok_or_else(|| format!("no event: {entry:?}"))).collect()
+    }
+
+    /// What both have told since the last time. Where all pods are looked at, the order is
+    /// each store's own.
+    fn events_agree(&mut self) -> Result<(), String> {
+        let mut told = self.told()?;
+        let mut ours = self.fleet.take_events();
+        if told.iter().filter(|event| event.kind == EventKind::Moved).count() > 1 {
+            told.sort();
+            ours.sort();
+        }
+        same!("what happened", told, ours);
+        Ok(())
+    }
+
     async fn views_agree(&mut self) -> Result<(), String> {
         let status = self.store.status().await.map_err(|error| error.to_string())?;
         same!("status", status, self.fleet.status());
@@ -398,7 +434,7 @@ pub async fn compare(seed: u64, operations: usize, scripts: Scripts) -> Result<(
     let mut story = Vec::new();
     for number in 0..operations {
         let stepped = world.step(&mut dice).await;
-        let agreed = match stepped {
+        let agreed = match stepped.and_then(|told| world.events_agree().map(|()| told)) {
             Ok(told) => {
                 story.push(told);
                 match number % 15 {

@@ -46,6 +46,7 @@ local function told_again(q)
       run('PEXPIRE', key, q.life)
       if stage ~= '' then run('DEL', P .. 'end:' .. call) end
       if f then place_calls(f) end
+      tell('fetched', call, record[1], pool, record[7])
       return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
     end
     -- The same attempt again: its first answer was lost.

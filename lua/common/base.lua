@@ -65,6 +65,14 @@ local function view(command, key, ...)
   return reply
 end
 
+-- Notes what happened, for people: call, pod, source pool, merchant and more, '' for what
+-- does not belong to it. KEPT, how many are kept, begins the library.
+local function tell(kind, call, pod, pool, merchant, more)
+  if KEPT == '0' then return end
+  view('XADD', P .. 'events', 'MAXLEN', '~', KEPT, '*', kind,
+    call .. ' ' .. pod .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (more or ''))
+end
+
 -- A count of a view; one of the wrong type has nothing to count.
 local function count(command, key, ...)
   local reply = try(command, key, ...)

@@ -8,5 +8,8 @@ local function fence(epoch)
   -- What is no number is nobody's.
   current = type(current) == 'string' and tonumber(current) or 0
   if tonumber(epoch) < current then return {'fenced', now, current} end
-  if tonumber(epoch) > current then run('SET', P .. 'leader:epoch', epoch) end
+  if tonumber(epoch) > current then
+    run('SET', P .. 'leader:epoch', epoch)
+    tell('leader', '', '', '', '', epoch)
+  end
 end

@@ -156,6 +156,7 @@ local function set_home(f, tier)
   unplace(f)
   f.tier = tier
   run('SET', P .. 'pod:tier:' .. f.pod, tier)
+  tell('moved', '', f.pod, names_of(tier).source)
 end
 
 -- The pool a pod's label asks for, if there is such a pool.
@@ -245,6 +246,7 @@ local function give(f, call, c, deadline, life)
       'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '', 'attempts', c.attempts or '')
   end
   run('PEXPIRE', key, life)
+  tell('allocated', call, f.pod, pool, c.merchant, c.tried)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, deadline, seconds, pool) else place_calls(f) end
   return pool
@@ -291,6 +293,7 @@ local function end_call(f, call, c, cause)
     run('DEL', P .. 'call:' .. call)
   end
   if merchant ~= '' then view('ZREM', live_key(merchant), call) end
+  tell('ended', call, c.pod or '', '', merchant, cause .. ' ' .. text_of(lasted(c.at)))
   -- What was taken back was never the caller's.
   if (c.attempts ~= '' or cause == 'unconfirmed') and c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' then
     remember(call, c.pod, cause, c.attempts, lasted(c.at), merchant)
@@ -303,7 +306,13 @@ end
 
 -- Notes how a pod has fared, and until when (ms) it is given no calls for that.
 local function set_health(f, failures, quarantined_until)
+  local was = f.quarantined
   f.failures, f.quarantined = failures, quarantined_until and true or nil
+  if quarantined_until and not was then
+    tell('quarantined', '', f.pod, '', '', text_of(floor(quarantined_until / 1000)))
+  elseif was and not quarantined_until then
+    tell('restored', '', f.pod, '')
+  end
   run('HSET', f.key, 'failures', failures, 'quarantined_until', quarantined_until or '', 'plain', plain(f))
   if quarantined_until then
     view('ZADD', P .. 'quarantined', quarantined_until, f.pod)

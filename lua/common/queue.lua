@@ -47,6 +47,7 @@ local function set_place(call, place)
     'poll_by', place.poll_by)
   run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, place.poll_by) - now) + SLACK)
   enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
+  tell('waiting', call, '', '', place.merchant, place.tried)
 end
 
 -- When a call that asks now has to ask again: three times it may miss, and once when
@@ -81,6 +82,7 @@ local function leave(call)
   unqueue(call, place.merchant, place.pools)
   if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
   run('DEL', P .. 'call:' .. call)
+  tell('left', call, '', '', place.merchant)
   return place.since
 end
 
@@ -93,6 +95,7 @@ local function hand(f, call, but)
   local at, pool = text_of(floor(place.since / 1000)), names_of(f.tier).source
   extend(f, call, place.poll_by, nil, place.merchant)
   run('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
+  tell('handed', call, f.pod, pool, place.merchant, place.tried)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, place.poll_by, at, pool) else place_calls(f) end
   -- Who may not publish here has callers who hear of it later.

@@ -223,6 +223,14 @@ type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
 impl Fleet {
     /// Gives the call a pod, or says again which one it has.
     pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
+        let outcome = self.answer(request, now);
+        if let Err(refusal) = &outcome {
+            self.tell_refused(request, refusal);
+        }
+        outcome
+    }
+
+    fn answer(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
         let account = match &request.after {
             None => Account::New,
             Some(after) => self

@@ -9,6 +9,7 @@ mod calls;
 mod change;
 mod drain;
 mod ends;
+mod events;
 mod limits;
 mod pods;
 #[cfg(test)]
@@ -34,6 +35,7 @@ pub use self::{
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
     ends::{Cause, End},
+    events::{Event, EventId, EventLog, Kind as EventKind, Logged},
     pods::{Departure, Fenced, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
@@ -182,6 +184,7 @@ pub struct Fleet {
     favoured: HashMap<CallSid, PodName>,
     turn: u64,
     log: Option<Vec<Change>>,
+    events: Option<Vec<Event>>,
 }
 
 impl Fleet {
@@ -208,6 +211,7 @@ impl Fleet {
             favoured: HashMap::new(),
             turn: 0,
             log: None,
+            events: None,
         }
     }
 
@@ -231,6 +235,7 @@ impl Fleet {
 
     /// Changes a fact and notes it for the journal.
     fn record(&mut self, change: Change) {
+        self.tell(|fleet| fleet.meaning(&change));
         if let Some(log) = &mut self.log {
             log.push(change.clone());
         }

@@ -224,13 +224,8 @@ impl Store for Redis {
 
     fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
         Box::pin(async move {
-            let key = self.key("merchant:config");
-            match document {
-                Some(document) => {
-                    self.ask(redis::cmd("HSET").arg(key).arg(id.as_str()).arg(document)).await
-                }
-                None => self.ask(redis::cmd("HDEL").arg(key).arg(id.as_str())).await,
-            }
+            let args = [id.as_str(), document.unwrap_or_default()];
+            self.run(&self.scripts.set_merchant, &args).await.map(drop)
         })
     }
 

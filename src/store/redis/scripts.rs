@@ -19,6 +19,8 @@ pub struct Library {
 
 /// What the names of all our libraries begin with.
 pub const LIBRARIES: &str = "smart_router_";
+/// How many events are kept where nobody says.
+pub const EVENTS: usize = 20_000;
 /// How many digits of its hash tell a library from others.
 pub const VERSION: usize = 12;
 
@@ -31,10 +33,20 @@ macro_rules! scripts {
         }
 
         impl Scripts {
+            /// Scripts that keep the last `events` events, about; none for 0.
+            pub fn keeping(events: usize) -> Self {
+                Self::built(events, str::to_owned)
+            }
+
             /// The scripts after `edit` has been at the library's text: tests break
             /// them on purpose.
             pub fn edited(edit: impl Fn(&str) -> String) -> Self {
+                Self::built(EVENTS, edit)
+            }
+
+            fn built(events: usize, edit: impl Fn(&str) -> String) -> Self {
                 let code = edit(include_str!(concat!(env!("OUT_DIR"), "/library.lua")));
+                let code = format!("local KEPT = '{events}'\n{code}");
                 let hash = redis::Script::new(&code).get_hash().to_owned();
                 let version = &hash[..VERSION];
                 let name = format!("{LIBRARIES}{version}");
@@ -57,11 +69,12 @@ macro_rules! scripts {
 
 scripts! {
     adopt_calls adopt_pods allocate apply_tiers ask_again audit_calls audit_pods audit_pool begin call confirm drain
-    epoch move_pod observe_pod pod pods pool_load release remove_pod renew spare status sweep undrain
+    epoch move_pod observe_pod pod pods pool_load release remove_pod renew set_merchant spare status sweep undrain
 }
+
 
 impl Default for Scripts {
     fn default() -> Self {
-        Self::edited(str::to_owned)
+        Self::keeping(EVENTS)
     }
 }
