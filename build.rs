@@ -3,7 +3,8 @@
 
 use std::{env, fs, path::Path};
 
-const COMMON: [&str; 8] = ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row"];
+const COMMON: [&str; 9] =
+    ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row", "call_row"];
 
 fn main() {
     println!("cargo::rerun-if-changed=lua");

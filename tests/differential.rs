@@ -12,8 +12,8 @@ use smart_router::{
     config::Ttls,
     domain::{
         fleet::{
-            Allocation, Cause, Confirm, Departure, Event, EventKind, Fleet, PodFacts, PodStatus, Refusal, Release,
-            Removed, Renew,
+            Allocation, CallQuery, Cause, Confirm, Departure, Event, EventKind, Fleet, Found,
+            PodFacts, PodStatus, Refusal, Release, Removed, Renew,
         },
         merchant::Malformed,
         names::{CallSid, PodName, Pool},
@@ -304,7 +304,37 @@ impl World {
             let found = self.store.call(&call).await.map_err(|error| error.to_string())?;
             same!(format!("call {call}"), found, self.fleet.find(&call));
         }
+        for number in 0..12 {
+            let query = CallQuery {
+                waiting: number % 3 == 0,
+                pool: (number % 4 == 1).then(|| "pool:gold".parse().unwrap()),
+                merchant: (number % 2 == 1).then(|| "acme".parse().unwrap()),
+                pod: (number > 9).then(|| "p1".parse().unwrap()),
+                after: None,
+                most: 1 + number % 5,
+            };
+            let ours = self.fleet.calls(&CallQuery { most: usize::MAX, ..query.clone() });
+            same!(format!("{query:?}"), self.all_calls(query.clone()).await?, ours.calls);
+        }
+        let merchants = self.store.merchants(None, 100).await.map_err(|it| it.to_string())?;
+        same!("merchants", merchants, self.fleet.merchants(None, 100));
         Ok(())
+    }
+
+    /// All pages of a query.
+    async fn all_calls(&self, mut query: CallQuery) -> Result<Vec<Found>, String> {
+        let mut all = Vec::new();
+        loop {
+            let page = self.store.calls(&query).await.map_err(|error| error.to_string())?;
+            if page.calls.len() > query.most {
+                return Err(format!("more than was asked for: {query:?}"));
+            }
+            all.extend(page.calls);
+            if page.next.is_none() {
+                return Ok(all);
+            }
+            query.after = page.next;
+        }
     }
 
     /// The documented keys, read as any other tool would.

@@ -20,9 +20,10 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, Change, Confirm, Confirmed, Departure, Drained, Fenced,
-        Fleet, Found, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, Refusal, Release,
-        Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Change, Confirm, Confirmed, Departure,
+        Drained, EventId, EventLog, Fenced, Fleet, Found, Logged, MoveRefused, NotReleased,
+        Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
+        Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -50,6 +51,7 @@ struct Shared {
 
 struct State {
     fleet: Fleet,
+    events: EventLog,
     clock: Millis,
     /// Decided, and not yet handed to the writer.
     pending: Vec<Change>,
@@ -120,6 +122,15 @@ impl Embedded {
         Ok(Self { shared, durable, writer, wakes: Wakes::default(), metrics })
     }
 
+    /// Keeps the last `most` events from now on.
+    pub fn keep_events(&self, most: usize) {
+        let mut state = self.shared.lock();
+        state.events = EventLog::keeping(most);
+        if most > 0 {
+            state.fleet.keep_events();
+        }
+    }
+
     /// Runs one step on the fleet. Answers once everything the step has read or
     /// written is on disk: an answer may not rest on what a crash could undo.
     fn step<'a, T: Send + 'a>(
@@ -133,6 +144,9 @@ impl Embedded {
                 let mut state = self.shared.lock();
                 let now = state.now();
                 let outcome = step(&mut state.fleet, now);
+                for event in state.fleet.take_events() {
+                    state.events.push(event, now);
+                }
                 let changes = state.fleet.take_changes();
                 if !changes.is_empty() {
                     state.pending.extend(changes);
@@ -154,8 +168,8 @@ impl Embedded {
 
 impl State {
     fn new(tiers: Tiers) -> Self {
-        let fleet = Fleet::new(tiers, 0);
-        Self { fleet, clock: 0, pending: Vec::new(), commit: 0, closing: false }
+        let (fleet, events) = (Fleet::new(tiers, 0), EventLog::keeping(0));
+        Self { fleet, events, clock: 0, pending: Vec::new(), commit: 0, closing: false }
     }
 
     fn begin(&mut self, lease_ttl: Millis) {
@@ -323,6 +337,28 @@ impl Store for Embedded {
 
     fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
         self.step("call", |fleet, _| fleet.find(call))
+    }
+
+    fn calls<'a>(&'a self, query: &'a CallQuery) -> Reply<'a, CallPage> {
+        self.step("calls", |fleet, _| fleet.calls(query))
+    }
+
+    fn merchants<'a>(
+        &'a self,
+        after: Option<&'a MerchantId>,
+        most: usize,
+    ) -> Reply<'a, Vec<(MerchantId, String)>> {
+        self.step("merchants", move |fleet, _| fleet.merchants(after, most))
+    }
+
+    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>> {
+        let events = self.shared.lock().events.after(id, most);
+        Box::pin(async { Ok(events) })
+    }
+
+    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>> {
+        let events = self.shared.lock().events.before(id, most);
+        Box::pin(async { Ok(events) })
     }
 
     fn stocks(&self) -> Reply<'_, Vec<Stock>> {

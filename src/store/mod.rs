@@ -18,9 +18,9 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, Confirm, Confirmed, Departure, Drained, Fenced, Found,
-        MoveRefused, NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released,
-        Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Confirm, Confirmed, Departure, Drained,
+        EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
+        Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -92,6 +92,18 @@ pub trait Store: Send + Sync + 'static {
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>>;
     fn pods(&self) -> Reply<'_, Vec<PodStatus>>;
     fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>>;
+    /// Some calls, by the end of their lease or of their patience.
+    fn calls<'a>(&'a self, query: &'a CallQuery) -> Reply<'a, CallPage>;
+    /// Merchants with a document after one, by name.
+    fn merchants<'a>(
+        &'a self,
+        after: Option<&'a MerchantId>,
+        most: usize,
+    ) -> Reply<'a, Vec<(MerchantId, String)>>;
+    /// The first events after one.
+    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>>;
+    /// The last events before one, or of all, the latest first.
+    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>>;
     fn stocks(&self) -> Reply<'_, Vec<Stock>>;
     fn movable_pods<'a>(&'a self, pool: &'a Pool, most: usize)
     -> Reply<'a, Vec<(PodName, String)>>;

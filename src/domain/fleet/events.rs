@@ -275,7 +275,11 @@ impl Fleet {
                     pod: Some(facts.pod.clone()),
                     ..Event::of_call(Kind::Ended, call, facts.merchant.as_ref())
                 }
-                .with(format!("{} {}", cause.as_str(), at.saturating_sub(facts.at)))
+                .with(format!(
+                    "{} {}",
+                    cause.as_str(),
+                    at.saturating_sub(facts.at)
+                ))
             }
             Change::Waits { call, place } => {
                 Event::of_call(Kind::Waiting, call, place.merchant.as_ref())

@@ -40,7 +40,10 @@ pub use self::{
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
     upkeep::{Audited, Swept},
-    view::{CallStatus, Found, PodCall, PodStatus, PoolStatus, Status, WaitingCall},
+    view::{
+        CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,
+        WaitingCall,
+    },
 };
 use self::{
     ends::Ends,

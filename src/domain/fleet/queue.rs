@@ -137,6 +137,11 @@ impl Queue {
         self.places.iter()
     }
 
+    /// Who waits, by when each has to ask again.
+    pub fn polls(&self) -> &BTreeSet<(Millis, CallSid)> {
+        &self.polls
+    }
+
     pub fn len(&self) -> usize {
         self.places.len()
     }

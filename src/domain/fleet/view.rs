@@ -1,6 +1,6 @@
 //! What can be read about pools, pods and calls.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, ops::Bound};
 
 use super::{Call, Fleet, Place, Pod, PodFacts, Tried};
 use crate::domain::{
@@ -94,6 +94,66 @@ pub struct WaitingCall {
 pub enum Found {
     Live(CallStatus),
     Waiting(WaitingCall),
+}
+
+/// Which calls are asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CallQuery {
+    /// Those that wait for a pod, and not those that have one.
+    pub waiting: bool,
+    pub pool: Option<Pool>,
+    pub merchant: Option<MerchantId>,
+    pub pod: Option<PodName>,
+    /// Those that come after this one.
+    pub after: Option<CallCursor>,
+    pub most: usize,
+}
+
+/// Where a page of calls ends: calls come by the end of their lease, or of their patience.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct CallCursor {
+    pub until: Millis,
+    pub call: CallSid,
+}
+
+/// Some calls, and where to go on, if there may be more.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct CallPage {
+    pub calls: Vec<Found>,
+    pub next: Option<CallCursor>,
+}
+
+impl CallCursor {
+    /// Where a page ends whose last call this is.
+    pub fn of(found: &Found) -> Self {
+        match found {
+            Found::Live(call) => Self { until: call.lease_until, call: call.call.clone() },
+            Found::Waiting(call) => Self { until: call.poll_by, call: call.call.clone() },
+        }
+    }
+}
+
+impl Found {
+    pub fn merchant(&self) -> Option<&MerchantId> {
+        match self {
+            Self::Live(call) => call.merchant.as_ref(),
+            Self::Waiting(call) => call.merchant.as_ref(),
+        }
+    }
+
+    /// Whether a query asks for it, wherever it stands.
+    fn is_asked_for(&self, query: &CallQuery) -> bool {
+        let is_of = query.merchant.is_none() || query.merchant.as_ref() == self.merchant();
+        is_of
+            && match self {
+                Self::Waiting(_) => query.waiting,
+                Self::Live(call) => {
+                    !query.waiting
+                        && query.pool.as_ref().is_none_or(|pool| *pool == call.source_pool)
+                        && query.pod.as_ref().is_none_or(|pod| *pod == call.pod)
+                }
+            }
+    }
 }
 
 impl PodStatus {
@@ -209,6 +269,35 @@ impl Fleet {
         let Place { merchant, since, until, poll_by, tried, .. } = self.queue.get(call)?.clone();
         let call = call.clone();
         Some(Found::Waiting(WaitingCall { call, merchant, since, until, poll_by, tried }))
+    }
+
+    /// Some calls, by deadline.
+    pub fn calls(&self, query: &CallQuery) -> CallPage {
+        let index = if query.waiting { self.queue.polls() } else { &self.leases };
+        let after = query.after.clone().map(|CallCursor { until, call }| (until, call));
+        let after = after.map_or(Bound::Unbounded, Bound::Excluded);
+        let mut page = CallPage::default();
+        for (until, call) in index.range((after, Bound::Unbounded)) {
+            let Some(found) = self.find(call).filter(|found| found.is_asked_for(query)) else {
+                continue;
+            };
+            if page.calls.len() == query.most {
+                return page;
+            }
+            page.calls.push(found);
+            page.next = Some(CallCursor { until: *until, call: call.clone() });
+        }
+        page.next = None;
+        page
+    }
+
+    /// All merchants with a document after one, by name.
+    pub fn merchants(&self, after: Option<&MerchantId>, most: usize) -> Vec<(MerchantId, String)> {
+        let mut names: Vec<&MerchantId> =
+            self.merchants.keys().filter(|id| after.is_none_or(|after| *id > after)).collect();
+        names.sort();
+        let document = |id: &MerchantId| (id.clone(), self.merchants[id].document.clone());
+        names.into_iter().take(most).map(document).collect()
     }
 
     /// The available view of a pool: its pods and their live calls, by name.

@@ -7,7 +7,7 @@ use redis::Value;
 
 use super::{
     Redis,
-    reply::{self, Reply as Answer, pod_row},
+    reply::{self, Reply as Answer, call_row, pod_row},
     table,
 };
 use crate::{
@@ -15,10 +15,10 @@ use crate::{
         Millis,
         assign::Stock,
         fleet::{
-            Abandoned, Allocate, Allocation, Audited, CallStatus, Confirm, Confirmed, Departure,
-            Drained, Fenced, Found, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
-            Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained,
-            UnknownPod, WaitingCall,
+            Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Confirm, Confirmed,
+            Departure, Drained, EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed,
+            PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
+            Swept, Undrained, UnknownPod,
         },
         merchant::Step,
         names::{CallSid, MerchantId, PodName, Pool},
@@ -314,37 +314,32 @@ impl Store for Redis {
     fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
         Box::pin(async move {
             let mut answer = self.run(&self.scripts.call, &[call.as_str()]).await?;
-            let call = call.clone();
             if answer.word == "not_found" {
                 return Ok(None);
             }
-            if answer.word == "waiting" {
-                return Ok(Some(Found::Waiting(WaitingCall {
-                    call,
-                    merchant: answer.parse_some()?,
-                    since: answer.number()?,
-                    until: answer.number()?,
-                    poll_by: answer.number()?,
-                    tried: answer.tried()?,
-                })));
-            }
-            let mut found = CallStatus {
-                call,
-                pod: answer.parse()?,
-                source_pool: answer.parse()?,
-                merchant: answer.parse_some()?,
-                allocated_at: answer.number()?,
-                lease_until: reply::millis(&answer.text()?)?,
-                tried: answer.tried()?,
-                provisional: false,
-                is_handed: false,
-                attempt: 0,
-            };
-            let stage = answer.text()?;
-            (found.provisional, found.is_handed) = (stage == "provisional", stage == "handed");
-            found.attempt = answer.number()? as u32;
-            Ok(Some(Found::Live(found)))
+            call_row(Value::Array(answer.list()?)).map(Some)
         })
+    }
+
+    fn calls<'a>(&'a self, query: &'a CallQuery) -> Reply<'a, CallPage> {
+        Box::pin(self.some_calls(query))
+    }
+
+    fn merchants<'a>(
+        &'a self,
+        after: Option<&'a MerchantId>,
+        most: usize,
+    ) -> Reply<'a, Vec<(MerchantId, String)>> {
+        Box::pin(self.some_merchants(after, most))
+    }
+
+    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>> {
+        Box::pin(self.events("XRANGE", [format!("({id}"), "+".into()], most))
+    }
+
+    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>> {
+        let from = id.map_or("+".into(), |id| format!("({id}"));
+        Box::pin(self.events("XREVRANGE", [from, "-".into()], most))
     }
 
     fn stocks(&self) -> Reply<'_, Vec<Stock>> {

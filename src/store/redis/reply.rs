@@ -7,7 +7,10 @@ use redis::Value;
 use crate::{
     domain::{
         Millis,
-        fleet::{Cause, EndedCall, PodCall, PodFacts, PodStatus, Reason, Tried},
+        fleet::{
+            CallStatus, Cause, EndedCall, Found, PodCall, PodFacts, PodStatus, Reason, Tried,
+            WaitingCall,
+        },
         names::PodName,
     },
     store::StoreError,
@@ -53,8 +56,7 @@ impl Reply {
 
     /// A name, or nothing where the text is empty or left out.
     pub fn parse_some<T: FromStr>(&mut self) -> Result<Option<T>, StoreError> {
-        let text = self.text_if_any()?;
-        if text.is_empty() { Ok(None) } else { parse(&text).map(Some) }
+        parse_some(&self.text_if_any()?)
     }
 
     pub fn list(&mut self) -> Result<Vec<Value>, StoreError> {
@@ -69,20 +71,8 @@ impl Reply {
         self.texts()?.iter().map(|text| parse(text)).collect()
     }
 
-    /// `gold=at_capacity standard=empty`
     pub fn tried(&mut self) -> Result<Vec<Tried>, StoreError> {
-        let read = |part: &str| {
-            let (step, reason) = part.split_once('=').ok_or_else(odd)?;
-            let reason = match reason {
-                "empty" => Reason::Empty,
-                "all_draining" => Reason::AllDraining,
-                "at_capacity" => Reason::AtCapacity,
-                "unknown" => Reason::Unknown,
-                _ => return Err(odd()),
-            };
-            Ok(Tried { step: parse(step)?, reason })
-        };
-        self.text_if_any()?.split_whitespace().map(read).collect()
+        tried(&self.text_if_any()?)
     }
 
     /// Calls that ended on `pod`: id, source pool, how long each lasted.
@@ -116,6 +106,58 @@ fn ended(
 ) -> Result<EndedCall, StoreError> {
     let (source_pool, lasted) = (parse(pool)?, parse(lasted)?);
     Ok(EndedCall { call: parse(call)?, pod, source_pool, lasted, cause })
+}
+
+/// `gold=at_capacity standard=empty`
+fn tried(text: &str) -> Result<Vec<Tried>, StoreError> {
+    let read = |part: &str| {
+        let (step, reason) = part.split_once('=').ok_or_else(odd)?;
+        let reason = match reason {
+            "empty" => Reason::Empty,
+            "all_draining" => Reason::AllDraining,
+            "at_capacity" => Reason::AtCapacity,
+            "unknown" => Reason::Unknown,
+            _ => return Err(odd()),
+        };
+        Ok(Tried { step: parse(step)?, reason })
+    };
+    text.split_whitespace().map(read).collect()
+}
+
+fn parse_some<T: FromStr>(text: &str) -> Result<Option<T>, StoreError> {
+    if text.is_empty() { Ok(None) } else { parse(text).map(Some) }
+}
+
+/// A call as `call_row` in the scripts writes it.
+pub fn call_row(value: Value) -> Result<Found, StoreError> {
+    let mut row = list_of(value)?.into_iter();
+    let mut text = || text_of(row.next());
+    let (call, pod) = (parse(&text()?)?, text()?);
+    if pod.is_empty() {
+        return Ok(Found::Waiting(WaitingCall {
+            call,
+            merchant: parse_some(&text()?)?,
+            since: parse(&text()?)?,
+            until: parse(&text()?)?,
+            poll_by: parse(&text()?)?,
+            tried: tried(&text()?)?,
+        }));
+    }
+    let (source_pool, merchant) = (parse(&text()?)?, parse_some(&text()?)?);
+    let (allocated_at, lease_until) = (parse(&text()?)?, millis(&text()?)?);
+    let (tried, stage) = (tried(&text()?)?, text()?);
+    Ok(Found::Live(CallStatus {
+        call,
+        pod: parse(&pod)?,
+        source_pool,
+        merchant,
+        allocated_at,
+        lease_until,
+        tried,
+        provisional: stage == "provisional",
+        is_handed: stage == "handed",
+        attempt: parse(&text()?)?,
+    }))
 }
 
 /// A pod as `pod_row` in the scripts writes it.

@@ -2,17 +2,25 @@
 
 use std::collections::BTreeMap;
 
-use super::{Redis, link::Timeliness, reply::pod_row};
+use super::{
+    Redis,
+    link::Timeliness,
+    operations::flag,
+    reply::{call_row, millis, parse, pod_row},
+};
 use crate::{
     domain::{
         Millis,
-        fleet::{PodStatus, PoolStatus},
-        names::Pool,
+        fleet::{CallCursor, CallPage, CallQuery, Event, Logged, PodStatus, PoolStatus},
+        names::{MerchantId, Pool},
         tiers::Tiers,
     },
     store::StoreError,
 };
 
+/// Calls that are looked at in one step, and steps that one page may take.
+const LOOKED_AT: &str = "100";
+const STEPS: usize = 20;
 /// Calls that are spared in one step.
 const SPARED: &str = "100";
 
@@ -34,6 +42,85 @@ impl Redis {
                 return Ok(pods.into_values().collect());
             }
         }
+    }
+
+    /// Some calls. Each step looks at a bounded number of them, and there is a bounded number
+    /// of steps: where few match, a page may be short, and go on all the same.
+    pub(super) async fn some_calls(&self, query: &CallQuery) -> Result<CallPage, StoreError> {
+        let pool = query.pool.as_ref().map(Pool::to_string).unwrap_or_default();
+        let merchant = query.merchant.as_ref().map_or("", |id| id.as_str());
+        let pod = query.pod.as_ref().map_or("", |pod| pod.as_str());
+        let mut page = CallPage { calls: Vec::new(), next: query.after.clone() };
+        for _ in 0..STEPS {
+            let (until, call) = match &page.next {
+                Some(CallCursor { until, call }) => (until.to_string(), call.to_string()),
+                None => (String::new(), String::new()),
+            };
+            let waiting = flag(query.waiting);
+            let args = [waiting, &pool, merchant, pod, &until, &call, LOOKED_AT];
+            let mut answer = self.run(&self.scripts.calls, &args).await?;
+            let (until, call) = (answer.text()?, answer.text()?);
+            for row in answer.list()? {
+                match call_row(row) {
+                    Ok(found) => page.calls.push(found),
+                    Err(error) => tracing::warn!(%error, "a call cannot be read"),
+                }
+            }
+            if page.calls.len() > query.most {
+                page.calls.truncate(query.most);
+                page.next = page.calls.last().map(CallCursor::of);
+                return Ok(page);
+            }
+            page.next = if call.is_empty() {
+                None
+            } else {
+                Some(CallCursor { until: millis(&until)?, call: parse(&call)? })
+            };
+            if page.next.is_none() || page.calls.len() == query.most {
+                break;
+            }
+        }
+        Ok(page)
+    }
+
+    pub(super) async fn some_merchants(
+        &self,
+        after: Option<&MerchantId>,
+        most: usize,
+    ) -> Result<Vec<(MerchantId, String)>, StoreError> {
+        let key = self.key("merchant:config");
+        let names: Vec<String> = self.ask(redis::cmd("HKEYS").arg(&key)).await?;
+        // What is no name was put there by hand, and is nobody's.
+        let mut names: Vec<MerchantId> =
+            names.iter().filter_map(|name| name.parse().ok()).collect();
+        names.retain(|name| after.is_none_or(|after| name > after));
+        names.sort();
+        names.truncate(most);
+        if names.is_empty() {
+            return Ok(Vec::new());
+        }
+        let mut get = redis::cmd("HMGET");
+        get.arg(&key);
+        names.iter().for_each(|name| drop(get.arg(name.as_str())));
+        let documents: Vec<Option<String>> = self.ask(&get).await?;
+        let both = names.into_iter().zip(documents);
+        Ok(both.filter_map(|(name, document)| Some((name, document?))).collect())
+    }
+
+    pub(super) async fn events(
+        &self,
+        command: &str,
+        range: [String; 2],
+        most: usize,
+    ) -> Result<Vec<Logged>, StoreError> {
+        let mut command = redis::cmd(command);
+        command.arg(self.key("events")).arg(&range).arg("COUNT").arg(most);
+        let entries: Vec<(String, Vec<String>)> = self.ask(&command).await?;
+        let read = |(id, fields): (String, Vec<String>)| {
+            let event = Event::read(fields.first()?, fields.get(1)?)?;
+            Some(Logged { id: id.parse().ok()?, event })
+        };
+        Ok(entries.into_iter().filter_map(read).collect())
     }
 
     pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
