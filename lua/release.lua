@@ -1,6 +1,6 @@
 -- Ends a call at its own request and gives the pod back.
--- ARGV[2..6]: call, cause (agent, provider, stream), and where given: pod it must be on, attempt it must stem from,
---   number of the attempt that is over
+-- ARGV[2..7]: call, cause (agent, provider, stream), and where given: pod it must be on, attempt it must stem from,
+--   number of the attempt that is over, when (ms) it was asked for, if that was long ago
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
 --            the same pool and not draining   {not_found, now}
 --          {waited, now, how long}: it had no pod yet, and has left
@@ -37,6 +37,8 @@ operation('release', {'allow-oom'}, function(ARGV)
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then
     return {'not_found', now}
   end
+  -- A call that began after that is another of the same id. (Clocks are not quite the same.)
+  if (ARGV[7] or '') ~= '' and (tonumber(record[3] or 0) or 0) > tonumber(ARGV[7]) + 1000 then return {'not_found', now} end
   local f = facts_of(record[1], call)
   if record[6] == 'handed' then cause = 'abandoned' end
   end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)

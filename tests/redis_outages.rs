@@ -2,6 +2,7 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    io::Write,
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
@@ -229,6 +230,45 @@ fn what_several_asked_for_at_once_is_taken_back_when_none_of_them_has_heard() {
     eventually(Duration::from_secs(3), "the pod is free again", || {
         routers[0].status()["pools"]["gold"]["available"] == 3
     });
+}
+
+#[test]
+fn what_a_caller_asked_for_who_has_hung_up_is_taken_back() {
+    let server = RedisServer::start(&[]);
+    let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
+    server.signal("STOP");
+    let mut impatient = std::net::TcpStream::connect(router.address).unwrap();
+    let body = r#"{"call_sid":"CA1"}"#;
+    let head = "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
+    write!(impatient, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    thread::sleep(Duration::from_millis(50));
+    drop(impatient);
+    thread::sleep(Duration::from_millis(50));
+    server.signal("CONT");
+    eventually(Duration::from_secs(2), "the pod is free again", || {
+        router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0 == 200
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+}
+
+#[test]
+fn a_release_that_was_kept_does_not_end_a_later_call_of_the_same_id() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let url = format!("redis://{}", proxy.address);
+    let cut_off = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
+    proxy.lose_answers(true);
+    assert_eq!(cut_off.release("CA1").0, 503, "kept");
+    thread::sleep(Duration::from_millis(1_500));
+    router.allocate("CA1");
+    proxy.lose_answers(false);
+    eventually(Duration::from_secs(5), "what was kept is done", || {
+        cut_off.get("/api/v1/status").0 == 200
+    });
+    thread::sleep(Duration::from_millis(500));
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "it is another call");
+    assert_eq!(cut_off.release("CA1").0, 200);
 }
 
 #[test]

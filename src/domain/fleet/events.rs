@@ -224,10 +224,9 @@ impl Fleet {
     }
 
     pub(super) fn tell(&mut self, event: impl FnOnce(&Self) -> Option<Event>) {
-        if self.events.is_some() {
-            let event = event(self);
-            self.events.as_mut().expect("it is there").extend(event);
-        }
+        let Some(mut events) = self.events.take() else { return };
+        events.extend(event(self));
+        self.events = Some(events);
     }
 
     /// A call was refused, for good or for now.

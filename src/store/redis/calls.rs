@@ -15,7 +15,7 @@ use crate::{
             Allocate, Allocation, Confirm, Confirmed, NotReleased, Refusal, Release, Released, Why,
         },
         merchant::{Limit, Malformed},
-        names::Pool,
+        names::{CallSid, Pool},
     },
     store::StoreError,
 };
@@ -47,6 +47,7 @@ impl Redis {
             &after,
         ];
         let args = without_empty_end(&args);
+        let unheard = Unheard { store: self, call: &request.call, attempt: &attempt };
         let mut outcome = self.link.run(&self.scripts.allocate, args, Timeliness::InTime).await;
         if let Err(Failure::NotRun(error)) = &outcome
             && is_full(error)
@@ -55,51 +56,86 @@ impl Redis {
             let error = error.clone();
             outcome = self.link.run(&self.scripts.ask_again, args, Timeliness::InTime).await;
             if outcome.as_ref().is_ok_and(|answer| answer.word == "unknown") {
+                unheard.settle();
                 return Err(error);
             }
         }
-        let answer = match outcome {
+        let found = match outcome {
             Ok(answer) => self.found(answer),
-            Err(Failure::Unknown(error) | Failure::NotRun(error @ StoreError::Failed(_))) => {
-                // It may have happened, and nobody will be told: take it back.
-                self.owe(Debt::Doubt { call: request.call.clone(), attempt });
+            Err(Failure::NotRun(error @ (StoreError::Unavailable(_) | StoreError::Busy))) => {
                 Err(error)
             }
-            Err(Failure::NotRun(error)) => Err(error),
+            Err(failure) => return Err(failure.into()),
         };
-        let mut answer = answer?;
-        Ok(match answer.word.as_str() {
-            "refused" => Err(Refusal {
-                tried: answer.tried()?,
-                malformed_merchant: malformed(answer.text()?),
-                why: why(&mut answer)?,
-            }),
-            "new" | "existing" => Ok(Allocation {
-                was_existing: answer.word == "existing",
-                pod: answer.parse()?,
-                pool: answer.parse()?,
-                tried: answer.tried()?,
-                attempt: answer.parse_some()?.unwrap_or(0),
-                waited: answer.parse_some()?,
-                malformed_merchant: malformed(answer.text_if_any()?),
-            }),
-            _ => return Err(unexpected(&answer)),
-        })
+        let answer = match found {
+            Ok(answer) => answer,
+            Err(error) => {
+                unheard.settle();
+                return Err(error);
+            }
+        };
+        let outcome = allocation(answer)?;
+        unheard.settle();
+        Ok(outcome)
     }
+}
 
+/// An allocation that may have happened, and of which nobody will be told, because the
+/// caller has hung up or the answer makes no sense: it is taken back, unless it is settled.
+struct Unheard<'a> {
+    store: &'a Redis,
+    call: &'a CallSid,
+    attempt: &'a str,
+}
+
+impl Unheard<'_> {
+    fn settle(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl Drop for Unheard<'_> {
+    fn drop(&mut self) {
+        // On the same line, so that it comes after what it takes back.
+        self.store.owe(Debt::Doubt { call: self.call.clone(), attempt: self.attempt.to_owned() });
+    }
+}
+
+fn allocation(mut answer: Answer) -> Result<Result<Allocation, Refusal>, StoreError> {
+    Ok(match answer.word.as_str() {
+        "refused" => Err(Refusal {
+            tried: answer.tried()?,
+            malformed_merchant: malformed(answer.text()?),
+            why: why(&mut answer)?,
+        }),
+        "new" | "existing" => Ok(Allocation {
+            was_existing: answer.word == "existing",
+            pod: answer.parse()?,
+            pool: answer.parse()?,
+            tried: answer.tried()?,
+            attempt: answer.parse_some()?.unwrap_or(0),
+            waited: answer.parse_some()?,
+            malformed_merchant: malformed(answer.text_if_any()?),
+        }),
+        _ => return Err(unexpected(&answer)),
+    })
+}
+
+impl Redis {
     pub(super) async fn release_call(
         &self,
         request: &Release,
     ) -> Result<Result<Released, NotReleased>, StoreError> {
         let number = number_text(request.attempt);
-        let args = release_args(request, "", &number);
+        let args = release_args(request, "", &number, "");
         let args = without_empty_end(&args);
         let answer = self.link.run(&self.scripts.release, args, Timeliness::Whenever).await;
         let mut answer = match answer.map_err(StoreError::from) {
             Ok(answer) => answer,
             Err(error) => {
                 if matches!(error, StoreError::Unavailable(_) | StoreError::Busy) {
-                    self.owe(Debt::Release(request.clone()));
+                    let (release, asked) = (request.clone(), self.link.time());
+                    self.owe(Debt::Release { release, asked });
                 }
                 return Err(error);
             }
@@ -157,14 +193,16 @@ fn without_empty_end<'a, 'b>(args: &'a [&'b str]) -> &'a [&'b str] {
     &args[..args.iter().rposition(|arg| !arg.is_empty()).map_or(0, |last| last + 1)]
 }
 
-/// Call, cause, pod, the request it must stem from, the number of the attempt.
+/// Call, cause, pod, the request it must stem from, the number of the attempt, when it was
+/// asked for.
 pub(super) fn release_args<'a>(
     request: &'a Release,
     stems_from: &'a str,
     number: &'a str,
-) -> [&'a str; 5] {
+    asked: &'a str,
+) -> [&'a str; 6] {
     let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
-    [request.call.as_str(), request.cause.as_str(), pod, stems_from, number]
+    [request.call.as_str(), request.cause.as_str(), pod, stems_from, number, asked]
 }
 
 fn is_full(error: &StoreError) -> bool {

@@ -31,6 +31,18 @@ struct Watched {
     was_idle: bool,
 }
 
+/// What a request is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claim {
+    /// A call that wants a pod, or somebody who wants to know something.
+    New,
+    /// Gives back what callers have. It may wait, and is done later if it can't.
+    Frees,
+    /// Keeps what callers have, and the store true: there is only so much of it, by the
+    /// number of calls and pods, and nobody does it instead.
+    Keeps,
+}
+
 /// A request that was let in. Whoever has an answer says so; the others leave silently.
 pub struct Inside<'a>(&'a Gate);
 
@@ -44,13 +56,17 @@ impl Gate {
         }
     }
 
-    /// Lets a request in unless it would have to wait. One that frees or keeps what
-    /// callers have may wait longer.
-    pub fn enter(&self, may_wait: bool) -> Option<Inside<'_>> {
+    /// Lets a request in unless it would have to wait for longer than it may.
+    pub fn enter(&self, claim: Claim) -> Option<Inside<'_>> {
         let inside = Inside(self);
         let before = self.inside.fetch_add(1, Ordering::Relaxed);
         let bound = self.bound.load(Ordering::Relaxed);
-        if before < if may_wait { 2 * bound } else { bound } {
+        let has_room = match claim {
+            Claim::New => before < bound,
+            Claim::Frees => before < 2 * bound,
+            Claim::Keeps => true,
+        };
+        if has_room {
             return Some(inside);
         }
         self.watch(Instant::now(), 0, false);
@@ -101,7 +117,7 @@ mod tests {
         for _ in 0..time {
             *now += Duration::from_millis(1);
             for _ in 0..come {
-                match gate.enter(false) {
+                match gate.enter(Claim::New) {
                     Some(inside) => {
                         queue.push_back(inside);
                         let_in += 1;
@@ -143,6 +159,17 @@ mod tests {
     }
 
     #[test]
+    fn what_keeps_calls_is_never_refused() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        flood(&gate, 200, 10, 1, &mut now);
+        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect();
+        assert!(new.len() < 1_000, "it is full");
+        let freed: Vec<_> = (0..10_000).map_while(|_| gate.enter(Claim::Frees)).collect();
+        assert!((1..10_000).contains(&freed.len()), "what frees may wait, but not for ever");
+        assert!((0..1_000).all(|_| gate.enter(Claim::Keeps).is_some()));
+    }
+
+    #[test]
     fn when_it_is_over_everything_is_let_in_at_once() {
         let (gate, mut now) = (Gate::new(), Instant::now());
         flood(&gate, 1_000, 10, 1, &mut now);
@@ -159,7 +186,7 @@ mod tests {
         for time in 0..5_000 {
             now += Duration::from_millis(1);
             // One each millisecond, each takes 60 ms.
-            match gate.enter(false) {
+            match gate.enter(Claim::New) {
                 Some(inside) => on_their_way.push_back((time + 60, inside)),
                 None => refused += 1,
             }

@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 
 use crate::domain::{
+    Millis,
     fleet::{Confirm, Release},
     names::CallSid,
 };
@@ -13,7 +14,12 @@ const MOST: usize = 100_000;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Debt {
-    Release(Release),
+    /// It was asked for at that time, by Redis's clock: a call that begins later under the
+    /// same id is another.
+    Release {
+        release: Release,
+        asked: Option<Millis>,
+    },
     Confirm(Confirm),
     /// Ends the call if it still stems from this attempt.
     Doubt {

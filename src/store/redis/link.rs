@@ -19,7 +19,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
     address::Address,
-    gate::Gate,
+    gate::{Claim, Gate},
     reply::Reply,
     scripts::{LIBRARIES, Library, Script, VERSION},
 };
@@ -137,7 +137,7 @@ impl Link {
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
-        let Some(inside) = self.gate.enter(timeliness == Timeliness::Whenever) else {
+        let Some(inside) = self.gate.enter(claim(script, timeliness)) else {
             self.metrics.failed(script.name);
             return Err(Failure::NotRun(StoreError::Busy));
         };
@@ -369,10 +369,25 @@ impl Link {
         self.offset.store(redis as i64 - ours, Ordering::Relaxed);
     }
 
+    /// What Redis's clock shows, if we have ever heard of it.
+    pub fn time(&self) -> Option<Millis> {
+        let has_heard = self.offset.load(Ordering::Relaxed) != 0;
+        has_heard.then(|| self.redis_time(Instant::now()))
+    }
+
     /// What Redis's clock will show at a moment of ours.
     fn redis_time(&self, at: Instant) -> Millis {
         let ours = at.duration_since(self.started).as_millis() as i64;
         u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
+    }
+}
+
+/// What a script is for, when there is more to do than Redis can.
+fn claim(script: &Script, timeliness: Timeliness) -> Claim {
+    match script.name {
+        _ if timeliness == Timeliness::Whenever => Claim::Frees,
+        "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => Claim::New,
+        _ => Claim::Keeps,
     }
 }
 

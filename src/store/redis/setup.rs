@@ -316,7 +316,7 @@ impl Redis {
     }
 
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
-        let (release, stems_from) = match debt {
+        let (release, stems_from, asked) = match debt {
             Debt::Confirm(confirm) => {
                 let args = self.confirm_args(confirm);
                 let args = args.each_ref().map(String::as_str);
@@ -324,14 +324,15 @@ impl Redis {
                 let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
                 return done.map(drop).map_err(StoreError::from);
             }
-            Debt::Release(release) => (release.clone(), ""),
+            Debt::Release { release, asked } => (release.clone(), "", *asked),
             Debt::Doubt { call, attempt } => {
                 let unsure = Release::new(call.clone(), None);
-                (Release { cause: Cause::Abandoned, ..unsure }, attempt.as_str())
+                (Release { cause: Cause::Abandoned, ..unsure }, attempt.as_str(), None)
             }
         };
         let (call, number) = (&release.call, number_text(release.attempt));
-        let args = release_args(&release, stems_from, &number);
+        let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
+        let args = release_args(&release, stems_from, &number, &asked);
         match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
             Err(
                 Failure::NotRun(StoreError::Failed(error))

@@ -101,7 +101,9 @@ impl Redis {
         }
         let mut get = redis::cmd("HMGET");
         get.arg(&key);
-        names.iter().for_each(|name| drop(get.arg(name.as_str())));
+        for name in &names {
+            get.arg(name.as_str());
+        }
         let documents: Vec<Option<String>> = self.ask(&get).await?;
         let both = names.into_iter().zip(documents);
         Ok(both.filter_map(|(name, document)| Some((name, document?))).collect())
