@@ -1,7 +1,7 @@
 //! Who uses the routers: providers with their calls, agents on their pods, operators.
 
 use std::{
-    io::Write,
+    io::{Read, Write},
     net::{SocketAddr, TcpStream},
     sync::atomic::Ordering,
     thread,
@@ -35,8 +35,14 @@ pub struct Style {
     pub churn: bool,
     /// How long calls last (ms).
     pub hold: (u64, u64),
+    /// Which last for seconds instead.
+    pub long: usize,
     /// Whether agents prolong leases.
     pub renews: bool,
+    /// Asked for by somebody who hangs up before the answer is there.
+    pub impatient: usize,
+    /// Whether callers wait where all pods are taken.
+    pub waits: bool,
     /// How often a request that fails is tried again.
     pub retries: usize,
     /// How long clients rest between calls (ms).
@@ -60,11 +66,34 @@ pub const USUAL: Style = Style {
     drains: false,
     churn: false,
     hold: (5, 150),
+    long: 10,
     renews: true,
+    impatient: 0,
+    waits: false,
     retries: 2,
     rest: 20,
 };
 
+impl Style {
+    /// As odd as both of them.
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            clients: self.clients.max(other.clients),
+            twins: self.twins.max(other.twins.min(50)),
+            replays: self.replays.max(other.replays),
+            early: self.early.max(other.early),
+            late: self.late.max(other.late),
+            odd: self.odd.or(other.odd),
+            impatient: self.impatient.max(other.impatient),
+            ..self
+        }
+    }
+}
+
+/// How long calls last that last long (ms).
+const LONG: (u64, u64) = (1_500, 3_500);
+/// Agents prolong leases at least so often.
+const RENEWAL: Duration = Duration::from_millis(400);
 /// The ways to ask for a pod.
 const FORMATS: usize = 4;
 
@@ -100,6 +129,10 @@ impl Caller<'_> {
             let pod = pods[self.dice.roll(pods.len())].clone();
             self.release_once(&call, Some(&pod));
         }
+        if self.is_one_of(self.style.impatient) {
+            self.hang_up(&call);
+            return;
+        }
         let merchant = !self.is_plain && self.is_one_of(15);
         let pod = if self.is_one_of(self.style.twins) {
             self.allocate_at_once(&call)
@@ -118,7 +151,7 @@ impl Caller<'_> {
             self.release_once(&call, Some(&pod));
             return;
         }
-        self.hold(&call);
+        self.hold(&call, &pod);
         if self.world.generation(&pod) != generation {
             // Its agent has gone with its pod.
             return;
@@ -132,19 +165,24 @@ impl Caller<'_> {
     }
 
     /// A call goes on; its agent prolongs its lease, somebody looks.
-    fn hold(&mut self, call: &str) {
-        let (least, most) = self.style.hold;
+    fn hold(&mut self, call: &str, pod: &str) {
+        let (least, most) = if self.is_one_of(self.style.long) { LONG } else { self.style.hold };
         let time =
             Duration::from_millis(least + self.dice.roll((most - least + 1) as usize) as u64);
         let (began, mut renewed) = (Instant::now(), Instant::now());
-        let interval = self.world.setting("LEASE_TTL") / 4;
+        let interval = (self.world.setting("LEASE_TTL") / 4).min(RENEWAL);
         while began.elapsed() < time && !self.world.is_over.load(Ordering::Relaxed) {
             thread::sleep((time - began.elapsed().min(time)).min(Duration::from_millis(50)));
             if self.style.renews && renewed.elapsed() > interval && !self.is_plain {
                 renewed = Instant::now();
                 let at = self.world.history.now();
-                let answer = http::post(self.router(), "/api/v1/renew", &json!({"call_sid": call}));
-                self.world.history.note(at, What::Renew { call: call.into(), said: said(&answer) });
+                let mut body = json!({"call_sid": call});
+                if self.is_one_of(50) {
+                    body["pod_name"] = json!(pod);
+                }
+                let answer = http::post(self.router(), "/api/v1/renew", &body);
+                let what = What::Renew { call: call.into(), pod: pod.into(), said: said(&answer) };
+                self.world.history.note(at, what);
             }
             if self.is_one_of(30) {
                 self.look_up(call);
@@ -201,7 +239,7 @@ impl Caller<'_> {
     pub fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
         let router = self.pick();
         let to = self.world.seats[router].address;
-        let format = if self.is_plain { 0 } else { self.dice.roll(FORMATS) };
+        let format = if self.is_plain || self.style.waits { 0 } else { self.dice.roll(FORMATS) };
         let query = if merchant { "?merchant_id=acme" } else { "" };
         let began = self.world.history.now();
         let answer = match format {
@@ -210,6 +248,9 @@ impl Caller<'_> {
                 "/api/v1/allocate",
                 &json!({"call_sid": call, "merchant_id": "acme"}),
             ),
+            0 if self.style.waits => {
+                http::post(to, "/api/v1/allocate", &json!({"call_sid": call, "wait": "1s"}))
+            }
             0 => http::post(to, "/api/v1/allocate", &json!({"call_sid": call})),
             1 => http::form(
                 to,
@@ -235,6 +276,24 @@ impl Caller<'_> {
         let what = What::Allocate { call: call.into(), router, outcome: outcome.clone() };
         self.world.history.note(began, what);
         outcome
+    }
+
+    /// Asks for a pod, and is gone before the answer is there.
+    fn hang_up(&mut self, call: &str) {
+        let body = json!({"call_sid": call}).to_string();
+        if let Ok(mut line) = TcpStream::connect(self.router()) {
+            let head =
+                "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
+            let _ = write!(line, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            thread::sleep(Duration::from_millis(self.dice.roll(30) as u64));
+            let _ = line.set_nonblocking(true);
+            if matches!(line.read(&mut [0; 1]), Ok(1)) {
+                // The answer was faster.
+                while !matches!(self.release_once(call, None), Said::Yes | Said::Unknown) {
+                    thread::sleep(Duration::from_millis(50));
+                }
+            }
+        }
     }
 
     fn look_up(&mut self, call: &str) {
@@ -292,7 +351,18 @@ impl Caller<'_> {
                     b"",
                 ];
                 let body = bodies[self.dice.roll(bodies.len())];
-                refused_in_json(http::ask(to, "POST", "/api/v1/allocate", "application/json", body))
+                if self.is_one_of(50) {
+                    // A provider that makes no sense is told so, in words or in a document.
+                    let (path, kind) = ("/api/v1/twilio/allocate", "text/plain");
+                    let answer = http::ask(to, "POST", path, kind, body);
+                    answer.map_or_else(
+                        |failure| Some(format!("{failure:?}")),
+                        |answer| (answer.status >= 500).then(|| answer.status.to_string()),
+                    )
+                } else {
+                    let path = "/api/v1/allocate";
+                    refused_in_json(http::ask(to, "POST", path, "application/json", body))
+                }
             }
             Odd::Huge => {
                 let filler = "x".repeat(100 << 10);
@@ -313,7 +383,7 @@ impl Caller<'_> {
                         line.write_all(b" ").ok()?;
                         line.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
                         let mut some = [0; 256];
-                        match std::io::Read::read(&mut line, &mut some) {
+                        match line.read(&mut some) {
                             Ok(_) => return None,
                             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                             Err(_) => return None,
@@ -407,11 +477,47 @@ pub fn churn(world: &World, mut dice: Dice) {
     while !world.is_over.load(Ordering::Relaxed) {
         let pods = world.pods();
         let pod = pods[dice.roll(pods.len())].clone();
+        if dice.roll(3) == 0 {
+            rest(world, &pod, &mut dice);
+            continue;
+        }
+        if dice.roll(2) == 0 {
+            // It is asked to go first.
+            world.kube.terminate(&pod);
+            see(world, &pod, "is_terminating", true);
+            thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
+        }
         world.remove_pod(&pod);
         thread::sleep(Duration::from_millis(dice.roll(150) as u64));
         let tier = pod.split('-').next().unwrap();
         world.add_pod(&format!("{tier}-{number}"));
         number += 1;
         thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
+    }
+}
+
+/// A pod is not ready for a while.
+fn rest(world: &World, pod: &str, dice: &mut Dice) {
+    world.set_ready(pod, false);
+    see(world, pod, "is_ready", false);
+    thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
+    world.history.note(world.history.now(), What::PodServes { pod: pod.into() });
+    world.set_ready(pod, true);
+}
+
+/// Waits until the routers know that a pod takes no calls, and notes it.
+fn see(world: &World, pod: &str, field: &str, value: bool) {
+    let until = Instant::now() + Duration::from_secs(1);
+    while Instant::now() < until {
+        let seen = world.seats.iter().any(|seat| {
+            let answer = http::get(seat.address, &format!("/api/v1/pod/{pod}"));
+            let body = answer.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
+            body.is_some_and(|body| body[field] == value)
+        });
+        if seen {
+            world.history.note(world.history.now(), What::PodRests { pod: pod.into() });
+            return;
+        }
+        thread::sleep(Duration::from_millis(10));
     }
 }

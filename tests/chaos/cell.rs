@@ -40,8 +40,6 @@ pub struct Cell {
     pub style: Style,
     /// Within which time after the fault all pods are there again.
     pub allowed: Duration,
-    /// Whether lines to routers may break.
-    pub may_break: bool,
     pub fault: fn(&Scene),
     pub broken: Broken,
     /// What is broken, in words.

@@ -34,17 +34,15 @@ const PLAIN: Cell = Cell {
     settings: &[],
     style: USUAL,
     allowed: SOON,
-    may_break: false,
     fault: |_| {},
     broken: Broken::Procedure,
     broken_says: PROCEDURE_SAYS,
 };
 
-pub static CELLS: [Cell; 33] = [
+pub static CELLS: [Cell; 35] = [
     Cell {
         name: "kill-before-sending",
         says: "kill -9 of a router that is about to ask Redis",
-        may_break: true,
         fault: |scene| kill(scene, Moment::BeforeSending),
         broken: Broken::Procedure,
         ..PLAIN
@@ -53,7 +51,6 @@ pub static CELLS: [Cell; 33] = [
         name: "kill-after-sending",
         says: "kill -9 of a router whose request is with Redis",
         settings: &[("LEASE_TTL", "3s")],
-        may_break: true,
         style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
         fault: |scene| kill(scene, Moment::AfterSending),
         allowed: Duration::from_secs(7),
@@ -68,7 +65,6 @@ pub static CELLS: [Cell; 33] = [
         name: "kill-after-reply",
         says: "kill -9 of a router that has just heard from Redis",
         settings: &[("LEASE_TTL", "3s")],
-        may_break: true,
         style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
         fault: |scene| kill(scene, Moment::AfterReply),
         allowed: Duration::from_secs(7),
@@ -116,7 +112,8 @@ pub static CELLS: [Cell; 33] = [
     },
     Cell {
         name: "drain-against-all",
-        says: "allocate against drain against release against pod deletion",
+        says: "allocate against drain against release against pods that rest, terminate and go",
+        settings: &[("LEASE_TTL", "2s")],
         style: Style { drains: true, churn: true, clients: 10, ..USUAL },
         fault: |scene| scene.pause(1_800, 2_500),
         broken: Broken::Edit(&[(
@@ -130,6 +127,8 @@ pub static CELLS: [Cell; 33] = [
         name: "redis-restarted-with-data",
         says: "Redis is killed and comes back with what it knew",
         backend: Kind::Durable,
+        settings: &[("LEASE_TTL", "2s")],
+        style: Style { long: 30, ..USUAL },
         fault: |scene| {
             scene.pause(200, 400);
             scene.world.history.fault("Redis is killed");
@@ -141,19 +140,22 @@ pub static CELLS: [Cell; 33] = [
     Cell {
         name: "redis-restarted-empty",
         says: "Redis is killed and comes back with nothing",
+        style: Style { long: 40, ..USUAL },
         fault: |scene| {
             scene.pause(200, 400);
             // What is on its way then may still be from before.
             scene.world.history.note(scene.world.history.now(), What::Wiped);
             scene.world.store().restart();
             scene.world.history.note(scene.world.history.now(), What::Wiped);
-            scene.pause(300, 500);
+            scene.pause(1_300, 1_500);
         },
         ..PLAIN
     },
     Cell {
         name: "redis-gone",
-        says: "Redis is gone for long (stopped)",
+        says: "Redis is gone for longer than a lease (stopped)",
+        settings: &[("LEASE_TTL", "2s")],
+        style: Style { long: 30, ..USUAL },
         fault: |scene| {
             scene.pause(200, 400);
             scene.world.history.fault("Redis stops");
@@ -272,9 +274,43 @@ pub static CELLS: [Cell; 33] = [
         ..PLAIN
     },
     Cell {
+        name: "callers-hang-up",
+        says: "callers hang up before the answer is there, and Redis is slow",
+        style: Style { impatient: 50, clients: 10, ..USUAL },
+        fault: |scene| {
+            for seat in &scene.world.seats {
+                // (longer than they wait)
+                let limits = (Duration::from_millis(40), Duration::from_millis(60));
+                seat.to_redis.set(|faults| faults.delay = Some(limits));
+            }
+            scene.pause(1_200, 1_800);
+        },
+        broken: TAKE_BACK,
+        broken_says: TAKE_BACK_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "kill-while-waiting",
+        says: "kill -9 of routers whose callers wait for a pod",
+        settings: &[
+            ("LEASE_TTL", "3s"),
+            ("HOLD_TIME", "3s"),
+            ("HOLD_POLL", "1s"),
+            ("PUBLIC_URL", "http://router.example.com"),
+        ],
+        style: Style { waits: true, clients: 24, rest: 2, hold: (20, 300), ..USUAL },
+        fault: |scene| kill(scene, Moment::AfterReply),
+        allowed: Duration::from_secs(9),
+        broken: Broken::Edit(&[(
+            "place.merchant, place.tried)\n  f.calls = f.calls + 1\n",
+            "place.merchant, place.tried)\n",
+        )]),
+        broken_says: "a call that is handed a pod does not count there",
+        ..PLAIN
+    },
+    Cell {
         name: "clock-ahead",
         says: "a router's clock is 5 min ahead",
-        may_break: true,
         fault: |scene| shift_clock(scene, 300),
         broken: Broken::OwnClock,
         broken_says: "deadlines by the router's own clock",
@@ -283,7 +319,6 @@ pub static CELLS: [Cell; 33] = [
     Cell {
         name: "clock-behind",
         says: "a router's clock is 5 min behind",
-        may_break: true,
         fault: |scene| shift_clock(scene, -300),
         broken: Broken::OwnClock,
         broken_says: "deadlines by the router's own clock",
@@ -342,16 +377,20 @@ pub static CELLS: [Cell; 33] = [
         name: "watch-gone",
         says: "410 Gone",
         fault: |scene| {
-            // A router that does not hear of it goes on from where things are.
-            scene.world.kube.faults(|faults| faults.lose = scene.is_broken);
+            let kube = &scene.world.kube;
             for _ in 0..3 {
-                scene.world.kube.drop_watches();
+                // Nobody hears of these, and who asks for what came since is told 410. A router
+                // that does not hear that goes on from where things are.
+                kube.faults(|faults| faults.lose = true);
                 replace_pods(scene, false);
+                kube.faults(|faults| faults.lose = false);
                 if !scene.is_broken {
-                    scene.world.kube.compact();
+                    kube.compact();
+                    kube.drop_watches();
                 }
+                scene.pause(200, 300);
             }
-            scene.world.kube.faults(|faults| faults.lose = false);
+            scene.expect(scene.is_broken || kube.expired() > 0, "410");
         },
         broken: Broken::Surroundings,
         broken_says: "goes on after 410 as if nothing had been missed",
@@ -473,6 +512,8 @@ pub static CELLS: [Cell; 33] = [
     Cell {
         name: "overload",
         says: "ten times what the store can take",
+        settings: &[("LEASE_TTL", "2s")],
+        style: Style { long: 60, ..USUAL },
         fault: |scene| super::overload::flood(scene.world, scene.is_broken),
         ..PLAIN
     },

@@ -36,11 +36,14 @@ pub fn take(
     if !is_procedure {
         found.extend(count_is_right(world, calls.len()));
     }
+    if found.is_empty() && !is_procedure {
+        found.extend(views_are_right(world, Load::Full));
+    }
     for call in &calls {
         release(world, call);
     }
     if found.is_empty() && !is_procedure {
-        found.extend(views_are_right(world));
+        found.extend(views_are_right(world, Load::Idle));
     }
     found
 }
@@ -66,6 +69,7 @@ fn pods_are_given(
     let mut round = 0;
     loop {
         round += 1;
+        let began = Instant::now();
         let pods = world.pods();
         let pods: Vec<&String> =
             pods.iter().filter(|pod| !is_procedure || !pod.starts_with("acme")).collect();
@@ -95,6 +99,19 @@ fn pods_are_given(
             && given.iter().all(|(pod, calls)| expected.get(pod.as_str()) == Some(calls));
         if is_right {
             return (Vec::new(), calls);
+        }
+        // More than it may carry is wrong at any time.
+        let too_many = |(pod, calls): (&String, &usize)| {
+            let is_too_many = *calls > cap(pod) && began.elapsed() < world.setting("LEASE_TTL");
+            is_too_many.then(|| Violation {
+                invariant: if cap(pod) == 1 { "I1" } else { "I3" },
+                what: format!("{pod} is given to {calls} calls, {} at most", cap(pod)),
+                subjects: vec![pod.clone()],
+            })
+        };
+        let found: Vec<Violation> = given.iter().filter_map(too_many).collect();
+        if !found.is_empty() && !is_procedure {
+            return (found, calls);
         }
         if Instant::now() > until {
             let mut found = Vec::new();
@@ -154,11 +171,18 @@ fn count_is_right(world: &World, calls: usize) -> Option<Violation> {
     }
 }
 
-/// I11: with no call left, every pod is in one pool and free there.
-fn views_are_right(world: &World) -> Vec<Violation> {
+/// How many calls there are: as many as there can be, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Load {
+    Full,
+    Idle,
+}
+
+/// I3, I11: every pod is in one pool, where its calls say, and nobody else is there.
+fn views_are_right(world: &World, load: Load) -> Vec<Violation> {
     let until = Instant::now() + Duration::from_secs(3);
     loop {
-        let found = wrong_views(world);
+        let found = wrong_views(world, load);
         if found.is_empty() || Instant::now() > until {
             return found;
         }
@@ -166,7 +190,7 @@ fn views_are_right(world: &World) -> Vec<Violation> {
     }
 }
 
-fn wrong_views(world: &World) -> Vec<Violation> {
+fn wrong_views(world: &World, load: Load) -> Vec<Violation> {
     let violation =
         |what: String, pod: &str| Violation { invariant: "I11", what, subjects: vec![pod.into()] };
     let Some(mut redis) = world.store().connection() else {
@@ -191,20 +215,44 @@ fn wrong_views(world: &World) -> Vec<Violation> {
         if homes != [&home] {
             found.push(violation(format!("{pod} is assigned to {homes:?}"), &pod));
         }
-        let is_free = match tier {
+        let due = if load == Load::Full { cap(&pod) } else { 0 };
+        let is_placed = match tier {
             "basic" => {
-                redis.zscore("voice:pool:basic:available", &pod).unwrap_or(None) == Some(0.0)
+                redis.zscore("voice:pool:basic:available", &pod).unwrap_or(None) == Some(due as f64)
             }
-            "acme" => redis.sismember("voice:merchant:acme:pods", &pod).unwrap_or(false),
-            _ => redis.sismember("voice:pool:gold:available", &pod).unwrap_or(false),
+            "acme" => redis.sismember("voice:merchant:acme:pods", &pod) == Ok(due == 0),
+            _ => redis.sismember("voice:pool:gold:available", &pod) == Ok(due == 0),
         };
-        if !is_free {
-            found.push(violation(format!("{pod} has no call and is not available"), &pod));
+        if !is_placed {
+            let what = format!("{pod} has {due} calls and is elsewhere among the available");
+            found.push(violation(what, &pod));
         }
         let calls: usize = redis.zcard(format!("voice:pod:calls:{pod}")).unwrap_or(0);
-        if calls > 0 {
-            found.push(violation(format!("{pod} has {calls} calls that nobody has"), &pod));
+        if calls != due {
+            found.push(violation(format!("{pod} has {calls} calls, and {due} are known"), &pod));
         }
+        if redis.exists(format!("voice:lease:{pod}")) != Ok(due > 0) {
+            found.push(violation(format!("{pod} has {due} calls, and its lease is wrong"), &pod));
+        }
+    }
+    let pods = world.pods();
+    for pool in &pools {
+        let stem = match pool.strip_prefix("merchant:") {
+            Some(_) => format!("voice:{pool}"),
+            None => format!("voice:pool:{pool}"),
+        };
+        let mut there: Vec<String> = redis.smembers(format!("{stem}:assigned")).unwrap_or_default();
+        there.extend(
+            redis.zrange::<_, Vec<String>>(format!("{stem}:out"), 0, -1).unwrap_or_default(),
+        );
+        for ghost in there.iter().filter(|pod| !pods.contains(pod)) {
+            found.push(violation(format!("{ghost} is in {pool}, and is not there"), ghost));
+        }
+    }
+    let known: usize = redis.zcard("voice:calls").unwrap_or(0);
+    let due: usize = pods.iter().map(|pod| if load == Load::Full { cap(pod) } else { 0 }).sum();
+    if known != due {
+        found.push(violation(format!("{known} calls are known, and there are {due}"), ""));
     }
     found
 }

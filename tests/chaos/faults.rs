@@ -43,6 +43,13 @@ impl Scene<'_> {
     }
 }
 
+impl Scene<'_> {
+    /// A run whose fault did not happen shows nothing.
+    pub fn expect(&self, happened: bool, what: &str) {
+        assert!(happened, "the fault did not happen: {what}");
+    }
+}
+
 /// Waits until what was the primary follows another.
 pub fn follows(scene: &Scene) {
     let follows = || {
@@ -54,29 +61,37 @@ pub fn follows(scene: &Scene) {
             redis::from_redis_value::<String>(name).is_ok_and(|name| name == "slave")
         })
     };
-    scene.until(Duration::from_secs(20), follows);
+    let has_followed = scene.until(Duration::from_secs(20), follows);
+    scene.expect(has_followed, "the old primary follows the new one");
 }
 
 pub fn kill(scene: &Scene, moment: Moment) {
     for _ in 0..2 {
         scene.pause(150, 300);
-        let seat = &scene.world.seats[scene.roll(ROUTERS)];
+        let router = scene.roll(ROUTERS);
+        let seat = &scene.world.seats[router];
         scene.world.history.fault(format!("a router is killed: {moment:?}"));
+        let death = scene.world.dies(router);
         seat.to_redis.trap(moment, seat.killer());
-        scene.until(Duration::from_secs(1), || !seat.is_alive());
+        let is_dead = scene.until(Duration::from_secs(3), || !seat.is_alive());
+        scene.expect(is_dead, "a router is killed");
         scene.pause(50, 150);
         seat.start();
         scene.until(Duration::from_secs(2), || seat.is_ready());
+        scene.world.is_back(death);
     }
 }
 
 pub fn shift_clock(scene: &Scene, seconds: i64) {
-    let seat = &scene.world.seats[scene.roll(ROUTERS)];
+    let router = scene.roll(ROUTERS);
+    let seat = &scene.world.seats[router];
     scene.world.history.fault(format!("a router starts again, {seconds} s off"));
+    let death = scene.world.dies(router);
     seat.killer()();
     let library = shifted_clock().to_str().unwrap().to_owned();
     seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
     scene.until(Duration::from_secs(2), || seat.is_ready());
+    scene.world.is_back(death);
     scene.pause(1_500, 2_000);
 }
 

@@ -45,6 +45,7 @@ pub enum What {
     },
     Renew {
         call: String,
+        pod: String,
         said: Said,
     },
     LookUp {
@@ -62,6 +63,14 @@ pub enum What {
         pod: String,
     },
     PodCame {
+        pod: String,
+    },
+    /// The routers have seen that a pod is not ready, or terminating.
+    PodRests {
+        pod: String,
+    },
+    /// It will be ready again.
+    PodServes {
         pod: String,
     },
     /// Something that callers send and must hear an answer to in time.
@@ -90,7 +99,10 @@ impl Event {
             What::Release { call, .. } | What::Renew { call, .. } => call == subject,
             What::LookUp { call, .. } => call == subject,
             What::Drain { pod, .. } | What::Undrain { pod } => pod == subject,
-            What::PodGone { pod } | What::PodCame { pod } => pod == subject,
+            What::PodGone { pod }
+            | What::PodCame { pod }
+            | What::PodRests { pod }
+            | What::PodServes { pod } => pod == subject,
             What::Other { .. } => false,
             What::Wiped | What::Fault(_) => true,
         }

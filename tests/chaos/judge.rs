@@ -2,10 +2,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{
-    history::{Event, Outcome, Said, Violation, What},
-    http::Failure,
-};
+use super::history::{Event, Outcome, Said, Violation, What};
 
 /// What every answer to a caller has to be there in.
 pub const IN_TIME: Duration = Duration::from_secs(2);
@@ -14,10 +11,8 @@ pub struct Judge<'a> {
     pub events: &'a [Event],
     pub lease: Duration,
     pub draining: Duration,
-    /// Whether lines may break without an answer: routers were killed.
-    pub may_break: bool,
     pub cap: fn(&str) -> usize,
-    /// Which router slept, from when to when.
+    /// Which router slept or was dead, from when to when.
     pub pauses: Vec<(usize, Duration, Duration)>,
 }
 
@@ -36,6 +31,7 @@ impl<'a> Judge<'a> {
         let mut found = self.too_many(&lives);
         found.extend(self.two_pods(&lives));
         found.extend(self.after_drains());
+        found.extend(self.renewals(&lives));
         found.extend(self.look_ups(&lives));
         found.extend(self.answers());
         found
@@ -64,7 +60,10 @@ impl<'a> Judge<'a> {
         let mut lives = Vec::new();
         for (call, events) in calls {
             for given in &events {
-                let What::Allocate { outcome: Outcome::Given { pod }, .. } = &given.what else {
+                // A call that was renewed is there, whatever was before.
+                let (What::Allocate { outcome: Outcome::Given { pod }, .. }
+                | What::Renew { pod, said: Said::Yes, .. }) = &given.what
+                else {
                     continue;
                 };
                 // One that was gone before it was given serves nobody.
@@ -75,7 +74,7 @@ impl<'a> Judge<'a> {
                 let mut proof = given.began;
                 for event in &events {
                     if matches!(event.what, What::Renew { said: Said::Yes, .. })
-                        && event.began < proof + self.lease
+                        && (given.began..proof + self.lease).contains(&event.began)
                     {
                         proof = proof.max(event.began);
                     }
@@ -172,20 +171,25 @@ impl<'a> Judge<'a> {
         found
     }
 
-    /// I5: a call on a pod that was drained before the call came.
+    /// I5: a call on a pod that took none any more before the call came.
     fn after_drains(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for drain in self.events {
-            let What::Drain { pod, said: Said::Yes } = &drain.what else { continue };
+            let (What::Drain { pod, said: Said::Yes } | What::PodRests { pod }) = &drain.what
+            else {
+                continue;
+            };
+            let is_drain = matches!(drain.what, What::Drain { .. });
             let undrained = self.events.iter().filter(|event| match &event.what {
-                What::Undrain { pod: other }
-                | What::PodGone { pod: other }
-                | What::PodCame { pod: other } => other == pod,
+                What::Undrain { pod: other } if is_drain => other == pod,
+                What::PodServes { pod: other } if !is_drain => other == pod,
+                What::PodGone { pod: other } | What::PodCame { pod: other } => other == pod,
                 What::Wiped => true,
                 _ => false,
             });
             let end = undrained.map(|event| event.began).filter(|at| *at >= drain.began).min();
-            let end = end.unwrap_or(Duration::MAX).min(drain.began + self.draining);
+            let longest = if is_drain { drain.began + self.draining } else { Duration::MAX };
+            let end = end.unwrap_or(Duration::MAX).min(longest);
             for event in self.events {
                 let What::Allocate { call, outcome: Outcome::Given { pod: other }, .. } =
                     &event.what
@@ -199,7 +203,7 @@ impl<'a> Judge<'a> {
                 {
                     found.push(Violation {
                         invariant: "I5",
-                        what: format!("{call} is given {pod}, which was draining"),
+                        what: format!("{call} is given {pod}, which took no calls"),
                         subjects: vec![pod.clone(), call.clone()],
                     });
                 }
@@ -239,7 +243,23 @@ impl<'a> Judge<'a> {
         found
     }
 
-    /// Whether the router that was asked slept meanwhile.
+    /// I7: agents who are told that nobody knows the call they have.
+    fn renewals(&self, lives: &[Life]) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for event in self.events {
+            let What::Renew { call, said: Said::Unknown, .. } = &event.what else { continue };
+            let is_live = |life: &&Life| {
+                life.call == call && life.from < event.began && event.ended < life.to
+            };
+            if let Some(life) = lives.iter().find(is_live) {
+                let what = format!("{call} on {} can't be renewed", life.pod);
+                found.push(Violation { invariant: "I7", what, subjects: vec![call.clone()] });
+            }
+        }
+        found
+    }
+
+    /// Whether the router that was asked slept, or was dead, meanwhile.
     fn slept(&self, event: &Event) -> bool {
         let What::Allocate { router, .. } = &event.what else { return false };
         self.pauses
@@ -262,12 +282,7 @@ impl<'a> Judge<'a> {
             let took = event.ended - event.began;
             let wrong = match outcome {
                 Outcome::Nonsense(text) => Some(text),
-                Outcome::Failed(Failure::TimedOut) if !self.slept(event) => {
-                    Some("no answer".into())
-                }
-                Outcome::Failed(failure) if !self.may_break && !self.slept(event) => {
-                    Some(format!("{failure:?}"))
-                }
+                Outcome::Failed(failure) if !self.slept(event) => Some(format!("{failure:?}")),
                 Outcome::Failed(_) => None,
                 _ if took > IN_TIME && !self.slept(event) => {
                     Some(format!("answered after {} ms", took.as_millis()))

@@ -155,16 +155,21 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
                 if let Some(failed) = &verdict.failed {
                     println!("{} (broken): could not be run: {failed}", cell.name);
                 }
-                verdict.violations.first().cloned()
+                let first = verdict.violations.first()?.what.clone();
+                let mut broken: Vec<&str> =
+                    verdict.violations.iter().map(|violation| violation.invariant).collect();
+                broken.sort_unstable();
+                broken.dedup();
+                Some((broken.join(" "), first))
             });
             println!(
                 "{} (broken): {}",
                 cell.name,
                 caught
                     .as_ref()
-                    .map_or("NOT CAUGHT".into(), |it| format!("{} {}", it.invariant, it.what))
+                    .map_or("NOT CAUGHT".into(), |(broken, what)| format!("{broken}: {what}"))
             );
-            tally.lock().unwrap().broke(cell.name, caught.map(|violation| violation.invariant));
+            tally.lock().unwrap().broke(cell.name, caught.map(|(broken, _)| broken));
         }
     });
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     callers::{Caller, USUAL},
-    history::Outcome,
+    history::{Event, Outcome, What},
     http,
     proxy::Proxy,
     world::World,
@@ -45,6 +45,26 @@ pub fn flood(world: &World, is_plain: bool) {
             });
         }
     });
+    // Those who have a pod and say so keep it, however many want one.
+    let lapsed = lapsed(world);
+    let wrong = (!lapsed.is_empty()).then(|| format!("their leases ended: {lapsed:?}"));
+    let what = What::Other { what: "agents who renew".into(), wrong };
+    world.history.note(world.history.now(), what);
+}
+
+/// Calls whose leases have ended although their agents renewed them.
+fn lapsed(world: &World) -> Vec<String> {
+    let Some(mut redis) = world.store().connection() else { return Vec::new() };
+    let told: Vec<(String, Vec<String>)> =
+        redis::cmd("XRANGE").arg("voice:events").arg("-").arg("+").query(&mut redis).unwrap();
+    let is_renewed = |call: &str| {
+        let is_that =
+            |event: &Event| matches!(&event.what, What::Renew { call: other, .. } if other == call);
+        world.history.events().iter().any(is_that)
+    };
+    let ended = told.iter().filter(|(_, it)| it[0] == "ended" && it[1].contains(" lease "));
+    let calls = ended.filter_map(|(_, it)| it[1].split(' ').next().map(str::to_owned));
+    calls.filter(|call| is_renewed(call)).collect()
 }
 
 /// What the store takes in the long test, and how many calls come; each is two requests.

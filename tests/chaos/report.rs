@@ -15,7 +15,7 @@ struct Row {
     runs: usize,
     failed: usize,
     violations: usize,
-    /// Whether the broken build was caught, and by which invariant.
+    /// Whether the broken build was caught, and by which invariants.
     broken: Option<Option<String>>,
 }
 
@@ -32,8 +32,8 @@ impl Tally {
         row.violations += usize::from(!verdict.violations.is_empty());
     }
 
-    pub fn broke(&mut self, cell: &str, caught: Option<&str>) {
-        self.rows.entry(cell.into()).or_default().broken = Some(caught.map(str::to_owned));
+    pub fn broke(&mut self, cell: &str, caught: Option<String>) {
+        self.rows.entry(cell.into()).or_default().broken = Some(caught);
     }
 
     /// No violation, no run that could not be run, no broken build that got away.

@@ -62,7 +62,7 @@ impl Verdict {
 pub fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
     let broken = (build == Build::Broken).then_some(cell.broken);
     let faults: &[fn(&Scene)] = &[cell.fault];
-    guarded(|| scene(cell, seed, broken, faults))
+    guarded(|| scene(cell, cell.style, seed, broken, faults))
 }
 
 /// Some faults at a time, in a world where everything else happens, too.
@@ -82,7 +82,6 @@ pub fn mix(seed: u64) -> Verdict {
             ..USUAL
         },
         allowed: Duration::from_secs(8),
-        may_break: true,
         fault: |_| {},
         broken: Broken::Procedure,
         broken_says: "",
@@ -95,8 +94,10 @@ pub fn mix(seed: u64) -> Verdict {
                 && !["overload", "watch-reordered", "out-of-memory"].contains(&cell.name)
         })
         .collect();
-    let faults: Vec<fn(&Scene)> = (0..3).map(|_| fit[dice.roll(fit.len())].fault).collect();
-    guarded(|| scene(&MIX, seed, None, &faults))
+    let chosen: Vec<&Cell> = (0..3).map(|_| fit[dice.roll(fit.len())]).collect();
+    let faults: Vec<fn(&Scene)> = chosen.iter().map(|cell| cell.fault).collect();
+    let style = chosen.iter().fold(MIX.style, |style, cell| style.and(cell.style));
+    guarded(|| scene(&MIX, style, seed, None, &faults))
 }
 
 /// A part that does not come up is no violation, but no success either.
@@ -112,13 +113,13 @@ fn guarded(work: impl FnOnce() -> Result<(Vec<Violation>, Vec<Event>), String>) 
 
 fn scene(
     cell: &'static Cell,
+    mut style: Style,
     seed: u64,
     broken: Option<Broken>,
     faults: &[fn(&Scene)],
 ) -> Result<(Vec<Violation>, Vec<Event>), String> {
     let world = World::start(cell, broken)?;
     let is_procedure = broken.is_some_and(Broken::is_procedure);
-    let mut style = cell.style;
     if is_procedure && style.twins < 100 {
         // It can't even do that; the fault of this cell shall catch it.
         (style.twins, style.replays) = (0, 0);
@@ -126,15 +127,15 @@ fn scene(
     let mut cleared = Instant::now();
     thread::scope(|scope| {
         let world = &world;
-        for number in 0..cell.style.clients {
+        for number in 0..style.clients {
             let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
             let mut caller = Caller { world, style, dice, is_plain: is_procedure };
             scope.spawn(move || caller.run());
         }
-        if cell.style.drains && !is_procedure {
+        if style.drains && !is_procedure {
             scope.spawn(move || callers::operate(world, Dice(seed ^ 0xD12A)));
         }
-        if cell.style.churn && !is_procedure {
+        if style.churn && !is_procedure {
             scope.spawn(move || callers::churn(world, Dice(seed ^ 0xC4u64)));
         }
         let scene =
@@ -155,9 +156,11 @@ fn scene(
         events: &events,
         lease: world.setting("LEASE_TTL"),
         draining: world.setting("DRAINING_TTL"),
-        may_break: cell.may_break,
         cap,
-        pauses: world.pauses.lock().unwrap().clone(),
+        pauses: [&world.pauses, &world.deaths]
+            .iter()
+            .flat_map(|times| times.lock().unwrap().clone())
+            .collect(),
     };
     violations.extend(judge.violations());
     if let Some(wanted) = std::env::var_os("CHAOS_HISTORY") {

@@ -56,6 +56,8 @@ pub struct World {
     generations: Mutex<BTreeMap<String, usize>>,
     /// Which router slept, from when to when.
     pub pauses: Mutex<Vec<(usize, Duration, Duration)>>,
+    /// Which router was dead, from when to when.
+    pub deaths: Mutex<Vec<(usize, Duration, Duration)>>,
     calls: AtomicUsize,
 }
 
@@ -91,6 +93,7 @@ impl World {
             settings,
             generations: Mutex::default(),
             pauses: Mutex::default(),
+            deaths: Mutex::default(),
             calls: AtomicUsize::new(0),
         };
         if broken.is_some_and(|broken| broken.is_procedure()) {
@@ -211,6 +214,24 @@ impl World {
         self.pods.lock().unwrap().retain(|other| other != pod);
         *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
+    }
+
+    pub fn set_ready(&self, pod: &str, is_ready: bool) {
+        let status = if is_ready { "True" } else { "False" };
+        self.kube.update(pod, |object| {
+            object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
+        });
+    }
+
+    /// A router is about to die; the answer is for [`Self::is_back`].
+    pub fn dies(&self, router: usize) -> usize {
+        let mut deaths = self.deaths.lock().unwrap();
+        deaths.push((router, self.history.now(), Duration::MAX));
+        deaths.len() - 1
+    }
+
+    pub fn is_back(&self, death: usize) {
+        self.deaths.lock().unwrap()[death].2 = self.history.now();
     }
 
     /// A router sleeps, or wakes up. Nobody sends it anything meanwhile.

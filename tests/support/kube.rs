@@ -29,6 +29,7 @@ const HISTORY: usize = 10_000;
 struct World {
     version: u64,
     pods: BTreeMap<String, Value>,
+    expired: usize,
     leases: BTreeMap<String, Value>,
     /// Version, type, object.
     events: Vec<(u64, &'static str, Value)>,
@@ -150,6 +151,12 @@ impl Kube {
         world.events.clear();
     }
 
+    /// How often somebody was told that the past is gone.
+    #[allow(dead_code, reason = "the faults under load need it")]
+    pub fn expired(&self) -> usize {
+        self.world().expired
+    }
+
     pub fn lists(&self) -> usize {
         self.world().lists
     }
@@ -205,7 +212,8 @@ impl Kube {
     }
 
     pub fn update(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        let mut pod = self.world().pods[name].clone();
+        // (one that is gone is not changed any more)
+        let Some(mut pod) = self.world().pods.get(name).cloned() else { return };
         change(&mut pod);
         self.change("MODIFIED", name, Some(pod));
     }
@@ -350,7 +358,8 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
     let from: u64 = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
     let query = query.clone();
     let (oldest, expire) = {
-        let world = shared.world.lock().unwrap();
+        let mut world = shared.world.lock().unwrap();
+        world.expired += usize::from(from < world.oldest);
         (world.oldest, world.faults.expire)
     };
     if from < oldest && expire {

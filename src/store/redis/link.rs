@@ -137,7 +137,7 @@ impl Link {
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
-        let Some(inside) = self.gate.enter(claim(script, timeliness)) else {
+        let Some(inside) = self.gate.enter(claim(script)) else {
             self.metrics.failed(script.name);
             return Err(Failure::NotRun(StoreError::Busy));
         };
@@ -383,9 +383,9 @@ impl Link {
 }
 
 /// What a script is for, when there is more to do than Redis can.
-fn claim(script: &Script, timeliness: Timeliness) -> Claim {
+fn claim(script: &Script) -> Claim {
     match script.name {
-        _ if timeliness == Timeliness::Whenever => Claim::Frees,
+        "release" | "confirm" => Claim::Frees,
         "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => Claim::New,
         _ => Claim::Keeps,
     }

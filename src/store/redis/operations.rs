@@ -7,6 +7,7 @@ use redis::Value;
 
 use super::{
     Redis,
+    link::Timeliness,
     reply::{self, Reply as Answer, call_row, pod_row},
     table,
 };
@@ -78,7 +79,10 @@ impl Store for Redis {
             let answers = request.calls.chunks(RENEWALS).map(async |some| {
                 let mut args = vec![lease.as_str(), &life, pod];
                 args.extend(some.iter().map(CallSid::as_str));
-                self.run(&self.scripts.renew, &args).await
+                // A call that is renewed late is renewed all the same.
+                let answer =
+                    self.link.run(&self.scripts.renew, &args, Timeliness::Whenever).await?;
+                self.found(answer)
             });
             let mut renewed = Renewed::default();
             for mut answer in try_join_all(answers).await? {
