@@ -74,7 +74,7 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     let request = plain("CA1");
     let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:gold");
-    assert_eq!((commands, scripts), (13, 1), "allocate, exclusive");
+    assert_eq!((commands, scripts), (14, 1), "allocate, exclusive");
 
     let (commands, scripts, _) = world.commands(store.allocate(&request)).await;
     assert_eq!((commands, scripts), (4, 1), "the same call again");
@@ -83,7 +83,7 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     let request = plain("CA3");
     let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
-    assert_eq!((commands, scripts), (16, 1), "allocate, fall-through to shared");
+    assert_eq!((commands, scripts), (17, 1), "allocate, fall-through to shared");
 
     let renew = Renew { calls: vec![call("CA1")], pod: None, lease_ttl: 900_000 };
     let (commands, scripts, _) = world.commands(store.renew(&renew)).await;
@@ -94,31 +94,31 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     let release = Release::new(call("CA1"), None);
     let (commands, scripts, freed) = world.commands(store.release(&release)).await;
     assert!(freed.unwrap().is_ok());
-    assert_eq!((commands, scripts), (10, 1), "release");
+    assert_eq!((commands, scripts), (11, 1), "release");
 
     // One command more where calls come back, for the memory of how they ended.
     let request = Allocate { returns: true, ..plain("CA4") };
     let (commands, ..) = world.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 13, "allocate, with second chances");
+    assert_eq!(commands, 14, "allocate, with second chances");
     let release = Release::new(call("CA4"), None);
     let (commands, ..) = world.commands(store.release(&release)).await;
-    assert_eq!(commands, 11, "release, with second chances");
+    assert_eq!(commands, 12, "release, with second chances");
 
     // Nothing more where calls may wait and nobody does.
     let hold = Hold { time: 60_000, patience: 60_000, most: 10, most_per_merchant: 10 };
     let request = Allocate { hold: Some(hold), ..plain("CA5") };
     let (commands, ..) = world.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 13, "allocate, with waiting");
+    assert_eq!(commands, 14, "allocate, with waiting");
     let release = Release::new(call("CA5"), None);
     let (commands, ..) = world.commands(store.release(&release)).await;
-    assert_eq!(commands, 10, "release, nobody waits");
+    assert_eq!(commands, 11, "release, nobody waits");
 
     let request = Allocate { provisional: true, ..plain("CA6") };
     let (commands, _, given) = world.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 14, "allocate, provisional");
+    assert_eq!(commands, 15, "allocate, provisional");
     let (pod, attempt) = (given.unwrap().unwrap().pod, None);
     let confirm = Confirm { call: call("CA6"), pod, attempt, lease_ttl: 900_000 };
     let (commands, ..) = world.commands(store.confirm(&confirm)).await;
-    assert_eq!(commands, 16, "confirm");
+    assert_eq!(commands, 17, "confirm");
     store.close().await;
 }

@@ -304,11 +304,11 @@ impl World {
             let found = self.store.call(&call).await.map_err(|error| error.to_string())?;
             same!(format!("call {call}"), found, self.fleet.find(&call));
         }
-        for number in 0..12 {
+        for number in (0..12).filter(|it| it % 4 == self.now as usize % 4) {
             let query = CallQuery {
                 waiting: number % 3 == 0,
                 pool: (number % 4 == 1).then(|| "pool:gold".parse().unwrap()),
-                merchant: (number % 2 == 1).then(|| "acme".parse().unwrap()),
+                merchant: (number % 2 == 1).then(|| "m1".parse().unwrap()),
                 pod: (number > 9).then(|| "p1".parse().unwrap()),
                 after: None,
                 most: 1 + number % 5,

@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 42] = [
+const MUTATIONS: [(&str, &str, &str); 46] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1]\n    or", ""),
     (
         "an ended call goes on counting",
@@ -165,6 +165,10 @@ const MUTATIONS: [(&str, &str, &str); 42] = [
         "if c.tried == '' or c.stage == ''",
     ),
     ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
+    ("refusals are told as something else", "tell('refused',", "tell('waiting',"),
+    ("ends are told with the wrong cause", "cause .. ' ' .. text_of(lasted(c.at))", "'agent 0'"),
+    ("a new pod is not told", "    tell('joined',", "    local _ = ('joined'):format("),
+    ("who waits is found by the wrong merchant", "row[is_waiting and 3 or 4]", "row[4]"),
 ];
 
 #[tokio::test]

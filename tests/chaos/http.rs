@@ -62,6 +62,10 @@ pub fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Failure> {
     let text = String::from_utf8_lossy(&bytes);
     let (head, body) = text.split_once("\r\n\r\n").ok_or(Failure::Broken)?;
     let status = head.get(9..12).and_then(|code| code.parse().ok()).ok_or(Failure::Broken)?;
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+    if length.is_some_and(|length: usize| body.len() < length) {
+        return Err(Failure::Broken);
+    }
     Ok(Answer { status, body: body.to_owned() })
 }
 

@@ -116,6 +116,10 @@ impl Proxy {
         *self.shared.trap.lock().unwrap() = None;
     }
 
+    pub fn is_slow(&self) -> bool {
+        self.shared.faults().delay.is_some()
+    }
+
     /// Whether a stall keeps from arriving what has this in it.
     pub fn holds(&self, what: &str) -> bool {
         count(&self.shared.held.lock().unwrap(), what.as_bytes()) > 0

@@ -216,6 +216,11 @@ impl World {
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
     }
 
+    /// Whether Redis takes longer to answer than anybody who hangs up waits.
+    pub fn is_slow(&self) -> bool {
+        self.seats.iter().all(|seat| seat.to_redis.is_slow())
+    }
+
     pub fn set_ready(&self, pod: &str, is_ready: bool) {
         let status = if is_ready { "True" } else { "False" };
         self.kube.update(pod, |object| {

@@ -89,6 +89,7 @@ pub struct Link {
 
 impl Link {
     pub fn new(address: Address, library: Library, prefix: &str, metrics: StoreMetrics) -> Self {
+        metrics.circuit_open.set(1);
         Self {
             address,
             library,
