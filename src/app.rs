@@ -52,7 +52,8 @@ pub struct Running {
 
 /// Starts a router. It answers requests when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
-    start_with(config, Scripts::default()).await
+    let scripts = Scripts::keeping(config.events);
+    start_with(config, scripts).await
 }
 
 /// The same with other scripts than ours: tests break them on purpose.
@@ -197,11 +198,15 @@ async fn open_store(
             tracing::warn!(
                 "calls are kept in memory only: set DATA_DIR or REDIS_URL to keep them over a restart"
             );
-            Ok(Arc::new(Embedded::in_memory(tiers, lease, metrics)))
+            let store = Embedded::in_memory(tiers, lease, metrics);
+            store.keep_events(config.events);
+            Ok(Arc::new(store))
         }
         StoreConfig::Journal(path) => {
             let store = Embedded::open(path, tiers, lease, metrics);
-            Ok(Arc::new(store.with_context(|| format!("DATA_DIR={}", path.display()))?))
+            let store = store.with_context(|| format!("DATA_DIR={}", path.display()))?;
+            store.keep_events(config.events);
+            Ok(Arc::new(store))
         }
         StoreConfig::Redis { url, key_prefix, ca_file } => {
             let read = |path: &PathBuf| {

@@ -186,6 +186,8 @@ pub struct Config {
     pub hold: Option<HoldConfig>,
     /// How often a call whose stream is gone is given another pod.
     pub retries: u32,
+    /// About how many events are kept.
+    pub events: usize,
     pub identity: String,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
@@ -238,6 +240,7 @@ impl Config {
             busy_action: settings.busy_action,
             hold: hold(&settings)?,
             retries: settings.retry_on_disconnect,
+            events: settings.events,
             identity: settings.pod_name.clone().unwrap_or_else(host_name),
             cleanup_interval: settings.cleanup_interval.0,
             reconcile_interval: settings.reconcile_interval.0,
@@ -305,6 +308,7 @@ impl Config {
             ("HOLD_MAX_PER_MERCHANT", most_per_merchant(s).to_string()),
             ("HOLD_MESSAGE", s.hold_message.clone()),
             ("HOLD_AUDIO", text(&s.hold_audio)),
+            ("EVENTS", if s.events == 0 { "off".into() } else { s.events.to_string() }),
             ("RETRY_ON_DISCONNECT", s.retry_on_disconnect.to_string()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),

@@ -130,6 +130,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "URL", value_parser = values::audio_url)]
     pub hold_audio: Option<String>,
 
+    /// About how many events are kept; off for none
+    #[arg(long, env, value_name = "NUMBER", default_value = "20000", value_parser = values::events)]
+    pub events: usize,
+
     /// How often a call is given another pod when its stream is gone and its agent has not released it; 0 hangs up. Needs PUBLIC_URL
     #[arg(long, env, value_name = "NUMBER", default_value = "0", value_parser = values::retries)]
     pub retry_on_disconnect: u32,

@@ -71,6 +71,18 @@ pub fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| "a port from 0 to 65535".into())
 }
 
+/// How many events are kept.
+pub fn events(text: &str) -> Result<usize, String> {
+    match text {
+        "off" => Ok(0),
+        _ => text
+            .parse()
+            .ok()
+            .filter(|number| (100..=10_000_000).contains(number))
+            .ok_or_else(|| "off, or a number from 100 to 10000000".into()),
+    }
+}
+
 pub fn on_off(text: &str) -> Result<bool, String> {
     switch(text).map_err(|_| "on or off".into())
 }

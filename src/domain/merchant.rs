@@ -120,6 +120,13 @@ impl Limit {
 }
 
 impl MerchantConfig {
+    /// The first step of its chain that a table does not know.
+    pub fn unknown_tier(&self, tiers: &Tiers) -> Option<&Step> {
+        let is_unknown =
+            |step: &&Step| matches!(step, Step::Tier(_)) && tiers.resolve(step).is_none();
+        self.fallback.iter().find(is_unknown)
+    }
+
     pub fn parse(document: &str) -> Result<Self, Malformed> {
         if document.len() > MAX_DOCUMENT {
             return Err(Malformed(format!("longer than {MAX_DOCUMENT} bytes")));

@@ -57,7 +57,7 @@ fn note(mut response: Response, bearer: Option<Bearer>) -> Response {
     noted.on(response)
 }
 
-fn token(headers: &HeaderMap) -> Option<&str> {
+pub fn token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }

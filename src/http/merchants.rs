@@ -8,8 +8,27 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{ApiError, Noted, Shared, body::JsonBody, reply::Named};
+use super::{ApiError, Noted, Shared, body::JsonBody, query::Query, reply::Named};
 use crate::domain::{merchant::MerchantConfig, names::MerchantId};
+
+pub async fn list(State(context): Shared, query: Query) -> Result<Json<Value>, ApiError> {
+    query.only(&["limit", "cursor"])?;
+    let limit = query.limit(100, 1_000)?;
+    let after = query.cursor(&[])?.map(|id| id.parse::<MerchantId>()).transpose()?;
+    let mut found = context.store.merchants(after.as_ref(), limit + 1).await?;
+    let is_more = found.len() > limit;
+    found.truncate(limit);
+    let next = found.last().filter(|_| is_more).map(|(id, _)| query.next(&[], id.as_str()));
+    let merchants: Vec<Value> = found
+        .iter()
+        .map(|(id, document)| {
+            // What somebody has put there by hand may be no JSON at all.
+            let document = serde_json::from_str(document).unwrap_or_else(|_| json!(document));
+            json!({"merchant_id": id, "document": document})
+        })
+        .collect();
+    Ok(Json(json!({"merchants": merchants, "next": next})))
+}
 
 pub async fn get(
     State(context): Shared,
@@ -25,8 +44,13 @@ pub async fn put(
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response, ApiError> {
     let document = body.to_string();
-    MerchantConfig::parse(&document)
+    let config = MerchantConfig::parse(&document)
         .map_err(|error| ApiError::bad_request(format!("not a merchant document: {error}")))?;
+    let tiers = context.store.tiers().await?;
+    if let Some(step) = config.unknown_tier(&tiers) {
+        let error = format!("not a merchant document: fallback: there is no tier {step}");
+        return Err(ApiError::bad_request(error));
+    }
     context.store.set_merchant(&id, Some(&document)).await?;
     let noted = Noted { outcome: "merchant_set", ..Noted::default() };
     Ok(noted.on(Json(json!({"success": true, "merchant_id": id}))))

@@ -7,11 +7,14 @@ mod body;
 mod callbacks;
 mod calls;
 mod drain;
+mod events;
 mod merchants;
 mod metrics;
 mod observe;
 mod pod;
+mod pods;
 mod probes;
+mod query;
 mod release;
 mod renew;
 mod reply;
@@ -19,6 +22,7 @@ pub mod server;
 mod status;
 mod tiers;
 mod webhooks;
+mod whoami;
 
 use std::{sync::Arc, time::Duration};
 
@@ -185,7 +189,12 @@ fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
         .route(&api("/undrain"), admin(post(drain::undrain)))
         .route(&api("/status"), viewer(get(status::status)))
         .route(&api("/pod/{name}"), viewer(get(pod::pod)))
+        .route(&api("/pods"), viewer(get(pods::list)))
+        .route(&api("/calls"), viewer(get(calls::list)))
         .route(&api("/calls/{sid}"), viewer(get(calls::call)))
+        .route(&api("/events"), viewer(get(events::events)))
+        .route(&api("/whoami"), get(whoami::whoami))
+        .route(&api("/merchants"), viewer(get(merchants::list)))
         .route(&api("/tiers"), viewer(get(tiers::get)).merge(admin(put(tiers::put))))
         .route(
             &api("/merchants/{id}"),

@@ -30,6 +30,9 @@ use crate::domain::{
 };
 use crate::metrics::StoreMetrics;
 
+/// Events that are read back from a journal at most, and that a compacted one begins with.
+const EVENTS: usize = 100_000;
+const KEPT_IN_JOURNAL: usize = 2_000;
 /// Pods that are audited in one step.
 const AUDIT_BATCH: usize = 500;
 
@@ -106,10 +109,15 @@ impl Embedded {
                         "cut an unfinished record off the journal"
                     );
                 }
-                recovered.changes.into_iter().for_each(|change| state.fleet.replay(change));
+                for change in recovered.changes {
+                    match change {
+                        Change::Told { at, event } => state.events.push(event, at),
+                        change => state.fleet.replay(change),
+                    }
+                }
             }
         }
-        let journal = directory.begin(&state.fleet.facts())?;
+        let journal = directory.begin(&state.facts())?;
         state.fleet.keep_changes();
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
         let (publish, durable) = watch::channel(0);
@@ -122,10 +130,14 @@ impl Embedded {
         Ok(Self { shared, durable, writer, wakes: Wakes::default(), metrics })
     }
 
-    /// Keeps the last `most` events from now on.
+    /// Keeps so many events from now on; none for 0.
     pub fn keep_events(&self, most: usize) {
         let mut state = self.shared.lock();
+        let kept = state.events.before(None, most);
         state.events = EventLog::keeping(most);
+        for Logged { id, event } in kept.into_iter().rev() {
+            state.events.push(event, id.at);
+        }
         if most > 0 {
             state.fleet.keep_events();
         }
@@ -144,10 +156,14 @@ impl Embedded {
                 let mut state = self.shared.lock();
                 let now = state.now();
                 let outcome = step(&mut state.fleet, now);
-                for event in state.fleet.take_events() {
-                    state.events.push(event, now);
-                }
+                let events = state.fleet.take_events();
                 let changes = state.fleet.take_changes();
+                if self.durable.is_some() {
+                    // On disk with what they tell of, or with what comes next.
+                    let told = events.iter().cloned().map(|event| Change::Told { at: now, event });
+                    state.pending.extend(told);
+                }
+                events.into_iter().for_each(|event| state.events.push(event, now));
                 if !changes.is_empty() {
                     state.pending.extend(changes);
                     state.commit += 1;
@@ -168,8 +184,16 @@ impl Embedded {
 
 impl State {
     fn new(tiers: Tiers) -> Self {
-        let (fleet, events) = (Fleet::new(tiers, 0), EventLog::keeping(0));
+        let (fleet, events) = (Fleet::new(tiers, 0), EventLog::keeping(EVENTS));
         Self { fleet, events, clock: 0, pending: Vec::new(), commit: 0, closing: false }
+    }
+
+    /// What a journal begins with: all facts, and the last events.
+    fn facts(&self) -> Vec<Change> {
+        let mut facts = self.fleet.facts();
+        let told = self.events.before(None, KEPT_IN_JOURNAL).into_iter().rev();
+        facts.extend(told.map(|Logged { id, event }| Change::Told { at: id.at, event }));
+        facts
     }
 
     fn begin(&mut self, lease_ttl: Millis) {
@@ -190,7 +214,7 @@ fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
         }
         let changes = std::mem::take(&mut state.pending);
         let commit = state.commit;
-        let facts = journal.wants_compaction().then(|| state.fleet.facts());
+        let facts = journal.wants_compaction().then(|| state.facts());
         drop(state);
         let written = match facts {
             Some(facts) => journal.compact(&facts),

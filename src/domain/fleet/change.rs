@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Cause, End, Fleet, Place};
+use super::{Call, Cause, End, Event, Fleet, Place};
 use crate::domain::{
     Millis,
     merchant::Step,
@@ -101,6 +101,8 @@ pub enum Change {
     Polled { call: CallSid, poll_by: Millis },
     /// A call no longer waits.
     Left { call: CallSid },
+    /// Something worth telling happened. It changes no fact.
+    Told { at: Millis, event: Event },
     /// How a pod has fared, and until when it is given no calls for that.
     Health {
         pod: PodName,

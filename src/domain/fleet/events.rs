@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, fmt, str::FromStr};
 
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize};
 
 use super::{Change, Fleet, Refusal, Tried, Why, calls::Allocate};
 use crate::domain::{
@@ -13,7 +13,8 @@ use crate::domain::{
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident $text:literal)*) => {
         /// What kind of thing happened.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(rename_all = "snake_case")]
         pub enum Kind {
             $($(#[$doc])* $kind,)*
         }
@@ -76,21 +77,20 @@ impl FromStr for Kind {
     }
 }
 
-impl Serialize for Kind {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
-
 /// Something that happened, to whom.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Event {
     pub kind: Kind,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<CallSid>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodName>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pool: Option<Pool>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merchant: Option<MerchantId>,
     /// What belongs to the kind.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
@@ -198,10 +198,6 @@ impl EventLog {
     pub fn before(&self, id: Option<EventId>, most: usize) -> Vec<Logged> {
         let to = id.map_or(self.kept.len(), |id| self.kept.partition_point(|it| it.id < id));
         self.kept.range(..to).rev().take(most).cloned().collect()
-    }
-
-    pub fn last(&self) -> EventId {
-        self.last
     }
 }
 
@@ -332,7 +328,8 @@ impl Fleet {
             | Change::Spared { .. }
             | Change::Remembered { .. }
             | Change::Forgotten { .. }
-            | Change::Polled { .. } => return None,
+            | Change::Polled { .. }
+            | Change::Told { .. } => return None,
         })
     }
 }

@@ -11,6 +11,7 @@ mod drain;
 mod ends;
 mod events;
 mod limits;
+mod moves;
 mod pods;
 #[cfg(test)]
 mod properties;
@@ -36,6 +37,7 @@ pub use self::{
     drain::{Drained, Undrained, UnknownPod},
     ends::{Cause, End},
     events::{Event, EventId, EventLog, Kind as EventKind, Logged},
+    moves::{Move, moves},
     pods::{Departure, Fenced, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},

@@ -86,6 +86,7 @@ impl Fleet {
             }
             Change::Remembered { call, end } => self.ends.insert(call, end),
             Change::Forgotten { call } => self.ends.remove(&call),
+            Change::Told { .. } => {}
             Change::Waits { call, place } => {
                 self.count(place.merchant.as_ref());
                 self.queue.insert(call, place);

@@ -1,0 +1,216 @@
+//! `GET /events`: what happened, as a page or as a stream.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    Json,
+    extract::State,
+    http::{HeaderMap, header},
+    response::{
+        IntoResponse, Response,
+        sse::{Event as Message, KeepAlive, Sse},
+    },
+};
+use futures_util::stream::{self, Stream};
+use serde_json::{Map, Value, json};
+
+use super::{ApiError, Context, Shared, calls::pool_filter, query::Query};
+use crate::{
+    domain::{
+        Millis,
+        fleet::{Event, EventId, EventKind, Logged},
+        names::{CallSid, MerchantId, PodName, Pool},
+    },
+    store::StoreError,
+};
+
+/// Events that are looked at in one step.
+const STEP: usize = 1_000;
+/// Steps that one request may take.
+const STEPS: usize = 50;
+/// How often a stream looks for news.
+const LOOK: Duration = Duration::from_millis(200);
+/// How often a stream says that it is there.
+pub const HEARTBEAT: Duration = Duration::from_secs(5);
+
+/// An event as callers see it.
+pub fn shown(logged: &Logged) -> Value {
+    let Logged { id, event } = logged;
+    let mut shown = Map::new();
+    shown.insert("id".into(), json!(id.to_string()));
+    shown.insert("at".into(), json!(id.at));
+    shown.insert("event".into(), json!(event.kind));
+    let mut add = |name: &str, value: Option<String>| {
+        if let Some(value) = value {
+            shown.insert(name.into(), json!(value));
+        }
+    };
+    add("call_sid", event.call.as_ref().map(CallSid::to_string));
+    add("pod_name", event.pod.as_ref().map(PodName::to_string));
+    add("pool", event.pool.as_ref().map(Pool::to_string));
+    add("merchant_id", event.merchant.as_ref().map(MerchantId::to_string));
+    add("detail", Some(event.detail.clone()).filter(|detail| !detail.is_empty()));
+    Value::Object(shown)
+}
+
+/// Which events are asked for.
+struct Filter {
+    kind: Option<EventKind>,
+    call: Option<CallSid>,
+    pod: Option<PodName>,
+    pool: Option<Pool>,
+    merchant: Option<MerchantId>,
+}
+
+impl Filter {
+    fn read(query: &Query) -> Result<Self, ApiError> {
+        let kinds: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+        Ok(Self {
+            kind: query.parse("event", &format!("one of {}", kinds.join(", ")))?,
+            call: query.parse("call", "the id of a call")?,
+            pod: query.parse("pod", "the name of a pod")?,
+            pool: pool_filter(query, "pool")?,
+            merchant: query.parse("merchant", "the id of a merchant")?,
+        })
+    }
+
+    fn takes(&self, event: &Event) -> bool {
+        fn is<T: PartialEq>(wanted: Option<&T>, found: Option<&T>) -> bool {
+            wanted.is_none() || wanted == found
+        }
+        is(self.kind.as_ref(), Some(&event.kind))
+            && is(self.call.as_ref(), event.call.as_ref())
+            && is(self.pod.as_ref(), event.pod.as_ref())
+            && is(self.pool.as_ref(), event.pool.as_ref())
+            && is(self.merchant.as_ref(), event.merchant.as_ref())
+    }
+}
+
+pub async fn events(
+    State(context): Shared,
+    headers: HeaderMap,
+    query: Query,
+) -> Result<Response, ApiError> {
+    query.only(&["event", "call", "pod", "pool", "merchant", "limit", "before", "after"])?;
+    const ID: &str = "the id of an event";
+    let filter = Filter::read(&query)?;
+    let (before, mut after) =
+        (query.parse::<EventId>("before", ID)?, query.parse::<EventId>("after", ID)?);
+    let limit = query.limit(100, 1_000)?;
+    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
+    if accepts.is_some_and(|accept| accept.contains("text/event-stream")) {
+        if let Some(last) = headers.get("last-event-id").and_then(|id| id.to_str().ok()) {
+            after =
+                Some(last.parse().map_err(|()| {
+                    ApiError::bad_request(format!("last-event-id: expected {ID}"))
+                })?);
+        }
+        let from = match after {
+            Some(after) => after,
+            None => last(&context).await?,
+        };
+        let keep_alive = KeepAlive::new().interval(HEARTBEAT);
+        return Ok(Sse::new(told(context, filter, from)).keep_alive(keep_alive).into_response());
+    }
+    if before.is_some() && after.is_some() {
+        return Err(ApiError::bad_request("before and after can't be combined"));
+    }
+    let (found, next) = page(&context, &filter, before, after, limit).await?;
+    let found: Vec<Value> = found.iter().map(shown).collect();
+    Ok(Json(json!({"events": found, "next": next.map(|id| id.to_string())})).into_response())
+}
+
+/// Some events that a filter takes, and where to go on: with `after` the oldest first, else
+/// the latest.
+async fn page(
+    context: &Context,
+    filter: &Filter,
+    before: Option<EventId>,
+    after: Option<EventId>,
+    limit: usize,
+) -> Result<(Vec<Logged>, Option<EventId>), StoreError> {
+    let (mut found, mut at) = (Vec::new(), after.or(before));
+    for _ in 0..STEPS {
+        let some = match after {
+            Some(_) => context.store.events_after(at.unwrap_or_default(), STEP).await?,
+            None => context.store.events_before(at, STEP).await?,
+        };
+        let is_all = some.len() < STEP;
+        for logged in some {
+            at = Some(logged.id);
+            if filter.takes(&logged.event) {
+                found.push(logged);
+                if found.len() == limit {
+                    return Ok((found, at));
+                }
+            }
+        }
+        if is_all {
+            return Ok((found, None));
+        }
+    }
+    Ok((found, at))
+}
+
+async fn last(context: &Context) -> Result<EventId, StoreError> {
+    let last = context.store.events_before(None, 1).await?;
+    Ok(last.first().map(|logged| logged.id).unwrap_or_default())
+}
+
+/// News, until the client or the router goes.
+fn told(
+    context: Arc<Context>,
+    filter: Filter,
+    from: EventId,
+) -> impl Stream<Item = Result<Message, Infallible>> {
+    stream::unfold((context, filter, from, Vec::new().into_iter()), async |state| {
+        let (context, filter, mut from, mut left) = state;
+        loop {
+            if let Some(logged) = left.next() {
+                let logged: Logged = logged;
+                from = logged.id;
+                if !filter.takes(&logged.event) {
+                    continue;
+                }
+                let message = Message::default()
+                    .id(logged.id.to_string())
+                    .event(logged.event.kind.as_str())
+                    .data(shown(&logged).to_string());
+                return Some((Ok(message), (context, filter, from, left)));
+            }
+            // A store that is out has no news; the stream goes on when it is back.
+            let some = context.store.events_after(from, STEP).await.unwrap_or_default();
+            let is_quiet = some.len() < STEP / 2;
+            left = some.into_iter();
+            if is_quiet {
+                tokio::select! {
+                    () = context.lifecycle.stopping.cancelled() => return None,
+                    () = tokio::time::sleep(LOOK) => {}
+                }
+            }
+        }
+    })
+}
+
+/// What happened to a call, from its beginning, if that is known.
+pub async fn story(
+    context: &Context,
+    call: &CallSid,
+    since: Option<Millis>,
+) -> Result<Vec<Logged>, StoreError> {
+    // What led to it: a call may have waited, or been refused before.
+    const BEFORE: Millis = 60_000;
+    let oldest = since.map_or(0, |since| since.saturating_sub(BEFORE));
+    let (mut found, mut at) = (Vec::new(), None);
+    for _ in 0..STEPS {
+        let some = context.store.events_before(at, STEP).await?;
+        at = some.last().map(|logged| logged.id);
+        let is_all = some.len() < STEP || at.is_some_and(|id| id.at < oldest);
+        found.extend(some.into_iter().filter(|it| it.event.call.as_ref() == Some(call)));
+        if is_all {
+            break;
+        }
+    }
+    found.reverse();
+    Ok(found)
+}
