@@ -1,0 +1,163 @@
+// One card for each pool, the facts of the header, and the warnings.
+
+import { byId, el, keyed, setAttribute, setText } from "./dom.js";
+import { count, plural, poolKey, span } from "./words.js";
+
+// Used and free are counted in calls, the others in pods, as the router does.
+const PARTS = [
+  { key: "used", of: (pool) => pool.active_calls, shareOf: usedShare },
+  { key: "free", of: (pool) => pool.free_slots, shareOf: (pool) => pool.free_slots },
+  {
+    key: "draining",
+    of: (pool) => pool.draining,
+    shareOf: (pool) => pool.draining * widthOf(pool),
+  },
+  {
+    key: "not ready",
+    of: (pool) => pool.not_ready,
+    shareOf: (pool) => pool.not_ready * widthOf(pool),
+  },
+  {
+    key: "quarantined",
+    of: (pool) => pool.quarantined,
+    shareOf: (pool) => pool.quarantined * widthOf(pool),
+  },
+];
+
+// In the bar a pod is as wide as the calls it may carry.
+function widthOf(pool) {
+  return pool.type === "shared" ? (pool.max_concurrent ?? 1) : 1;
+}
+
+// Calls on pods that drain are calls too, but their pods have a part of their own in the bar.
+function usedShare(pool) {
+  const inService = pool.assigned - pool.draining - pool.not_ready - pool.quarantined;
+  return Math.max(0, inService * widthOf(pool) - pool.free_slots);
+}
+
+const cards = new Map();
+
+function makeCard() {
+  const name = el("h3");
+  const kind = el("span", { class: "tag" });
+  const bar = el("div", { class: "bar", role: "img" });
+  const numbers = el("ul", { class: "numbers" });
+  const parts = PARTS.map(({ key }) => {
+    const segment = el("span", { "data-part": key });
+    const number = el("strong");
+    const item = el(
+      "li",
+      { "data-part": key },
+      el("span", { class: "swatch", "aria-hidden": "true" }),
+      number,
+      ` ${key}`,
+    );
+    bar.append(segment);
+    numbers.append(item);
+    return { segment, number, item };
+  });
+  const size = el("span");
+  const waiting = el("span", { class: "pool-waiting" });
+  const foot = el("p", { class: "soft small pool-foot" }, size, waiting);
+  const element = el(
+    "li",
+    { class: "card pool" },
+    el("div", { class: "card-head" }, name, kind),
+    bar,
+    numbers,
+    foot,
+  );
+  return { element, name, kind, bar, parts, size, waiting };
+}
+
+function kindWords(pool) {
+  if (pool.type === "shared" && pool.max_concurrent) return `shared by ${pool.max_concurrent}`;
+  return pool.type;
+}
+
+function showCard(card, pool) {
+  setText(card.name, poolKey(pool));
+  setText(card.kind, kindWords(pool));
+  setAttribute(card.kind, "data-kind", pool.type);
+  PARTS.forEach(({ of, shareOf }, index) => {
+    const { segment, number, item } = card.parts[index];
+    const value = of(pool) ?? 0;
+    const share = shareOf(pool) || 0;
+    segment.style.setProperty("--share", share);
+    segment.hidden = share === 0;
+    setText(number, count(value));
+    item.classList.toggle("zero", value === 0);
+  });
+  setAttribute(
+    card.bar,
+    "aria-label",
+    PARTS.map(({ key, of }) => `${count(of(pool))} ${key}`).join(", "),
+  );
+  setText(card.size, `${plural(pool.assigned, "pod")}, target ${count(pool.target)}`);
+  setText(card.waiting, `${count(pool.waiting)} waiting`);
+  card.element.classList.toggle("below", pool.assigned < pool.target);
+  card.waiting.classList.toggle("some", pool.waiting > 0);
+}
+
+export function showPools(pools) {
+  const known = new Map(pools.map((pool) => [poolKey(pool), pool]));
+  keyed(byId("pools"), cards, [...known.keys()], makeCard);
+  for (const [key, pool] of known) showCard(cards.get(key), pool);
+  setText(byId("pools-none"), "There are no pools.");
+  byId("pools-none").hidden = pools.length > 0;
+}
+
+function showFact(id, text, isBad = false) {
+  setText(byId(id), text);
+  byId(id).classList.toggle("bad", isBad);
+}
+
+const total = (number) => (Number.isFinite(number) ? count(number) : "–");
+
+export function showHeader({ at, router, store, leader, cluster, active_calls, waiting }) {
+  setText(byId("total-calls"), total(active_calls));
+  setText(byId("total-waiting"), total(waiting));
+  byId("total-waiting").classList.toggle("some", waiting > 0);
+  setText(
+    byId("router"),
+    `${router.name} ${router.version}, up ${span(at / 1000 - router.started_at)}`,
+  );
+  const kind = store.kind === "redis" ? "Redis" : store.kind;
+  showFact("fact-store", `${kind}, ${store.is_up ? "up" : "out"}`, !store.is_up);
+  const epoch = leader.epoch ? `, epoch ${leader.epoch}` : "";
+  showFact("fact-leader", leader.is_leader ? `this router${epoch}` : `another router${epoch}`);
+  showFact(
+    "fact-cluster",
+    !cluster.is_used ? "none" : cluster.is_connected ? "connected" : "not connected",
+    cluster.is_used && !cluster.is_connected,
+  );
+}
+
+const warnings = new Map();
+
+// A warning counts seconds in its text. It is said aloud once, not again with every second.
+const withoutNumbers = (text) => text.replace(/\d+/g, "#");
+
+function makeWarning() {
+  const mark = el("span", { class: "mark", "aria-hidden": "true" });
+  const level = el("strong");
+  const text = el("span");
+  return { element: el("li", {}, mark, level, " ", text), mark, level, text };
+}
+
+export function showWarnings(list) {
+  const known = new Map(list.map((warning) => [withoutNumbers(warning.text), warning]));
+  const fresh = [...known.keys()].filter((key) => !warnings.has(key));
+  keyed(byId("warnings"), warnings, [...known.keys()], makeWarning);
+  for (const [key, { level, text }] of known) {
+    const item = warnings.get(key);
+    setAttribute(item.element, "data-level", level);
+    setText(item.mark, level === "error" ? "✕" : "!");
+    setText(item.level, level === "error" ? "Error" : "Warning");
+    setText(item.text, text);
+  }
+  byId("warnings-none").hidden = list.length > 0;
+  if (fresh.length)
+    setText(byId("warnings-said"), fresh.map((key) => known.get(key).text).join(". "));
+  else if (!list.length) setText(byId("warnings-said"), "");
+}
