@@ -19,6 +19,7 @@ use crate::{
     control::{Control, ListFile, PodFeed, Source},
     http::{
         self, Context,
+        live::{About, Live},
         server::{Patience, serve},
     },
     lifecycle::Lifecycle,
@@ -74,6 +75,14 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     let access = Arc::new(access);
     let lifecycle = Arc::new(Lifecycle::default());
     let stopping = lifecycle.stopping.clone();
+    let about = About {
+        name: config.identity.clone(),
+        store: if matches!(config.store, StoreConfig::Redis { .. }) { "redis" } else { "embedded" },
+        has_cluster: matches!(config.pods, PodSource::Cluster(_)),
+        has_events: config.events > 0,
+        draining_ttl: config.ttls.draining,
+    };
+    let live = Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about);
     let context = Arc::new(Context {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -89,6 +98,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),
+        live: live.clone(),
     });
 
     let simulated = config.pods == PodSource::Simulated;
@@ -148,6 +158,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     };
     servers.spawn(serve(listener, routes, patience, closing.clone()));
     let loops = control.start(source);
+    loops.spawn(live.run());
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
     Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
 }

@@ -8,6 +8,8 @@ use tokio_util::sync::CancellationToken;
 #[derive(Debug, Default)]
 pub struct Lifecycle {
     reached: AtomicBool,
+    /// The cluster was there, and can't be followed.
+    pub is_cluster_lost: AtomicBool,
     pub stopping: CancellationToken,
 }
 

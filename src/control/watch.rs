@@ -9,6 +9,7 @@ use std::{
     collections::{HashMap, HashSet},
     convert::Infallible,
     pin::Pin,
+    sync::atomic::Ordering,
     time::Duration,
 };
 
@@ -169,6 +170,7 @@ impl Control {
                 again = Instant::now() + self.reconcile_interval;
                 *pause = PAUSE.0;
                 said.clear();
+                self.lifecycle.is_cluster_lost.store(false, Ordering::Relaxed);
             }
             let mut changes = Changes::new();
             for event in told {
@@ -188,6 +190,7 @@ impl Control {
                                 "cannot follow the pods of the cluster; trying again"
                             );
                             said = error;
+                            self.lifecycle.is_cluster_lost.store(true, Ordering::Relaxed);
                         }
                         if is_over || following.current.is_none() {
                             // What it would go on from is gone.

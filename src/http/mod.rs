@@ -8,9 +8,11 @@ mod callbacks;
 mod calls;
 mod drain;
 mod events;
+pub mod live;
 mod merchants;
 mod metrics;
 mod observe;
+mod page;
 mod pod;
 mod pods;
 mod probes;
@@ -35,8 +37,8 @@ use axum::{
 };
 use tokio::sync::Notify;
 
-use self::callbacks::About;
 pub use self::reply::{ApiError, Noted};
+use self::{callbacks::About, live::Live};
 use crate::{
     access::{Access, Role},
     config::{BusyAction, HoldConfig, Ttls},
@@ -69,6 +71,8 @@ pub struct Context {
     /// Tells the pods' loop that the tiers have changed.
     pub nudge: Arc<Notify>,
     pub lifecycle: Arc<Lifecycle>,
+    /// What the page shows.
+    pub live: Arc<Live>,
 }
 
 impl Context {
@@ -193,7 +197,10 @@ fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
         .route(&api("/calls"), viewer(get(calls::list)))
         .route(&api("/calls/{sid}"), viewer(get(calls::call)))
         .route(&api("/events"), viewer(get(events::events)))
+        .route(&api("/live"), viewer(get(live::live)))
         .route(&api("/whoami"), get(whoami::whoami))
+        .route("/", get(page::index))
+        .route("/page/{name}", get(page::part))
         .route(&api("/merchants"), viewer(get(merchants::list)))
         .route(&api("/tiers"), viewer(get(tiers::get)).merge(admin(put(tiers::put))))
         .route(
@@ -243,8 +250,18 @@ impl Context {
         };
         let metrics = Arc::new(Metrics::default());
         let tiers = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
+        let store: Arc<dyn Store> = Arc::new(Embedded::in_memory(tiers, 0, metrics.store.clone()));
+        let lifecycle = Arc::new(Lifecycle::default());
+        let about = live::About {
+            name: String::new(),
+            store: "embedded",
+            has_cluster: false,
+            has_events: true,
+            draining_ttl: 1_000,
+        };
         Arc::new(Self {
-            store: Arc::new(Embedded::in_memory(tiers, 0, metrics.store.clone())),
+            live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
+            store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
             access: Arc::default(),
@@ -263,7 +280,7 @@ impl Context {
             },
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
-            lifecycle: Arc::default(),
+            lifecycle,
         })
     }
 }

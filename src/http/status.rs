@@ -26,7 +26,7 @@ pub async fn status(State(context): Shared) -> Result<Json<Value>, ApiError> {
     })))
 }
 
-fn describe(pool: &PoolStatus) -> Value {
+pub fn describe(pool: &PoolStatus) -> Value {
     let kind = match pool.kind {
         Some(Kind::Exclusive) => "exclusive",
         Some(Kind::Shared { .. }) => "shared",

@@ -512,7 +512,7 @@ pub static CELLS: [Cell; 35] = [
     Cell {
         name: "overload",
         says: "ten times what the store can take",
-        settings: &[("LEASE_TTL", "2s")],
+        settings: &[("LEASE_TTL", "2500ms")],
         style: Style { long: 60, ..USUAL },
         fault: |scene| super::overload::flood(scene.world, scene.is_broken),
         ..PLAIN

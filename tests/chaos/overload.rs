@@ -21,7 +21,7 @@ use crate::support::{PROGRAM, chance::Dice, free_port, redis::RedisServer};
 const CAP: u32 = 100;
 /// Who asks, each ten times a second: ten times as much as three routers can do.
 const ASKING: usize = 300;
-const TIME: Duration = Duration::from_secs(2);
+const TIME: Duration = Duration::from_secs(3);
 
 pub fn flood(world: &World, is_plain: bool) {
     world.history.fault("too many requests");

@@ -15,9 +15,10 @@ export const token = {
 
 /** An answer that is an error, with the router's own words; status 0 if there was no answer. */
 class RouterError extends Error {
-  constructor(status, text) {
+  constructor(status, text, details) {
     super(text);
     this.status = status;
+    this.details = details;
     this.isDenied = status === 401 || status === 403;
   }
 }
@@ -40,7 +41,7 @@ async function errorOf(response) {
   const text = await response.text().catch(() => "");
   try {
     const answer = JSON.parse(text);
-    if (answer.error) return new RouterError(response.status, describe(answer));
+    if (answer.error) return new RouterError(response.status, describe(answer), answer.details);
   } catch {
     // Not from the router itself, but from a proxy before it: its status has to do.
   }
@@ -51,7 +52,7 @@ async function errorOf(response) {
 }
 
 function describe({ error, details }) {
-  if (!details) return error;
+  if (!details || details.events) return error;
   return `${error} (${typeof details === "string" ? details : JSON.stringify(details)})`;
 }
 

@@ -188,7 +188,12 @@ const eventsOf = (name) =>
   );
 
 const LOADERS = {
-  call: (sid) => ask("GET", `/calls/${encodeURIComponent(sid)}`),
+  // A call that is over is not found, and its story comes with that.
+  call: (sid) =>
+    ask("GET", `/calls/${encodeURIComponent(sid)}`).catch((error) => {
+      if (error.details?.events) return error.details;
+      throw error;
+    }),
   pod: async (name) => {
     const [pod, events] = await Promise.all([
       ask("GET", `/pod/${encodeURIComponent(name)}`),

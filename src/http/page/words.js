@@ -140,6 +140,7 @@ const KINDS = {
   ],
   existing: ["plain", (e, call, pod) => [call, " asked again and has ", pod, " still"]],
   handed: ["good", (e, call, pod) => [call, " waited and was handed ", pod]],
+  fetched: ["good", (e, call, pod) => [call, " came for ", pod]],
   waiting: ["wait", (e, call) => [call, " waits", bracketed(parseTried(e.detail))]],
   left: ["wait", (e, call) => [call, " gave up waiting"]],
   refused: [
@@ -157,6 +158,7 @@ const KINDS = {
   gone: ["wait", (e, call, pod) => [pod, " is gone"]],
   moved: ["plain", (e, call, pod) => [pod, " moved to ", poolName(e.pool) || "no pool"]],
   quarantined: ["bad", (e, call, pod) => [pod, " is in quarantine: calls on it failed"]],
+  restored: ["good", (e, call, pod) => [pod, " is out of quarantine"]],
   leader: ["plain", (e) => ["A leader took over", e.detail ? ` (epoch ${e.detail})` : ""]],
   tiers: ["plain", () => ["New tiers are in force"]],
   merchant_set: ["plain", (e) => [`Merchant ${e.merchant_id ?? "?"} was set`]],
@@ -193,6 +195,7 @@ const STEPS = {
   allocated: (e, pod) => [...tried(e), ["given ", pod]],
   existing: (e, pod) => [["asked again, has ", pod, " still"]],
   handed: (e, pod) => [["handed ", pod, " after waiting"]],
+  fetched: (e, pod) => [["came for ", pod]],
   waiting: (e) => [...tried(e), ["began to wait"]],
   left: () => [["gave up waiting"]],
   refused: (e) => [...tried(e), ["refused: ", refusalWords(e.detail)]],
