@@ -15,6 +15,7 @@ mod deploy;
 mod differential;
 mod differential_mutations;
 mod drain;
+mod events;
 mod functions;
 mod http;
 mod journal;

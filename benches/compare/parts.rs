@@ -131,8 +131,10 @@ pub fn machine() -> String {
     };
     let redis = output("redis-server", &["--version"]);
     let redis = redis.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
-    let commit = output("git", &["rev-parse", "--short", "HEAD"]);
-    let changed = !output("git", &["status", "--porcelain"]).is_empty();
+    // (what is written down about it does not change the program)
+    let program = ["--", ".", ":!docs", ":!*.md"];
+    let commit = output("git", &[&["log", "-1", "--format=%h"], &program[..]].concat());
+    let changed = !output("git", &[&["status", "--porcelain"], &program[..]].concat()).is_empty();
     let changed = if changed { " (with changes)" } else { "" };
     format!(
         "{cores} cores, {}, Redis {redis}, commit {commit}{changed}",

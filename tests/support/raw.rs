@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{SocketAddr, TcpStream},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -147,6 +147,44 @@ impl Connection {
             }
             self.more()?;
         }
+    }
+
+    /// Asks for a stream of events; what comes is read with [`Self::read_until`].
+    pub fn open_stream(&mut self, path: &str) {
+        self.write(&head("GET", path, &[("accept", "text/event-stream")], 0));
+    }
+
+    /// What comes up to a text, which must come in time.
+    pub fn read_until(&mut self, text: &str, within: Duration) -> String {
+        let until = Instant::now() + within;
+        loop {
+            let found = self.read.windows(text.len()).position(|some| some == text.as_bytes());
+            if let Some(at) = found {
+                let rest = self.read.split_off(at + text.len());
+                let read = std::mem::replace(&mut self.read, rest);
+                return String::from_utf8_lossy(&read).into_owned();
+            }
+            let left = until.saturating_duration_since(Instant::now());
+            assert!(
+                !left.is_zero(),
+                "{text:?} did not come, but {}",
+                String::from_utf8_lossy(&self.read)
+            );
+            self.stream.set_read_timeout(Some(left.max(Duration::from_millis(1)))).unwrap();
+            let mut some = [0; 16 << 10];
+            match self.stream.read(&mut some) {
+                Ok(0) => panic!("{text:?} did not come, but the end"),
+                Ok(count) => self.read.extend(&some[..count]),
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Reads until the server closes the connection, which must be in time.
+    pub fn read_to_end(&mut self, within: Duration) {
+        self.stream.set_read_timeout(Some(within)).unwrap();
+        let mut rest = Vec::new();
+        self.stream.read_to_end(&mut rest).expect("the end");
     }
 
     fn more(&mut self) -> Option<()> {

@@ -1,0 +1,270 @@
+//! What happened, told in both stores alike: events, stories, lists, and what people see.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::support::{Router, redis::RedisServer, scratch};
+
+const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+
+const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
+
+/// The same for a router on each store.
+fn on_both(check: impl Fn(&Router)) {
+    let settings = [("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL];
+    check(&Router::start(&settings));
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let mut settings = settings.to_vec();
+    settings.push(("REDIS_URL", &url));
+    check(&Router::start(&settings));
+}
+
+fn kinds(answer: &Value) -> Vec<String> {
+    let events = answer["events"].as_array().expect("events");
+    events.iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_call_has_a_story() {
+    on_both(|router| {
+        router.allocate("CA1");
+        router.allocate("CA2");
+        let (_, story) = router.get("/api/v1/calls/CA2");
+        assert_eq!(story["state"], "live");
+        let told = &story["events"][0];
+        assert_eq!(told["event"], "allocated");
+        assert_eq!(told["call_sid"], "CA2");
+        assert_eq!(told["pod_name"], story["pod_name"]);
+        assert_eq!(told["pool"], "pool:basic");
+        assert_eq!(told["detail"], "gold=at_capacity");
+        router.release("CA2");
+        let (status, over) = router.get("/api/v1/calls/CA2");
+        assert_eq!(status, 404);
+        assert_eq!(over["details"]["state"], "ended");
+        assert_eq!(kinds(&over["details"]), ["allocated", "ended"]);
+        let end = over["details"]["events"][1]["detail"].as_str().unwrap();
+        assert!(end.starts_with("agent "), "{end}");
+        let (status, unknown) = router.get("/api/v1/calls/CA99");
+        assert_eq!((status, &unknown["details"]), (404, &Value::Null));
+    });
+}
+
+#[test]
+fn refusals_and_changes_are_told() {
+    on_both(|router| {
+        for number in 1..=4 {
+            router.post("/api/v1/allocate", json!({"call_sid": format!("CA{number}")}));
+        }
+        router.post("/api/v1/drain", json!({"pod_name": "a"}));
+        router.post("/api/v1/undrain", json!({"pod_name": "a"}));
+        router.put("/api/v1/merchants/acme", r#"{"max_calls": 3}"#);
+        let (_, answer) = router.get("/api/v1/events?limit=6");
+        let expected =
+            ["merchant_set", "undrained", "drained", "refused", "allocated", "allocated"];
+        assert_eq!(kinds(&answer), expected, "the latest first");
+        let refused = &answer["events"][3];
+        assert_eq!(refused["detail"], "no_pods gold=at_capacity basic=at_capacity");
+        let (_, of_pod) = router.get("/api/v1/events?pod=a&event=drained");
+        assert_eq!(kinds(&of_pod), ["drained"]);
+        // Page by page, backwards and forwards, it is the same.
+        let (_, all) = router.get("/api/v1/events");
+        let mut paged = Vec::new();
+        let mut path = "/api/v1/events?limit=3".to_owned();
+        loop {
+            let (_, page) = router.get(&path);
+            paged.extend(page["events"].as_array().unwrap().clone());
+            let Some(next) = page["next"].as_str() else { break };
+            path = format!("/api/v1/events?limit=3&before={next}");
+        }
+        assert_eq!(json!(paged), all["events"]);
+        let oldest = paged.last().unwrap()["id"].as_str().unwrap();
+        let (_, after) = router.get(&format!("/api/v1/events?after={oldest}"));
+        paged.reverse();
+        assert_eq!(json!(paged[1..]), after["events"]);
+    });
+}
+
+#[test]
+fn news_comes_as_a_stream_from_any_replica() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let settings = [("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL, ("REDIS_URL", &url)];
+    let (one, other) = (Router::start(&settings), Router::start(&settings));
+    let mut stream = one.connect();
+    stream.open_stream("/api/v1/events?event=allocated");
+    stream.read_until("text/event-stream", Duration::from_secs(2));
+    other.allocate("CA1");
+    let text = stream.read_until("CA1", Duration::from_secs(2));
+    assert!(text.contains("event: allocated"), "{text}");
+    assert!(text.contains("id: "), "{text}");
+    // What the page shows comes from there, too.
+    let mut live = one.connect();
+    live.open_stream("/api/v1/live");
+    live.read_until("\"is_full\":true", Duration::from_secs(2));
+    other.allocate("CA2");
+    live.read_until("CA2", Duration::from_secs(1));
+    live.read_until("event: state", Duration::from_secs(2));
+    // A router that stops ends its streams.
+    one.signal("TERM");
+    stream.read_to_end(Duration::from_secs(3));
+}
+
+#[test]
+fn calls_are_listed_page_by_page() {
+    let pods: Vec<String> = (0..30).map(|number| format!("p{number}=h:1")).collect();
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    for redis in [None, Some(url.as_str())] {
+        let pods = pods.join(",");
+        let mut settings =
+            vec![("TIER_CONFIG", r#"{"gold": 20, "basic": 10}"#), ("PODS", &pods), URL];
+        settings.extend(redis.map(|url| ("REDIS_URL", url)));
+        let router = Router::start(&settings);
+        for number in 0..25 {
+            let merchant = if number % 5 == 0 { "acme" } else { "other" };
+            let call = json!({"call_sid": format!("CA{number}"), "merchant_id": merchant});
+            assert_eq!(router.post("/api/v1/allocate", call).0, 200);
+        }
+        let all = |query: &str| {
+            let (mut found, mut cursor) = (Vec::new(), String::new());
+            loop {
+                let (status, page) = router.get(&format!("/api/v1/calls?{query}{cursor}"));
+                assert_eq!(status, 200, "{page}");
+                let calls = page["calls"].as_array().unwrap();
+                found
+                    .extend(calls.iter().map(|call| call["call_sid"].as_str().unwrap().to_owned()));
+                match page["next"].as_str() {
+                    Some(next) => cursor = format!("&cursor={next}"),
+                    None => return found,
+                }
+            }
+        };
+        assert_eq!(all("limit=4").len(), 25);
+        assert_eq!(all("limit=2&merchant=acme").len(), 5);
+        assert_eq!(all("limit=3&pool=basic").len(), 10);
+        assert_eq!(all("pool=pool:gold").len(), 15);
+        assert_eq!(all("state=waiting").len(), 0);
+        let (_, page) = router.get("/api/v1/calls?limit=4");
+        let next = page["next"].as_str().unwrap();
+        let (status, refused) = router.get(&format!("/api/v1/calls?pool=gold&cursor={next}"));
+        assert_eq!(status, 400);
+        assert!(refused["error"].as_str().unwrap().contains("another query"), "{refused}");
+        let (_, pods) = router.get("/api/v1/pods?state=busy&limit=1000");
+        assert_eq!(pods["pods"].as_array().unwrap().len(), 25);
+        let (_, page) = router.get("/api/v1/pods?pool=basic&limit=6");
+        assert_eq!(page["pods"].as_array().unwrap().len(), 6);
+        let next = page["next"].as_str().unwrap();
+        let (_, rest) = router.get(&format!("/api/v1/pods?pool=basic&limit=6&cursor={next}"));
+        assert_eq!(rest["pods"].as_array().unwrap().len(), 4);
+        assert_eq!(rest["next"], Value::Null);
+    }
+}
+
+#[test]
+fn what_makes_no_sense_is_refused_in_words() {
+    on_both(|router| {
+        for (path, says) in [
+            ("calls?limit=0", "limit=0: expected a number from 1 to 500"),
+            ("calls?limit=x", "limit=x: expected a number"),
+            ("calls?state=dead", "state: expected live or waiting"),
+            ("calls?cursor=abc", "not one that this router gave out"),
+            ("calls?colour=red", "there is no parameter \"colour\""),
+            ("calls?pod=A_B", "pod=A_B: expected the name of a pod"),
+            ("calls?state=waiting&pod=a", "calls that wait are in no pool"),
+            ("events?event=exploded", "expected one of allocated"),
+            ("events?before=1-1&after=1-1", "can't be combined"),
+            ("events?before=yesterday", "expected the id of an event"),
+            ("pods?state=tired", "state: expected one of available"),
+            ("merchants?cursor=%20", "not one that this router gave out"),
+        ] {
+            let (status, answer) = router.get(&format!("/api/v1/{path}"));
+            let error = answer["error"].as_str().unwrap_or_default();
+            assert!(status == 400 && error.contains(says), "{path}: {status} {answer}");
+        }
+    });
+}
+
+#[test]
+fn events_can_be_switched_off() {
+    let router =
+        Router::start(&[("TIER_CONFIG", TIERS), ("PODS", "a=h:1"), URL, ("EVENTS", "off")]);
+    router.allocate("CA1");
+    assert_eq!(kinds(&router.get("/api/v1/events").1), [""; 0]);
+    assert_eq!(kinds(&router.get("/api/v1/calls/CA1").1), [""; 0]);
+}
+
+#[test]
+fn events_survive_a_restart_with_the_journal() {
+    let directory = scratch();
+    let router = Router::start(&[
+        ("TIER_CONFIG", TIERS),
+        ("PODS", "a=h:1,b=h:2"),
+        URL,
+        ("DATA_DIR", directory.to_str().unwrap()),
+    ]);
+    router.allocate("CA1");
+    router.release("CA1");
+    let (_, before) = router.get("/api/v1/calls/CA1");
+    let router = router.kill_and_restart();
+    let (_, after) = router.get("/api/v1/calls/CA1");
+    assert_eq!(kinds(&after["details"]), ["allocated", "ended"]);
+    assert_eq!(before["details"]["events"][0]["at"], after["details"]["events"][0]["at"]);
+}
+
+#[test]
+fn a_dry_run_says_what_would_move_and_moves_nothing() {
+    on_both(|router| {
+        router.allocate("CA1");
+        let next = r#"{"silver": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+        let (status, told) = router.put("/api/v1/tiers?dry_run=true", next);
+        assert_eq!(status, 200, "{told}");
+        let moves = told["moves"].as_array().unwrap();
+        assert_eq!(moves.len(), 1, "{told}");
+        assert_eq!(moves[0]["from"], "gold");
+        assert_eq!(moves[0]["to"], "silver");
+        assert_eq!(moves[0]["is_busy"], true);
+        assert_eq!(told["warnings"][0], "1 busy pods move when their calls are over");
+        assert!(router.get("/api/v1/tiers").1.to_string().contains("gold"), "nothing has moved");
+        let (status, refused) = router.put("/api/v1/merchants/acme", r#"{"fallback": ["plaid"]}"#);
+        assert_eq!(status, 400);
+        assert!(refused["error"].as_str().unwrap().contains("there is no tier plaid"));
+        assert_eq!(router.get("/api/v1/merchants/acme").0, 404);
+        for id in ["acme", "zeta"] {
+            assert_eq!(router.put(&format!("/api/v1/merchants/{id}"), "{}").0, 200);
+        }
+        let (_, page) = router.get("/api/v1/merchants?limit=1");
+        assert_eq!(page["merchants"][0], json!({"merchant_id": "acme", "document": {}}));
+        let next = page["next"].as_str().unwrap();
+        let (_, page) = router.get(&format!("/api/v1/merchants?limit=1&cursor={next}"));
+        assert_eq!(page["merchants"][0]["merchant_id"], "zeta");
+        assert_eq!(page["next"], Value::Null);
+    });
+}
+
+#[test]
+fn the_page_and_its_streams_ask_for_the_viewers_token() {
+    let tokens = "viewer:v1,agent:g1,admin:a1";
+    let router = Router::start(&[("TIER_CONFIG", TIERS), ("API_TOKENS", tokens)]);
+    let page = router.connect().get("/");
+    assert_eq!(page.status, 200);
+    assert!(page.text().contains("/page/page.js"));
+    let policy = page.header("content-security-policy").unwrap();
+    assert!(policy.starts_with("default-src 'none'"), "{policy}");
+    assert_eq!(router.connect().get("/page/page.js").status, 200);
+    assert_eq!(router.connect().get("/page/none.js").status, 404);
+    for path in ["whoami", "live", "events", "calls", "pods", "merchants"] {
+        assert_eq!(router.connect().get(&format!("/api/v1/{path}")).status, 401, "{path}");
+    }
+    let ask = |path: &str, token: &str| {
+        let header = format!("Bearer {token}");
+        let path = format!("/api/v1/{path}");
+        router.connect().send("GET", &path, &[("authorization", &header)], b"").json()
+    };
+    assert_eq!(ask("whoami", "a1"), (200, json!({"role": "admin", "needs_token": true})));
+    assert_eq!(ask("whoami", "v1").1["role"], "viewer");
+    assert_eq!(ask("whoami", "x").0, 401);
+    assert_eq!(ask("events", "v1").0, 200);
+    assert_eq!(ask("events", "g1").0, 403);
+}
