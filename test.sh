@@ -5,7 +5,7 @@ cd "$(dirname "$0")"
 
 # command:package, for what the tests call besides cargo
 needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
-  python3:python3 node:nodejs npm:npm nginx:nginx-light)
+  python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus)
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
@@ -14,6 +14,10 @@ python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -q
   apt-get install -yq --no-install-recommends "${missing[@]}"
+  # The package of promtool also starts a Prometheus, on the port of our metrics.
+  if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
+    systemctl disable --now prometheus
+  fi
 fi
 command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
 

@@ -1,11 +1,13 @@
 //! The manifests we ship: every one is what the API server would take, and says
-//! nothing that the program does not understand.
+//! nothing that the program does not understand. The alerts and the dashboard look
+//! at nothing that a router does not tell.
 
 use std::{
     collections::BTreeSet,
     fs,
     path::{Path, PathBuf},
     process::Command,
+    time::Duration,
 };
 
 use clap::Arg;
@@ -19,7 +21,14 @@ use k8s_openapi::{
     },
     serde::{Serialize, de::DeserializeOwned},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
+
+use crate::support::{
+    Connection, Router, eventually,
+    provider::{PUBLIC_URL, again, call},
+    redis::RedisServer,
+    scratch,
+};
 
 fn deploy() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
@@ -30,7 +39,12 @@ fn documents() -> Vec<(String, Value)> {
     let mut found = Vec::new();
     for directory in ["base", "monitoring", "example", "nginx"] {
         for entry in fs::read_dir(deploy().join(directory)).unwrap() {
-            let path = entry.unwrap().path();
+            let entry = entry.unwrap();
+            // Rules and their tests are for Prometheus, not for the API server.
+            if entry.file_name().to_str().unwrap().starts_with("alerts") {
+                continue;
+            }
+            let path = entry.path();
             if path.extension().is_some_and(|extension| extension == "yaml") {
                 let text = fs::read_to_string(&path).unwrap();
                 let documents: Vec<Value> = serde_saphyr::from_multiple(&text)
@@ -201,5 +215,157 @@ fn kustomize_renders_them() {
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         let found = text.lines().filter(|line| line.starts_with("kind:")).count();
         assert_eq!(found, kinds, "{directory}");
+    }
+}
+
+fn monitoring(file: &str) -> String {
+    fs::read_to_string(deploy().join("monitoring").join(file)).unwrap()
+}
+
+fn alerts() -> Vec<Value> {
+    let rules: Value = serde_saphyr::from_str(&monitoring("alerts.yaml")).unwrap();
+    let groups = rules["groups"].as_array().unwrap().iter();
+    groups.flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
+}
+
+/// What the panels of the dashboard ask, with a length of time as Grafana puts it in.
+fn questions() -> Vec<String> {
+    let dashboard: Value = serde_json::from_str(&monitoring("dashboard.json")).unwrap();
+    let panels = dashboard["panels"].as_array().unwrap().iter();
+    let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
+    let questions = targets.map(|target| target["expr"].as_str().unwrap());
+    questions.map(|question| question.replace("$__rate_interval", "5m")).collect()
+}
+
+fn promtool(directory: &Path, args: &[&str]) {
+    let output = Command::new("promtool").current_dir(directory).args(args).output();
+    let output = output.expect("promtool is installed (Debian's package prometheus)");
+    let said = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
+}
+
+#[test]
+fn every_alert_fires_when_it_should_and_only_then() {
+    let directory = deploy().join("monitoring");
+    promtool(&directory, &["check", "rules", "alerts.yaml"]);
+    promtool(&directory, &["test", "rules", "alerts_test.yaml", "alerts_days_test.yaml"]);
+    let tests = monitoring("alerts_test.yaml") + &monitoring("alerts_days_test.yaml");
+    for alert in alerts() {
+        let name = alert["alert"].as_str().unwrap();
+        assert!(tests.contains(&format!("alertname=\"{name}\"")), "{name} has no test");
+    }
+}
+
+#[test]
+fn every_alert_has_its_section_in_the_runbook() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/runbook.md");
+    let runbook = fs::read_to_string(path).unwrap();
+    let sections: BTreeSet<String> =
+        runbook.lines().filter_map(|line| line.strip_prefix("## ")).map(str::to_owned).collect();
+    let anchors: BTreeSet<String> = sections.iter().map(|name| name.to_lowercase()).collect();
+    let mut names = BTreeSet::new();
+    for alert in alerts() {
+        let name = alert["alert"].as_str().unwrap();
+        let told = &alert["annotations"];
+        assert!(told["summary"].as_str().is_some_and(|summary| summary.ends_with('.')), "{name}");
+        let severity = alert["labels"]["severity"].as_str().unwrap();
+        assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity}");
+        assert_eq!(told["runbook"], format!("docs/runbook.md#{}", name.to_lowercase()));
+        names.insert(name.to_owned());
+    }
+    assert_eq!(sections, names);
+    for link in runbook.split("](#").skip(1) {
+        let anchor = link.split(')').next().unwrap();
+        assert!(anchors.contains(anchor), "the runbook has no section {anchor}");
+    }
+}
+
+#[test]
+fn prometheus_understands_every_question_of_the_dashboard() {
+    let rules: Vec<Value> = questions()
+        .iter()
+        .enumerate()
+        .map(|(at, question)| json!({"record": format!("question_{at}"), "expr": question}))
+        .collect();
+    assert!(rules.len() >= 40, "{}", rules.len());
+    let directory = scratch();
+    let rules = json!({"groups": [{"name": "dashboard", "rules": rules}]});
+    fs::write(directory.join("dashboard.yaml"), rules.to_string()).unwrap();
+    promtool(&directory, &["check", "rules", "dashboard.yaml"]);
+}
+
+/// What a router's metrics are called to which everything has happened that is
+/// counted: those with labels are not there before.
+fn series() -> BTreeSet<String> {
+    let server = RedisServer::start(&[]);
+    let router = Router::start(&[
+        ("REDIS_URL", &server.url()),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+        ("PUBLIC_URL", PUBLIC_URL),
+        ("CONNECT_TIMEOUT", "1s"),
+        ("LEASE_TTL", "2s"),
+        ("HOLD_TIME", "1s"),
+        ("HOLD_POLL", "1s"),
+        ("RETRY_ON_DISCONNECT", "1"),
+        ("API_TOKENS", "admin:secret"),
+        ("LOG_LEVEL", "off"),
+    ]);
+    let ask = |body: Value| router.post("/api/v1/allocate", body).0;
+    // One whose stream never starts, one that is never released, one too many, one
+    // that waits, one beyond a limit, and somebody without a token.
+    assert!(call(&mut router.connect(), "T1").pod().is_some());
+    router.allocate("J1");
+    assert_eq!(ask(json!({"call_sid": "J2"})), 503);
+    ask(json!({"call_sid": "J3", "wait": "1s"}));
+    assert_eq!(router.put("/api/v1/merchants/acme", r#"{"max_calls": 0}"#).0, 200);
+    assert_eq!(ask(json!({"call_sid": "J4", "merchant_id": "acme"})), 503);
+    assert_eq!(router.connect().get("/api/v1/status").status, 401);
+    // What Redis refuses.
+    let mut redis = server.connection();
+    let key = "voice:merchant:config";
+    redis::cmd("DEL").arg(key).exec(&mut redis).unwrap();
+    redis::cmd("SET").arg(key).arg("junk").exec(&mut redis).unwrap();
+    assert_eq!(ask(json!({"call_sid": "J5", "merchant_id": "acme"})), 500);
+    redis::cmd("DEL").arg(key).exec(&mut redis).unwrap();
+    eventually(Duration::from_secs(10), "leases end", || router.status()["active_calls"] == 0);
+    // One whose stream is gone, and one as it should be.
+    let first = call(&mut router.connect(), "T2");
+    assert!(again(&router, "T2", &first).pod().is_some());
+    router.allocate("J6");
+    assert_eq!(router.release("J6").0, 200);
+
+    let text = Connection::open(router.metrics).get("/metrics").text();
+    let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
+    types
+        .flat_map(|(name, kind)| {
+            let endings: &[&str] = match kind {
+                "counter" => &["_total"],
+                "histogram" => &["_bucket", "_sum", "_count"],
+                _ => &[""],
+            };
+            endings.iter().map(move |ending| format!("{name}{ending}"))
+        })
+        .collect()
+}
+
+#[test]
+fn alerts_and_dashboard_look_at_what_a_router_tells() {
+    let series = series();
+    let words = |text: &str| -> BTreeSet<String> {
+        let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        words.map(str::to_owned).collect()
+    };
+    let files = ["alerts.yaml", "alerts_test.yaml", "alerts_days_test.yaml", "dashboard.json"];
+    for file in files {
+        for word in words(&monitoring(file)) {
+            let is_metric = word.starts_with("smart_router_") || word.starts_with("http_");
+            assert!(!is_metric || series.contains(&word), "{file}: no router has {word}");
+        }
+    }
+    let rules = alerts();
+    let rules = rules.iter().map(|alert| alert["expr"].as_str().unwrap().to_owned());
+    for question in rules.chain(questions()) {
+        let words = words(&question);
+        assert!(words.contains("up") || !words.is_disjoint(&series), "{question}");
     }
 }
