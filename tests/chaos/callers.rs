@@ -337,7 +337,8 @@ impl Caller<'_> {
 
     /// A request that must be refused in good order, and soon.
     fn odd_request(&mut self, odd: Odd) {
-        let to = self.router();
+        let router = self.pick();
+        let to = self.world.seats[router].address;
         let began = self.world.history.now();
         let call = self.world.new_call();
         let wrong = match odd {
@@ -395,7 +396,8 @@ impl Caller<'_> {
                     .map(|()| "a request of one byte now and then is still listened to".to_owned())
             }
         };
-        self.world.history.note(began, What::Other { what: format!("{odd:?} request"), wrong });
+        let (what, router) = (format!("{odd:?} request"), Some(router));
+        self.world.history.note(began, What::Other { what, router, wrong });
     }
 }
 

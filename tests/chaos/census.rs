@@ -114,7 +114,7 @@ fn pods_are_given(
             return (found, calls);
         }
         if Instant::now() > until {
-            let mut found = Vec::new();
+            let mut found = nobodys(world, &calls);
             for (pod, cap) in &expected {
                 let calls = given.get(*pod).copied().unwrap_or(0);
                 if calls < *cap {
@@ -144,6 +144,29 @@ fn pods_are_given(
         }
         thread::sleep(Duration::from_millis(100));
     }
+}
+
+/// I4: calls that are live although nobody has them, each with what happened to it.
+fn nobodys(world: &World, known: &[String]) -> Vec<Violation> {
+    let Some(mut redis) = world.store().connection() else { return Vec::new() };
+    let live: Vec<String> = redis.zrange("voice:calls", 0, -1).unwrap_or_default();
+    let told: Vec<(String, Vec<String>)> = redis::cmd("XRANGE")
+        .arg("voice:events")
+        .arg("-")
+        .arg("+")
+        .query(&mut redis)
+        .unwrap_or_default();
+    let of = |call: &String| -> Vec<String> {
+        let start = format!("{call} ");
+        let is_that = |(_, event): &&(String, Vec<String>)| event[1].starts_with(&start);
+        told.iter().filter(is_that).map(|(id, event)| format!("{id} {}", event.join(" "))).collect()
+    };
+    let violation = |call: &String| Violation {
+        invariant: "I4",
+        what: format!("{call} is live, and nobody has it: {}", of(call).join("; ")),
+        subjects: vec![call.clone()],
+    };
+    live.iter().filter(|call| !known.contains(call)).map(violation).collect()
 }
 
 /// I10: every router counts the calls there are.

@@ -76,6 +76,8 @@ pub enum What {
     /// Something that callers send and must hear an answer to in time.
     Other {
         what: String,
+        /// Who was asked, if it was one.
+        router: Option<usize>,
         wrong: Option<String>,
     },
     /// What Redis knew is gone.

@@ -261,7 +261,11 @@ impl<'a> Judge<'a> {
 
     /// Whether the router that was asked slept, or was dead, meanwhile.
     fn slept(&self, event: &Event) -> bool {
-        let What::Allocate { router, .. } = &event.what else { return false };
+        let (What::Allocate { router, .. } | What::Other { router: Some(router), .. }) =
+            &event.what
+        else {
+            return false;
+        };
         self.pauses
             .iter()
             .any(|(other, from, to)| other == router && event.began < *to && *from < event.ended)
@@ -273,7 +277,7 @@ impl<'a> Judge<'a> {
         for event in self.events {
             let (subject, outcome) = match &event.what {
                 What::Allocate { call, outcome, .. } => (call.clone(), outcome.clone()),
-                What::Other { what, wrong } => {
+                What::Other { what, wrong, .. } => {
                     let outcome = wrong.clone().map_or(Outcome::Refused(0), Outcome::Nonsense);
                     (what.clone(), outcome)
                 }
@@ -281,7 +285,8 @@ impl<'a> Judge<'a> {
             };
             let took = event.ended - event.began;
             let wrong = match outcome {
-                Outcome::Nonsense(text) => Some(text),
+                Outcome::Nonsense(text) if !self.slept(event) => Some(text),
+                Outcome::Nonsense(_) => None,
                 Outcome::Failed(failure) if !self.slept(event) => Some(format!("{failure:?}")),
                 Outcome::Failed(_) => None,
                 _ if took > IN_TIME && !self.slept(event) => {

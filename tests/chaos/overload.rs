@@ -48,7 +48,7 @@ pub fn flood(world: &World, is_plain: bool) {
     // Those who have a pod and say so keep it, however many want one.
     let lapsed = lapsed(world);
     let wrong = (!lapsed.is_empty()).then(|| format!("their leases ended: {lapsed:?}"));
-    let what = What::Other { what: "agents who renew".into(), wrong };
+    let what = What::Other { what: "agents who renew".into(), router: None, wrong };
     world.history.note(world.history.now(), what);
 }
 

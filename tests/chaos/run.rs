@@ -71,7 +71,12 @@ pub fn mix(seed: u64) -> Verdict {
         name: "mix",
         says: "a random mix",
         backend: Kind::Durable,
-        settings: &[("LEASE_TTL", "3s"), ("RECONCILE_INTERVAL", "2s"), ("CLEANUP_INTERVAL", "2s")],
+        settings: &[
+            ("LEASE_TTL", "3s"),
+            ("RECONCILE_INTERVAL", "2s"),
+            ("CLEANUP_INTERVAL", "2s"),
+            ("HTTP_READ_TIMEOUT", "1s"),
+        ],
         style: Style {
             drains: true,
             churn: true,

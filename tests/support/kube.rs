@@ -161,20 +161,24 @@ impl Kube {
         self.world().lists
     }
 
-    fn change(&self, kind: &'static str, name: &str, pod: Option<Value>) {
+    /// Makes of a pod what `change` makes of it, if it makes anything; the pod is gone
+    /// after that if that is the kind of change.
+    fn change(
+        &self,
+        kind: &'static str,
+        name: &str,
+        change: impl FnOnce(Option<Value>) -> Option<Value>,
+    ) {
         let mut world = self.world();
+        let Some(mut object) = change(world.pods.get(name).cloned()) else { return };
         world.version += 1;
         let version = world.version;
-        let mut object = match &pod {
-            Some(pod) => pod.clone(),
-            None => world.pods[name].clone(),
-        };
         if object["metadata"].is_object() {
             object["metadata"]["resourceVersion"] = json!(version.to_string());
         }
-        match pod {
-            Some(_) => drop(world.pods.insert(name.into(), object.clone())),
-            None => drop(world.pods.remove(name)),
+        match kind {
+            "DELETED" => drop(world.pods.remove(name)),
+            _ => drop(world.pods.insert(name.into(), object.clone())),
         }
         world.events.push((version, kind, object));
         if world.events.len() > HISTORY {
@@ -208,14 +212,15 @@ impl Kube {
             },
         });
         change(&mut pod);
-        self.change("ADDED", name, Some(pod));
+        self.change("ADDED", name, |_| Some(pod));
     }
 
     pub fn update(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        // (one that is gone is not changed any more)
-        let Some(mut pod) = self.world().pods.get(name).cloned() else { return };
-        change(&mut pod);
-        self.change("MODIFIED", name, Some(pod));
+        self.change("MODIFIED", name, |pod| {
+            let mut pod = pod?;
+            change(&mut pod);
+            Some(pod)
+        });
     }
 
     /// Begins to delete a pod.
@@ -226,7 +231,7 @@ impl Kube {
     }
 
     pub fn delete(&self, name: &str) {
-        self.change("DELETED", name, None);
+        self.change("DELETED", name, |pod| pod);
     }
 
     #[allow(dead_code, reason = "the faults under load need it")]

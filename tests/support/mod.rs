@@ -12,7 +12,10 @@ use std::{
     net::{SocketAddr, TcpListener},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::atomic::{AtomicU16, AtomicUsize, Ordering},
+    sync::{
+        OnceLock,
+        atomic::{AtomicU16, AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -23,11 +26,19 @@ pub use self::raw::{Answer, Connection};
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 
-/// A port nobody listens on, below those the system gives to clients.
+/// A port nobody listens on, below those the system gives to clients. Each process has ports
+/// of its own: one that is free now is not taken by another before it is used.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    // (processes that started one after the other keep out of each other's way)
-    let first = 14_000 + (std::process::id() % 90) as u16 * 200;
+    static OURS: OnceLock<(TcpListener, u16)> = OnceLock::new();
+    let (_, first) = OURS.get_or_init(|| {
+        let mut ranges = (0..90).map(|number| (number + std::process::id() as u16 % 90) % 90);
+        let claim = |range: u16| {
+            let claimed = TcpListener::bind(("127.0.0.1", 13_000 + range)).ok()?;
+            Some((claimed, 14_000 + range * 200))
+        };
+        ranges.find_map(claim).expect("some ports are left")
+    });
     loop {
         let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
         if is_free(port) {
