@@ -37,8 +37,8 @@ operation('release', {'allow-oom'}, function(ARGV)
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then
     return {'not_found', now}
   end
-  -- A call that began after that is another of the same id. (Clocks are not quite the same.)
-  if (ARGV[7] or '') ~= '' and (tonumber(record[3] or 0) or 0) > tonumber(ARGV[7]) + 1000 then return {'not_found', now} end
+  -- A call that began after that is another of the same id.
+  if (ARGV[7] or '') ~= '' and (tonumber(record[3] or 0) or 0) > tonumber(ARGV[7]) then return {'not_found', now} end
   local f = facts_of(record[1], call)
   if record[6] == 'handed' then cause = 'abandoned' end
   end_call(f, call, {pod = record[1], at = record[3], merchant = record[5] or '', stage = record[6] or '', attempts = record[7] or ''}, cause)

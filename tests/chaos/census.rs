@@ -29,7 +29,7 @@ pub fn take(
     is_procedure: bool,
 ) -> Vec<Violation> {
     let mut dice = Dice(7);
-    for pod in world.drained() {
+    for pod in world.pods() {
         undrain(world, &pod, &mut dice);
     }
     let (mut found, calls) = pods_are_given(world, cleared + allowed, is_procedure);

@@ -143,8 +143,12 @@ fn scene(
         if style.churn && !is_procedure {
             scope.spawn(move || callers::churn(world, Dice(seed ^ 0xC4u64)));
         }
-        let scene =
-            Scene { world, dice: RefCell::new(Dice(seed ^ 0xFA17)), is_broken: broken.is_some() };
+        let scene = Scene {
+            world,
+            dice: RefCell::new(Dice(seed ^ 0xFA17)),
+            is_broken: broken.is_some(),
+            is_alone: faults.len() == 1,
+        };
         // (a fault that panics must not leave the callers running)
         let done = catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&scene))));
         world.heal();

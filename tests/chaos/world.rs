@@ -1,7 +1,7 @@
 //! The parts of a run: a Redis, a cluster, three routers, and the lines between them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     fs::File,
     net::SocketAddr,
     path::PathBuf,
@@ -170,19 +170,6 @@ impl World {
             "m" => Duration::from_secs(60 * number),
             _ => Duration::from_secs(3_600 * number),
         }
-    }
-
-    /// The pods that somebody wanted to be drained, and nobody since to be no longer.
-    pub fn drained(&self) -> BTreeSet<String> {
-        let mut drained = BTreeSet::new();
-        for event in self.history.events() {
-            match event.what {
-                What::Drain { pod, .. } => drop(drained.insert(pod)),
-                What::Undrain { pod } => drop(drained.remove(&pod)),
-                _ => {}
-            }
-        }
-        drained
     }
 
     /// Who leads, by the lease.

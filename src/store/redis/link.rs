@@ -29,6 +29,8 @@ use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
 const BUDGET: Duration = Duration::from_millis(750);
 /// Who has answered within this time (ms) is there.
 const LATELY: u64 = 200;
+/// For so long the truest word about Redis's clock counts.
+const CLOCK_WINDOW: Duration = Duration::from_secs(2);
 /// What the first try may take of it.
 const FIRST_TRY: Duration = Duration::from_millis(400);
 
@@ -76,8 +78,11 @@ pub struct Link {
     /// Where a cluster said the keys are.
     moved: Mutex<Option<(String, u16)>>,
     started: Instant,
-    /// Redis's clock minus ours (ms).
+    /// Redis's clock minus ours (ms), as far as we know: answers take their time, so that the
+    /// largest difference lately is the truest.
     offset: AtomicI64,
+    /// Since when, and what it has been at most.
+    lately: Mutex<(Instant, i64)>,
     is_open: AtomicBool,
     gate: Gate,
     /// When Redis last answered, on our clock (ms).
@@ -100,6 +105,7 @@ impl Link {
             moved: Mutex::new(None),
             started: Instant::now(),
             offset: AtomicI64::new(0),
+            lately: Mutex::new((Instant::now(), i64::MIN)),
             // Nothing is known of Redis yet.
             is_open: AtomicBool::new(true),
             gate: Gate::new(),
@@ -327,7 +333,7 @@ impl Link {
         let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = self.address.connect(moved).await?;
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-        self.note_time(seconds * 1_000 + micros / 1_000);
+        self.begin_time(seconds * 1_000 + micros / 1_000);
         Ok(connection)
     }
 
@@ -367,12 +373,32 @@ impl Link {
     fn note_time(&self, redis: Millis) {
         let ours = self.started.elapsed().as_millis() as i64;
         self.heard.store(ours as u64, Ordering::Relaxed);
-        self.offset.store(redis as i64 - ours, Ordering::Relaxed);
+        let offset = redis as i64 - ours;
+        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, most) = &mut *lately;
+        *most = offset.max(*most);
+        if since.elapsed() > CLOCK_WINDOW {
+            // A clock may have been set back.
+            self.offset.store(*most, Ordering::Relaxed);
+            (*since, *most) = (Instant::now(), offset);
+        } else {
+            self.offset.fetch_max(*most, Ordering::Relaxed);
+        }
+    }
+
+    /// The same on a new connection: what was known may have been another's clock.
+    fn begin_time(&self, redis: Millis) {
+        let ours = self.started.elapsed().as_millis() as i64;
+        self.heard.store(ours as u64, Ordering::Relaxed);
+        let offset = redis as i64 - ours;
+        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
+        *lately = (Instant::now(), offset);
+        self.offset.store(offset, Ordering::Relaxed);
     }
 
     /// What Redis's clock shows, if we have ever heard of it.
     pub fn time(&self) -> Option<Millis> {
-        let has_heard = self.offset.load(Ordering::Relaxed) != 0;
+        let has_heard = self.offset.load(Ordering::Relaxed) > 0;
         has_heard.then(|| self.redis_time(Instant::now()))
     }
 
