@@ -5,7 +5,8 @@ cd "$(dirname "$0")"
 
 # command:package, for what the tests call besides cargo
 needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
-  python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus)
+  python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus
+  chromium:chromium)
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -6,6 +6,7 @@ mod access;
 mod agents;
 mod allocate;
 mod bad_input;
+mod browser;
 mod callbacks;
 mod cluster;
 mod config;

@@ -1,0 +1,87 @@
+//! The page, in a real browser.
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Command, Stdio},
+    thread,
+};
+
+use serde_json::json;
+
+use crate::{
+    shared_redis::replicas,
+    support::{Router, redis::RedisServer},
+};
+
+/// Lets the browser judge something. `./test.sh` installs what it needs.
+fn judge(what: &str, urls: &[String], token: &str) -> Command {
+    let judges = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges");
+    let mut command = Command::new("node");
+    command.arg("tests/judges/browser.mjs").arg(what).args(urls).env("JUDGES", judges);
+    if !token.is_empty() {
+        command.env("TOKEN", token);
+    }
+    command
+}
+
+fn run(command: &mut Command) {
+    let output = command.output().expect("node is installed");
+    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    println!("{printed}");
+}
+
+fn url(router: &Router) -> String {
+    format!("http://{}", router.address)
+}
+
+#[test]
+fn a_call_is_on_the_page_within_a_second_of_its_allocation_elsewhere() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 2, r#"{"gold": 4}"#);
+    run(&mut judge("calls", &[url(&routers[0]), url(&routers[1])], ""));
+}
+
+#[test]
+fn changes_need_an_admins_token_and_a_second_look() {
+    let tokens = "viewer:viewer-token,agent:agent-token,admin:admin-token";
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("API_TOKENS", tokens)]);
+    run(&mut judge("roles", &[url(&router)], "admin-token"));
+}
+
+#[test]
+fn a_thousand_pods_and_five_thousand_calls_stay_smooth() {
+    let pods: Vec<String> = (0..1_000).map(|number| format!("pod-{number}=h:1")).collect();
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"basic": {"type": "shared", "target": 1000, "max_concurrent": 6}}"#),
+        ("PODS", &pods.join(",")),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+    ]);
+    thread::scope(|scope| {
+        for part in 0..4 {
+            let router = &router;
+            scope.spawn(move || {
+                let mut connection = router.connect();
+                for number in (part..5_000).step_by(4) {
+                    let call = json!({"call_sid": format!("CA{number}")});
+                    assert_eq!(connection.post("/api/v1/allocate", &call).status, 200);
+                }
+            });
+        }
+    });
+    run(&mut judge("many", &[url(&router)], ""));
+}
+
+#[test]
+fn a_page_that_is_open_while_the_router_restarts_goes_on() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    let mut judging = judge("restart", &[url(&router)], "").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(judging.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    // It says nothing for a while, and then it is another.
+    router.signal("STOP");
+    assert_eq!(lines.next().unwrap().unwrap(), "noticed");
+    let _router = router.kill_and_restart();
+    assert!(judging.wait().unwrap().success());
+}

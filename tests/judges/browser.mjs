@@ -1,0 +1,197 @@
+// A real browser judges the page. node browser.mjs <what> <url> [<url of another replica>]
+import { readFileSync } from "node:fs";
+import { createRequire } from "node:module";
+import assert from "node:assert/strict";
+
+const require = createRequire(process.env.JUDGES + "/");
+const { chromium } = require("playwright-core");
+const axeSource = readFileSync(require.resolve("axe-core/axe.min.js"), "utf8");
+
+const [what, url, other] = process.argv.slice(2);
+const browser = await chromium.launch({ executablePath: "/usr/bin/chromium", args: ["--no-sandbox"] });
+
+/** A page that notes every script error and every request to elsewhere. */
+async function open(address, options = {}) {
+  const context = await browser.newContext({ viewport: { width: 1400, height: 900 }, ...options });
+  const page = await context.newPage();
+  page.wrong = [];
+  page.on("pageerror", (error) => page.wrong.push(error.stack));
+  page.on("console", (message) => {
+    const text = message.text();
+    // A refused request is no mistake of the page.
+    if (message.type() === "error" && !text.startsWith("Failed to load resource")) page.wrong.push(text);
+  });
+  page.on("request", (request) => {
+    if (!request.url().startsWith(url) && !request.url().startsWith("data:")) {
+      page.wrong.push(`asked elsewhere: ${request.url()}`);
+    }
+  });
+  await page.addInitScript(() => {
+    window.longTasks = [];
+    new PerformanceObserver((list) => {
+      for (const entry of list.getEntries()) window.longTasks.push(Math.round(entry.duration));
+    }).observe({ type: "longtask", buffered: true });
+  });
+  await page.goto(address);
+  return page;
+}
+
+async function api(method, path, body, base = other ?? url) {
+  const headers = { "content-type": "application/json" };
+  if (process.env.TOKEN) headers.authorization = `Bearer ${process.env.TOKEN}`;
+  const answer = await fetch(base + "/api/v1" + path, { method, headers, body: body && JSON.stringify(body) });
+  return { status: answer.status, body: await answer.json() };
+}
+
+const text = (page, selector) => page.locator(selector).first().innerText();
+
+async function until(says, holds, within = 5000) {
+  const end = Date.now() + within;
+  while (!(await holds())) {
+    assert.ok(Date.now() < end, `not within ${within} ms: ${says}`);
+    await new Promise((resolve) => setTimeout(resolve, 20));
+  }
+}
+
+async function axe(page, where) {
+  await page.evaluate(axeSource);
+  const { violations } = await page.evaluate(() => window.axe.run(document, { resultTypes: ["violations"] }));
+  const serious = violations.filter(({ impact }) => ["serious", "critical"].includes(impact));
+  assert.deepEqual(serious.map(({ id, nodes }) => `${where}: ${id} ${nodes[0].target}`), []);
+}
+
+async function shot(page, name) {
+  if (process.env.SCREENSHOTS) await page.screenshot({ path: `${process.env.SCREENSHOTS}/${name}.png` });
+}
+
+const judges = {
+  /** A call appears within a second of its allocation on another replica, with its story. */
+  async calls() {
+    const page = await open(url);
+    await page.waitForSelector(".tile");
+    await until("live", async () => (await text(page, "#connection-text")) === "live");
+    const before = await text(page, "#total-calls");
+    assert.equal(before, "0");
+    const { body } = await api("POST", "/allocate", { call_sid: "CAseen1" });
+    const asked = Date.now();
+    await until("the tile is busy", async () => {
+      const tile = page.locator(`.tile[data-pod="${body.pod_name}"]`);
+      return /busy/i.test((await tile.getAttribute("aria-label")) ?? (await tile.innerText()));
+    }, 1000);
+    await until("the feed tells", async () => (await text(page, "#feed")).includes("CAseen1"), 1000);
+    console.log(`on the page after ${Date.now() - asked} ms`);
+    await until("the table has it", async () => (await page.locator("#calls-rows").innerText()).includes("CAseen1"), 4000);
+    await page.keyboard.press("/");
+    await page.keyboard.type("CAseen1");
+    await page.keyboard.press("Enter");
+    await until("its story", async () => (await text(page, "#story-title")) === "Call CAseen1");
+    await until("what happened", async () => (await text(page, "#story-body")).includes("given"));
+    await axe(page, "the story of a call");
+    await shot(page, "call");
+    await api("POST", "/release", { call_sid: "CAseen1" });
+    await until("its end", async () => (await text(page, "#story-body")).includes("ended"), 6000);
+    await page.keyboard.press("Escape");
+    assert.deepEqual(page.wrong, []);
+  },
+
+  /** A drain by click takes effect; a wrong token and a viewer's can't. */
+  async roles() {
+    const page = await open(url);
+    await until("asks for a token", () => page.locator("#token").evaluate((dialog) => dialog.open));
+    await axe(page, "the question for a token");
+    await page.fill("#token-text", "wrong");
+    await page.keyboard.press("Enter");
+    await until("refuses a wrong one", async () => /does not know/.test(await text(page, "#token-error")));
+    await page.fill("#token-text", "viewer-token");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".tile");
+    assert.equal(await page.locator("#edit").isVisible(), false, "a viewer edits nothing");
+    assert.equal(await page.evaluate(() => localStorage.length), 0, "the token is kept for the tab only");
+    const pod = await page.locator(".tile").first().getAttribute("data-pod");
+    await page.evaluate((pod) => (location.hash = `pod/${pod}`), pod);
+    await until("the pod's story", async () => (await text(page, "#story-title")) === `Pod ${pod}`);
+    assert.equal(await page.locator("#story-actions button").count(), 0, "a viewer has no buttons");
+    await page.keyboard.press("Escape");
+    await page.click("#token-forget");
+    await page.fill("#token-text", "admin-token");
+    await page.keyboard.press("Enter");
+    await page.waitForSelector(".tile");
+    await page.evaluate((pod) => (location.hash = `pod/${pod}`), pod);
+    await page.click("#story-actions >> text=Drain");
+    assert.match(await text(page, "#confirm-text"), /no new calls/);
+    await axe(page, "the question before a change");
+    assert.equal((await api("GET", `/pod/${pod}`)).body.is_draining, false, "nothing before the answer");
+    await page.click("#confirm-yes");
+    await until("it is draining", async () => (await api("GET", `/pod/${pod}`)).body.is_draining);
+    await page.click("#story-actions >> text=Undrain");
+    await page.click("#confirm-yes");
+    await until("it is not", async () => !(await api("GET", `/pod/${pod}`)).body.is_draining);
+    await page.keyboard.press("Escape");
+    await page.click("#edit-details summary");
+    await until("the tiers", async () => (await page.inputValue("#tiers-text")).includes("gold"));
+    await page.fill("#tiers-text", '{"gold": 1, "plati');
+    await page.click("#tiers-check");
+    await until("says what is wrong", () => page.locator("#tiers-error").isVisible());
+    await shot(page, "edit");
+    assert.deepEqual(page.wrong, []);
+  },
+
+  /** 1,000 pods and 5,000 calls stay smooth, in light and dark, on a phone, by keyboard. */
+  async many() {
+    const page = await open(url, { bypassCSP: true });
+    await page.waitForSelector(".tile");
+    await until("all pods", async () => (await page.locator(".tile").count()) === 1000, 10000);
+    await until("all calls", async () => /5.?000/.test(await text(page, "#total-calls")), 10000);
+    // Something goes on all the time.
+    const end = Date.now() + 4000;
+    let number = 0;
+    while (Date.now() < end) {
+      await api("POST", "/release", { call_sid: `CA${number}` });
+      await api("POST", "/allocate", { call_sid: `CAnew${number}` });
+      number += 1;
+    }
+    const painted = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
+    const longest = Math.max(0, ...(await page.evaluate(() => window.longTasks)));
+    console.log(`first paint ${Math.round(painted)} ms, longest task ${longest} ms, ${number} calls came and went`);
+    assert.ok(painted < 1000, `first paint after ${painted} ms`);
+    assert.ok(longest <= 200, `a task of ${longest} ms`);
+    await axe(page, "light");
+    await shot(page, "many");
+    await page.emulateMedia({ colorScheme: "dark" });
+    await axe(page, "dark");
+    await page.setViewportSize({ width: 360, height: 740 });
+    await axe(page, "phone");
+    const wide = await page.evaluate(() => document.documentElement.scrollWidth);
+    assert.ok(wide <= 360, `the page is ${wide} wide on a phone`);
+    await shot(page, "phone");
+    assert.deepEqual(page.wrong, []);
+  },
+
+  /** A router that stops and starts again: the page keeps what it shows, and goes on. */
+  async restart() {
+    const page = await open(url);
+    await page.waitForSelector(".tile");
+    console.log("ready");
+    await until("says that it is out", async () => (await text(page, "#connection-text")) !== "live", 15000);
+    assert.ok((await page.locator(".tile").count()) > 0, "what was known is still shown");
+    console.log("noticed");
+    await until("is live again", async () => (await text(page, "#connection-text")) === "live", 20000);
+    assert.deepEqual(page.wrong, []);
+  },
+
+  /** What the README shows. */
+  async pictures() {
+    for (const colorScheme of ["light", "dark"]) {
+      const page = await open(url, { colorScheme });
+      await page.waitForSelector(".tile");
+      await new Promise((resolve) => setTimeout(resolve, 12000));
+      await shot(page, `dashboard-${colorScheme}`);
+    }
+  },
+};
+
+try {
+  await judges[what]();
+} finally {
+  await browser.close();
+}
