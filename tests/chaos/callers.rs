@@ -134,11 +134,9 @@ impl Caller<'_> {
             return;
         }
         let merchant = !self.is_plain && self.is_one_of(15);
-        let pod = if self.is_one_of(self.style.twins) {
-            self.allocate_at_once(&call)
-        } else {
-            self.allocate(&call, merchant)
-        };
+        let is_twin = self.is_one_of(self.style.twins);
+        let pod =
+            if is_twin { self.allocate_at_once(&call) } else { self.allocate(&call, merchant) };
         let Some(pod) = pod else { return };
         let generation = self.world.generation(&pod);
         let is_replayed = self.is_one_of(self.style.replays);
@@ -153,7 +151,10 @@ impl Caller<'_> {
         }
         self.hold(&call, &pod);
         if self.world.generation(&pod) != generation {
-            // Its agent has gone with its pod.
+            // Its agent has gone with its pod. Who asked again may have been given another.
+            if is_twin || is_replayed {
+                self.hang_up_for_good(&call);
+            }
             return;
         }
         self.release(&call, &pod);
@@ -289,10 +290,18 @@ impl Caller<'_> {
             if !self.world.is_slow() {
                 // The answer may be there before we are gone; then it has to be heard.
                 let _ = line.read(&mut [0; 1]);
-                while !matches!(self.release_once(call, None), Said::Yes | Said::Unknown) {
-                    thread::sleep(Duration::from_millis(50));
-                }
+                self.hang_up_for_good(call);
             }
+        }
+    }
+
+    /// The provider says that a call is over, wherever it is.
+    fn hang_up_for_good(&mut self, call: &str) {
+        for _ in 0..80 {
+            if matches!(self.release_once(call, None), Said::Yes | Said::Unknown) {
+                return;
+            }
+            thread::sleep(Duration::from_millis(50));
         }
     }
 

@@ -6,7 +6,9 @@ use super::{
     callers::{Odd, Style, USUAL},
     cell::{Broken, Cell},
     census::SOON,
-    faults::{follows, kill, pause_leader, replace_pods, shift_clock, some_pod, two_leaders},
+    faults::{
+        follows, is_replaced, kill, pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
+    },
     history::What,
     proxy::Moment,
     store::{INSIDE, Kind},
@@ -173,7 +175,8 @@ pub static CELLS: [Cell; 35] = [
             scene.pause(200, 400);
             scene.world.history.fault("the primary is killed");
             scene.world.store().servers[0].kill();
-            scene.pause(3_000, 3_500);
+            is_replaced(scene);
+            scene.pause(1_000, 1_500);
         },
         broken: Broken::NoSentinel,
         broken_says: "does not ask Sentinels, no min-replicas",
@@ -187,7 +190,8 @@ pub static CELLS: [Cell; 35] = [
             scene.pause(200, 400);
             scene.world.history.fault("the primary sleeps");
             scene.world.store().servers[0].signal("STOP");
-            scene.pause(2_500, 3_500);
+            is_replaced(scene);
+            scene.pause(1_000, 2_000);
             scene.world.store().servers[0].signal("CONT");
             follows(scene);
         },
@@ -203,7 +207,8 @@ pub static CELLS: [Cell; 35] = [
             scene.pause(200, 400);
             scene.world.history.fault("the primary is cut off");
             scene.world.store().proxies[0].set(|faults| faults.cut = Some(INSIDE));
-            scene.pause(3_000, 4_000);
+            is_replaced(scene);
+            scene.pause(1_000, 2_000);
             scene.world.store().proxies[0].heal();
             follows(scene);
         },

@@ -52,18 +52,27 @@ impl Scene<'_> {
     }
 }
 
+/// Whether a server of several has a role: `master`, `slave`.
+fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
+    let connection = scene.world.store().servers[server].client().get_connection();
+    let Ok(mut redis) = connection else { return false };
+    let found: Vec<redis::Value> = redis::cmd("ROLE").query(&mut redis).unwrap_or_default();
+    found
+        .into_iter()
+        .next()
+        .is_some_and(|name| redis::from_redis_value::<String>(name).is_ok_and(|name| name == role))
+}
+
+/// Waits until another server is the primary.
+pub fn is_replaced(scene: &Scene) {
+    let is_replaced = || has_role(scene, 1, "master") || has_role(scene, 2, "master");
+    let has_happened = scene.until(Duration::from_secs(10), is_replaced);
+    scene.expect(has_happened, "another server is the primary");
+}
+
 /// Waits until what was the primary follows another.
 pub fn follows(scene: &Scene) {
-    let follows = || {
-        let Ok(mut redis) = scene.world.store().servers[0].client().get_connection() else {
-            return false;
-        };
-        let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut redis).unwrap_or_default();
-        role.into_iter().next().is_some_and(|name| {
-            redis::from_redis_value::<String>(name).is_ok_and(|name| name == "slave")
-        })
-    };
-    let has_followed = scene.until(Duration::from_secs(20), follows);
+    let has_followed = scene.until(Duration::from_secs(30), || has_role(scene, 0, "slave"));
     scene.expect(has_followed, "the old primary follows the new one");
 }
 
