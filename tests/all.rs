@@ -9,6 +9,7 @@ mod bad_input;
 mod browser;
 mod callbacks;
 mod cluster;
+mod commands;
 mod config;
 mod confirm;
 mod cost;

@@ -17,8 +17,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 #[derive(Debug, Args)]
 pub struct DrainArgs {
     /// The pod
+    #[arg(value_name = "POD", required_unless_present = "pod_name")]
+    pod: Option<String>,
+    /// The same by name or variable, for hooks
     #[arg(long, env, value_name = "NAME")]
-    pod_name: String,
+    pod_name: Option<String>,
     /// How long to wait until the pod has no call left. Default: not at all
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
@@ -28,15 +31,16 @@ pub struct DrainArgs {
 
 pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
+    let pod = args.pod.or(args.pod_name).unwrap_or_default();
     let until = args.wait.map(|wait| Instant::now() + wait.0);
     loop {
         let left = until.map(|until| until.saturating_duration_since(Instant::now()));
         let wait = left.map(|left| format!("{}ms", left.as_millis().max(1)));
-        let body = json!({"pod_name": args.pod_name, "wait": wait});
+        let body = json!({"pod_name": pod, "wait": wait});
         let is_last = left.is_none_or(|left| left <= PAUSE);
         match client.post("/api/v1/drain", &body).await {
             Ok((StatusCode::OK, answer)) if answer["drained"] == true || is_last => {
-                println!("{}: {}", args.pod_name, answer["message"].as_str().unwrap_or_default());
+                println!("{}: {}", pod, answer["message"].as_str().unwrap_or_default());
                 return Ok(());
             }
             // A router that stops answers at once; another goes on waiting.

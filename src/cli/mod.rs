@@ -2,11 +2,15 @@
 
 mod agent;
 mod call;
+mod change;
 mod drain;
 mod errors;
 mod load;
+mod look;
 mod router;
 mod serve;
+mod table;
+mod top;
 
 use std::{
     ffi::{OsStr, OsString},
@@ -39,8 +43,28 @@ enum Action {
     Serve(Settings),
     /// Print the effective configuration, or what is wrong with it
     CheckConfig(Settings),
+    /// How all pools stand
+    Status(look::StatusArgs),
+    /// All pods and what they do
+    Pods(look::PodsArgs),
+    /// Live and waiting calls, or the story of one
+    Calls(look::CallsArgs),
+    /// Pools, rates and events in this terminal, live
+    Top(top::TopArgs),
+    /// What happened, and what happens
+    Events(look::EventsArgs),
     /// Take a pod out of service, and wait for its calls
     Drain(drain::DrainArgs),
+    /// Give a pod calls again before its drain or quarantine ends
+    Undrain(change::UndrainArgs),
+    /// End a call and give its pod back
+    Release(change::ReleaseArgs),
+    /// What merchants' calls may use: list, get, set, delete
+    Merchants(change::MerchantsArgs),
+    /// The tiers in force: get, set
+    Tiers(change::TiersArgs),
+    /// Print what completes commands in a shell
+    Completions { shell: clap_complete::Shell },
     /// Be one simulated agent, as a process of its own
     Agent(agent::AgentArgs),
     /// Place one call through a running router and tell each step
@@ -69,7 +93,21 @@ pub fn main() -> ExitCode {
         Some(Action::CheckConfig(settings)) => {
             configure(settings).and_then(|config| print_config(&config).context("cannot print"))
         }
+        Some(Action::Status(args)) => block_on(look::status(args)),
+        Some(Action::Pods(args)) => block_on(look::pods(args)),
+        Some(Action::Calls(args)) => block_on(look::calls(args)),
+        Some(Action::Top(args)) => block_on(top::top(args)),
+        Some(Action::Events(args)) => block_on(look::events(args)),
         Some(Action::Drain(args)) => block_on(drain::drain(args)),
+        Some(Action::Undrain(args)) => block_on(change::undrain(args)),
+        Some(Action::Release(args)) => block_on(change::release(args)),
+        Some(Action::Merchants(args)) => block_on(change::merchants(args)),
+        Some(Action::Tiers(args)) => block_on(change::tiers(args)),
+        Some(Action::Completions { shell }) => {
+            let mut text = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "smart-router", &mut text);
+            print(&String::from_utf8_lossy(&text))
+        }
         Some(Action::Agent(args)) => block_on(agent::agent(args)),
         Some(Action::Call(args)) => block_on(call::call(args)),
         Some(Action::Load(args)) => block_on(load::load(args)),
@@ -78,8 +116,18 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("smart-router: {error:#}");
-            ExitCode::FAILURE
+            let failed = error.downcast_ref::<router::Failed>();
+            failed.map_or(ExitCode::FAILURE, |failed| ExitCode::from(failed.code))
         }
+    }
+}
+
+/// Prints; who no longer reads has had enough.
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut out = std::io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Err(error) if error.kind() == std::io::ErrorKind::BrokenPipe => std::process::exit(0),
+        printed => printed.context("cannot print"),
     }
 }
 

@@ -1,6 +1,9 @@
-//! Which router a command talks to, and as whom.
+//! Which router a command talks to, as whom, and how it says what came of it.
 
+use anyhow::Context;
 use clap::Args;
+use hyper::{Method, StatusCode};
+use serde_json::Value;
 
 use crate::{client::Client, secrets::Secret};
 
@@ -22,5 +25,70 @@ pub struct RouterArgs {
 impl RouterArgs {
     pub fn client(&self) -> anyhow::Result<Client> {
         Client::new(&self.router, self.token.clone())
+    }
+}
+
+/// A command that did not come off, and how the program exits with that: 3 where there is
+/// no such thing, 4 where no router answers, else 1.
+#[derive(Debug, thiserror::Error)]
+#[error("{text}")]
+pub struct Failed {
+    pub code: u8,
+    text: String,
+}
+
+/// The answer of a router, if it is a good one.
+pub async fn ask(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<Value> {
+    let (status, answer) = client
+        .send(method, &format!("/api/v1{path}"), body)
+        .await
+        .map_err(|error| Failed { code: 4, text: format!("{error:#}") })?;
+    if status.is_success() {
+        return Ok(answer);
+    }
+    let code = if status == StatusCode::NOT_FOUND { 3 } else { 1 };
+    let text = answer["error"].as_str().unwrap_or_default();
+    let text = match status {
+        _ if text.is_empty() => format!("the router answered {status}"),
+        StatusCode::UNAUTHORIZED => format!("{text}: set SMART_ROUTER_TOKEN"),
+        _ => text.to_owned(),
+    };
+    Err(Failed { code, text }.into())
+}
+
+/// All rows of a list that comes in pages, at most so many.
+pub async fn all_pages(
+    client: &Client,
+    path: &str,
+    rows: &str,
+    most: usize,
+) -> anyhow::Result<Vec<Value>> {
+    let (mut found, mut cursor) = (Vec::new(), None);
+    loop {
+        let join = if path.contains('?') { '&' } else { '?' };
+        let next = cursor.map(|cursor: String| format!("{join}cursor={cursor}"));
+        let answer =
+            ask(client, Method::GET, &format!("{path}{}", next.unwrap_or_default()), None).await?;
+        let page = answer[rows].as_array().context("the router answered something else")?;
+        found.extend(page.iter().take(most - found.len()).cloned());
+        match answer["next"].as_str() {
+            Some(next) if found.len() < most => cursor = Some(next.to_owned()),
+            _ => return Ok(found),
+        }
+    }
+}
+
+/// What a value of an answer is in a table.
+pub fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::String(text) if text.is_empty() => "-".into(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
     }
 }

@@ -1,0 +1,148 @@
+//! `smart-router top`: pools, calls and events in a terminal, live.
+
+use std::{collections::VecDeque, io::Write};
+
+use clap::Args;
+use serde_json::Value;
+use tokio::signal;
+
+use super::{
+    look::{POOL_TITLES, event_line, pool_row},
+    router::{RouterArgs, text},
+    table::table,
+};
+
+#[derive(Debug, Args)]
+pub struct TopArgs {
+    #[command(flatten)]
+    router: RouterArgs,
+}
+
+/// The screen of its own that a full view has, and the way back.
+const ENTER: &str = "\x1b[?1049h\x1b[?25l";
+const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
+
+/// Gives the terminal back whatever happens.
+struct Screen;
+
+impl Screen {
+    fn take() -> Self {
+        print!("{ENTER}");
+        Self
+    }
+}
+
+impl Drop for Screen {
+    fn drop(&mut self) {
+        print!("{LEAVE}");
+        let _ = std::io::stdout().flush();
+    }
+}
+
+pub async fn top(args: TopArgs) -> anyhow::Result<()> {
+    let client = args.router.client()?;
+    let mut stream = client.stream("/api/v1/live").await?;
+    let (mut state, mut events) = (Value::Null, VecDeque::new());
+    let screen = Screen::take();
+    let outcome = loop {
+        let told = tokio::select! {
+            told = stream.next() => told,
+            _ = signal::ctrl_c() => break Ok(()),
+        };
+        match told {
+            Ok(Some((name, data))) => {
+                let data: Value = serde_json::from_str(&data)?;
+                match name.as_str() {
+                    "state" => state = data,
+                    "events" => {
+                        events.extend(data["events"].as_array().into_iter().flatten().cloned());
+                        let extra = events.len().saturating_sub(200);
+                        events.drain(..extra);
+                    }
+                    _ => {}
+                }
+                let size = terminal_size::terminal_size();
+                let (width, height) = size.map_or((100, 30), |(width, height)| (width.0, height.0));
+                print!("\x1b[H{}", view(&state, &events, width.into(), height.into()));
+                std::io::stdout().flush()?;
+            }
+            Ok(None) => break Err(anyhow::anyhow!("the router has ended the stream")),
+            Err(error) => break Err(error),
+        }
+    };
+    drop(screen);
+    outcome
+}
+
+/// A full screen: each line cut to its width and cleared to its end.
+fn view(state: &Value, events: &VecDeque<Value>, width: usize, height: usize) -> String {
+    let rate = |name: &str| text(&state["rates"][name]);
+    let latency = |name: &str| text(&state["latency_ms"]["allocate"][name]);
+    let store = if state["store"]["is_up"] == true { "up" } else { "OUT" };
+    let mut lines = vec![
+        format!(
+            "smart-router {}   {} live calls, {} waiting   store {} {store}",
+            text(&state["router"]["name"]),
+            text(&state["active_calls"]),
+            text(&state["waiting"]),
+            text(&state["store"]["kind"]),
+        ),
+        format!(
+            "per second: {} allocated, {} ended, {} refused, {} expired   allocate p50 {} ms, p99 {} ms",
+            rate("allocated"),
+            rate("ended"),
+            rate("refused"),
+            rate("expired"),
+            latency("p50"),
+            latency("p99"),
+        ),
+        String::new(),
+    ];
+    for warning in state["warnings"].as_array().into_iter().flatten() {
+        lines.push(format!("! {}", text(&warning["text"])));
+    }
+    let pools = state["pools"].as_array().into_iter().flatten();
+    let rows: Vec<Vec<String>> = pools
+        .map(|pool| {
+            let prefix = if pool["is_merchant"] == true { "merchant:" } else { "" };
+            pool_row(&format!("{prefix}{}", text(&pool["name"])), pool)
+        })
+        .collect();
+    lines.extend(table(&POOL_TITLES, &rows).lines().map(str::to_owned));
+    lines.push(String::new());
+    let room = height.saturating_sub(lines.len() + 1);
+    lines.extend(
+        events.iter().rev().take(room).map(|event| event_line(event).trim_end().to_owned()),
+    );
+    lines.resize(height, String::new());
+    let cut = |line: &String| {
+        let line: String = line.chars().take(width).collect();
+        format!("{line}\x1b[K")
+    };
+    lines.iter().take(height).map(cut).collect::<Vec<_>>().join("\r\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_screen_is_filled_and_never_overfilled() {
+        let state = json!({
+            "router": {"name": "r"}, "active_calls": 3, "waiting": 0,
+            "store": {"kind": "redis", "is_up": false},
+            "pools": [{"name": "gold", "type": "exclusive", "assigned": 4}],
+            "warnings": [{"text": "the store is out"}],
+        });
+        let event = json!({"at": 3_661_001, "event": "allocated", "call_sid": "CA1"});
+        let events: VecDeque<Value> = std::iter::repeat_n(event, 50).collect();
+        let screen = view(&state, &events, 40, 20);
+        let lines: Vec<&str> = screen.split("\r\n").collect();
+        assert_eq!(lines.len(), 20);
+        assert!(lines.iter().all(|line| line.trim_end_matches("\x1b[K").chars().count() <= 40));
+        assert!(screen.contains("! the store is out"));
+        assert!(screen.contains("01:01:01.001  allocated"));
+    }
+}

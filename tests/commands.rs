@@ -1,0 +1,146 @@
+//! The commands that look at a running router and change it.
+
+use std::{io::Write, process::Stdio, time::Duration};
+
+use serde_json::Value;
+
+use crate::support::{Router, eventually, program};
+
+const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 2}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+
+/// Runs a command against a router: how it exits, what it prints, what it complains of.
+fn run(url: &str, args: &[&str]) -> (i32, String, String) {
+    let output = program(&[("SMART_ROUTER_URL", url)]).args(args).output().unwrap();
+    let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
+    (output.status.code().unwrap(), text(&output.stdout), text(&output.stderr))
+}
+
+fn router() -> (Router, String) {
+    let router = Router::start(&[("TIER_CONFIG", TIERS)]);
+    let url = format!("http://{}", router.address);
+    (router, url)
+}
+
+#[test]
+fn a_fleet_can_be_looked_at() {
+    let (router, url) = router();
+    for call in ["CA1", "CA2", "CA3"] {
+        router.allocate(call);
+    }
+    let (code, text, _) = run(&url, &["status"]);
+    assert_eq!(code, 0);
+    let gold = text.lines().find(|line| line.starts_with("gold")).unwrap();
+    assert_eq!(
+        gold.split_whitespace().collect::<Vec<_>>()[1..6],
+        ["exclusive", "2", "2", "2", "0"]
+    );
+    assert!(text.contains("3 live calls, 0 waiting; this router leads"), "{text}");
+    let (_, text, _) = run(&url, &["pods", "--state", "busy"]);
+    assert_eq!(text.lines().count(), 4, "{text}");
+    let (_, text, _) = run(&url, &["pods", "--pool", "gold", "--json"]);
+    let pods: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(pods.as_array().unwrap().len(), 2);
+    let (_, text, _) = run(&url, &["calls"]);
+    assert_eq!(text.lines().count(), 4, "{text}");
+    assert!(text.contains("gold=at_capacity"), "the path of a call: {text}");
+    let (_, story, _) = run(&url, &["calls", "CA3"]);
+    assert!(story.starts_with("CA3 is live\n") && story.contains("allocated"), "{story}");
+    let (_, text, _) = run(&url, &["events", "--event", "allocated", "--json"]);
+    let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    assert_eq!(last["call_sid"], "CA3");
+}
+
+#[test]
+fn a_fleet_can_be_changed() {
+    let (router, url) = router();
+    let given = router.allocate("CA1");
+    let pod = given["pod_name"].as_str().unwrap();
+    let (code, text, _) = run(&url, &["drain", pod]);
+    assert_eq!(code, 0, "{text}");
+    assert_eq!(router.get(&format!("/api/v1/pod/{pod}")).1["is_draining"], true);
+    assert_eq!(run(&url, &["undrain", pod]).0, 0);
+    assert_eq!(router.get(&format!("/api/v1/pod/{pod}")).1["is_draining"], false);
+    let (code, text, _) = run(&url, &["release", "CA1"]);
+    assert_eq!((code, text), (0, format!("CA1 has given {pod} back to pool:gold\n")));
+    let (code, _, error) = run(&url, &["release", "CA1"]);
+    assert_eq!((code, error.as_str()), (3, "smart-router: call not found\n"));
+    let (_, text, _) = run(&url, &["calls", "CA1"]);
+    assert!(text.starts_with("CA1 is ended\n"), "{text}");
+
+    let with_input = |args: &[&str], input: &str| {
+        let mut child = program(&[("SMART_ROUTER_URL", &url)])
+            .args(args)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        (output.status.code().unwrap(), text + &String::from_utf8(output.stderr).unwrap())
+    };
+    let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"max_calls": 2}"#);
+    assert_eq!((code, text.as_str()), (0, "acme is set\n"));
+    assert!(run(&url, &["merchants"]).1.contains(r#"{"max_calls":2}"#));
+    let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"fallback": ["no"]}"#);
+    assert_eq!(code, 1);
+    assert!(text.contains("there is no tier no"), "{text}");
+    assert_eq!(run(&url, &["merchants", "delete", "acme"]).0, 0);
+    assert_eq!(run(&url, &["merchants", "get", "acme"]).0, 3);
+    let next = TIERS.replace("gold", "silver");
+    let (code, text) = with_input(&["tiers", "set", "-", "--dry-run"], &next);
+    assert_eq!(code, 0);
+    assert!(text.contains("silver  at once"), "{text}");
+    assert_eq!(with_input(&["tiers", "set", "-"], &next).0, 0);
+    assert!(run(&url, &["tiers"]).1.contains("silver"));
+    assert_eq!(with_input(&["tiers", "set", "-"], "{").0, 1);
+}
+
+#[test]
+fn who_cannot_be_asked_is_said_so() {
+    let (code, _, error) = run("http://127.0.0.1:1", &["status"]);
+    assert_eq!(code, 4);
+    assert!(error.contains("no router answers at http://127.0.0.1:1"), "{error}");
+    let router = Router::start(&[("API_TOKENS", "admin:secret")]);
+    let url = format!("http://{}", router.address);
+    let (code, _, error) = run(&url, &["pods"]);
+    assert_eq!(code, 1);
+    assert!(error.contains("set SMART_ROUTER_TOKEN"), "{error}");
+    assert_eq!(run(&url, &["pods", "--token", "secret"]).0, 0);
+    assert_eq!(run(&url, &["pods", "--colour", "red"]).0, 2);
+    let (code, text, _) = run(&url, &["completions", "bash"]);
+    assert!(code == 0 && text.contains("_smart__router"), "shells complete our commands");
+}
+
+#[test]
+fn events_are_followed() {
+    let (router, url) = router();
+    let mut child = program(&[("SMART_ROUTER_URL", &url)])
+        .args(["events", "--follow", "--event", "allocated"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let lines = {
+        use std::io::{BufRead, BufReader};
+        let stdout = child.stdout.take().unwrap();
+        let (send, lines) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+                let _ = send.send(line);
+            }
+        });
+        lines
+    };
+    let mut number = 0;
+    eventually(Duration::from_secs(5), "a call is told of", || {
+        number += 1;
+        let call = format!("CA{number}");
+        router.post("/api/v1/allocate", serde_json::json!({"call_sid": call}));
+        router.release(&call);
+        std::thread::sleep(Duration::from_millis(100));
+        lines.try_iter().any(|line| line.contains("allocated") && line.contains("CA"))
+    });
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
