@@ -177,12 +177,13 @@ impl Caller<'_> {
             if self.style.renews && renewed.elapsed() > interval && !self.is_plain {
                 renewed = Instant::now();
                 let at = self.world.history.now();
+                let pod = self.is_one_of(50).then(|| pod.to_owned());
                 let mut body = json!({"call_sid": call});
-                if self.is_one_of(50) {
+                if let Some(pod) = &pod {
                     body["pod_name"] = json!(pod);
                 }
                 let answer = http::post(self.router(), "/api/v1/renew", &body);
-                let what = What::Renew { call: call.into(), pod: pod.into(), said: said(&answer) };
+                let what = What::Renew { call: call.into(), pod, said: said(&answer) };
                 self.world.history.note(at, what);
             }
             if self.is_one_of(30) {

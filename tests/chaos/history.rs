@@ -45,7 +45,8 @@ pub enum What {
     },
     Renew {
         call: String,
-        pod: String,
+        /// Which pod said so, if it said its name.
+        pod: Option<String>,
         said: Said,
     },
     LookUp {

@@ -62,7 +62,7 @@ impl<'a> Judge<'a> {
             for given in &events {
                 // A call that was renewed is there, whatever was before.
                 let (What::Allocate { outcome: Outcome::Given { pod }, .. }
-                | What::Renew { pod, said: Said::Yes, .. }) = &given.what
+                | What::Renew { pod: Some(pod), said: Said::Yes, .. }) = &given.what
                 else {
                     continue;
                 };
@@ -247,9 +247,10 @@ impl<'a> Judge<'a> {
     fn renewals(&self, lives: &[Life]) -> Vec<Violation> {
         let mut found = Vec::new();
         for event in self.events {
-            let What::Renew { call, said: Said::Unknown, .. } = &event.what else { continue };
+            let What::Renew { call, pod, said: Said::Unknown } = &event.what else { continue };
             let is_live = |life: &&Life| {
-                life.call == call && life.from < event.began && event.ended < life.to
+                let is_there = pod.as_ref().is_none_or(|pod| pod == life.pod);
+                is_there && life.call == call && life.from < event.began && event.ended < life.to
             };
             if let Some(life) = lives.iter().find(is_live) {
                 let what = format!("{call} on {} can't be renewed", life.pod);

@@ -126,7 +126,7 @@ impl Redis {
         &self,
         request: &Release,
     ) -> Result<Result<Released, NotReleased>, StoreError> {
-        let number = number_text(request.attempt);
+        let (number, asked) = (number_text(request.attempt), self.link.time());
         let args = release_args(request, "", &number, "");
         let args = without_empty_end(&args);
         let answer = self.link.run(&self.scripts.release, args, Timeliness::Whenever).await;
@@ -134,8 +134,7 @@ impl Redis {
             Ok(answer) => answer,
             Err(error) => {
                 if matches!(error, StoreError::Unavailable(_) | StoreError::Busy) {
-                    let (release, asked) = (request.clone(), self.link.time());
-                    self.owe(Debt::Release { release, asked });
+                    self.owe(Debt::Release { release: request.clone(), asked });
                 }
                 return Err(error);
             }
