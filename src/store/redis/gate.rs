@@ -73,6 +73,11 @@ impl Gate {
         None
     }
 
+    /// How much may be asked at once.
+    pub fn bound(&self) -> usize {
+        self.bound.load(Ordering::Relaxed)
+    }
+
     fn watch(&self, now: Instant, answers: usize, is_idle: bool) {
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.answers += answers;

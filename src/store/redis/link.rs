@@ -162,6 +162,11 @@ impl Link {
         outcome
     }
 
+    /// How much Redis may be asked at once.
+    pub fn bound(&self) -> usize {
+        self.gate.bound()
+    }
+
     /// Runs a script whatever the circuit says.
     pub async fn attempt(
         &self,
