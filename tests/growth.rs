@@ -17,7 +17,7 @@ use smart_router::{
         names::{CallSid, PodName},
         tiers::{Origin, Tiers},
     },
-    store::{Redis, Scripts, Store},
+    store::{Redis, RedisConfig, Scripts, Store},
 };
 
 use self::support::redis::{RedisServer, ready_pod, store_config};
@@ -50,8 +50,12 @@ fn tiers(strategy: &str) -> Tiers {
 
 impl World {
     async fn new(pods: usize) -> Self {
+        Self::with_scripts(pods, Scripts::default()).await
+    }
+
+    async fn with_scripts(pods: usize, scripts: Scripts) -> Self {
         let server = RedisServer::start(&["--slowlog-log-slower-than", &SLOW.to_string()]);
-        let config = store_config(&server, tiers("spread"));
+        let config = RedisConfig { scripts, ..store_config(&server, tiers("spread")) };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         let (live, waiting) = Default::default();
@@ -298,4 +302,26 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
         slow = Some(slow.map_or(seen.clone(), |slow: BTreeSet<_>| &slow & &seen));
     }
     assert_eq!(slow, Some(BTreeSet::new()), "scripts above {SLOW} µs with {MOST} pods");
+}
+
+/// What the log of events may cost of an allocation.
+const EVENTS_ALLOWED: f64 = 1.15;
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn events_cost_little_of_an_allocation() {
+    let mut silent = World::with_scripts(FEW, Scripts::keeping(0)).await;
+    let mut telling = World::with_scripts(FEW, Scripts::keeping(20_000)).await;
+    // A log that is full is trimmed at every turn.
+    for _ in 0..60 {
+        telling.allocation().await;
+    }
+    let mut times = [Vec::new(), Vec::new()];
+    for _ in 0..2 * ROUNDS {
+        times[0].push(silent.allocation().await);
+        times[1].push(telling.allocation().await);
+    }
+    let [silent, telling] = lower_quartiles(times);
+    let ratio = telling / silent;
+    println!("allocate without events {silent:.1} µs, with {telling:.1} µs, {ratio:.2}×");
+    assert!(ratio <= EVENTS_ALLOWED, "{silent:.1} µs became {telling:.1} µs");
 }

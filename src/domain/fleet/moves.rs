@@ -105,7 +105,7 @@ mod tests {
         }
         let busy = Allocate::new("CA1".parse().unwrap(), None, 1_000);
         let busy = fleet.allocate(&busy, 0).unwrap().pod;
-        let next = table(r#"{"silver": 1, "basic": 5}"#);
+        let next = table(r#"{"platinum": 1, "bronze": 5}"#);
         let foretold = moves(&next, &fleet.pods());
         let is_busy: Vec<_> = foretold.iter().filter(|it| it.is_busy).map(|it| &it.pod).collect();
         assert_eq!(is_busy, [&busy], "a busy pod is named as such");
@@ -130,7 +130,7 @@ mod tests {
                 (name.clone(), moved.map_or(pool.clone(), |it| it.to.clone()))
             })
             .collect();
-        for pool in ["pool:silver", "pool:basic"] {
+        for pool in ["pool:platinum", "pool:bronze"] {
             assert_eq!(count(pool, &told), count(pool, &now), "{pool}");
         }
     }
