@@ -99,6 +99,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),
         live: live.clone(),
+        stories: http::Stories::default(),
     });
 
     let simulated = config.pods == PodSource::Simulated;

@@ -188,7 +188,8 @@ fn the_journal_is_compacted_while_it_is_in_use() {
         }
     });
     assert!(largest > 3 << 20, "the test wrote too little to tell: {largest}");
-    assert!(largest < 6 << 20, "never compacted: {largest}");
+    // (without, it would be beyond 20 MiB)
+    assert!(largest < 12 << 20, "never compacted: {largest}");
     let router = router.kill_and_restart();
     assert_eq!(router.get("/api/v1/calls/keeper").0, 200);
     assert_eq!(router.status()["active_calls"], 1);

@@ -3,12 +3,7 @@
 use axum::{Json, extract::State, http::StatusCode};
 use serde_json::{Value, json};
 
-use super::{
-    ApiError, Shared,
-    events::{self, shown},
-    query::Query,
-    reply::Named,
-};
+use super::{ApiError, Shared, events::shown, query::Query, reply::Named};
 use crate::domain::{
     fleet::{CallCursor, CallQuery, Found},
     names::{CallSid, Pool},
@@ -59,11 +54,7 @@ pub async fn call(
     Named(sid): Named<CallSid>,
 ) -> Result<Json<Value>, ApiError> {
     let found = context.store.call(&sid).await?;
-    let since = found.as_ref().map(|found| match found {
-        Found::Live(call) => call.allocated_at,
-        Found::Waiting(call) => call.since,
-    });
-    let told = events::story(&context, &sid, since).await?;
+    let told = context.stories.of(&*context.store, &sid).await?;
     let told: Vec<Value> = told.iter().map(shown).collect();
     let Some(found) = found else {
         let mut error = ApiError::new(StatusCode::NOT_FOUND, "call not found");

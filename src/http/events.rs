@@ -1,6 +1,11 @@
 //! `GET /events`: what happened, as a page or as a stream.
 
-use std::{convert::Infallible, sync::Arc, time::Duration};
+use std::{
+    collections::{HashMap, VecDeque},
+    convert::Infallible,
+    sync::Arc,
+    time::Duration,
+};
 
 use axum::{
     Json,
@@ -17,11 +22,10 @@ use serde_json::{Map, Value, json};
 use super::{ApiError, Context, Shared, calls::pool_filter, query::Query};
 use crate::{
     domain::{
-        Millis,
         fleet::{Event, EventId, EventKind, Logged},
         names::{CallSid, MerchantId, PodName, Pool},
     },
-    store::StoreError,
+    store::{Store, StoreError},
 };
 
 /// Events that are looked at in one step.
@@ -192,25 +196,54 @@ fn told(
     })
 }
 
-/// What happened to a call, from its beginning, if that is known.
-pub async fn story(
-    context: &Context,
-    call: &CallSid,
-    since: Option<Millis>,
-) -> Result<Vec<Logged>, StoreError> {
-    // What led to it: a call may have waited, or been refused before.
-    const BEFORE: Millis = 60_000;
-    let oldest = since.map_or(0, |since| since.saturating_sub(BEFORE));
-    let (mut found, mut at) = (Vec::new(), None);
-    for _ in 0..STEPS {
-        let some = context.store.events_before(at, STEP).await?;
-        at = some.last().map(|logged| logged.id);
-        let is_all = some.len() < STEP || at.is_some_and(|id| id.at < oldest);
-        found.extend(some.into_iter().filter(|it| it.event.call.as_ref() == Some(call)));
-        if is_all {
-            break;
+/// The stories of calls: events by call, read from the store once each.
+#[derive(Default)]
+pub struct Stories {
+    read: tokio::sync::Mutex<Read>,
+}
+
+#[derive(Default)]
+struct Read {
+    last: EventId,
+    /// Whose events these were, the oldest first.
+    order: VecDeque<CallSid>,
+    by_call: HashMap<CallSid, VecDeque<Logged>>,
+}
+
+/// Events that are remembered here at most.
+const REMEMBERED: usize = 100_000;
+
+impl Stories {
+    /// What happened to a call, as far as that is kept.
+    pub async fn of(&self, store: &dyn Store, call: &CallSid) -> Result<Vec<Logged>, StoreError> {
+        let mut read = self.read.lock().await;
+        // What came since somebody last asked; the first has to read all of it.
+        for _ in 0..STEPS {
+            let fresh = store.events_after(read.last, STEP).await?;
+            let is_all = fresh.len() < STEP;
+            fresh.into_iter().for_each(|logged| read.note(logged));
+            if is_all {
+                break;
+            }
+        }
+        Ok(read.by_call.get(call).into_iter().flatten().cloned().collect())
+    }
+}
+
+impl Read {
+    fn note(&mut self, logged: Logged) {
+        self.last = logged.id;
+        let Some(call) = logged.event.call.clone() else { return };
+        self.by_call.entry(call.clone()).or_default().push_back(logged);
+        self.order.push_back(call);
+        if self.order.len() > REMEMBERED
+            && let Some(oldest) = self.order.pop_front()
+            && let Some(story) = self.by_call.get_mut(&oldest)
+        {
+            story.pop_front();
+            if story.is_empty() {
+                self.by_call.remove(&oldest);
+            }
         }
     }
-    found.reverse();
-    Ok(found)
 }

@@ -37,8 +37,11 @@ use axum::{
 };
 use tokio::sync::Notify;
 
-pub use self::reply::{ApiError, Noted};
 use self::{callbacks::About, live::Live};
+pub use self::{
+    events::Stories,
+    reply::{ApiError, Noted},
+};
 use crate::{
     access::{Access, Role},
     config::{BusyAction, HoldConfig, Ttls},
@@ -73,6 +76,7 @@ pub struct Context {
     pub lifecycle: Arc<Lifecycle>,
     /// What the page shows.
     pub live: Arc<Live>,
+    pub stories: Stories,
 }
 
 impl Context {
@@ -261,6 +265,7 @@ impl Context {
         };
         Arc::new(Self {
             live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
+            stories: Stories::default(),
             store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
