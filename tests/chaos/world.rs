@@ -1,7 +1,7 @@
 //! The parts of a run: a Redis, a cluster, three routers, and the lines between them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::File,
     net::SocketAddr,
     path::PathBuf,
@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::{
     cell::{Broken, Cell},
-    history::{History, What},
+    history::{Event, History, What},
     http,
     proxy::Proxy,
     store::Backend,
@@ -170,6 +170,15 @@ impl World {
             "m" => Duration::from_secs(60 * number),
             _ => Duration::from_secs(3_600 * number),
         }
+    }
+
+    /// The pods that somebody wanted to be drained.
+    pub fn drained(&self) -> BTreeSet<String> {
+        let drained = |event: Event| match event.what {
+            What::Drain { pod, .. } => Some(pod),
+            _ => None,
+        };
+        self.history.events().into_iter().filter_map(drained).collect()
     }
 
     /// Who leads, by the lease.
