@@ -3,7 +3,7 @@
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
-use super::{ApiError, Shared, reply::Named};
+use super::{ApiError, Shared, pods::calls_of, reply::Named};
 use crate::domain::{
     fleet::UnknownPod,
     names::{PodName, Pool},
@@ -14,17 +14,6 @@ pub async fn pod(
     Named(name): Named<PodName>,
 ) -> Result<Json<Value>, ApiError> {
     let pod = context.store.pod(&name).await?.ok_or(UnknownPod)?;
-    let calls: Vec<Value> = pod
-        .calls
-        .iter()
-        .map(|call| {
-            json!({
-                "call_sid": call.call,
-                "allocated_at": call.allocated_at / 1_000,
-                "lease_expires_at": call.lease_until / 1_000,
-            })
-        })
-        .collect();
     Ok(Json(json!({
         "pod_name": pod.name,
         "tier": pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),
@@ -37,6 +26,6 @@ pub async fn pod(
         "quarantined_until": pod.quarantined_until.map(|until| until / 1_000),
         "has_active_lease": !pod.calls.is_empty(),
         "lease_call_sid": pod.calls.first().map(|call| call.call.to_string()).unwrap_or_default(),
-        "calls": calls,
+        "calls": calls_of(&pod),
     })))
 }

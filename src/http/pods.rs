@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{ApiError, Shared, calls::pool_filter, query::Query};
 use crate::domain::{
-    fleet::PodStatus,
+    fleet::{PodCall, PodStatus},
     names::{PodName, Pool},
     tiers::{Kind, Tiers},
 };
@@ -26,28 +26,29 @@ pub fn state(pod: &PodStatus) -> &'static str {
     }
 }
 
+/// The calls of a pod, as callers see them.
+pub fn calls_of(pod: &PodStatus) -> Vec<Value> {
+    let shown = |call: &PodCall| {
+        json!({
+            "call_sid": call.call,
+            "allocated_at": call.allocated_at / 1_000,
+            "lease_expires_at": call.lease_until / 1_000,
+        })
+    };
+    pod.calls.iter().map(shown).collect()
+}
+
 pub fn described(pod: &PodStatus, tiers: &Tiers) -> Value {
     let cap = match pod.pool.as_ref().and_then(|pool| tiers.kind(pool)) {
         Some(Kind::Shared { max_concurrent, .. }) => max_concurrent,
         _ => 1,
     };
-    let calls: Vec<Value> = pod
-        .calls
-        .iter()
-        .map(|call| {
-            json!({
-                "call_sid": call.call,
-                "allocated_at": call.allocated_at / 1_000,
-                "lease_expires_at": call.lease_until / 1_000,
-            })
-        })
-        .collect();
     json!({
         "pod_name": pod.name,
         "tier": pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),
         "state": state(pod),
         "cap": cap,
-        "calls": calls,
+        "calls": calls_of(pod),
         "draining_until": pod.draining_until.map(|until| until / 1_000),
     })
 }

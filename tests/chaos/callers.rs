@@ -1,4 +1,4 @@
-//! Who uses the routers: providers with their calls, agents on their pods, operators.
+//! Who uses the routers: providers with their calls, agents on their pods.
 
 use std::{
     io::{Read, Write},
@@ -422,7 +422,7 @@ fn refused_in_json(answer: Result<Answer, Failure>) -> Option<String> {
     (!is_refused).then(|| format!("{} {}", answer.status, answer.body))
 }
 
-fn said(answer: &Result<Answer, Failure>) -> Said {
+pub fn said(answer: &Result<Answer, Failure>) -> Said {
     match answer {
         Ok(Answer { status: 200, .. }) => Said::Yes,
         Ok(Answer { status: 404, .. }) => Said::Unknown,
@@ -450,86 +450,5 @@ fn read(format: usize, answer: &Answer) -> Outcome {
             Outcome::Refused(503)
         }
         _ => nonsense(),
-    }
-}
-
-/// Drains pods and takes that back, until the run is over.
-pub fn operate(world: &World, mut dice: Dice) {
-    while !world.is_over.load(Ordering::Relaxed) {
-        let pods = world.pods();
-        let pod = pods[dice.roll(pods.len())].clone();
-        let began = world.history.now();
-        let answer = http::post(
-            world.seats[dice.roll(ROUTERS)].address,
-            "/api/v1/drain",
-            &json!({"pod_name": pod}),
-        );
-        world.history.note(began, What::Drain { pod: pod.clone(), said: said(&answer) });
-        thread::sleep(Duration::from_millis(30 + dice.roll(150) as u64));
-        undrain(world, &pod, &mut dice);
-        thread::sleep(Duration::from_millis(dice.roll(60) as u64));
-    }
-}
-
-pub fn undrain(world: &World, pod: &str, dice: &mut Dice) {
-    world.history.note(world.history.now(), What::Undrain { pod: pod.into() });
-    for _ in 0..20 {
-        let to = world.seats[dice.roll(ROUTERS)].address;
-        let answer = http::post(to, "/api/v1/undrain", &json!({"pod_name": pod}));
-        if matches!(said(&answer), Said::Yes | Said::Unknown) {
-            return;
-        }
-        thread::sleep(Duration::from_millis(50));
-    }
-}
-
-/// Takes pods away and brings others, until the run is over.
-pub fn churn(world: &World, mut dice: Dice) {
-    let mut number = 10;
-    while !world.is_over.load(Ordering::Relaxed) {
-        let pods = world.pods();
-        let pod = pods[dice.roll(pods.len())].clone();
-        if dice.roll(3) == 0 {
-            rest(world, &pod, &mut dice);
-            continue;
-        }
-        if dice.roll(2) == 0 {
-            // It is asked to go first.
-            world.kube.terminate(&pod);
-            see(world, &pod, "is_terminating", true);
-            thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
-        }
-        world.remove_pod(&pod);
-        thread::sleep(Duration::from_millis(dice.roll(150) as u64));
-        let tier = pod.split('-').next().unwrap();
-        world.add_pod(&format!("{tier}-{number}"));
-        number += 1;
-        thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
-    }
-}
-
-/// A pod is not ready for a while.
-fn rest(world: &World, pod: &str, dice: &mut Dice) {
-    world.set_ready(pod, false);
-    see(world, pod, "is_ready", false);
-    thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
-    world.history.note(world.history.now(), What::PodServes { pod: pod.into() });
-    world.set_ready(pod, true);
-}
-
-/// Waits until the routers know that a pod takes no calls, and notes it.
-fn see(world: &World, pod: &str, field: &str, value: bool) {
-    let until = Instant::now() + Duration::from_secs(1);
-    while Instant::now() < until {
-        let seen = world.seats.iter().any(|seat| {
-            let answer = http::get(seat.address, &format!("/api/v1/pod/{pod}"));
-            let body = answer.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
-            body.is_some_and(|body| body[field] == value)
-        });
-        if seen {
-            world.history.note(world.history.now(), What::PodRests { pod: pod.into() });
-            return;
-        }
-        thread::sleep(Duration::from_millis(10));
     }
 }

@@ -7,7 +7,8 @@ use super::{
     cell::{Broken, Cell},
     census::SOON,
     faults::{
-        follows, is_replaced, kill, pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
+        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, mistake_types,
+        pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
     },
     history::What,
     proxy::Moment,
@@ -381,22 +382,7 @@ pub static CELLS: [Cell; 35] = [
     Cell {
         name: "watch-gone",
         says: "410 Gone",
-        fault: |scene| {
-            let kube = &scene.world.kube;
-            for _ in 0..3 {
-                // Nobody hears of these, and who asks for what came since is told 410. A router
-                // that does not hear that goes on from where things are.
-                kube.faults(|faults| faults.lose = true);
-                replace_pods(scene, false);
-                kube.faults(|faults| faults.lose = false);
-                if !scene.is_broken {
-                    kube.compact();
-                    kube.drop_watches();
-                }
-                scene.pause(200, 300);
-            }
-            scene.expect(scene.is_broken || kube.expired() > 0, "410");
-        },
+        fault: expire_watches,
         broken: Broken::Surroundings,
         broken_says: "goes on after 410 as if nothing had been missed",
         ..PLAIN
@@ -425,24 +411,7 @@ pub static CELLS: [Cell; 35] = [
         name: "wrong-type",
         says: "keys hold another type than they should",
         settings: &[("CLEANUP_INTERVAL", "2s")],
-        fault: |scene| {
-            let keys = [
-                "voice:pool:gold:available",
-                "voice:pool:basic:available",
-                "voice:pool:gold:assigned",
-                "voice:pool:gold:out",
-                "voice:merchant:acme:pods",
-            ];
-            for _ in 0..4 {
-                scene.pause(100, 300);
-                let key = keys[scene.roll(keys.len())];
-                scene.world.history.fault(format!("{key} is a string"));
-                if let Some(mut redis) = scene.world.store().connection() {
-                    let _: Result<(), _> =
-                        redis::pipe().atomic().del(key).set(key, "what").query(&mut redis);
-                }
-            }
-        },
+        fault: mistake_types,
         broken: Broken::Settings(&[("CLEANUP_INTERVAL", "1h")]),
         broken_says: "views are never derived again",
         ..PLAIN
@@ -452,40 +421,13 @@ pub static CELLS: [Cell; 35] = [
         says: "Redis is full",
         settings: &[("LEASE_TTL", "2s")],
         style: Style { hold: (50, 2_500), clients: 16, ..USUAL },
-        fault: |scene| {
-            let memory = |limit: u64| {
-                let mut redis = scene.world.store().connection().unwrap();
-                let _: () = redis::cmd("CONFIG")
-                    .arg("SET")
-                    .arg("maxmemory")
-                    .arg(limit)
-                    .query(&mut redis)
-                    .unwrap();
-            };
-            scene.pause(500, 700);
-            scene.world.history.fault("Redis is full");
-            memory(1);
-            scene.pause(2_500, 3_000);
-            memory(0);
-        },
+        fault: fill_memory,
         ..PLAIN
     },
     Cell {
         name: "no-function",
         says: "Redis forgets our functions",
-        fault: |scene| {
-            if scene.is_broken {
-                for seat in &scene.world.seats {
-                    seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");
-                }
-            }
-            for _ in 0..5 {
-                scene.pause(100, 300);
-                scene.world.history.fault("functions are gone");
-                let mut redis = scene.world.store().connection().unwrap();
-                let _: () = redis::cmd("FUNCTION").arg("FLUSH").query(&mut redis).unwrap();
-            }
-        },
+        fault: forget_functions,
         broken: Broken::Surroundings,
         broken_says: "functions are loaded once",
         ..PLAIN

@@ -10,9 +10,9 @@ use redis::Commands;
 use serde_json::{Value, json};
 
 use super::{
-    callers::undrain,
     history::Violation,
     http,
+    operators::undrain,
     world::{ROUTERS, World, cap},
 };
 use crate::support::chance::Dice;

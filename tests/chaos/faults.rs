@@ -175,3 +175,66 @@ pub fn two_leaders(scene: &Scene) {
         scene.pause(300, 500);
     }
 }
+
+pub fn expire_watches(scene: &Scene) {
+    let kube = &scene.world.kube;
+    for _ in 0..3 {
+        // Nobody hears of these, and who asks for what came since is told 410. A router
+        // that does not hear that goes on from where things are.
+        kube.faults(|faults| faults.lose = true);
+        replace_pods(scene, false);
+        kube.faults(|faults| faults.lose = false);
+        if !scene.is_broken {
+            kube.compact();
+            kube.drop_watches();
+        }
+        scene.pause(200, 300);
+    }
+    scene.expect(scene.is_broken || kube.expired() > 0, "410");
+}
+
+pub fn mistake_types(scene: &Scene) {
+    let keys = [
+        "voice:pool:gold:available",
+        "voice:pool:basic:available",
+        "voice:pool:gold:assigned",
+        "voice:pool:gold:out",
+        "voice:merchant:acme:pods",
+    ];
+    for _ in 0..4 {
+        scene.pause(100, 300);
+        let key = keys[scene.roll(keys.len())];
+        scene.world.history.fault(format!("{key} is a string"));
+        if let Some(mut redis) = scene.world.store().connection() {
+            let _: Result<(), _> =
+                redis::pipe().atomic().del(key).set(key, "what").query(&mut redis);
+        }
+    }
+}
+
+pub fn fill_memory(scene: &Scene) {
+    let memory = |limit: u64| {
+        let mut redis = scene.world.store().connection().unwrap();
+        let _: () =
+            redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(limit).query(&mut redis).unwrap();
+    };
+    scene.pause(500, 700);
+    scene.world.history.fault("Redis is full");
+    memory(1);
+    scene.pause(2_500, 3_000);
+    memory(0);
+}
+
+pub fn forget_functions(scene: &Scene) {
+    if scene.is_broken {
+        for seat in &scene.world.seats {
+            seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");
+        }
+    }
+    for _ in 0..5 {
+        scene.pause(100, 300);
+        scene.world.history.fault("functions are gone");
+        let mut redis = scene.world.store().connection().unwrap();
+        let _: () = redis::cmd("FUNCTION").arg("FLUSH").query(&mut redis).unwrap();
+    }
+}

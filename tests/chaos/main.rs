@@ -13,6 +13,7 @@ mod faults;
 mod history;
 mod http;
 mod judge;
+mod operators;
 mod overload;
 #[path = "../../benches/compare/parts.rs"]
 #[allow(dead_code)]

@@ -9,13 +9,14 @@ use std::{
 };
 
 use super::{
-    callers::{self, Caller, Style, USUAL},
+    callers::{Caller, Style, USUAL},
     cell::{Broken, Cell},
     cells::CELLS,
     census,
     faults::Scene,
     history::{Event, Violation},
     judge::Judge,
+    operators,
     store::Kind,
     world::{World, cap},
 };
@@ -138,10 +139,10 @@ fn scene(
             scope.spawn(move || caller.run());
         }
         if style.drains && !is_procedure {
-            scope.spawn(move || callers::operate(world, Dice(seed ^ 0xD12A)));
+            scope.spawn(move || operators::operate(world, Dice(seed ^ 0xD12A)));
         }
         if style.churn && !is_procedure {
-            scope.spawn(move || callers::churn(world, Dice(seed ^ 0xC4u64)));
+            scope.spawn(move || operators::churn(world, Dice(seed ^ 0xC4u64)));
         }
         let scene = Scene {
             world,

@@ -1,0 +1,129 @@
+//! The documented keys, read as any other tool would.
+
+use std::collections::BTreeMap;
+
+use redis::Commands;
+use smart_router::domain::{fleet::PodStatus, names::Pool, tiers::Kind};
+
+use super::World;
+
+impl World {
+    /// Whether they say what the fleet says.
+    pub fn keys_agree(&mut self) -> Result<(), String> {
+        let redis = &mut self.plain;
+        for pool in self.fleet.status().pools {
+            let (available, assigned) = match &pool.pool {
+                Pool::Tier(tier) => {
+                    (format!("voice:pool:{tier}:available"), format!("voice:pool:{tier}:assigned"))
+                }
+                Pool::Merchant(id) => {
+                    (format!("voice:merchant:{id}:pods"), format!("voice:merchant:{id}:assigned"))
+                }
+            };
+            let shown: Vec<(String, usize)> = match pool.kind {
+                Some(Kind::Shared { .. }) => redis
+                    .zrange_withscores(&available, 0, -1)
+                    .map_err(|error| format!("{available}: {error}"))?,
+                _ => redis
+                    .smembers::<_, Vec<String>>(&available)
+                    .map_err(|error| format!("{available}: {error}"))?
+                    .into_iter()
+                    .map(|pod| (pod, 0))
+                    .collect(),
+            };
+            let shown: BTreeMap<String, usize> = shown.into_iter().collect();
+            let ours: BTreeMap<String, usize> = self
+                .fleet
+                .available(&pool.pool)
+                .into_iter()
+                .map(|(pod, calls)| (pod.to_string(), calls))
+                .collect();
+            same!(available, shown, ours);
+            let mut members: Vec<String> = redis.smembers(&assigned).unwrap();
+            members.sort();
+            let of = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
+            let ours: Vec<String> = self
+                .fleet
+                .pods()
+                .iter()
+                .filter(|pod| of(pod))
+                .map(|pod| pod.name.to_string())
+                .collect();
+            same!(assigned, members, ours);
+        }
+        let mut live = Vec::new();
+        for pod in self.fleet.pods() {
+            let name = &pod.name;
+            let tier: Option<String> = redis.get(format!("voice:pod:tier:{name}")).unwrap();
+            same!("tier", tier, pod.pool.as_ref().map(Pool::as_tier_value));
+            let lease: Option<String> = redis.get(format!("voice:lease:{name}")).unwrap();
+            same!(
+                format!("lease of {name}"),
+                lease,
+                pod.calls.first().map(|call| call.call.to_string())
+            );
+            let draining: Option<String> = redis.get(format!("voice:pod:draining:{name}")).unwrap();
+            same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
+            let status: String = redis.hget(format!("voice:pod:{name}"), "status").unwrap();
+            let fields: BTreeMap<String, String> =
+                redis.hgetall(format!("voice:pod:{name}")).unwrap();
+            same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
+            let expected = if pod.is_leaving() {
+                "draining"
+            } else if !pod.calls.is_empty() {
+                "allocated"
+            } else if pod.quarantined_until.is_some() {
+                "quarantined"
+            } else {
+                "available"
+            };
+            same!(format!("status of {name}"), status, expected);
+            if let Some(first) = pod.calls.first() {
+                let left: u64 = redis.pttl(format!("voice:lease:{name}")).unwrap();
+                let due = first.lease_until.saturating_sub(self.now);
+                if !(due..=due + 60_000).contains(&left) {
+                    return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
+                }
+            }
+            for call in &pod.calls {
+                let record: BTreeMap<String, String> =
+                    redis.hgetall(format!("voice:call:{}", call.call)).unwrap();
+                same!("pod_name", record.get("pod_name"), Some(&name.to_string()));
+                same!(
+                    "allocated_at",
+                    record.get("allocated_at"),
+                    Some(&(call.allocated_at / 1_000).to_string())
+                );
+                let ours = self.fleet.call(&call.call).unwrap();
+                same!(
+                    "source_pool",
+                    record.get("source_pool"),
+                    Some(&ours.source_pool.to_string())
+                );
+                same!(
+                    "merchant_id",
+                    record.get("merchant_id"),
+                    Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
+                );
+                live.push((call.call.to_string(), call.lease_until));
+            }
+        }
+        live.sort();
+        let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
+        calls.sort();
+        same!("voice:calls", calls, live);
+        Ok(())
+    }
+}
+
+/// What `plain` should be, by the facts: the pool of a pod of which there is nothing
+/// more to know.
+fn plain_pool(fields: &BTreeMap<String, String>, tier: Option<String>) -> String {
+    let field = |name: &str| fields.get(name).map_or("", String::as_str);
+    let tier = tier.unwrap_or_default();
+    let is_at_home =
+        ["", &tier, tier.strip_prefix("merchant:").unwrap_or(&tier)].contains(&field("pin"));
+    let is_well = ["", "0"].contains(&field("failures")) && field("quarantined_until").is_empty();
+    let is_in_service = field("ready") == "1" && field("terminating") != "1";
+    if is_at_home && is_well && is_in_service { tier } else { String::new() }
+}
