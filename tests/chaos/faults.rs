@@ -66,7 +66,7 @@ fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
 /// Waits until another server is the primary.
 pub fn is_replaced(scene: &Scene) {
     let is_replaced = || has_role(scene, 1, "master") || has_role(scene, 2, "master");
-    let has_happened = scene.until(Duration::from_secs(10), is_replaced);
+    let has_happened = scene.until(Duration::from_secs(20), is_replaced);
     scene.expect(has_happened, "another server is the primary");
 }
 

@@ -1,6 +1,7 @@
 //! The Redis of a run: one server, or several that Sentinels watch.
 
 use std::{
+    collections::HashMap,
     net::IpAddr,
     thread,
     time::{Duration, Instant},
@@ -23,6 +24,10 @@ pub enum Kind {
 }
 
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "everysec"];
+/// What Sentinels wait before they take a server for gone (ms). They ask once a second, or
+/// as often as this: much less, and one that has just changed over takes the new primary for
+/// gone before its first answer.
+const DOWN_AFTER: u32 = 2_000;
 /// Where what belongs to the Redis itself comes from: its lines can be cut and those of
 /// routers be left.
 pub const INSIDE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 9));
@@ -85,6 +90,17 @@ impl Backend {
             Kind::Durable => self.servers[0].restart(&DURABLE),
             _ => self.servers[0].replace(),
         }
+    }
+
+    /// How often Sentinels have made another server the primary.
+    pub fn failovers(&self) -> u64 {
+        let epoch = |sentinel: &RedisServer| -> Option<u64> {
+            let mut connection = sentinel.client().get_connection().ok()?;
+            let about: HashMap<String, String> =
+                redis::cmd("SENTINEL").arg("master").arg("chaos").query(&mut connection).ok()?;
+            about.get("config-epoch")?.parse().ok()
+        };
+        self.sentinels.iter().filter_map(epoch).max().unwrap_or(0)
     }
 
     /// A connection to the server that is written to.
@@ -152,7 +168,7 @@ fn watched(is_sound: bool) -> Option<Watched> {
             let file = scratch().join("sentinel.conf");
             let text = format!(
                 "port {port}\nbind 127.0.0.1\nbind-source-addr {inside}\nsentinel announce-ip 127.0.0.1\nsentinel monitor chaos 127.0.0.1 {} 2\n\
-                 sentinel down-after-milliseconds chaos 500\nsentinel failover-timeout chaos 2000\n\
+                 sentinel down-after-milliseconds chaos {DOWN_AFTER}\nsentinel failover-timeout chaos 2000\n\
                  sentinel parallel-syncs chaos 2\n",
                 proxies[0].port
             );
