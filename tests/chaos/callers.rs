@@ -182,7 +182,7 @@ impl Caller<'_> {
                 if let Some(pod) = &pod {
                     body["pod_name"] = json!(pod);
                 }
-                let answer = http::post(self.router(), "/api/v1/renew", &body);
+                let answer = self.world.heard(http::post(self.router(), "/api/v1/renew", &body));
                 let what = What::Renew { call: call.into(), pod, said: said(&answer) };
                 self.world.history.note(at, what);
             }
@@ -269,7 +269,7 @@ impl Caller<'_> {
                 http::get(to, &format!("/api/v1/exotel/allocate?CallSid={call}{query}"))
             }
         };
-        let outcome = match answer {
+        let outcome = match self.world.heard(answer) {
             // (the older procedure says no more when it has no pod)
             Ok(answer) if self.is_plain && answer.status == 503 => Outcome::Refused(503),
             Ok(answer) => read(format, &answer),
@@ -311,7 +311,8 @@ impl Caller<'_> {
             return;
         }
         let began = self.world.history.now();
-        if let Ok(answer) = http::get(self.router(), &format!("/api/v1/calls/{call}")) {
+        let answer = http::get(self.router(), &format!("/api/v1/calls/{call}"));
+        if let Ok(answer) = self.world.heard(answer) {
             let found: Value = serde_json::from_str(&answer.body).unwrap_or_default();
             let found = match answer.status {
                 200 => found["pod_name"].as_str().map(str::to_owned),
@@ -340,7 +341,8 @@ impl Caller<'_> {
         if let Some(pod) = pod {
             body["pod_name"] = json!(pod);
         }
-        let said = said(&http::post(self.router(), "/api/v1/release", &body));
+        let answer = http::post(self.router(), "/api/v1/release", &body);
+        let said = said(&self.world.heard(answer));
         self.world.history.note(began, What::Release { call: call.into(), said });
         said
     }

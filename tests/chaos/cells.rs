@@ -7,8 +7,8 @@ use super::{
     cell::{Broken, Cell},
     census::SOON,
     faults::{
-        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, mistake_types,
-        pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
+        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, lose_primary,
+        mistake_types, pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
     },
     history::What,
     proxy::Moment,
@@ -174,8 +174,7 @@ pub static CELLS: [Cell; 35] = [
         backend: Kind::Sentinels,
         fault: |scene| {
             scene.pause(200, 400);
-            scene.world.history.fault("the primary is killed");
-            scene.world.store().servers[0].kill();
+            lose_primary(scene, "the primary is killed", |store| store.servers[0].kill());
             is_replaced(scene);
             scene.pause(1_000, 1_500);
         },
@@ -189,8 +188,7 @@ pub static CELLS: [Cell; 35] = [
         backend: Kind::Sentinels,
         fault: |scene| {
             scene.pause(200, 400);
-            scene.world.history.fault("the primary sleeps");
-            scene.world.store().servers[0].signal("STOP");
+            lose_primary(scene, "the primary sleeps", |store| store.servers[0].signal("STOP"));
             is_replaced(scene);
             scene.pause(1_000, 2_000);
             scene.world.store().servers[0].signal("CONT");
@@ -206,8 +204,9 @@ pub static CELLS: [Cell; 35] = [
         backend: Kind::Sentinels,
         fault: |scene| {
             scene.pause(200, 400);
-            scene.world.history.fault("the primary is cut off");
-            scene.world.store().proxies[0].set(|faults| faults.cut = Some(INSIDE));
+            lose_primary(scene, "the primary is cut off", |store| {
+                store.proxies[0].set(|faults| faults.cut = Some(INSIDE));
+            });
             is_replaced(scene);
             scene.pause(1_000, 2_000);
             scene.world.store().proxies[0].heal();

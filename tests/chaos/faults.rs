@@ -11,6 +11,7 @@ use redis::Commands;
 use super::{
     clock::shifted_clock,
     proxy::Moment,
+    store::Backend,
     world::{ROUTERS, World},
 };
 use crate::support::chance::Dice;
@@ -61,6 +62,27 @@ fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
         .into_iter()
         .next()
         .is_some_and(|name| redis::from_redis_value::<String>(name).is_ok_and(|name| name == role))
+}
+
+/// Takes the primary from its replicas. Redis answers before it replicates: what it
+/// acknowledges in the moments before it knows is not promised to last, so nobody hears it.
+pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Backend)) {
+    let world = scene.world;
+    let doubt = world.doubt.write().unwrap();
+    thread::sleep(Duration::from_millis(50));
+    world.history.fault(what);
+    how(&mut world.store());
+    let is_alone = || {
+        let redis = world.store().servers[0].client();
+        let timeout = Duration::from_millis(100);
+        let asked = redis.get_connection_with_timeout(timeout).and_then(|mut redis| {
+            redis.set_read_timeout(Some(timeout))?;
+            redis::cmd("INFO").arg("replication").query::<String>(&mut redis)
+        });
+        asked.is_ok_and(|told| told.contains("connected_slaves:0"))
+    };
+    scene.until(Duration::from_millis(500), is_alone);
+    drop(doubt);
 }
 
 /// Waits until another server is the primary.

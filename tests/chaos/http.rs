@@ -22,6 +22,8 @@ pub enum Failure {
     /// The line broke before the answer was there.
     Broken,
     TimedOut,
+    /// The answer was there, but what it said may not last: it counts as lost.
+    Unheard,
 }
 
 pub fn ask(

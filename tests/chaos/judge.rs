@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::history::{Event, Outcome, Said, Violation, What};
+use super::{
+    history::{Event, Outcome, Said, Violation, What},
+    http::Failure,
+};
 
 /// What every answer to a caller has to be there in.
 pub const IN_TIME: Duration = Duration::from_secs(2);
@@ -288,6 +291,7 @@ impl<'a> Judge<'a> {
             let wrong = match outcome {
                 Outcome::Nonsense(text) if !self.slept(event) => Some(text),
                 Outcome::Nonsense(_) => None,
+                Outcome::Failed(Failure::Unheard) => None,
                 Outcome::Failed(failure) if !self.slept(event) => Some(format!("{failure:?}")),
                 Outcome::Failed(_) => None,
                 _ if took > IN_TIME && !self.slept(event) => {

@@ -7,7 +7,7 @@ use std::{
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use super::{
     cell::{Broken, Cell},
     history::{Event, History, What},
-    http,
+    http::{self, Answer, Failure},
     proxy::Proxy,
     store::Backend,
 };
@@ -51,6 +51,8 @@ pub struct World {
     /// The pods there are.
     pub pods: Mutex<Vec<String>>,
     pub is_over: AtomicBool,
+    /// Held while Redis may forget what it acknowledges.
+    pub doubt: RwLock<()>,
     pub settings: BTreeMap<&'static str, String>,
     /// How often a pod of a name has come or gone.
     generations: Mutex<BTreeMap<String, usize>>,
@@ -62,6 +64,16 @@ pub struct World {
 }
 
 impl World {
+    /// What a caller hears of an answer: of one that Redis may forget, nothing, when it is
+    /// over.
+    pub fn heard(&self, answer: Result<Answer, Failure>) -> Result<Answer, Failure> {
+        if self.doubt.try_read().is_ok() {
+            return answer;
+        }
+        drop(self.doubt.read());
+        answer.and(Err(Failure::Unheard))
+    }
+
     /// Everything, ready for calls; or why it does not come up.
     pub fn start(cell: &'static Cell, broken: Option<Broken>) -> Result<Self, String> {
         let mut settings = defaults();
@@ -90,6 +102,7 @@ impl World {
             seats,
             pods: Mutex::new(pods),
             is_over: AtomicBool::new(false),
+            doubt: RwLock::default(),
             settings,
             generations: Mutex::default(),
             pauses: Mutex::default(),
