@@ -103,6 +103,8 @@ pub struct Caller<'a> {
     pub dice: Dice,
     /// Only what the older procedure understands.
     pub is_plain: bool,
+    /// Whether an answer to this call was not heard.
+    pub is_unsure: bool,
 }
 
 impl Caller<'_> {
@@ -133,11 +135,18 @@ impl Caller<'_> {
             self.hang_up(&call);
             return;
         }
+        self.is_unsure = false;
         let merchant = !self.is_plain && self.is_one_of(15);
         let is_twin = self.is_one_of(self.style.twins);
         let pod =
             if is_twin { self.allocate_at_once(&call) } else { self.allocate(&call, merchant) };
-        let Some(pod) = pod else { return };
+        let Some(pod) = pod else {
+            // An answer that it did not hear may have given it one.
+            if std::mem::take(&mut self.is_unsure) {
+                self.hang_up_for_good(&call);
+            }
+            return;
+        };
         let generation = self.world.generation(&pod);
         let is_replayed = self.is_one_of(self.style.replays);
         if is_replayed {
@@ -231,6 +240,8 @@ impl Caller<'_> {
             let twins: Vec<_> = seeds.iter().map(|seed| ask(*seed)).collect();
             twins.into_iter().map(|twin| twin.join().unwrap()).collect()
         });
+        let unheard = |outcome: &Outcome| matches!(outcome, Outcome::Failed(Failure::Unheard));
+        self.is_unsure |= outcomes.iter().any(unheard);
         outcomes.into_iter().find_map(|outcome| match outcome {
             Outcome::Given { pod } => Some(pod),
             _ => None,
@@ -275,6 +286,7 @@ impl Caller<'_> {
             Ok(answer) => read(format, &answer),
             Err(failure) => Outcome::Failed(failure),
         };
+        self.is_unsure |= matches!(outcome, Outcome::Failed(Failure::Unheard));
         let what = What::Allocate { call: call.into(), router, outcome: outcome.clone() };
         self.world.history.note(began, what);
         outcome
@@ -298,7 +310,7 @@ impl Caller<'_> {
 
     /// The provider says that a call is over, wherever it is.
     fn hang_up_for_good(&mut self, call: &str) {
-        for _ in 0..80 {
+        for _ in 0..200 {
             if matches!(self.release_once(call, None), Said::Yes | Said::Unknown) {
                 return;
             }
@@ -326,7 +338,7 @@ impl Caller<'_> {
     /// Releases as agents do: until somebody has heard it.
     pub fn release(&mut self, call: &str, pod: &str) {
         let began = Instant::now();
-        while began.elapsed() < Duration::from_secs(4) {
+        while began.elapsed() < Duration::from_secs(8) {
             let pod = self.is_one_of(50).then_some(pod);
             if matches!(self.release_once(call, pod), Said::Yes | Said::Unknown) {
                 return;

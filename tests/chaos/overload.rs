@@ -30,7 +30,13 @@ pub fn flood(world: &World, is_plain: bool) {
     }
     thread::scope(|scope| {
         for number in 0..ASKING {
-            let mut caller = Caller { world, style: USUAL, dice: Dice(number as u64), is_plain };
+            let mut caller = Caller {
+                world,
+                style: USUAL,
+                dice: Dice(number as u64),
+                is_plain,
+                is_unsure: false,
+            };
             scope.spawn(move || {
                 let began = Instant::now();
                 thread::sleep(Duration::from_micros(100_000 / ASKING as u64 * number as u64));

@@ -135,7 +135,8 @@ fn scene(
         let world = &world;
         for number in 0..style.clients {
             let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
-            let mut caller = Caller { world, style, dice, is_plain: is_procedure };
+            let mut caller =
+                Caller { world, style, dice, is_plain: is_procedure, is_unsure: false };
             scope.spawn(move || caller.run());
         }
         if style.drains && !is_procedure {
