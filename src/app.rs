@@ -20,12 +20,14 @@ use crate::{
     http::{
         self, Context,
         live::{About, Live},
+        rate::Rates,
         server::{Patience, serve},
     },
     lifecycle::Lifecycle,
     metrics::Metrics,
     store::{Embedded, Redis, RedisConfig, Scripts, Store},
     telephony::WsUrls,
+    tls::{Door, Tls},
 };
 
 /// How long we go on accepting requests once we say that we are not ready: who
@@ -44,6 +46,8 @@ pub struct Running {
     pub metrics_address: SocketAddr,
     /// Whether its agents are simulated.
     pub simulated: bool,
+    /// What its URLs begin with.
+    pub scheme: &'static str,
     pub context: Arc<Context>,
     closing: CancellationToken,
     servers: JoinSet<()>,
@@ -73,6 +77,9 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
     access.warn_of_open_doors(&config.providers);
     let access = Arc::new(access);
+    let tls = config.tls.as_ref().map(Tls::new).transpose();
+    let tls = tls.map_err(|expected| anyhow::anyhow!("TLS_CERT_FILE: expected {expected}"))?;
+    let tls = tls.map(Arc::new);
     let lifecycle = Arc::new(Lifecycle::default());
     let stopping = lifecycle.stopping.clone();
     let about = About {
@@ -100,6 +107,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         lifecycle: lifecycle.clone(),
         live: live.clone(),
         stories: http::Stories::default(),
+        rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
     });
 
     let simulated = config.pods == PodSource::Simulated;
@@ -110,6 +118,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         lifecycle,
         nudge,
         access,
+        tls: tls.clone(),
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
     });
@@ -141,11 +150,16 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         let listener = bind("METRICS_PORT", config.http.metrics)?;
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(&context);
-        servers.spawn(serve(listener, routes, patience, closing.clone()));
+        // Probes and Prometheus have no certificates.
+        servers.spawn(serve(listener, Door::Plain, routes, patience, closing.clone()));
     }
+    let (known, anyone) = match &tls {
+        None => (Door::Plain, Door::Plain),
+        Some(tls) => (Door::Known(tls.clone()), Door::Anyone(tls.clone())),
+    };
     let mut admin = api;
-    let routes = match config.http.admin {
-        None => http::routes(&context, agent_routes),
+    let (routes, door) = match config.http.admin {
+        None => (http::routes(&context, agent_routes), known),
         Some(address) => {
             let listener = bind("ADMIN_BIND", address)?;
             admin = listener.local_addr()?;
@@ -153,15 +167,27 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
                 metrics_address = admin;
             }
             let routes = http::admin_routes(&context);
-            servers.spawn(serve(listener, routes, patience, closing.clone()));
-            http::public_routes(&context, agent_routes)
+            servers.spawn(serve(listener, known, routes, patience, closing.clone()));
+            (http::public_routes(&context, agent_routes), anyone)
         }
     };
-    servers.spawn(serve(listener, routes, patience, closing.clone()));
+    servers.spawn(serve(listener, door, routes, patience, closing.clone()));
     let loops = control.start(source);
     loops.spawn(live.run());
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
-    Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    Ok(Running {
+        api,
+        admin,
+        metrics_address,
+        simulated,
+        scheme,
+        context,
+        closing,
+        servers,
+        agents,
+        loops,
+    })
 }
 
 impl Running {

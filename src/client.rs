@@ -1,5 +1,7 @@
 //! A small HTTP client for the router's own API.
 
+use std::sync::Arc;
+
 use anyhow::{Context, bail};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full};
@@ -7,28 +9,58 @@ use hyper::{
     Method, Request, Response, StatusCode, Uri, body::Incoming, client::conn::http1, header,
 };
 use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, pki_types::ServerName};
 use serde_json::Value;
-use tokio::net::TcpStream;
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+};
+use tokio_rustls::TlsConnector;
 
-use crate::secrets::Secret;
+use crate::{secrets::Secret, tls::Trust};
+
+/// A connection, with TLS or without.
+pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
 /// A router, as its users see it.
 #[derive(Debug, Clone)]
 pub struct Client {
-    base: String,
-    authority: String,
+    base: Uri,
     token: Option<Secret>,
+    tls: Option<Arc<ClientConfig>>,
 }
 
 impl Client {
-    pub fn new(url: &str, token: Option<Secret>) -> anyhow::Result<Self> {
-        let base = url.trim_end_matches('/').to_owned();
-        let uri: Uri = base.parse().with_context(|| format!("{url:?} is not a URL"))?;
-        if uri.scheme_str() != Some("http") {
-            bail!("{url:?}: expected a URL that begins with http://");
+    pub fn new(url: &str, token: Option<Secret>, trust: &Trust) -> anyhow::Result<Self> {
+        let base: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
+        let tls = match base.scheme_str() {
+            Some("http") => None,
+            Some("https") => Some(trust.settings().map_err(anyhow::Error::msg)?),
+            _ => bail!("{url:?}: expected a URL that begins with http:// or https://"),
+        };
+        base.host().context("the URL has no host")?;
+        Ok(Self { base, token, tls })
+    }
+
+    /// Connects to where a URL is; with TLS if it says so.
+    pub async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
+        let host = url.host().context("the URL has no host")?;
+        let is_safe = matches!(url.scheme_str(), Some("https" | "wss"));
+        let port = url.port_u16().unwrap_or(if is_safe { 443 } else { 80 });
+        let stream = TcpStream::connect(format!("{host}:{port}")).await?;
+        // What is sent goes out when it is spoken, not when the next is.
+        stream.set_nodelay(true)?;
+        if !is_safe {
+            return Ok(Box::new(stream));
         }
-        let host = uri.host().context("the URL has no host")?;
-        Ok(Self { authority: format!("{host}:{}", uri.port_u16().unwrap_or(80)), base, token })
+        let settings = match &self.tls {
+            Some(settings) => settings.clone(),
+            None => Trust::default().settings().map_err(anyhow::Error::msg)?,
+        };
+        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
+        Ok(Box::new(TlsConnector::from(settings).connect(name, stream).await?))
     }
 
     /// Sends a request; the answer's JSON is null where there is none.
@@ -63,10 +95,11 @@ impl Client {
         body: Option<&Value>,
         accept: &str,
     ) -> anyhow::Result<Response<Incoming>> {
-        let stream = TcpStream::connect(&self.authority)
+        let base = self.base.to_string();
+        let stream = self
+            .connect(&self.base)
             .await
-            .with_context(|| format!("no router answers at {}", self.base))?;
-        stream.set_nodelay(true)?;
+            .with_context(|| format!("no router answers at {}", base.trim_end_matches('/')))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
@@ -78,7 +111,7 @@ impl Client {
         let request = request
             .method(method)
             .uri(path)
-            .header(header::HOST, &self.authority)
+            .header(header::HOST, self.base.authority().map_or("", |it| it.as_str()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)
             .body(Full::new(Bytes::from(body)))?;

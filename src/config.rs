@@ -1,6 +1,7 @@
 //! The configuration: settings that have been checked, each on its own and
 //! against each other, in one small struct per concern.
 
+mod edge;
 mod secret_settings;
 mod settings;
 mod values;
@@ -21,7 +22,7 @@ pub use self::{
     values::{Span, without_password},
 };
 use crate::{
-    access::{Access, AccessConfig},
+    access::AccessConfig,
     cluster::ClusterConfig,
     control::{
         ListFile,
@@ -32,7 +33,9 @@ use crate::{
         fleet::Hold,
         tiers::{Origin, Tiers},
     },
+    networks::Networks,
     telephony::{Provider, WsPath},
+    tls::TlsConfig,
 };
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -181,6 +184,11 @@ pub struct Config {
     /// Whose webhooks are there.
     pub providers: Vec<Provider>,
     pub access: AccessConfig,
+    /// What HTTPS is served with, if it is.
+    pub tls: Option<TlsConfig>,
+    /// How many requests a second of one source that is not authenticated; 0 for any.
+    pub rate_limit: u32,
+    pub trusted_proxies: Networks,
     pub stream_status: bool,
     pub busy_action: BusyAction,
     pub hold: Option<HoldConfig>,
@@ -223,7 +231,7 @@ impl Config {
                     settings.admin_bind.map_or(bind, |admin| admin.ip()),
                     settings.metrics_port,
                 ),
-                admin: admin(&settings, bind)?,
+                admin: edge::admin(&settings, bind)?,
                 read_timeout: settings.http_read_timeout.0,
                 idle_timeout: settings.http_idle_timeout.0,
                 shutdown_timeout: settings.http_shutdown_timeout.0,
@@ -233,8 +241,11 @@ impl Config {
             agent_port: settings.voice_agent_port,
             agent_base_url: settings.voice_agent_base_url.clone(),
             ws_path: settings.ws_path_template.clone(),
-            providers: providers(&settings)?,
-            access: access(&settings)?,
+            providers: edge::providers(&settings)?,
+            access: edge::access(&settings)?,
+            tls: edge::tls(&settings)?,
+            rate_limit: settings.rate_limit,
+            trusted_proxies: settings.trusted_proxies.clone().unwrap_or_default(),
             public_url: settings.public_url.clone(),
             stream_status: settings.stream_status || settings.connect_timeout.is_some(),
             busy_action: settings.busy_action,
@@ -270,7 +281,8 @@ impl Config {
 
     /// The base of WebSocket URLs, once the port of the API is known.
     pub fn agent_base_url(&self, api_port: u16) -> String {
-        self.agent_base_url.clone().unwrap_or_else(|| format!("ws://localhost:{api_port}"))
+        let scheme = if self.tls.is_some() { "wss" } else { "ws" };
+        self.agent_base_url.clone().unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
     }
 
     /// The effective value of every variable, secrets hidden.
@@ -297,8 +309,13 @@ impl Config {
             ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
             ("PUBLIC_URL", text(&s.public_url)),
-            ("PROVIDERS", join(&self.providers)),
+            ("PROVIDERS", edge::join(&self.providers)),
             ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
+            ("TLS_CERT_FILE", path(&s.tls_cert_file)),
+            ("TLS_KEY_FILE", path(&s.tls_key_file)),
+            ("TLS_CLIENT_CA_FILE", path(&s.tls_client_ca_file)),
+            ("RATE_LIMIT", number_or_off(s.rate_limit as usize)),
+            ("TRUSTED_PROXIES", self.trusted_proxies.to_string()),
             ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
             ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
             ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
@@ -308,7 +325,7 @@ impl Config {
             ("HOLD_MAX_PER_MERCHANT", most_per_merchant(s).to_string()),
             ("HOLD_MESSAGE", s.hold_message.clone()),
             ("HOLD_AUDIO", text(&s.hold_audio)),
-            ("EVENTS", if s.events == 0 { "off".into() } else { s.events.to_string() }),
+            ("EVENTS", number_or_off(s.events)),
             ("RETRY_ON_DISCONNECT", s.retry_on_disconnect.to_string()),
             ("NAMESPACE", s.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
@@ -334,51 +351,8 @@ impl Config {
     }
 }
 
-fn join(providers: &[Provider]) -> String {
-    providers.iter().map(|provider| provider.as_str()).collect::<Vec<_>>().join(",")
-}
-
-fn providers(settings: &Settings) -> Result<Vec<Provider>, ConfigError> {
-    let Some(text) = &settings.providers else { return Ok(Provider::ALL.into()) };
-    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let known = names.map(str::parse).collect::<Result<Vec<Provider>, _>>();
-    known.ok().filter(|known| !known.is_empty()).ok_or_else(|| {
-        ConfigError::new("PROVIDERS", text, format!("some of {}", join(&Provider::ALL)))
-    })
-}
-
-fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
-    let api = SocketAddr::new(bind, settings.http_port);
-    match settings.admin_bind {
-        Some(admin) if admin == api && admin.port() != 0 => Err(ConfigError::new(
-            "ADMIN_BIND",
-            admin,
-            format!("another address than that of the webhooks, {api}"),
-        )),
-        admin => Ok(admin),
-    }
-}
-
-/// Checks that every secret can be read, and that what needs our URL has it.
-fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
-    let config = settings.secrets.access()?;
-    Access::new(&config).map_err(|bad| ConfigError::new(bad.name, bad.shown, bad.expected))?;
-    let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
-    let needs_url = match signs_urls {
-        Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
-        None if settings.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
-        None if settings.hold_time.is_some() => Some("HOLD_TIME is set".into()),
-        None if settings.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
-        None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
-    };
-    match (needs_url, &settings.public_url) {
-        (Some(why), None) => Err(ConfigError::new(
-            "PUBLIC_URL",
-            "",
-            format!("the URL under which providers reach this router, because {why}"),
-        )),
-        _ => Ok(config),
-    }
+fn number_or_off(number: usize) -> String {
+    if number == 0 { "off".into() } else { number.to_string() }
 }
 
 fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {

@@ -10,45 +10,56 @@ const LARGEST: u64 = 16 << 20;
 
 /// Reads what a file holds; an error says what was expected.
 pub type Read<T> = Arc<dyn Fn(&str) -> Result<T, String> + Send + Sync>;
+/// Reads what files hold that belong together, in their order.
+pub type ReadAll<T> = Arc<dyn Fn(&[String]) -> Result<T, String> + Send + Sync>;
 
-/// A file that is looked at again and again.
+/// A file that is looked at again and again, or some that belong together.
 #[derive(Clone)]
 pub struct FollowedFile<T> {
     /// The variable that names it.
     what: &'static str,
-    path: PathBuf,
-    read: Read<T>,
-    /// The text that was last decided upon, for good or ill.
-    settled: String,
+    paths: Vec<PathBuf>,
+    read: ReadAll<T>,
+    /// The texts that were last decided upon, for good or ill.
+    settled: Vec<String>,
     /// What the last look saw: a change counts when two looks agree, because the
     /// first may have come upon a file that was half written.
-    seen: Result<String, String>,
+    seen: Result<Vec<String>, String>,
 }
 
-impl<T> FollowedFile<T> {
+impl<T: 'static> FollowedFile<T> {
     /// Reads the file for the first time.
     pub fn open(what: &'static str, path: PathBuf, read: Read<T>) -> Result<(T, Self), String> {
-        let text = text_of(&path)?;
-        let first = read(&text)?;
-        Ok((first, Self { what, path, read, settled: text.clone(), seen: Ok(text) }))
+        Self::open_all(what, vec![path], Arc::new(move |texts| read(&texts[0])))
+    }
+
+    /// Reads files that belong together.
+    pub fn open_all(
+        what: &'static str,
+        paths: Vec<PathBuf>,
+        read: ReadAll<T>,
+    ) -> Result<(T, Self), String> {
+        let texts = texts_of(&paths)?;
+        let first = read(&texts)?;
+        Ok((first, Self { what, paths, read, settled: texts.clone(), seen: Ok(texts) }))
     }
 
     /// Looks at the file; what it holds, if that has changed and can be used.
     pub fn look(&mut self) -> Option<T> {
-        let before = std::mem::replace(&mut self.seen, text_of(&self.path));
-        let (what, path) = (self.what, self.path.display());
+        let before = std::mem::replace(&mut self.seen, texts_of(&self.paths));
+        let (what, path) = (self.what, self.paths[0].display());
         match &self.seen {
-            Ok(text) if *text == self.settled => None,
+            Ok(texts) if *texts == self.settled => None,
             Err(expected) => {
                 if before.as_ref() != Err(expected) {
                     tracing::warn!(what, %path, expected, "keeping what there is: the file can't be used");
                 }
                 None
             }
-            Ok(text) if before.as_ref() != Ok(text) => None,
-            Ok(text) => {
-                self.settled.clone_from(text);
-                match (self.read)(text) {
+            Ok(texts) if before.as_ref() != Ok(texts) => None,
+            Ok(texts) => {
+                self.settled.clone_from(texts);
+                match (self.read)(texts) {
                     Ok(changed) => {
                         tracing::info!(what, %path, "the file has changed");
                         Some(changed)
@@ -61,6 +72,10 @@ impl<T> FollowedFile<T> {
             }
         }
     }
+}
+
+fn texts_of(paths: &[PathBuf]) -> Result<Vec<String>, String> {
+    paths.iter().map(|path| text_of(path)).collect()
 }
 
 /// Only a file is read, and not a pipe, which may have nothing to say for ever.

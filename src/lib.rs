@@ -15,9 +15,11 @@ pub mod lifecycle;
 pub mod load;
 pub mod logging;
 pub mod metrics;
+pub mod networks;
 pub mod secrets;
 pub mod store;
 pub mod telephony;
+pub mod tls;
 
 /// A number nobody can guess from another one. `RandomState` is seeded by the
 /// operating system, which is all that ids of requests and calls need.

@@ -10,7 +10,7 @@ use std::{
 
 use aws_lc_rs::constant_time;
 
-use crate::followed::{FollowedFile, Read};
+use crate::followed::{FollowedFile, Read, ReadAll};
 
 /// A text that no log, error or printed configuration shows.
 #[derive(Clone, PartialEq, Eq)]
@@ -80,7 +80,7 @@ pub struct Followed<T> {
     file: Option<Mutex<FollowedFile<T>>>,
 }
 
-impl<T> Followed<T> {
+impl<T: 'static> Followed<T> {
     /// Reads the secrets for the first time. What `read` says of bad ones must
     /// show nothing of them.
     pub fn new(what: &'static str, source: &Source, read: Read<T>) -> Result<Self, String> {
@@ -92,6 +92,16 @@ impl<T> Followed<T> {
             }
         };
         Ok(Self { current: RwLock::new(Arc::new(first)), file })
+    }
+
+    /// The same with files that belong together.
+    pub fn files(
+        what: &'static str,
+        paths: Vec<PathBuf>,
+        read: ReadAll<T>,
+    ) -> Result<Self, String> {
+        let (first, file) = FollowedFile::open_all(what, paths, read)?;
+        Ok(Self { current: RwLock::new(Arc::new(first)), file: Some(Mutex::new(file)) })
     }
 
     pub fn current(&self) -> Arc<T> {

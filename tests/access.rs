@@ -194,7 +194,7 @@ fn the_log_names_who_was_refused_and_who_did_what_and_no_secret() {
         let found = text.lines().find(|line| parts.iter().all(|part| line.contains(part)));
         assert!(found.is_some(), "{parts:?} in {text}");
     };
-    line(&["\"status\":401", "unauthorized", "/api/v1/status", "\"from\":\"127.0.0.1:"]);
+    line(&["\"status\":401", "unauthorized", "/api/v1/status", "\"from\":\"127.0.0.1\""]);
     line(&["\"status\":403", "forged", "/api/v1/exotel/allocate", "does not match", "\"from\":"]);
     line(&["\"status\":403", "forged", "/api/v1/twilio/allocate", "it has no x-twilio-signature"]);
     line(&["\"status\":200", "/api/v1/drain", "\"by\":\"agent (token 2)\"", "voice-agent-0"]);
@@ -293,4 +293,48 @@ fn a_pipe_in_the_place_of_a_file_holds_nothing_up() {
     });
     router.signal("TERM");
     router.wait_for_exit(Duration::from_secs(5));
+}
+
+#[test]
+fn who_is_not_authenticated_may_ask_only_so_often_and_keeps_nobody_else_out() {
+    let router = Router::start(&[
+        ("API_TOKENS", TOKENS),
+        ("EXOTEL_AUTH_TOKEN", "exotel-secret"),
+        ("RATE_LIMIT", "5"),
+        ("TRUSTED_PROXIES", "127.0.0.0/8"),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let ask = |path: &str, from: &str| {
+        let headers = [("x-forwarded-for", from)];
+        router.connect().send("GET", path, &headers, b"")
+    };
+    let count = |path: &str, from: &str| {
+        let statuses: Vec<u16> = (0..60).map(|_| ask(path, from).status).collect();
+        assert_eq!(*statuses.last().unwrap(), 429, "{path}");
+        statuses.into_iter().find(|status| *status != 429).unwrap()
+    };
+    assert_eq!(count("/api/v1/status", "192.0.2.1"), 401);
+    let answer = ask("/api/v1/status", "192.0.2.1");
+    assert_eq!(answer.header("retry-after"), Some("1"));
+    assert!(answer.text().contains("too many requests"), "{}", answer.text());
+    // Each has what it may for itself.
+    let forged = "/api/v1/exotel/allocate?CallSid=EX1&auth_token=guess";
+    assert_eq!(count(forged, "192.0.2.2"), 403);
+    assert_eq!(count("/", "192.0.2.3"), 200);
+    assert_eq!(count("/page/page.js", "192.0.2.4"), 200);
+    assert_eq!(count("/nowhere", "192.0.2.5"), 404);
+    assert_eq!(count("/api/v1/whoami", "192.0.2.6"), 401);
+    // Who says who it is is let in from everywhere, and so are probes.
+    let genuine = "/api/v1/exotel/allocate?CallSid=EX1&auth_token=exotel-secret";
+    for from in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
+        assert_eq!(ask(genuine, from).status, 200);
+        assert_eq!(ask("/ready", from).status, 200);
+        let mut connection = router.connect();
+        connection.token = Some("viewer-token".into());
+        let headers = [("x-forwarded-for", from)];
+        assert_eq!(connection.send("GET", "/api/v1/status", &headers, b"").status, 200);
+    }
+    assert_eq!(router.release("EX1").0, 200);
+    let metrics = router.connect().get("/metrics").text();
+    assert!(metrics.contains("smart_router_denied_total{reason=\"rate_limited\"}"), "{metrics}");
 }

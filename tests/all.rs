@@ -37,6 +37,7 @@ mod renew;
 mod rescue;
 mod shared_redis;
 mod signatures;
+mod tls;
 mod waiting;
 mod waiting_odd;
 mod webhooks;

@@ -5,7 +5,9 @@ use std::{fs, process::Command, time::Duration};
 use redis::Commands;
 use serde_json::json;
 
-use crate::support::{Router, eventually, free_port, redis::RedisServer, scratch};
+use crate::support::{
+    Router, certificates::Authority, eventually, free_port, redis::RedisServer, scratch,
+};
 
 const TIERS: (&str, &str) = ("TIER_CONFIG", r#"{"gold": 3}"#);
 
@@ -36,58 +38,8 @@ fn a_user_a_password_and_a_database_are_taken_from_the_url() {
 
 #[test]
 fn tls_is_spoken_with_an_authority_of_ones_own() {
-    let directory = scratch();
-    let at = |name: &str| directory.join(name).to_str().unwrap().to_owned();
-    let (ca, ca_key, key, request, certificate, names) =
-        (at("ca.crt"), at("ca.key"), at("s.key"), at("s.csr"), at("s.crt"), at("names"));
-    fs::write(&names, "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
-    let extensions = ["-addext", "basicConstraints=critical,CA:TRUE"];
-    run(
-        "openssl",
-        &[
-            &[
-                "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", &ca_key, "-out", &ca,
-                "-days", "2", "-subj", "/CN=test",
-            ][..],
-            &extensions,
-        ]
-        .concat(),
-    );
-    run(
-        "openssl",
-        &[
-            "req",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-keyout",
-            &key,
-            "-out",
-            &request,
-            "-subj",
-            "/CN=localhost",
-        ],
-    );
-    run(
-        "openssl",
-        &[
-            "x509",
-            "-req",
-            "-in",
-            &request,
-            "-CA",
-            &ca,
-            "-CAkey",
-            &ca_key,
-            "-CAcreateserial",
-            "-out",
-            &certificate,
-            "-days",
-            "2",
-            "-extfile",
-            &names,
-        ],
-    );
+    let authority = Authority::new();
+    let (ca, server) = (authority.file(), authority.sign("redis"));
     let port = free_port();
     let _server = RedisServer::start_raw(
         port,
@@ -99,9 +51,9 @@ fn tls_is_spoken_with_an_authority_of_ones_own() {
             "--save",
             "",
             "--tls-cert-file",
-            &certificate,
+            &server.file,
             "--tls-key-file",
-            &key,
+            &server.key,
             "--tls-ca-cert-file",
             &ca,
             "--tls-auth-clients",

@@ -18,6 +18,7 @@ use crate::{
     domain::names::PodName,
     http::server::{Patience, serve},
     logging,
+    tls::Door,
 };
 
 #[derive(Debug, Args)]
@@ -60,7 +61,7 @@ pub async fn agent(args: AgentArgs) -> anyhow::Result<()> {
     };
     let closing = CancellationToken::new();
     let routes = agents.own_routes(args.pod_name);
-    let server = tokio::spawn(serve(listener, routes, patience, closing.clone()));
+    let server = tokio::spawn(serve(listener, Door::Plain, routes, patience, closing.clone()));
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

@@ -7,7 +7,7 @@ use clap::Args;
 use futures_util::{SinkExt, StreamExt};
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tokio_tungstenite::{connect_async_with_config, tungstenite::Message};
+use tokio_tungstenite::{client_async, tungstenite::Message};
 
 use super::router::RouterArgs;
 use crate::{client::Client, config::Span};
@@ -15,8 +15,6 @@ use crate::{client::Client, config::Span};
 /// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
 const FRAME: Duration = Duration::from_millis(20);
 const PATIENCE: Duration = Duration::from_secs(5);
-/// A frame goes out when it is spoken, not when the next one is.
-const NO_DELAY: bool = true;
 
 #[derive(Debug, Args)]
 pub struct CallArgs {
@@ -65,11 +63,14 @@ pub async fn call(args: CallArgs) -> anyhow::Result<()> {
 
     println!("2. stream to {ws_url}");
     let dialled = Instant::now();
-    let (mut socket, _) =
-        tokio::time::timeout(PATIENCE, connect_async_with_config(&ws_url, None, NO_DELAY))
-            .await
-            .context("the agent does not answer")?
-            .with_context(|| format!("the agent at {ws_url} refused the stream"))?;
+    let dial = async {
+        let stream = client.connect(&ws_url.parse()?).await?;
+        anyhow::Ok(client_async(&ws_url, stream).await?)
+    };
+    let (mut socket, _) = tokio::time::timeout(PATIENCE, dial)
+        .await
+        .context("the agent does not answer")?
+        .with_context(|| format!("the agent at {ws_url} refused the stream"))?;
     println!("   connected ({})", ms(dialled.elapsed()));
 
     println!("3. talk for {}", args.talk);

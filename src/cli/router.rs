@@ -1,11 +1,13 @@
 //! Which router a command talks to, as whom, and how it says what came of it.
 
+use std::path::PathBuf;
+
 use anyhow::Context;
 use clap::Args;
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 
-use crate::{client::Client, secrets::Secret};
+use crate::{client::Client, secrets::Secret, tls::Trust};
 
 #[derive(Debug, Args)]
 pub struct RouterArgs {
@@ -20,11 +22,24 @@ pub struct RouterArgs {
     /// A token of its API, where it wants one
     #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
     token: Option<Secret>,
+    /// Certificate authority of a router with https://, besides the system's (PEM)
+    #[arg(long, env = "SMART_ROUTER_CA_FILE", value_name = "PATH")]
+    ca_file: Option<PathBuf>,
+    /// Certificate to show to a router that wants one (PEM)
+    #[arg(long, env = "SMART_ROUTER_CERT_FILE", value_name = "PATH", requires = "key_file")]
+    cert_file: Option<PathBuf>,
+    /// The certificate's private key (PEM)
+    #[arg(long, env = "SMART_ROUTER_KEY_FILE", value_name = "PATH", requires = "cert_file")]
+    key_file: Option<PathBuf>,
 }
 
 impl RouterArgs {
     pub fn client(&self) -> anyhow::Result<Client> {
-        Client::new(&self.router, self.token.clone())
+        let trust = Trust {
+            authority: self.ca_file.clone(),
+            identity: self.cert_file.clone().zip(self.key_file.clone()),
+        };
+        Client::new(&self.router, self.token.clone(), &trust)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     secret_settings::SecretSettings,
     values::{self, Span},
 };
+use crate::networks::Networks;
 
 /// The settings as given, before they are checked against each other.
 #[derive(Debug, Clone, Args)]
@@ -88,6 +89,26 @@ pub struct Settings {
     /// Address and port of everything but the webhooks, which then stand alone on the API's. Default: all on one
     #[arg(long, env, value_name = "IP:PORT", value_parser = values::socket_address)]
     pub admin_bind: Option<SocketAddr>,
+
+    /// Certificate (PEM, with its chain) to serve HTTPS with, read again when it changes. Unset: plain HTTP
+    #[arg(long, env, value_name = "PATH")]
+    pub tls_cert_file: Option<PathBuf>,
+
+    /// The certificate's private key (PEM)
+    #[arg(long, env, value_name = "PATH")]
+    pub tls_key_file: Option<PathBuf>,
+
+    /// Authorities (PEM) one of which must have signed the certificate of every client: on ADMIN_BIND, or without it on the API's address. Unset: clients need no certificate
+    #[arg(long, env, value_name = "PATH")]
+    pub tls_client_ca_file: Option<PathBuf>,
+
+    /// How many requests a second of one source are answered that are not authenticated; off for all. Those with a valid token or signature are never counted
+    #[arg(long, env, value_name = "NUMBER", default_value = "50", value_parser = values::rate_limit)]
+    pub rate_limit: u32,
+
+    /// Proxies in front of this router, as addresses or networks such as 10.0.0.0/8, separated by commas: what they say in X-Forwarded-For is believed
+    #[arg(long, env, value_name = "LIST")]
+    pub trusted_proxies: Option<Networks>,
 
     /// on puts our stream-status URL into the documents that providers get, so that calls end even if their agents forget to release them; needs PUBLIC_URL
     #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]

@@ -83,6 +83,18 @@ pub fn events(text: &str) -> Result<usize, String> {
     }
 }
 
+/// How many requests a second.
+pub fn rate_limit(text: &str) -> Result<u32, String> {
+    match text {
+        "off" => Ok(0),
+        _ => text
+            .parse()
+            .ok()
+            .filter(|number| (1..=1_000_000).contains(number))
+            .ok_or_else(|| "off, or a number from 1 to 1000000".into()),
+    }
+}
+
 pub fn on_off(text: &str) -> Result<bool, String> {
     switch(text).map_err(|_| "on or off".into())
 }

@@ -18,7 +18,7 @@ use tokio_util::task::TaskTracker;
 pub use self::pods::{ListFile, PodFeed};
 use crate::{
     access::Access, cluster::Cluster, config::LeaderConfig, lifecycle::Lifecycle, metrics::Metrics,
-    store::Store,
+    store::Store, tls::Tls,
 };
 
 /// How often overdue leases and drains are looked for.
@@ -44,6 +44,7 @@ pub struct Control {
     /// Told when something has changed that the pods should follow at once.
     pub nudge: Arc<Notify>,
     pub access: Arc<Access>,
+    pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
 }
@@ -107,7 +108,10 @@ impl Control {
         while self.goes_on(&mut ticks).await {
             let control = self.clone();
             // Files may lie on a disk that is slow.
-            let look = tokio::task::spawn_blocking(move || control.access.look());
+            let look = tokio::task::spawn_blocking(move || {
+                control.access.look();
+                control.tls.iter().for_each(|tls| tls.look());
+            });
             tokio::select! {
                 _ = look => {}
                 () = self.lifecycle.stopping.cancelled() => return,

@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::{ApiError, Context, Noted, body};
+use super::{ApiError, Context, Noted, body, rate};
 use crate::access::{Bearer, Role};
 
 /// Lets a request through if its token is of the role it needs.
@@ -22,6 +22,11 @@ pub async fn check(
         return next.run(request).await;
     };
     let bearer = token(request.headers()).and_then(|token| tokens.bearer(token));
+    if bearer.is_none()
+        && let Some(refused) = rate::charge(&context, request.extensions(), request.headers())
+    {
+        return refused;
+    }
     if bearer.is_none_or(|bearer| !bearer.role.may(needed)) {
         // Who still sends would not hear the answer.
         let _ = body::read(request.into_body(), context.read_timeout).await;

@@ -17,6 +17,7 @@ mod pod;
 mod pods;
 mod probes;
 mod query;
+pub mod rate;
 mod release;
 mod renew;
 mod reply;
@@ -37,7 +38,7 @@ use axum::{
 };
 use tokio::sync::Notify;
 
-use self::{callbacks::About, live::Live};
+use self::{callbacks::About, live::Live, rate::Rates};
 pub use self::{
     events::Stories,
     reply::{ApiError, Noted},
@@ -77,6 +78,8 @@ pub struct Context {
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
+    /// How often who is not authenticated may ask.
+    pub rates: Rates,
 }
 
 impl Context {
@@ -186,6 +189,9 @@ fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
     let needs = |role: Role, route: MethodRouter<Arc<Context>>| {
         route.route_layer(middleware::from_fn_with_state((context.clone(), role), auth::check))
     };
+    let open = |route: MethodRouter<Arc<Context>>| {
+        route.route_layer(middleware::from_fn_with_state(context.clone(), rate::limit))
+    };
     let viewer = |route| needs(Role::Viewer, route);
     let agent = |route| needs(Role::Agent, route);
     let admin = |route| needs(Role::Admin, route);
@@ -202,9 +208,9 @@ fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
         .route(&api("/calls/{sid}"), viewer(get(calls::call)))
         .route(&api("/events"), viewer(get(events::events)))
         .route(&api("/live"), viewer(get(live::live)))
-        .route(&api("/whoami"), get(whoami::whoami))
-        .route("/", get(page::index))
-        .route("/page/{name}", get(page::part))
+        .route(&api("/whoami"), open(get(whoami::whoami)))
+        .route("/", open(get(page::index)))
+        .route("/page/{name}", open(get(page::part)))
         .route(&api("/merchants"), viewer(get(merchants::list)))
         .route(&api("/tiers"), viewer(get(tiers::get)).merge(admin(put(tiers::put))))
         .route(
@@ -266,6 +272,7 @@ impl Context {
         Arc::new(Self {
             live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
             stories: Stories::default(),
+            rates: Rates::new(0, Default::default()),
             store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },

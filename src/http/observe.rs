@@ -2,7 +2,6 @@
 //! under handlers that panic.
 
 use std::{
-    net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -34,7 +33,7 @@ pub async fn observe(
     request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
     let method = request.method().clone();
     let uri = request.uri().clone();
-    let peer = request.extensions().get::<SocketAddr>().copied();
+    let source = context.rates.source(request.extensions(), request.headers());
     let endpoint = request.extensions().get::<MatchedPath>().cloned();
     let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
         Ok(response) => response,
@@ -74,7 +73,7 @@ pub async fn observe(
                 tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
                 by = noted.by.map(tracing::field::display),
                 why = noted.why.as_deref(),
-                from = refused.then_some(peer).flatten().map(tracing::field::display),
+                from = refused.then_some(source).flatten().map(tracing::field::display),
                 "request"
             )
         };
@@ -82,6 +81,8 @@ pub async fn observe(
     match status {
         500.. if !is_probe => line!(warn),
         _ if refused => line!(warn),
+        // (there may be very many)
+        429 => line!(debug),
         _ if is_probe => line!(debug),
         _ => line!(info),
     }

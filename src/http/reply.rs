@@ -8,7 +8,7 @@ use axum::{
 };
 use serde_json::{Value, json};
 
-use super::{Shared, body};
+use super::{Shared, body, rate};
 
 use crate::{
     access::Bearer,
@@ -57,12 +57,14 @@ impl IntoResponse for ApiError {
             body["details"] = details;
         }
         let mut response = (self.status, Json(body)).into_response();
-        if self.status == StatusCode::SERVICE_UNAVAILABLE {
+        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
             response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
         }
         // What is left of such a request is not worth reading.
         match self.status {
-            StatusCode::PAYLOAD_TOO_LARGE | StatusCode::REQUEST_TIMEOUT => super::close(response),
+            StatusCode::PAYLOAD_TOO_LARGE
+            | StatusCode::REQUEST_TIMEOUT
+            | StatusCode::TOO_MANY_REQUESTS => super::close(response),
             _ => response,
         }
     }
@@ -123,10 +125,14 @@ impl Noted {
     }
 }
 
-pub async fn not_found(State(context): Shared, uri: Uri, request: Request) -> ApiError {
+pub async fn not_found(State(context): Shared, uri: Uri, request: Request) -> Response {
+    if let Some(refused) = rate::charge(&context, request.extensions(), request.headers()) {
+        return refused;
+    }
     // Who still sends would not hear the answer.
     let _ = body::read(request.into_body(), context.read_timeout).await;
     ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
+        .into_response()
 }
 
 pub async fn method_not_allowed(

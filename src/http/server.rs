@@ -17,13 +17,17 @@ use axum::{Router, body::Body, http::StatusCode};
 use futures_util::FutureExt;
 use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
+use rustls::ServerConfig;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, ReadBuf},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
     time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
+use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
+
+use crate::tls::Door;
 
 /// How long clients may take.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +44,7 @@ pub struct Patience {
 /// Serves until `closing`, then finishes what is in flight, within bounds.
 pub async fn serve(
     listener: TcpListener,
+    door: Door,
     routes: Router,
     patience: Patience,
     closing: CancellationToken,
@@ -47,7 +52,8 @@ pub async fn serve(
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let open = |(stream, peer)| {
-        let connection = converse(stream, peer, routes.clone(), patience, closing.clone());
+        let settings = door.settings();
+        let connection = open_to(settings, stream, peer, routes.clone(), patience, closing.clone());
         let cut = cut.clone();
         connections.spawn(async move {
             tokio::select! {
@@ -95,8 +101,10 @@ async fn accept(
     }
 }
 
-async fn converse(
-    stream: TcpStream,
+/// Lets a client in, by TLS if there are settings for that.
+async fn open_to(
+    settings: Option<Arc<ServerConfig>>,
+    mut stream: TcpStream,
     peer: SocketAddr,
     routes: Router,
     patience: Patience,
@@ -104,6 +112,38 @@ async fn converse(
 ) {
     // Answers are small and complete: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
+    let Some(settings) = settings else {
+        return converse(stream, peer, routes, patience, closing).await;
+    };
+    let greet = async {
+        let mut first = [0];
+        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
+            stream.write_all(MISTAKEN).await?;
+            return Err(io::Error::other("no TLS"));
+        }
+        TlsAcceptor::from(settings).accept(stream).await
+    };
+    match timeout(patience.read, greet).await {
+        Ok(Ok(stream)) => converse(stream, peer, routes, patience, closing).await,
+        Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
+        Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+    }
+}
+
+/// What a client begins with that speaks TLS.
+const HANDSHAKE: u8 = 22;
+/// What one hears that does not.
+const MISTAKEN: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\
+    Content-Length: 56\r\nConnection: close\r\n\r\n\
+    {\"error\":\"this address speaks TLS: begin with https://\"}";
+
+async fn converse(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    peer: SocketAddr,
+    routes: Router,
+    patience: Patience,
+    closing: CancellationToken,
+) {
     let turns = Arc::new(Turns::default());
     let io =
         Punctual { stream, limit: patience.read, turns: turns.clone(), head: None, stuck: None };
@@ -153,8 +193,8 @@ impl Turns {
 
 /// A stream whose peer must finish the head of a request soon after beginning
 /// it. (Hyper's own limit also counts the time between requests.)
-struct Punctual {
-    stream: TcpStream,
+struct Punctual<S> {
+    stream: S,
     limit: Duration,
     turns: Arc<Turns>,
     head: Option<Head>,
@@ -162,7 +202,7 @@ struct Punctual {
     stuck: Option<Pin<Box<Sleep>>>,
 }
 
-impl Punctual {
+impl<S> Punctual<S> {
     /// Lets a write that can't go on wait, but not for ever.
     fn bound<T>(
         &mut self,
@@ -189,7 +229,7 @@ struct Head {
     alarm: Option<Pin<Box<Sleep>>>,
 }
 
-impl AsyncRead for Punctual {
+impl<S: AsyncRead + Unpin> AsyncRead for Punctual<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
@@ -219,7 +259,7 @@ impl AsyncRead for Punctual {
     }
 }
 
-impl AsyncWrite for Punctual {
+impl<S: AsyncWrite + Unpin> AsyncWrite for Punctual<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,

@@ -14,6 +14,7 @@ use super::{
     ApiError, Context, Noted, Shared,
     allocate::{Connected, NotConnected, Way, connect},
     body::{self, BodyError},
+    rate,
 };
 use crate::{
     config::BusyAction,
@@ -226,6 +227,9 @@ pub async fn receive<T>(
     let (parts, body) = request.into_parts();
     let keys = context.access.keys(provider);
     let forged = |why: String, is_unread: bool| {
+        if let Some(refused) = rate::charge(context, &parts.extensions, &parts.headers) {
+            return refused;
+        }
         context.metrics.denied("forged");
         let noted = Noted { outcome: "forged", why: Some(why), ..Noted::default() };
         let response = StatusCode::FORBIDDEN.into_response();

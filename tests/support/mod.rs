@@ -1,5 +1,6 @@
 //! A router to talk to, and ways to talk to it.
 
+pub mod certificates;
 pub mod chance;
 pub mod kube;
 pub mod nginx;

@@ -1,0 +1,58 @@
+//! Certificates, made by OpenSSL.
+
+use std::{fs, path::PathBuf, process::Command};
+
+use super::scratch;
+
+/// An authority that nobody knows, and what it signs.
+pub struct Authority {
+    directory: PathBuf,
+}
+
+/// The files of a certificate and its key.
+pub struct Certificate {
+    pub file: String,
+    pub key: String,
+}
+
+impl Authority {
+    pub fn new() -> Self {
+        let authority = Self { directory: scratch() };
+        let (key, file) = (authority.at("ca.key"), authority.file());
+        openssl(&format!(
+            "req -x509 -newkey rsa:2048 -nodes -keyout {key} -out {file} -days 2 -subj /CN=test \
+             -addext basicConstraints=critical,CA:TRUE"
+        ));
+        authority
+    }
+
+    fn at(&self, name: &str) -> String {
+        self.directory.join(name).to_str().unwrap().to_owned()
+    }
+
+    pub fn file(&self) -> String {
+        self.at("ca.crt")
+    }
+
+    /// A certificate for this machine.
+    pub fn sign(&self, name: &str) -> Certificate {
+        let [key, request, file, names] =
+            ["key", "csr", "crt", "names"].map(|end| self.at(&format!("{name}.{end}")));
+        fs::write(&names, "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
+        openssl(&format!(
+            "req -newkey rsa:2048 -nodes -keyout {key} -out {request} -subj /CN={name}"
+        ));
+        let (ca, ca_key) = (self.file(), self.at("ca.key"));
+        openssl(&format!(
+            "x509 -req -in {request} -CA {ca} -CAkey {ca_key} -CAcreateserial -out {file} \
+             -days 2 -extfile {names}"
+        ));
+        Certificate { file, key }
+    }
+}
+
+fn openssl(args: &str) {
+    let output = Command::new("openssl").args(args.split(' ').filter(|it| !it.is_empty())).output();
+    let output = output.unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+}
