@@ -4,7 +4,7 @@ set -euo pipefail
 cd "$(dirname "$0")"
 
 # command:package, for what the tests call besides cargo
-needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
+needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl curl:curl
   python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus
   chromium:chromium)
 missing=()
