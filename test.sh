@@ -6,7 +6,7 @@ cd "$(dirname "$0")"
 # command:package, for what the tests call besides cargo
 needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl curl:curl
   python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus
-  chromium:chromium)
+  chromium:chromium tmux:tmux)
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")

@@ -76,16 +76,18 @@ impl Client {
         Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
     }
 
-    /// Opens a stream of events.
-    pub async fn stream(&self, path: &str) -> anyhow::Result<Messages> {
+    /// Opens a stream of events; or how that was refused.
+    pub async fn stream(
+        &self,
+        path: &str,
+    ) -> anyhow::Result<Result<Messages, (StatusCode, Value)>> {
         let response = self.request(Method::GET, path, None, "text/event-stream").await?;
         let status = response.status();
         if !status.is_success() {
             let bytes = response.into_body().collect().await?.to_bytes();
-            let answer: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-            bail!("{}", answer["error"].as_str().unwrap_or(status.as_str()));
+            return Ok(Err((status, serde_json::from_slice(&bytes).unwrap_or_default())));
         }
-        Ok(Messages { body: response.into_body(), read: String::new() })
+        Ok(Ok(Messages { body: response.into_body(), read: String::new() }))
     }
 
     async fn request(

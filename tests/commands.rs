@@ -1,10 +1,14 @@
 //! The commands that look at a running router and change it.
 
-use std::{io::Write, process::Stdio, time::Duration};
+use std::{
+    io::Write,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use serde_json::Value;
 
-use crate::support::{Router, eventually, program};
+use crate::support::{PROGRAM, Router, eventually, free_port, program};
 
 const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 2}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
 
@@ -143,4 +147,66 @@ fn events_are_followed() {
     });
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+/// A terminal of its own, with a program in it.
+struct Terminal(String);
+
+impl Terminal {
+    fn start(command: &str) -> Self {
+        let terminal = Self(format!("smart-router-{}", free_port()));
+        // (a shell without anybody's settings)
+        let shell = format!("{command}; echo over $?; exec cat");
+        terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "24", &shell]);
+        terminal
+    }
+
+    fn tmux(&self, args: &[&str]) -> String {
+        let output = Command::new("tmux").args(["-L", &self.0]).args(args).output().unwrap();
+        assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// What can be seen.
+    fn shows(&self) -> String {
+        self.tmux(&["capture-pane", "-p"])
+    }
+
+    fn comes_to_show(&self, what: &str) {
+        eventually(Duration::from_secs(5), what, || self.shows().contains(what));
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        let _ = Command::new("tmux").args(["-L", &self.0, "kill-server"]).output();
+    }
+}
+
+#[test]
+fn top_fills_a_terminal_follows_and_gives_it_back() {
+    let (router, url) = router();
+    let terminal = Terminal::start(&format!("{PROGRAM} top --router {url}"));
+    terminal.comes_to_show("0 live calls");
+    assert!(terminal.shows().lines().any(|line| line.starts_with("gold ")), "{}", terminal.shows());
+    router.allocate("CA-seen");
+    terminal.comes_to_show("1 live calls");
+    terminal.comes_to_show("CA-seen");
+    terminal.tmux(&["resize-window", "-x", "60", "-y", "10"]);
+    router.allocate("CA-next");
+    terminal.comes_to_show("2 live calls");
+    assert!(terminal.shows().lines().all(|line| line.chars().count() <= 60));
+    // The router goes and comes back.
+    let router = router.kill_and_restart();
+    terminal.comes_to_show("the router does not answer");
+    terminal.comes_to_show("0 live calls");
+    assert!(!terminal.shows().contains("does not answer"), "{}", terminal.shows());
+    terminal.tmux(&["send-keys", "C-c"]);
+    terminal.comes_to_show("over 0");
+    let state = terminal.tmux(&["display-message", "-p", "#{alternate_on} #{cursor_flag}"]);
+    assert_eq!(state.trim(), "0 1", "the screen and the cursor are as before");
+    drop(router);
+    // Nobody there at the start is told at once.
+    let terminal = Terminal::start(&format!("{PROGRAM} top --router {url}"));
+    terminal.comes_to_show("over 4");
 }

@@ -1,3 +1,5 @@
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde_json::json;
 
 use crate::support::{Connection, Router};
@@ -23,6 +25,13 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
         r#"smart_router_pool_available_pods{tier="standard"} 0"#,
         r#"smart_router_pool_assigned_pods{tier="standard"} 1"#,
         r#"smart_router_pool_available_pods{tier="basic"} 0"#,
+        r#"smart_router_pool_target_pods{tier="gold"} 1"#,
+        r#"smart_router_pool_draining_pods{tier="basic"} 1"#,
+        r#"smart_router_pool_free_slots{tier="basic"} 0"#,
+        r#"smart_router_pool_active_calls{tier="standard"} 1"#,
+        r#"smart_router_pool_not_ready_pods{tier="gold"} 0"#,
+        r#"smart_router_denied_total{reason="forged"} 0"#,
+        "smart_router_kept_releases 0",
         "smart_router_leader_status 1",
         "smart_router_drains_total 1",
         "smart_router_panics_recovered_total 0",
@@ -35,6 +44,19 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
     ] {
         assert!(text.lines().any(|other| other == line), "{line} is not in\n{text}");
     }
+    let value = |name: &str| -> f64 {
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.expect(name).rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    for time in ["process_start_time_seconds", "smart_router_last_comparison_timestamp_seconds"] {
+        assert!((now - 60.0..=now).contains(&value(time)), "{time}");
+    }
+    assert!(value("process_cpu_seconds_total") < 10.0);
+    assert!((1e6..1e9).contains(&value("process_resident_memory_bytes")));
+    assert!(value("process_open_fds") > 5.0);
+    let version = concat!("build_info{version=\"", env!("CARGO_PKG_VERSION"), "\"} 1");
+    assert!(text.contains(version), "{text}");
     assert!(!text.contains("CA-secret") && !text.contains("voice-agent-"), "{text}");
     assert!(text.ends_with("# EOF\n"));
 }

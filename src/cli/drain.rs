@@ -8,11 +8,13 @@ use clap::Args;
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::router::RouterArgs;
+use super::router::{Failed, RouterArgs};
 use crate::config::Span;
 
 /// How long to wait before a router that did not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// How the program exits when the time is over and calls are left.
+const CALLS_LEFT: u8 = 5;
 
 #[derive(Debug, Args)]
 pub struct DrainArgs {
@@ -40,7 +42,12 @@ pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
         let is_last = left.is_none_or(|left| left <= PAUSE);
         match client.post("/api/v1/drain", &body).await {
             Ok((StatusCode::OK, answer)) if answer["drained"] == true || is_last => {
-                println!("{}: {}", pod, answer["message"].as_str().unwrap_or_default());
+                let message = answer["message"].as_str().unwrap_or_default();
+                if until.is_some() && answer["drained"] != true {
+                    let text = format!("the time is over: {message}");
+                    return Err(Failed { code: CALLS_LEFT, text }.into());
+                }
+                println!("{pod}: {message}");
                 return Ok(());
             }
             // A router that stops answers at once; another goes on waiting.

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::{
     print,
-    router::{RouterArgs, all_pages, ask, text},
+    router::{RouterArgs, all_pages, ask, listen, text},
     table::{spoken, table},
 };
 
@@ -258,7 +258,7 @@ pub async fn events(args: EventsArgs) -> anyhow::Result<()> {
     }
     let after = last.last().map(|event| text(&event["id"]));
     let path = path("/events", &[&filters[..], &[("after", &after)]].concat());
-    let mut stream = client.stream(&format!("/api/v1{path}")).await?;
+    let mut stream = listen(&client, &path).await?;
     while let Some((_, data)) = stream.next().await? {
         let event: Value = serde_json::from_str(&data)?;
         print(&shown(&event))?;

@@ -7,7 +7,11 @@ use clap::Args;
 use hyper::{Method, StatusCode};
 use serde_json::Value;
 
-use crate::{client::Client, secrets::Secret, tls::Trust};
+use crate::{
+    client::{Client, Messages},
+    secrets::Secret,
+    tls::Trust,
+};
 
 #[derive(Debug, Args)]
 pub struct RouterArgs {
@@ -44,12 +48,12 @@ impl RouterArgs {
 }
 
 /// A command that did not come off, and how the program exits with that: 3 where there is
-/// no such thing, 4 where no router answers, else 1.
+/// no such thing, 4 where no router answers, 5 where a drain left calls, else 1.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Failed {
     pub code: u8,
-    text: String,
+    pub text: String,
 }
 
 /// The answer of a router, if it is a good one.
@@ -59,13 +63,24 @@ pub async fn ask(
     path: &str,
     body: Option<&Value>,
 ) -> anyhow::Result<Value> {
-    let (status, answer) = client
-        .send(method, &format!("/api/v1{path}"), body)
-        .await
-        .map_err(|error| Failed { code: 4, text: format!("{error:#}") })?;
-    if status.is_success() {
-        return Ok(answer);
+    let answer = client.send(method, &format!("/api/v1{path}"), body).await;
+    match answer.map_err(no_answer)? {
+        (status, answer) if status.is_success() => Ok(answer),
+        (status, answer) => Err(refused(status, &answer).into()),
     }
+}
+
+/// What a router says from now on.
+pub async fn listen(client: &Client, path: &str) -> anyhow::Result<Messages> {
+    let opened = client.stream(&format!("/api/v1{path}")).await.map_err(no_answer)?;
+    opened.map_err(|(status, answer)| refused(status, &answer).into())
+}
+
+fn no_answer(error: anyhow::Error) -> Failed {
+    Failed { code: 4, text: format!("{error:#}") }
+}
+
+fn refused(status: StatusCode, answer: &Value) -> Failed {
     let code = if status == StatusCode::NOT_FOUND { 3 } else { 1 };
     let text = answer["error"].as_str().unwrap_or_default();
     let text = match status {
@@ -73,7 +88,7 @@ pub async fn ask(
         StatusCode::UNAUTHORIZED => format!("{text}: set SMART_ROUTER_TOKEN"),
         _ => text.to_owned(),
     };
-    Err(Failed { code, text }.into())
+    Failed { code, text }
 }
 
 /// All rows of a list that comes in pages, at most so many.

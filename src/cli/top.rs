@@ -1,14 +1,14 @@
 //! `smart-router top`: pools, calls and events in a terminal, live.
 
-use std::{collections::VecDeque, io::Write};
+use std::{collections::VecDeque, io::Write, time::Duration};
 
 use clap::Args;
 use serde_json::Value;
-use tokio::signal;
+use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     look::{POOL_TITLES, event_line, pool_row},
-    router::{RouterArgs, text},
+    router::{RouterArgs, listen, text},
     table::table,
 };
 
@@ -18,6 +18,10 @@ pub struct TopArgs {
     router: RouterArgs,
 }
 
+/// How long to wait before a router that is gone is asked again.
+const PAUSE: Duration = Duration::from_secs(1);
+/// As many events are remembered; more lines no terminal has.
+const MOST: usize = 200;
 /// The screen of its own that a full view has, and the way back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
@@ -41,41 +45,72 @@ impl Drop for Screen {
 
 pub async fn top(args: TopArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
-    let mut stream = client.stream("/api/v1/live").await?;
-    let (mut state, mut events) = (Value::Null, VecDeque::new());
-    let screen = Screen::take();
-    let outcome = loop {
+    // Who is refused at the start hears it; later a router may come and go.
+    let mut stream = Some(listen(&client, "/live").await?);
+    let mut seen = Seen::default();
+    let mut terminate = signal(SignalKind::terminate())?;
+    let _screen = Screen::take();
+    loop {
+        let told = async {
+            match &mut stream {
+                Some(stream) => stream.next().await,
+                None => {
+                    tokio::time::sleep(PAUSE).await;
+                    stream = Some(listen(&client, "/live").await?);
+                    Ok(Some(Default::default()))
+                }
+            }
+        };
         let told = tokio::select! {
-            told = stream.next() => told,
-            _ = signal::ctrl_c() => break Ok(()),
+            told = told => told,
+            _ = tokio::signal::ctrl_c() => return Ok(()),
+            _ = terminate.recv() => return Ok(()),
         };
         match told {
-            Ok(Some((name, data))) => {
-                let data: Value = serde_json::from_str(&data)?;
-                match name.as_str() {
-                    "state" => state = data,
-                    "events" => {
-                        events.extend(data["events"].as_array().into_iter().flatten().cloned());
-                        let extra = events.len().saturating_sub(200);
-                        events.drain(..extra);
-                    }
-                    _ => {}
-                }
-                let size = terminal_size::terminal_size();
-                let (width, height) = size.map_or((100, 30), |(width, height)| (width.0, height.0));
-                print!("\x1b[H{}", view(&state, &events, width.into(), height.into()));
-                std::io::stdout().flush()?;
+            Ok(Some((name, data))) => seen.take(&name, &data)?,
+            Ok(None) | Err(_) => {
+                stream = None;
+                seen.is_lost = true;
             }
-            Ok(None) => break Err(anyhow::anyhow!("the router has ended the stream")),
-            Err(error) => break Err(error),
         }
-    };
-    drop(screen);
-    outcome
+        let size = terminal_size::terminal_size();
+        let (width, height) = size.map_or((100, 30), |(width, height)| (width.0, height.0));
+        print!("\x1b[H{}", view(&seen, width.into(), height.into()));
+        std::io::stdout().flush()?;
+    }
+}
+
+/// What the router has said.
+#[derive(Default)]
+struct Seen {
+    state: Value,
+    events: VecDeque<Value>,
+    /// It no longer says anything.
+    is_lost: bool,
+}
+
+impl Seen {
+    fn take(&mut self, name: &str, data: &str) -> anyhow::Result<()> {
+        match name {
+            "state" => {
+                self.state = serde_json::from_str(data)?;
+                self.is_lost = false;
+            }
+            "events" => {
+                let told: Value = serde_json::from_str(data)?;
+                self.events.extend(told["events"].as_array().into_iter().flatten().cloned());
+                let extra = self.events.len().saturating_sub(MOST);
+                self.events.drain(..extra);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
 }
 
 /// A full screen: each line cut to its width and cleared to its end.
-fn view(state: &Value, events: &VecDeque<Value>, width: usize, height: usize) -> String {
+fn view(seen: &Seen, width: usize, height: usize) -> String {
+    let Seen { state, events, is_lost } = seen;
     let rate = |name: &str| text(&state["rates"][name]);
     let latency = |name: &str| text(&state["latency_ms"]["allocate"][name]);
     let store = if state["store"]["is_up"] == true { "up" } else { "OUT" };
@@ -98,6 +133,9 @@ fn view(state: &Value, events: &VecDeque<Value>, width: usize, height: usize) ->
         ),
         String::new(),
     ];
+    if *is_lost {
+        lines.push("! the router does not answer; this is what it said last".into());
+    }
     for warning in state["warnings"].as_array().into_iter().flatten() {
         lines.push(format!("! {}", text(&warning["text"])));
     }
@@ -138,11 +176,11 @@ mod tests {
         });
         let event = json!({"at": 3_661_001, "event": "allocated", "call_sid": "CA1"});
         let events: VecDeque<Value> = std::iter::repeat_n(event, 50).collect();
-        let screen = view(&state, &events, 40, 20);
+        let screen = view(&Seen { state, events, is_lost: true }, 40, 20);
         let lines: Vec<&str> = screen.split("\r\n").collect();
         assert_eq!(lines.len(), 20);
         assert!(lines.iter().all(|line| line.trim_end_matches("\x1b[K").chars().count() <= 40));
-        assert!(screen.contains("! the store is out"));
+        assert!(screen.contains("! the store is out") && screen.contains("! the router does"));
         assert!(screen.contains("01:01:01.001  allocated"));
     }
 }

@@ -124,6 +124,7 @@ impl Control {
         }
         self.rebalance(&tiers, None).await?;
         self.lifecycle.store_reached();
+        self.metrics.compared();
         Ok(leaving)
     }
 

@@ -242,6 +242,7 @@ impl Control {
                     let Fresh { events, listed, .. } =
                         following.fresh.take().expect("it has just spoken");
                     self.compare(listed, following, epoch).await?;
+                    self.metrics.compared();
                     following.current = Some(events);
                     following.dead.swap(0, 1);
                     following.dead[0].clear();

@@ -89,7 +89,7 @@ pub struct Link {
     heard: AtomicU64,
     /// Told when the circuit opens, or something is left to do.
     pub opened: Notify,
-    metrics: StoreMetrics,
+    pub metrics: StoreMetrics,
 }
 
 impl Link {

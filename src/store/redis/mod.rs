@@ -182,7 +182,12 @@ impl Redis {
 
     /// Owes Redis something, and sees to it that it is done soon.
     fn owe(&self, debt: Debt) {
-        self.kept().push(debt);
+        let kept = {
+            let mut kept = self.kept();
+            kept.push(debt);
+            kept.len()
+        };
+        self.link.metrics.kept.set(kept as i64);
         self.link.opened.notify_one();
     }
 

@@ -306,8 +306,9 @@ impl Redis {
             let unpaid = debts.into_iter().zip(outcomes).filter(|(_, outcome)| outcome.is_err());
             let unpaid: Vec<Debt> = unpaid.map(|(debt, _)| debt).collect();
             paid += at_once;
+            self.kept().put_back(unpaid);
+            self.link.metrics.kept.set(self.kept().len() as i64);
             if let Some(error) = failed {
-                self.kept().put_back(unpaid);
                 return Err(error);
             }
         }

@@ -1,32 +1,30 @@
 //! Every metric, its name and its labels. Label values never hold the name of
 //! a call or a pod.
 
+mod gauges;
+
 use std::{
     fmt,
     hash::{Hash, Hasher},
-    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::AtomicU64},
-    time::Duration,
+    sync::atomic::AtomicU64,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use axum::extract::MatchedPath;
 use prometheus_client::{
-    collector::Collector,
-    encoding::{
-        DescriptorEncoder, EncodeLabelSet, EncodeLabelValue, EncodeMetric, LabelValueEncoder,
-        text::encode,
-    },
+    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text::encode},
     metrics::{
-        MetricType,
         counter::Counter,
         family::Family,
-        gauge::{ConstGauge, Gauge},
+        gauge::Gauge,
         histogram::{Histogram, exponential_buckets},
     },
     registry::Registry,
 };
 
+use self::gauges::{Process, StoreGauges};
 use crate::domain::{
-    fleet::{EndedCall, PoolStatus, Reason, Refusal, Status, Tried, Why},
+    fleet::{EndedCall, Reason, Refusal, Status, Tried, Why},
     merchant::Step,
     names::Pool,
 };
@@ -96,8 +94,8 @@ pub struct Waited {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Tier {
-    pub tier: String,
+struct Build {
+    version: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -112,6 +110,8 @@ pub struct StoreMetrics {
     pub errors: Family<Operation, Counter>,
     /// 1 while requests are answered without asking the store.
     pub circuit_open: Gauge,
+    /// Releases that wait until the store is there.
+    pub kept: Gauge,
 }
 
 impl StoreMetrics {
@@ -134,6 +134,7 @@ impl Default for StoreMetrics {
             duration: Family::new_with_constructor(short_times),
             errors: Family::default(),
             circuit_open: Gauge::default(),
+            kept: Gauge::default(),
         }
     }
 }
@@ -181,6 +182,7 @@ pub struct Metrics {
     pub log_lines_dropped: Gauge,
     pub leader: Gauge,
     pub leader_epoch: Gauge<u64, AtomicU64>,
+    last_comparison: Gauge,
     pub store: StoreMetrics,
 }
 
@@ -210,8 +212,10 @@ impl Default for Metrics {
             log_lines_dropped: Gauge::default(),
             leader: Gauge::default(),
             leader_epoch: Gauge::default(),
+            last_comparison: Gauge::default(),
             store: StoreMetrics::default(),
         };
+        std::sync::LazyLock::force(&gauges::BEGAN);
         metrics.register();
         metrics
     }
@@ -227,7 +231,11 @@ impl Metrics {
             "Time to answer a request",
             self.request_duration.clone(),
         );
+        all.register_collector(Box::new(Process));
         let ours = all.sub_registry_with_prefix("smart_router");
+        let build: Family<Build, Gauge> = Family::default();
+        build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
+        ours.register("build_info", "1, with the version of the program", build);
         ours.register("allocations", "Calls that asked for a pod", self.allocations.clone());
         ours.register("releases", "Calls that gave a pod back", self.releases.clone());
         ours.register(
@@ -269,6 +277,10 @@ impl Metrics {
             "Calls refused by a limit of their merchant",
             self.limited.clone(),
         );
+        // (so that the first is a rise from zero)
+        for reason in ["unauthorized", "forbidden", "forged", "rate_limited"] {
+            drop(self.denied.get_or_create(&Denied { reason }));
+        }
         ours.register("drains", "Drains asked for", self.drains.clone());
         ours.register(
             "zombies_recovered",
@@ -302,6 +314,16 @@ impl Metrics {
             self.store.duration.clone(),
         );
         ours.register("store_errors", "Store operations that failed", self.store.errors.clone());
+        ours.register(
+            "kept_releases",
+            "Releases and doubtful allocations that wait until the store is there",
+            self.store.kept.clone(),
+        );
+        ours.register(
+            "last_comparison_timestamp_seconds",
+            "When this replica last compared the store's pods with the list or the cluster",
+            self.last_comparison.clone(),
+        );
         ours.register(
             "store_circuit_open",
             "1 while the store is not asked because it is out",
@@ -393,6 +415,12 @@ impl Metrics {
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
+    /// The store's pods are those there are.
+    pub fn compared(&self) {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.last_comparison.set(now.as_secs() as i64);
+    }
+
     /// All metrics as text. Without a status the gauges that the store knows
     /// are left out: an old value would be a lie.
     pub fn render(&self, status: Option<Status>) -> String {
@@ -400,60 +428,5 @@ impl Metrics {
         *self.store_gauges.lock() = status;
         encode(&mut text, &self.registry).expect("a string takes every write");
         text
-    }
-}
-
-/// What the store said when it was last asked for its gauges.
-#[derive(Debug, Clone, Default)]
-struct StoreGauges(Arc<Mutex<Option<Status>>>);
-
-impl StoreGauges {
-    fn lock(&self) -> MutexGuard<'_, Option<Status>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Collector for StoreGauges {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let status = self.lock();
-        let Some(status) = &*status else {
-            return Ok(());
-        };
-        let active = ConstGauge::new(status.active_calls as i64);
-        let help = "Live calls, read from the store";
-        active.encode(encoder.encode_descriptor(
-            "active_calls",
-            help,
-            None,
-            MetricType::Gauge,
-        )?)?;
-        let waiting = ConstGauge::new(status.waiting as i64);
-        let help = "Calls that wait for a pod, read from the store";
-        waiting.encode(encoder.encode_descriptor(
-            "waiting_calls",
-            help,
-            None,
-            MetricType::Gauge,
-        )?)?;
-        let mut per_pool = |name, help, count: fn(&PoolStatus) -> usize| {
-            let mut gauges = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
-            status.pools.iter().try_for_each(|pool| {
-                let labels = Tier { tier: pool.pool.as_tier_value() };
-                ConstGauge::new(count(pool) as i64).encode(gauges.encode_family(&labels)?)
-            })
-        };
-        per_pool(
-            "pool_available_pods",
-            "Pods in the available view, read from the store",
-            |pool| pool.available,
-        )?;
-        per_pool(
-            "pool_quarantined_pods",
-            "Pods that are given no calls because several failed, read from the store",
-            |pool| pool.quarantined,
-        )?;
-        per_pool("pool_assigned_pods", "Pods that belong to a pool, read from the store", |pool| {
-            pool.assigned
-        })
     }
 }
