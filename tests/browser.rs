@@ -5,6 +5,7 @@ use std::{
     path::Path,
     process::{Command, Stdio},
     thread,
+    time::{Duration, Instant},
 };
 
 use serde_json::json;
@@ -84,4 +85,40 @@ fn a_page_that_is_open_while_the_router_restarts_goes_on() {
     assert_eq!(lines.next().unwrap().unwrap(), "noticed");
     let _router = router.kill_and_restart();
     assert!(judging.wait().unwrap().success());
+}
+
+#[test]
+fn ten_thousand_events_a_second_freeze_nothing() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, r#"{"gold": 4}"#);
+    let mut judging =
+        judge("flood", &[url(&routers[0])], "").stdout(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(judging.stdout.take().unwrap()).lines();
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    let mut redis = server.connection();
+    let mut tell = |calls: &[String]| {
+        let mut told = redis::pipe();
+        for call in calls {
+            let event = format!("{call} voice-agent-0 pool:gold  ");
+            told.cmd("XADD").arg("voice:events").arg("MAXLEN").arg("~").arg(20_000);
+            told.arg("*").arg("allocated").arg(event).ignore();
+        }
+        let () = told.query(&mut redis).unwrap();
+    };
+    let began = Instant::now();
+    for number in 0..100 {
+        let calls: Vec<String> = (0..500).map(|it| format!("flood-{number}-{it}")).collect();
+        tell(&calls);
+        thread::sleep((began + (number + 1) * Duration::from_millis(50)) - Instant::now());
+    }
+    let rate = 50_000.0 / began.elapsed().as_secs_f64();
+    assert!(rate > 9_000.0, "{rate} a second");
+    tell(&["CAlast".into()]);
+    let told = Instant::now();
+    let said: Vec<String> = lines.map(Result::unwrap).collect();
+    let took = told.elapsed();
+    assert!(judging.wait().unwrap().success(), "{said:?}");
+    // (the browser has to be closed, too)
+    assert!(took < Duration::from_secs(4), "the last was seen after {took:?}");
+    println!("{rate:.0} events a second; {said:?}, over after {took:?}");
 }

@@ -167,6 +167,21 @@ const judges = {
     assert.deepEqual(page.wrong, []);
   },
 
+  /** Ten thousand events a second: nothing freezes, and the last is seen soon. */
+  async flood() {
+    const page = await open(url);
+    await page.waitForSelector(".tile");
+    await until("live", async () => (await text(page, "#connection-text")) === "live");
+    console.log("ready");
+    await until("the flood is on the page", async () => (await text(page, "#feed")).includes("flood-"), 10000);
+    await until("the last of it", async () => (await text(page, "#feed")).includes("CAlast"), 20000);
+    const longest = Math.max(0, ...(await page.evaluate(() => window.longTasks)));
+    console.log(`seen after ${Date.now()} longest task ${longest} ms`);
+    assert.ok(longest <= 200, `a task of ${longest} ms`);
+    assert.ok((await page.locator("#feed > *").count()) < 1000, "the feed is bounded");
+    assert.deepEqual(page.wrong, []);
+  },
+
   /** A router that stops and starts again: the page keeps what it shows, and goes on. */
   async restart() {
     const page = await open(url);

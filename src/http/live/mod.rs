@@ -184,7 +184,14 @@ impl Live {
             self.tell_events(&last, 0);
             return Ok(());
         };
-        let fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
+        let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
+        if fresh.len() == IN_ONE_LOOK {
+            // More happens than anybody can follow: what is told is what happened last.
+            let mut last = self.store.events_before(None, IN_ONE_MESSAGE).await?;
+            last.reverse();
+            let known = fresh.last().map(|logged| logged.id);
+            fresh.extend(last.into_iter().filter(|logged| Some(logged.id) > known));
+        }
         if let Some(last) = fresh.last() {
             watch.seen = Some(last.id);
         }
