@@ -1,17 +1,23 @@
 //! What the fuzz targets do: feed one parser or verifier, and check what must hold
 //! whatever it is fed.
 
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use std::net::SocketAddr;
+
+use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use smart_router::{
     access::Tokens,
+    agent::{Reaction, react},
+    cluster::{ClusterConfig, ClusterPod, pods::Seen},
     control::pod_list,
     domain::{
         merchant::MerchantConfig,
         tiers::{Origin, Tiers},
     },
+    http::rate::Rates,
     secrets::Secret,
     telephony::{CallRequest, Content, Covered, Params, Provider, Stream, Webhook},
 };
+use tokio_tungstenite::tungstenite::Message;
 
 fn text(data: &[u8]) -> &str {
     std::str::from_utf8(data).unwrap_or_default()
@@ -54,6 +60,51 @@ pub fn merchant(data: &[u8]) {
 pub fn pod_list(data: &[u8]) {
     if let Ok(pods) = pod_list::parse(text(data), 8000) {
         assert!(!pods.is_empty());
+    }
+}
+
+/// An object of the Kubernetes API that is or is not a pod.
+pub fn cluster_pod(data: &[u8]) {
+    let Ok(pod) = serde_json::from_slice::<ClusterPod>(data) else { return };
+    let config = ClusterConfig {
+        namespace: "default".into(),
+        selector: "app=voice-agent".into(),
+        agent_container: Some("agent".into()),
+        agent_port: 8000,
+    };
+    match pod.read(&config) {
+        Ok(Seen::Present { facts, .. }) => {
+            assert!(!facts.uid.is_empty());
+            assert!(!facts.ready || facts.address.ends_with(":8000"));
+        }
+        Ok(Seen::Finished { uid, .. }) => assert!(!uid.is_empty()),
+        Err(why) => assert!(!why.is_empty()),
+    }
+}
+
+/// What a caller's provider says on a stream.
+pub fn frame(data: &[u8]) {
+    if let Reaction::Named(call) = react(&Message::text(text(data))) {
+        assert!(text(data).contains("call"), "{call}");
+    }
+}
+
+/// Where a request says that it comes from: a proxy's address, and a header.
+pub fn source(data: &[u8]) {
+    let rates = Rates::new(1, "10.0.0.0/8,::1".parse().unwrap());
+    for peer in ["10.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {
+        let peer: SocketAddr = peer.parse().unwrap();
+        let mut extensions = Extensions::new();
+        extensions.insert(peer);
+        let mut headers = HeaderMap::new();
+        for line in data.split(|byte| *byte == b'\n') {
+            if let Ok(value) = HeaderValue::from_bytes(line) {
+                headers.append("x-forwarded-for", value);
+            }
+        }
+        let source = rates.source(&extensions, &headers).unwrap();
+        // Only proxies of ours are believed.
+        assert!(!peer.ip().to_string().starts_with("192") || source == peer.ip());
     }
 }
 

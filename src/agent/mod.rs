@@ -20,8 +20,11 @@ use axum::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::desk::Desk;
 use self::streams::{StreamId, Streams};
+pub use self::{
+    desk::Desk,
+    session::{Reaction, react},
+};
 use crate::{
     domain::{
         fleet::UnknownPod,

@@ -19,7 +19,8 @@ const DEAF: Duration = Duration::from_secs(5);
 const FAREWELL: Duration = Duration::from_secs(1);
 
 /// What an agent does about a frame.
-enum Reaction {
+#[derive(Debug, PartialEq, Eq)]
+pub enum Reaction {
     Echo,
     /// The stream says which call it is.
     Named(CallSid),
@@ -92,7 +93,7 @@ fn call_of(fields: &Map<String, Value>) -> Option<CallSid> {
 /// Frames are JSON with an `event`, as Twilio, Plivo and Exotel send them; Vonage
 /// and jambonz name the call in their first frame and send sound as it is. What is
 /// nothing of this comes from a person with a WebSocket client, who hears it back.
-fn react(message: &Message) -> Reaction {
+pub fn react(message: &Message) -> Reaction {
     let text = match message {
         Message::Text(text) => text.as_str(),
         Message::Binary(_) => return Reaction::Echo,
