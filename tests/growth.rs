@@ -13,7 +13,7 @@ use std::{
 use futures_util::future::join_all;
 use smart_router::{
     domain::{
-        fleet::{Allocate, Hold, Release},
+        fleet::{Allocate, CallQuery, Hold, Release},
         names::{CallSid, PodName},
         tiers::{Origin, Tiers},
     },
@@ -201,6 +201,25 @@ impl World {
         self.script_time()
     }
 
+    /// Turns some pages of the list of calls: of all, and of those of a pool that has none,
+    /// for which each page looks at as many as it may.
+    async fn list_calls(&self) {
+        let mut query = CallQuery { most: 50, ..CallQuery::default() };
+        for pool in [None, Some("nowhere".parse().unwrap())] {
+            (query.pool, query.after) = (pool, None);
+            for _ in 0..3 {
+                self.reset();
+                let page = self.store.calls(&query).await.unwrap();
+                println!(
+                    "a page of {} calls: {:.0} µs a step",
+                    page.calls.len(),
+                    self.script_time()
+                );
+                query.after = Some(page.next.expect("there are more"));
+            }
+        }
+    }
+
     fn forget_slow_scripts(&self) {
         redis::cmd("SLOWLOG").arg("RESET").exec(&mut self.server.connection()).unwrap();
     }
@@ -297,6 +316,7 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
         busy.store.audit().await.unwrap();
         busy.store.status().await.unwrap();
         busy.store.pods().await.unwrap();
+        busy.list_calls().await;
         busy.allocation().await;
         let seen = busy.slow_scripts();
         slow = Some(slow.map_or(seen.clone(), |slow: BTreeSet<_>| &slow & &seen));

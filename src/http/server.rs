@@ -19,7 +19,7 @@ use hyper::{body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
     time::{Instant, Sleep, sleep, sleep_until, timeout},
 };
@@ -119,6 +119,9 @@ async fn open_to(
         let mut first = [0];
         if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
             stream.write_all(MISTAKEN).await?;
+            stream.shutdown().await?;
+            // Who still sends would not hear it.
+            while stream.read(&mut [0; 1024]).await? > 0 {}
             return Err(io::Error::other("no TLS"));
         }
         TlsAcceptor::from(settings).accept(stream).await
