@@ -66,6 +66,10 @@ pub enum What {
     PodCame {
         pod: String,
     },
+    /// The store knows the one that came.
+    PodKnown {
+        pod: String,
+    },
     /// The routers have seen that a pod is not ready, or terminating.
     PodRests {
         pod: String,
@@ -104,6 +108,7 @@ impl Event {
             What::Drain { pod, .. } | What::Undrain { pod } => pod == subject,
             What::PodGone { pod }
             | What::PodCame { pod }
+            | What::PodKnown { pod }
             | What::PodRests { pod }
             | What::PodServes { pod } => pod == subject,
             What::Other { .. } => false,

@@ -10,6 +10,9 @@ use super::{
 /// What every answer to a caller has to be there in.
 pub const IN_TIME: Duration = Duration::from_secs(2);
 
+/// How long the store may take to know a pod that it is never seen to know.
+const NOT_TOLD: Duration = Duration::from_secs(1);
+
 pub struct Judge<'a> {
     pub events: &'a [Event],
     pub lease: Duration,
@@ -108,17 +111,23 @@ impl<'a> Judge<'a> {
         last.is_some_and(|event| matches!(event.what, What::PodGone { .. }))
     }
 
-    /// Whether a pod has only just taken the place of another of its name: the call may
-    /// have been given the other.
+    /// Whether a pod has taken the place of another of its name, and the leader could not
+    /// tell the store yet: what is asked of it may be asked of the other.
     fn is_young(&self, pod: &str, at: Duration) -> bool {
         let was_before = self.events.iter().any(|event| {
             event.began <= at && matches!(&event.what, What::PodGone { pod: other } if other == pod)
         });
-        was_before
-            && self.events.iter().any(|event| {
-                matches!(&event.what, What::PodCame { pod: other } if other == pod)
-                    && (event.began..event.began + Duration::from_secs(1)).contains(&at)
-            })
+        let came = |event: &&Event| {
+            event.began <= at && matches!(&event.what, What::PodCame { pod: other } if other == pod)
+        };
+        let Some(came) = self.events.iter().filter(came).map(|event| event.began).max() else {
+            return false;
+        };
+        let known = self.events.iter().find(|event| {
+            event.began >= came
+                && matches!(&event.what, What::PodKnown { pod: other } if other == pod)
+        });
+        was_before && at < known.map_or(came + NOT_TOLD, |event| event.began)
     }
 
     /// I1, I3: more calls on a pod than it may carry.
@@ -182,6 +191,9 @@ impl<'a> Judge<'a> {
             else {
                 continue;
             };
+            if self.is_young(pod, drain.began) {
+                continue;
+            }
             let is_drain = matches!(drain.what, What::Drain { .. });
             let undrained = self.events.iter().filter(|event| match &event.what {
                 What::Undrain { pod: other } if is_drain => other == pod,

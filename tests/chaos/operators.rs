@@ -1,11 +1,13 @@
 //! Who looks after the pods: operators who drain them, a cluster that takes and brings them.
 
 use std::{
+    collections::BTreeMap,
     sync::atomic::Ordering,
     thread,
     time::{Duration, Instant},
 };
 
+use redis::Commands;
 use serde_json::{Value, json};
 
 use super::{
@@ -68,6 +70,30 @@ pub fn churn(world: &World, mut dice: Dice) {
         world.add_pod(&format!("{tier}-{number}"));
         number += 1;
         thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
+    }
+}
+
+/// Notes when the store knows pods that took the place of others of their names.
+pub fn watch_names(world: &World) {
+    let mut known = BTreeMap::new();
+    while !world.is_over.load(Ordering::Relaxed) {
+        thread::sleep(Duration::from_millis(10));
+        let of_old_names = |pod: &String| world.generation(pod) > 0;
+        for pod in world.pods().into_iter().filter(of_old_names) {
+            let generation = world.generation(&pod);
+            if known.get(&pod) == Some(&generation) {
+                continue;
+            }
+            let uid = world.kube.uid(&pod);
+            let redis = world.store().hurried_connection();
+            let told: Option<String> =
+                redis.and_then(|mut redis| redis.hget(format!("voice:pod:{pod}"), "uid").ok()?);
+            if uid.is_some() && told == uid && world.generation(&pod) == generation {
+                let now = world.history.now();
+                world.history.note(now, What::PodKnown { pod: pod.clone() });
+                known.insert(pod, generation);
+            }
+        }
     }
 }
 

@@ -145,6 +145,7 @@ fn scene(
         if style.churn && !is_procedure {
             scope.spawn(move || operators::churn(world, Dice(seed ^ 0xC4u64)));
         }
+        scope.spawn(move || operators::watch_names(world));
         let scene = Scene {
             world,
             dice: RefCell::new(Dice(seed ^ 0xFA17)),

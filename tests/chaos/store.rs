@@ -103,6 +103,14 @@ impl Backend {
         self.sentinels.iter().filter_map(epoch).max().unwrap_or(0)
     }
 
+    /// A connection to the first server, which may be asleep.
+    pub fn hurried_connection(&self) -> Option<redis::Connection> {
+        let soon = Duration::from_millis(50);
+        let connection = self.servers[0].client().get_connection_with_timeout(soon).ok()?;
+        connection.set_read_timeout(Some(soon)).ok()?;
+        Some(connection)
+    }
+
     /// A connection to the server that is written to.
     pub fn connection(&self) -> Option<redis::Connection> {
         let mut open =

@@ -235,6 +235,11 @@ impl Kube {
     }
 
     #[allow(dead_code, reason = "the faults under load need it")]
+    pub fn uid(&self, name: &str) -> Option<String> {
+        self.world().pods.get(name)?["metadata"]["uid"].as_str().map(str::to_owned)
+    }
+
+    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn pod(&self, name: &str) -> Value {
         self.world().pods[name].clone()
     }
