@@ -26,6 +26,7 @@ use crate::{
     metrics::Metrics,
     store::{Embedded, Redis, RedisConfig, Scripts, Store},
     telephony::WsUrls,
+    traces::Tracer,
 };
 
 /// How long we go on accepting requests once we say that we are not ready: who
@@ -100,6 +101,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         lifecycle: lifecycle.clone(),
         live: live.clone(),
         stories: http::Stories::default(),
+        traces: config.traces.clone().map(|traces| Tracer::start(traces, metrics.spans.clone())),
     });
 
     let simulated = config.pods == PodSource::Simulated;
@@ -166,7 +168,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
 
 impl Running {
     /// Stops in order: unready, waiting requests answered, requests finished,
-    /// agents and loops done, store closed.
+    /// agents and loops done, store closed, the last spans sent.
     pub async fn stop(mut self) {
         tracing::info!("stopping");
         self.context.lifecycle.stopping.cancel();
@@ -180,6 +182,9 @@ impl Running {
         }
         self.loops.wait().await;
         self.context.store.close().await;
+        if let Some(traces) = &self.context.traces {
+            traces.finish().await;
+        }
         tracing::info!("stopped");
     }
 }

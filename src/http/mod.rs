@@ -21,6 +21,7 @@ mod release;
 mod renew;
 mod reply;
 pub mod server;
+mod spans;
 mod status;
 mod tiers;
 mod webhooks;
@@ -50,6 +51,7 @@ use crate::{
     metrics::Metrics,
     store::Store,
     telephony::{CallRequest, Provider, WsUrls},
+    traces::Tracer,
 };
 
 /// What every endpoint may use.
@@ -77,6 +79,8 @@ pub struct Context {
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
+    /// Where the spans of requests begin, if anything is traced.
+    pub traces: Option<Arc<Tracer>>,
 }
 
 impl Context {
@@ -266,6 +270,7 @@ impl Context {
         Arc::new(Self {
             live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
             stories: Stories::default(),
+            traces: None,
             store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
