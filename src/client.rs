@@ -10,7 +10,7 @@ use hyper_util::rt::TokioIo;
 use serde_json::Value;
 use tokio::net::TcpStream;
 
-use crate::secrets::Secret;
+use crate::{secrets::Secret, traces::SpanContext};
 
 /// A router, as its users see it.
 #[derive(Debug, Clone)]
@@ -74,6 +74,9 @@ impl Client {
         if let Some(token) = &self.token {
             let bearer = format!("Bearer {}", token.expose());
             request = request.header(header::AUTHORIZATION, bearer);
+        }
+        if let Some(parent) = SpanContext::of_environment() {
+            request = request.header("traceparent", parent.to_string());
         }
         let request = request
             .method(method)
