@@ -37,6 +37,7 @@ mod renew;
 mod rescue;
 mod shared_redis;
 mod signatures;
+mod traces;
 mod waiting;
 mod waiting_odd;
 mod webhooks;

@@ -1,6 +1,7 @@
 //! A router to talk to, and ways to talk to it.
 
 pub mod chance;
+pub mod collector;
 pub mod kube;
 pub mod nginx;
 pub mod provider;
