@@ -28,6 +28,7 @@ use crate::{
     store::{Embedded, Redis, RedisConfig, Scripts, Store},
     telephony::WsUrls,
     tls::{Door, Tls},
+    traces::Tracer,
 };
 
 /// How long we go on accepting requests once we say that we are not ready: who
@@ -108,6 +109,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         live: live.clone(),
         stories: http::Stories::default(),
         rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
+        traces: config.traces.clone().map(|traces| Tracer::start(traces, metrics.spans.clone())),
     });
 
     let simulated = config.pods == PodSource::Simulated;
@@ -192,7 +194,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
 
 impl Running {
     /// Stops in order: unready, waiting requests answered, requests finished,
-    /// agents and loops done, store closed.
+    /// agents and loops done, store closed, the last spans sent.
     pub async fn stop(mut self) {
         tracing::info!("stopping");
         self.context.lifecycle.stopping.cancel();
@@ -206,6 +208,9 @@ impl Running {
         }
         self.loops.wait().await;
         self.context.store.close().await;
+        if let Some(traces) = &self.context.traces {
+            traces.finish().await;
+        }
         tracing::info!("stopped");
     }
 }

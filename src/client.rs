@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use crate::{secrets::Secret, tls::Trust};
+use crate::{secrets::Secret, tls::Trust, traces::SpanContext};
 
 /// A connection, with TLS or without.
 pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
@@ -109,6 +109,9 @@ impl Client {
         if let Some(token) = &self.token {
             let bearer = format!("Bearer {}", token.expose());
             request = request.header(header::AUTHORIZATION, bearer);
+        }
+        if let Some(parent) = SpanContext::of_environment() {
+            request = request.header("traceparent", parent.to_string());
         }
         let request = request
             .method(method)

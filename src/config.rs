@@ -4,6 +4,7 @@
 mod edge;
 mod secret_settings;
 mod settings;
+mod trace_settings;
 mod values;
 
 use std::{
@@ -36,6 +37,7 @@ use crate::{
     networks::Networks,
     telephony::{Provider, WsPath},
     tls::TlsConfig,
+    traces::TraceConfig,
 };
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -197,6 +199,8 @@ pub struct Config {
     /// About how many events are kept.
     pub events: usize,
     pub identity: String,
+    /// What is traced, if anything is.
+    pub traces: Option<TraceConfig>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
     pub ttls: Ttls,
@@ -223,6 +227,7 @@ impl Config {
             ));
         }
         let (tiers, warnings) = tiers(&settings, simulated)?;
+        let identity = settings.pod_name.clone().unwrap_or_else(host_name);
         Ok(Self {
             http: HttpConfig {
                 api: SocketAddr::new(bind, settings.http_port),
@@ -252,7 +257,8 @@ impl Config {
             hold: hold(&settings)?,
             retries: settings.retry_on_disconnect,
             events: settings.events,
-            identity: settings.pod_name.clone().unwrap_or_else(host_name),
+            traces: settings.traces.config(&identity)?,
+            identity,
             cleanup_interval: settings.cleanup_interval.0,
             reconcile_interval: settings.reconcile_interval.0,
             ttls: Ttls {
@@ -346,6 +352,7 @@ impl Config {
             ("LOG_LEVEL", s.log_level.to_string()),
             ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
         ];
+        described.extend(s.traces.describe());
         described.extend(s.secrets.describe());
         described
     }

@@ -20,6 +20,7 @@ pub mod secrets;
 pub mod store;
 pub mod telephony;
 pub mod tls;
+pub mod traces;
 
 /// A number nobody can guess from another one. `RandomState` is seeded by the
 /// operating system, which is all that ids of requests and calls need.

@@ -38,6 +38,7 @@ mod rescue;
 mod shared_redis;
 mod signatures;
 mod tls;
+mod traces;
 mod waiting;
 mod waiting_odd;
 mod webhooks;

@@ -16,6 +16,7 @@ use smart_router::{
     http::rate::Rates,
     secrets::Secret,
     telephony::{CallRequest, Content, Covered, Params, Provider, Stream, Webhook},
+    traces::SpanContext,
 };
 use tokio_tungstenite::tungstenite::Message;
 
@@ -55,6 +56,14 @@ pub fn tiers(data: &[u8]) {
 
 pub fn merchant(data: &[u8]) {
     let _ = MerchantConfig::parse(text(data));
+}
+
+pub fn traceparent(data: &[u8]) {
+    if let Some(context) = SpanContext::parse(data) {
+        let written = context.to_string();
+        assert_eq!(written.as_bytes()[2..53], data[2..53]);
+        assert_eq!(SpanContext::parse(written.as_bytes()), Some(context));
+    }
 }
 
 pub fn pod_list(data: &[u8]) {
@@ -156,6 +165,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
             call: &request.call,
             status_url: Some("https://r.example/s?a=b&c=d"),
             after_url: Some("https://r.example/s?a=b&c=d"),
+            traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
         };
         let document = dialect.connect(&stream);
         assert!(!document.body.contains('\0'));

@@ -10,6 +10,7 @@ use tracing_subscriber::filter::LevelFilter;
 
 use super::{
     secret_settings::SecretSettings,
+    trace_settings::TraceSettings,
     values::{self, Span},
 };
 use crate::networks::Networks;
@@ -230,6 +231,9 @@ pub struct Settings {
     /// json or console. Default: json, on a terminal console
     #[arg(long, env, value_name = "FORMAT", value_enum)]
     pub log_format: Option<LogFormat>,
+
+    #[command(flatten)]
+    pub traces: TraceSettings,
 
     #[command(flatten)]
     pub secrets: SecretSettings,

@@ -22,6 +22,7 @@ mod release;
 mod renew;
 mod reply;
 pub mod server;
+mod spans;
 mod status;
 mod tiers;
 mod webhooks;
@@ -51,6 +52,7 @@ use crate::{
     metrics::Metrics,
     store::Store,
     telephony::{CallRequest, Provider, WsUrls},
+    traces::Tracer,
 };
 
 /// What every endpoint may use.
@@ -80,6 +82,8 @@ pub struct Context {
     pub stories: Stories,
     /// How often who is not authenticated may ask.
     pub rates: Rates,
+    /// Where the spans of requests begin, if anything is traced.
+    pub traces: Option<Arc<Tracer>>,
 }
 
 impl Context {
@@ -273,6 +277,7 @@ impl Context {
             live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
             stories: Stories::default(),
             rates: Rates::new(0, Default::default()),
+            traces: None,
             store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },

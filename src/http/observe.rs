@@ -1,7 +1,8 @@
-//! Around every request: its id, its metrics, its line in the log, and a net
-//! under handlers that panic.
+//! Around every request: its id, its metrics, its span, its line in the log, and a
+//! net under handlers that panic.
 
 use std::{
+    net::SocketAddr,
     panic::AssertUnwindSafe,
     sync::{
         Arc,
@@ -18,10 +19,14 @@ use axum::{
 };
 use futures_util::FutureExt;
 
-use super::{ApiError, Context, Noted};
-use crate::metrics::{Endpoint, Request as RequestLabels};
+use super::{ApiError, Context, Noted, spans};
+use crate::{
+    metrics::{Endpoint, Request as RequestLabels},
+    traces::RequestSpan,
+};
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
 pub async fn observe(
     State(context): State<Arc<Context>>,
@@ -34,8 +39,24 @@ pub async fn observe(
     let method = request.method().clone();
     let uri = request.uri().clone();
     let source = context.rates.source(request.extensions(), request.headers());
-    let endpoint = request.extensions().get::<MatchedPath>().cloned();
-    let mut response = match AssertUnwindSafe(next.run(request)).catch_unwind().await {
+    let peer = request.extensions().get::<SocketAddr>().copied();
+    let endpoint = Endpoint(request.extensions().get::<MatchedPath>().cloned());
+    // Methods are free text on the wire; a label must not be.
+    let known = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"];
+    let label = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
+    let is_probe =
+        ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.as_str().ends_with(probe));
+    let mut span = context.traces.as_ref().filter(|_| !is_probe).map(|traces| {
+        traces.request(request.headers(), |span| {
+            spans::begin(span, label, endpoint.0.as_ref(), uri.path(), peer);
+        })
+    });
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let answered = match &span {
+        Some(span) => span.during(answered).await,
+        None => answered.await,
+    };
+    let mut response = match answered {
         Ok(response) => response,
         Err(_) => {
             context.metrics.panics_recovered.inc();
@@ -43,25 +64,24 @@ pub async fn observe(
         }
     };
     response.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    if let Some(span) = &span {
+        response.headers_mut().insert(TRACEPARENT.clone(), span.header());
+    }
     if context.lifecycle.stopping.is_cancelled() {
         response = super::close(response);
     }
     let status = response.status().as_u16();
     let took = started.elapsed();
-    // Methods are free text on the wire; a label must not be.
-    let known = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"];
-    let labels = RequestLabels {
-        method: known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other"),
-        endpoint: Endpoint(endpoint),
-        status,
-    };
+    let labels = RequestLabels { method: label, endpoint, status };
     context.metrics.requested(&labels, took);
-    let (path, endpoint) = (uri.path(), labels.endpoint.as_str());
+    let path = uri.path();
     let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
     let duration_ms = took.as_micros() as f64 / 1_000.0;
     let request_id = id.to_str().unwrap_or_default();
     let refused = matches!(status, 401 | 403);
-    let is_probe = ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.ends_with(probe));
+    if let Some(span) = span.as_mut().and_then(RequestSpan::span) {
+        spans::end(span, status, &noted);
+    }
     macro_rules! line {
         ($level:ident) => {
             tracing::$level!(
@@ -73,6 +93,7 @@ pub async fn observe(
                 tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
                 by = noted.by.map(tracing::field::display),
                 why = noted.why.as_deref(),
+                trace_id = span.as_ref().and_then(RequestSpan::trace).map(tracing::field::display),
                 from = refused.then_some(source).flatten().map(tracing::field::display),
                 "request"
             )

@@ -25,6 +25,7 @@ use crate::{
     telephony::{
         CallRequest, Content, Covered, Document, Forged, OnHold, Provider, Stream, Webhook,
     },
+    traces,
 };
 
 pub async fn allocate(State(context): Shared, provider: Provider, request: Request) -> Response {
@@ -135,11 +136,13 @@ fn respond(
             let given = &connected.allocation;
             let (status_url, after_url) =
                 (context.stream_status_url(provider, given), context.after_stream_url(call, given));
+            let traceparent = traces::traceparent();
             let stream = Stream {
                 url: &connected.ws_url,
                 call: &call.call,
                 status_url: status_url.as_deref(),
                 after_url: after_url.as_deref(),
+                traceparent: traceparent.as_deref(),
             };
             return noted.on(answer(dialect.connect(&stream)));
         }

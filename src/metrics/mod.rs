@@ -139,6 +139,19 @@ impl Default for StoreMetrics {
     }
 }
 
+/// What becomes of the spans of traces.
+#[derive(Debug, Clone, Default)]
+pub struct SpanMetrics {
+    pub sent: Counter,
+    dropped: Family<Denied, Counter>,
+}
+
+impl SpanMetrics {
+    pub fn dropped(&self, reason: &'static str, spans: u64) {
+        self.dropped.get_or_create(&Denied { reason }).inc_by(spans);
+    }
+}
+
 type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 
 /// From 50 µs to 13 s: a store on loopback and a client that waits.
@@ -184,6 +197,7 @@ pub struct Metrics {
     pub leader_epoch: Gauge<u64, AtomicU64>,
     last_comparison: Gauge,
     pub store: StoreMetrics,
+    pub spans: SpanMetrics,
 }
 
 impl Default for Metrics {
@@ -214,6 +228,7 @@ impl Default for Metrics {
             leader_epoch: Gauge::default(),
             last_comparison: Gauge::default(),
             store: StoreMetrics::default(),
+            spans: SpanMetrics::default(),
         };
         std::sync::LazyLock::force(&gauges::BEGAN);
         metrics.register();
@@ -328,6 +343,12 @@ impl Metrics {
             "store_circuit_open",
             "1 while the store is not asked because it is out",
             self.store.circuit_open.clone(),
+        );
+        ours.register("spans_sent", "Spans that the collector took", self.spans.sent.clone());
+        ours.register(
+            "spans_dropped",
+            "Spans that the collector did not take",
+            self.spans.dropped.clone(),
         );
     }
 

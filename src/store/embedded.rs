@@ -28,7 +28,7 @@ use crate::domain::{
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
-use crate::metrics::StoreMetrics;
+use crate::{metrics::StoreMetrics, traces};
 
 /// Events that are read back from a journal at most, and that a compacted one begins with.
 const EVENTS: usize = 100_000;
@@ -152,6 +152,7 @@ impl Embedded {
     ) -> Reply<'a, T> {
         Box::pin(async move {
             let started = Instant::now();
+            let _call = traces::store_call("embedded", operation, None);
             let (outcome, commit, handed) = {
                 let mut state = self.shared.lock();
                 let now = state.now();

@@ -37,6 +37,17 @@ pub enum StoreError {
     Failed(String),
 }
 
+impl StoreError {
+    /// In a word, for traces.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Unavailable(_) => "unavailable",
+            Self::Busy => "busy",
+            Self::Failed(_) => "failed",
+        }
+    }
+}
+
 /// The answer of a store, on its way.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 

@@ -45,6 +45,9 @@ impl Dialect for Jambonz {
         if let Some(url) = stream.status_url {
             listen["actionHook"] = json!(url);
         }
+        if let Some(traceparent) = stream.traceparent {
+            listen["metadata"] = json!({"traceparent": traceparent});
+        }
         Document::json(&json!([listen]))
     }
 

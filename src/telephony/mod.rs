@@ -186,6 +186,8 @@ pub struct Stream<'a> {
     pub status_url: Option<&'a str>,
     /// Where the call goes when the stream is gone.
     pub after_url: Option<&'a str>,
+    /// The trace that the agent goes on with, where something is traced.
+    pub traceparent: Option<&'a str>,
 }
 
 /// What a call hears while it waits.

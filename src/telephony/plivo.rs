@@ -142,7 +142,7 @@ mod tests {
     fn a_call_is_connected_to_its_stream() {
         let call = "CA1".parse().unwrap();
         let (url, status_url) = ("wss://a/b?c&d", Some("https://r/s"));
-        let stream = Stream { url, call: &call, status_url, after_url: None };
+        let stream = Stream { url, call: &call, status_url, after_url: None, traceparent: None };
         assert_eq!(
             Plivo.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000" statusCallbackUrl="https://r/s" statusCallbackMethod="POST">wss://a/b?c&amp;d</Stream></Response>"#

@@ -136,7 +136,17 @@ pub fn connect(stream: &Stream<'_>, attributes: &[(&str, &str)]) -> Document {
                 element = element
                     .with_attributes([("statusCallback", url), ("statusCallbackMethod", "POST")]);
             }
-            element.write_empty().map(drop)
+            match stream.traceparent {
+                None => element.write_empty().map(drop),
+                Some(value) => element
+                    .write_inner_content(|xml| {
+                        let parameter = xml.create_element("Parameter");
+                        let parameter =
+                            parameter.with_attributes([("name", "traceparent"), ("value", value)]);
+                        parameter.write_empty().map(drop)
+                    })
+                    .map(drop),
+            }
         });
         connect?;
         stream.after_url.map_or(Ok(()), |url| xml::redirect(xml, url))
@@ -162,14 +172,22 @@ mod tests {
 
     fn connect_to(url: &str, status_url: Option<&str>) -> String {
         let call = "CA1".parse().unwrap();
-        Twilio.connect(&Stream { url, call: &call, status_url, after_url: None }).body
+        Twilio
+            .connect(&Stream { url, call: &call, status_url, after_url: None, traceparent: None })
+            .body
     }
 
     #[test]
     fn a_call_comes_back_when_its_stream_is_gone_or_while_it_waits() {
         let call = "CA1".parse().unwrap();
         let url = Some("https://r/s?a=b&c=d");
-        let stream = Stream { url: "wss://a/x", call: &call, status_url: None, after_url: url };
+        let stream = Stream {
+            url: "wss://a/x",
+            call: &call,
+            status_url: None,
+            after_url: url,
+            traceparent: None,
+        };
         assert_eq!(
             Twilio.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/x"/></Connect><Redirect method="POST">https://r/s?a=b&amp;c=d</Redirect></Response>"#

@@ -53,14 +53,18 @@ impl Dialect for Vonage {
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
+        // Nothing else tells the agent which call it hears.
+        let mut headers = json!({"call_sid": stream.call});
+        if let Some(traceparent) = stream.traceparent {
+            headers["traceparent"] = json!(traceparent);
+        }
         Document::json(&json!([{
             "action": "connect",
             "endpoint": [{
                 "type": "websocket",
                 "uri": stream.url,
                 "content-type": "audio/l16;rate=16000",
-                // Nothing else tells the agent which call it hears.
-                "headers": {"call_sid": stream.call},
+                "headers": headers,
             }],
         }]))
     }

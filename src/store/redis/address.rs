@@ -62,6 +62,17 @@ impl Address {
         Ok(Self { info, sentinels: Some(Sentinels { nodes, service: service.into() }), authority })
     }
 
+    /// Host and port, where we were told them.
+    pub fn place(&self) -> Option<(&str, u16)> {
+        match self.info.addr() {
+            _ if self.sentinels.is_some() => None,
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host, *port))
+            }
+            _ => None,
+        }
+    }
+
     /// Connects to the primary. `moved` is where a cluster said the keys are.
     pub async fn connect(
         &self,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use redis::{
-    Cmd, FromRedisValue, RedisError, Value,
+    Arg, Cmd, FromRedisValue, RedisError, Value,
     aio::{MultiplexedConnection, PubSub},
 };
 use tokio::{sync::Notify, time::timeout_at};
@@ -23,7 +23,12 @@ use super::{
     reply::Reply,
     scripts::{LIBRARIES, Library, Script, VERSION},
 };
-use crate::{domain::Millis, metrics::StoreMetrics, store::StoreError};
+use crate::{
+    domain::Millis,
+    metrics::StoreMetrics,
+    store::StoreError,
+    traces::{self, StoreCall},
+};
 
 /// All that a request may take, both tries and the way to a new connection.
 const BUDGET: Duration = Duration::from_millis(750);
@@ -141,11 +146,13 @@ impl Link {
         timeliness: Timeliness,
     ) -> Result<Reply, Failure> {
         if !self.is_up() {
+            self.traced(script.name).fail("unavailable");
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
         let Some(inside) = self.gate.enter(claim(script)) else {
             self.metrics.failed(script.name);
+            self.traced(script.name).fail("busy");
             return Err(Failure::NotRun(StoreError::Busy));
         };
         let outcome = self.attempt(script, args, timeliness).await;
@@ -175,12 +182,21 @@ impl Link {
         timeliness: Timeliness,
     ) -> Result<Reply, Failure> {
         let started = Instant::now();
+        let mut call = self.traced(script.name);
         let outcome = self.try_twice(script, args, timeliness, started).await;
         match &outcome {
             Ok(_) => self.metrics.observe(script.name, started.elapsed()),
-            Err(_) => self.metrics.failed(script.name),
+            Err(Failure::NotRun(error) | Failure::Unknown(error)) => {
+                self.metrics.failed(script.name);
+                call.fail(error.kind());
+            }
         }
         outcome
+    }
+
+    /// Begins the span of a call.
+    fn traced(&self, operation: &str) -> StoreCall {
+        traces::store_call("redis", operation, self.address.place())
     }
 
     async fn try_twice(
@@ -302,6 +318,19 @@ impl Link {
     /// Runs a plain command. One that fails for want of a connection takes it
     /// along, so that the next finds Redis where it is by then.
     pub async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
+        let name = match command.args_iter().next() {
+            Some(Arg::Simple(name)) => std::str::from_utf8(name).unwrap_or_default(),
+            _ => "",
+        };
+        let mut call = self.traced(name);
+        let outcome = self.send_command(command).await;
+        if outcome.is_err() {
+            call.fail("unavailable");
+        }
+        outcome
+    }
+
+    async fn send_command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let mut line = self.line().await?;
         let outcome = command.query_async(&mut line.connection).await;
         if let Err(error) = &outcome

@@ -73,9 +73,48 @@ fn every_provider_says_when_a_call_or_a_stream_is_over() {
 }
 
 #[test]
+fn a_trace_goes_on_where_a_document_has_a_place_for_it() {
+    let call = "c1".parse().unwrap();
+    let traceparent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let untraced = Stream {
+        url: "wss://a/b",
+        call: &call,
+        status_url: None,
+        after_url: None,
+        traceparent: None,
+    };
+    let traced = Stream { traceparent: Some(traceparent), ..untraced };
+    for (provider, place) in [
+        (Provider::Twilio, Some(r#"<Parameter name="traceparent" value="{}"/></Stream>"#)),
+        (Provider::SignalWire, Some(r#"<Parameter name="traceparent" value="{}"/></Stream>"#)),
+        (Provider::Telnyx, Some(r#"<Parameter name="traceparent" value="{}"/></Stream>"#)),
+        (Provider::Vonage, Some(r#""headers":{"call_sid":"c1","traceparent":"{}"}"#)),
+        (Provider::Jambonz, Some(r#""metadata":{"traceparent":"{}"}"#)),
+        (Provider::Plivo, None),
+        (Provider::Exotel, None),
+    ] {
+        let body = |stream: &Stream<'_>| provider.dialect().connect(stream).body;
+        assert!(!body(&untraced).contains("traceparent"), "{provider}");
+        match place {
+            Some(place) => {
+                let place = place.replace("{}", traceparent);
+                assert!(body(&traced).contains(&place), "{provider}: {}", body(&traced));
+            }
+            None => assert_eq!(body(&traced), body(&untraced), "{provider}"),
+        }
+    }
+}
+
+#[test]
 fn documents_of_the_later_providers_are_theirs() {
     let call = "c1".parse().unwrap();
-    let stream = Stream { url: "wss://a/b", call: &call, status_url: None, after_url: None };
+    let stream = Stream {
+        url: "wss://a/b",
+        call: &call,
+        status_url: None,
+        after_url: None,
+        traceparent: None,
+    };
     let body = |provider: Provider| provider.dialect().connect(&stream).body;
     assert_eq!(body(Provider::SignalWire), body(Provider::Twilio));
     assert_eq!(
@@ -154,7 +193,7 @@ proptest! {
                 let url = urls.url(&"pod-1".parse().unwrap(), &request);
                 let target = Some(sent.target.as_str());
                 let stream =
-                    Stream { url: &url, call: &request.call, status_url: target, after_url: target };
+                    Stream { url: &url, call: &request.call, status_url: target, after_url: target, traceparent: None };
                 prop_assert!(well_formed(&provider.dialect().connect(&stream)));
                 let hold = OnHold {
                     sentence: Some(&sentence), audio: target, pause_seconds: 5, url: &sent.target,

@@ -1,0 +1,367 @@
+//! Traces: what a collector gets, what callers and agents are told, and that a collector
+//! that fails costs spans and nothing else.
+
+use std::{
+    fs::File,
+    path::PathBuf,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+use crate::support::{
+    Answer, Connection, Router,
+    collector::{Collector, Does},
+    eventually, free_port, program,
+    redis::RedisServer,
+    scratch,
+};
+
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+
+fn parent(flags: &str) -> String {
+    format!("00-{TRACE}-{PARENT}-{flags}")
+}
+
+fn allocate(router: &Router, call: &str, headers: &[(&str, &str)]) -> Answer {
+    let headers = [&[("content-type", "application/json")], headers].concat();
+    let body = json!({"call_sid": call}).to_string();
+    let answer = router.connect().send("POST", "/api/v1/allocate", &headers, body.as_bytes());
+    assert_eq!(answer.status, 200, "{}", answer.text());
+    answer
+}
+
+/// Trace, span and flags of the `traceparent` that an answer has.
+fn answered(answer: &Answer) -> (String, String, String) {
+    let parts: Vec<&str> = answer.header("traceparent").unwrap().split('-').collect();
+    assert_eq!((parts.len(), parts[0]), (4, "00"));
+    (parts[1].into(), parts[2].into(), parts[3].into())
+}
+
+fn of_kind<'a>(spans: &'a [Value], kind: &str) -> Vec<&'a Value> {
+    spans.iter().filter(|span| span["kind"] == kind).collect()
+}
+
+/// What a counter of the router shows; without labels, all of them together.
+fn counted(router: &Router, name: &str) -> u64 {
+    let text = Connection::open(router.metrics).get("/metrics").text();
+    let lines = text.lines().filter(|line| line.starts_with(name));
+    lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
+}
+
+const SENT: &str = "smart_router_spans_sent_total";
+const DROPPED: &str = "smart_router_spans_dropped_total";
+
+#[test]
+fn an_allocate_is_one_request_and_one_call_of_redis_in_the_callers_trace() {
+    let (redis, collector) = (RedisServer::start(&[]), Collector::start(Does::Take));
+    let router = Router::start(&[
+        ("REDIS_URL", &redis.url()),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+        ("OTEL_SERVICE_NAME", "router-of-tests"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=a%2Cb,service.name=other"),
+        ("POD_NAME", "replica-1"),
+    ]);
+    let answer = allocate(&router, "CA1", &[("traceparent", &parent("01")), ("tracestate", "v=1")]);
+    let (trace, span, flags) = answered(&answer);
+    assert_eq!((trace.as_str(), flags.as_str()), (TRACE, "01"));
+    assert_ne!(span, PARENT);
+
+    let spans = collector.spans(2);
+    assert_eq!(spans.len(), 2, "{spans:?}");
+    let (request, call) = (of_kind(&spans, "server")[0], of_kind(&spans, "client")[0]);
+    for (name, value) in [
+        ("trace", json!(TRACE)),
+        ("span", json!(span)),
+        ("parent", json!(PARENT)),
+        ("state", json!("v=1")),
+        ("name", json!("POST /api/v1/allocate")),
+        ("failed", json!(false)),
+        ("http.request.method", json!("POST")),
+        ("http.route", json!("/api/v1/allocate")),
+        ("http.response.status_code", json!(200)),
+        ("url.path", json!("/api/v1/allocate")),
+        ("url.scheme", json!("http")),
+        ("network.peer.address", json!("127.0.0.1")),
+        ("call_sid", json!("CA1")),
+        ("pod", json!("voice-agent-0")),
+        ("pool", json!("pool:gold")),
+        ("outcome", json!("success")),
+    ] {
+        assert_eq!(request[name], value, "{name}: {request}");
+    }
+    let resource = &request["resource"];
+    assert_eq!(resource["service.name"], "router-of-tests");
+    assert_eq!(resource["service.instance.id"], "replica-1");
+    assert_eq!(resource["deployment.environment.name"], "a,b");
+    for (name, value) in [
+        ("trace", json!(TRACE)),
+        ("parent", json!(span)),
+        ("name", json!("allocate")),
+        ("failed", json!(false)),
+        ("db.system.name", json!("redis")),
+        ("db.operation.name", json!("allocate")),
+        ("server.address", json!("127.0.0.1")),
+        ("server.port", json!(redis.port)),
+    ] {
+        assert_eq!(call[name], value, "{name}: {call}");
+    }
+    let head = &collector.taken()[0].head;
+    assert!(head.starts_with("POST /v1/traces HTTP/1.1\r\n"), "{head}");
+    assert!(head.contains("content-type: application/json"), "{head}");
+    assert_eq!(counted(&router, SENT), 2);
+}
+
+#[test]
+fn a_trace_that_is_not_sampled_goes_on_unrecorded_and_a_bad_one_begins_anew() {
+    let collector = Collector::start(Does::Take);
+    let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    let unsampled = answered(&allocate(&router, "CA1", &[("traceparent", &parent("00"))]));
+    assert_eq!((unsampled.0.as_str(), unsampled.2.as_str()), (TRACE, "00"));
+    let twice = [("traceparent", &*parent("01")), ("traceparent", &*parent("01"))];
+    let long = format!("{}-{}", parent("01"), "x".repeat(4_000));
+    for headers in [&twice[..], &[("traceparent", "nonsense")], &[("traceparent", &long)], &[]] {
+        let (trace, _, flags) = answered(&allocate(&router, "CA1", headers));
+        assert!(trace != TRACE && flags == "01", "{headers:?}: {trace}");
+    }
+    let later = parent("01").replacen("00", "01", 1) + "-more";
+    assert_eq!(answered(&allocate(&router, "CA1", &[("traceparent", &later)])).0, TRACE);
+    assert!(router.connect().get("/health").header("traceparent").is_none());
+    let spans = collector.spans(10);
+    assert_eq!(of_kind(&spans, "server").len(), 5, "{spans:?}");
+    let calls = of_kind(&spans, "client");
+    assert!(calls.len() == 5 && calls.iter().all(|call| call["db.system.name"] == "embedded"));
+}
+
+#[test]
+fn a_ratio_records_some_and_who_samples_for_himself_heeds_no_parent() {
+    let collector = Collector::start(Does::Take);
+    let router = Router::start(&[
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &format!("{}/mine", collector.url())),
+        ("OTEL_TRACES_SAMPLER", "traceidratio"),
+        ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
+    ]);
+    let mut connection = router.connect();
+    let sampled = (0..200).filter(|_| answered(&connection.get("/api/v1/tiers")).2 == "01");
+    let sampled = sampled.count();
+    assert!((50..150).contains(&sampled), "{sampled}");
+    let spans = collector.spans(2 * sampled);
+    assert_eq!(of_kind(&spans, "server").len(), sampled);
+    assert!(collector.taken()[0].head.starts_with("POST /mine HTTP/1.1"));
+    drop(router);
+    let router = Router::start(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+        ("OTEL_TRACES_SAMPLER", "always_off"),
+    ]);
+    let (trace, _, flags) = answered(&allocate(&router, "CA1", &[("traceparent", &parent("01"))]));
+    assert_eq!((trace.as_str(), flags.as_str()), (TRACE, "00"));
+}
+
+#[test]
+fn the_agent_is_told_the_trace_of_its_call_and_nothing_where_nothing_is_traced() {
+    let collector = Collector::start(Does::Take);
+    let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    let answer = router.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
+    let (trace, span, _) = answered(&answer);
+    let parameter = format!(r#"<Parameter name="traceparent" value="00-{trace}-{span}-01"/>"#);
+    assert!(answer.text().contains(&parameter), "{}", answer.text());
+    let quiet = Router::start(&[]);
+    let answer = quiet.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
+    assert_eq!(answer.header("traceparent"), None);
+    assert!(answer.text().contains("<Stream") && !answer.text().contains("Parameter"));
+}
+
+#[test]
+fn a_store_that_is_out_shows_as_a_failed_call_in_a_failed_request() {
+    let (mut redis, collector) = (RedisServer::start(&[]), Collector::start(Does::Take));
+    let router = Router::start(&[
+        ("REDIS_URL", &redis.url()),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+    ]);
+    redis.kill();
+    let answer = router.connect().post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
+    assert_eq!(answer.status, 503);
+    let trace = answered(&answer).0;
+    let spans = collector.spans(2);
+    let spans: Vec<&Value> = spans.iter().filter(|span| span["trace"] == *trace).collect();
+    assert!(spans.len() == 2 && spans.iter().all(|span| span["failed"] == true), "{spans:?}");
+    assert!(spans.iter().any(|span| span["error.type"] == "503"));
+    assert!(spans.iter().any(|span| span["error.type"] == "unavailable"));
+    redis.replace();
+    eventually(Duration::from_secs(10), "Redis is used again", || {
+        router.get("/api/v1/status").0 == 200
+    });
+}
+
+/// A router whose log goes to a file.
+fn logged(settings: &[(&str, &str)]) -> (Router, PathBuf) {
+    let path = scratch().join("log");
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let mut all = vec![("HTTP_PORT", api.as_str()), ("METRICS_PORT", metrics.as_str())];
+    all.extend(settings);
+    (Router::start_with(&all, Stdio::from(File::create(&path).unwrap())), path)
+}
+
+/// Calls that a collector in trouble must not slow. (One may be slow for other reasons.)
+fn calls(router: &Router, name: &str) {
+    let mut connection = router.connect();
+    let times = (0..50).map(|number| {
+        let started = Instant::now();
+        let sid = json!({"call_sid": format!("{name}{number}")});
+        assert_eq!(connection.post("/api/v1/allocate", &sid).status, 200);
+        assert_eq!(connection.post("/api/v1/release", &sid).status, 200);
+        started.elapsed()
+    });
+    let mut times: Vec<Duration> = times.collect();
+    times.sort_unstable();
+    assert!(times[25] < Duration::from_millis(50), "{name}: {times:?}");
+}
+
+fn fails_and_recovers(collector: &Collector, does: Does) {
+    let (router, log) = logged(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "200"),
+    ]);
+    calls(&router, "before");
+    collector.spans(200);
+    collector.now_does(does);
+    calls(&router, "meanwhile");
+    eventually(Duration::from_secs(15), "spans are dropped", || counted(&router, DROPPED) >= 200);
+    calls(&router, "again");
+    collector.now_does(Does::Take);
+    let before = counted(&router, SENT);
+    eventually(Duration::from_secs(15), "the collector has spans again", || {
+        calls(&router, "after");
+        counted(&router, SENT) > before
+    });
+    drop(router);
+    let log = std::fs::read_to_string(log).unwrap();
+    assert_eq!(log.matches("the collector does not take spans").count(), 1, "{does:?}");
+    assert_eq!(log.matches("the collector takes spans again").count(), 1, "{does:?}");
+}
+
+#[test]
+fn a_collector_that_hangs_costs_spans_and_no_time() {
+    fails_and_recovers(&Collector::start(Does::Take), Does::Hang);
+}
+
+#[test]
+fn a_collector_that_refuses_costs_spans_and_no_time() {
+    fails_and_recovers(&Collector::start(Does::Take), Does::Answer(500));
+}
+
+#[test]
+fn a_collector_that_is_busy_gets_the_same_spans_again() {
+    let collector = Collector::start(Does::Answer(503));
+    let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    calls(&router, "busy");
+    std::thread::sleep(Duration::from_millis(1_500));
+    collector.now_does(Does::Take);
+    assert_eq!(collector.spans(200).len(), 200);
+    assert_eq!(counted(&router, DROPPED), 0);
+}
+
+#[test]
+fn a_collector_that_is_not_there_is_found_when_it_comes() {
+    let port = free_port();
+    let url = format!("http://127.0.0.1:{port}");
+    let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    calls(&router, "nobody");
+    eventually(Duration::from_secs(10), "spans are dropped", || counted(&router, DROPPED) >= 200);
+    let collector = Collector::start_on(port, Does::Take);
+    eventually(Duration::from_secs(15), "the collector has spans", || {
+        calls(&router, "somebody");
+        collector.count() > 0
+    });
+}
+
+#[test]
+fn the_last_spans_are_sent_at_the_end_and_a_mute_collector_does_not_delay_it() {
+    let collector = Collector::start(Does::Take);
+    for number in 1..=3 {
+        let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+        let mut router = router;
+        let mut connection = router.connect();
+        router.signal("TERM");
+        let sid = json!({"call_sid": "CA1"});
+        assert_eq!(connection.post("/api/v1/allocate", &sid).status, 200);
+        assert_eq!(router.wait_for_exit(Duration::from_secs(5)), Some(0));
+        assert_eq!(collector.judged().len(), 2 * number);
+    }
+    collector.now_does(Does::Hang);
+    let mut router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    allocate(&router, "CA2", &[]);
+    let started = Instant::now();
+    router.signal("TERM");
+    assert_eq!(router.wait_for_exit(Duration::from_secs(5)), Some(0));
+    assert!(started.elapsed() < Duration::from_secs(4));
+}
+
+#[test]
+fn headers_for_the_collector_are_sent_and_shown_to_nobody_else() {
+    let collector = Collector::start(Does::Take);
+    let settings = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &*collector.url()),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hunter2,x-team=voice-hunter2"),
+        ("LOG_LEVEL", "trace"),
+    ];
+    let (router, log) = logged(&settings);
+    let trace = answered(&allocate(&router, "CA1", &[])).0;
+    collector.spans(2);
+    drop(router);
+    let head = &collector.taken()[0].head;
+    assert!(head.contains("authorization: Bearer hunter2\r\n"), "{head}");
+    assert!(head.contains("x-team: voice-hunter2"), "{head}");
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(!log.contains("hunter2"), "{log}");
+    let line = log.lines().find(|line| line.contains("\"call_sid\":\"CA1\"")).unwrap();
+    assert!(line.contains(&format!("\"trace_id\":\"{trace}\"")), "{line}");
+    for argument in ["--help", "check-config"] {
+        let output = program(&settings).arg(argument).output().unwrap();
+        let printed = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success() && !printed.contains("hunter2"), "{printed}");
+        let shown = argument == "check-config";
+        assert_eq!(printed.contains("OTEL_EXPORTER_OTLP_HEADERS=(hidden)"), shown, "{printed}");
+    }
+}
+
+#[test]
+fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
+    for (name, value, expected) in [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "=collector: expected a URL that begins"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4318", "=https://c:4318: expected a URL"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:hunter2@c", "=http://***@c: expected a URL"),
+        ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "=http://: expected a URL"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", "=(hidden): expected name=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a b=hunter2", "=(hidden): expected name=value"),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "a=hunter2%0a", "=(hidden): expected name=value"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "1s", "=1s: expected milliseconds"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "a", "=a: expected name=value"),
+        ("OTEL_TRACES_SAMPLER", "xray", "=xray: expected one of always_on, always_off"),
+        ("OTEL_TRACES_SAMPLER_ARG", "1.5", "=1.5: expected a number from 0 to 1"),
+    ] {
+        let output = program(&[(name, value)]).arg("serve").output().unwrap();
+        let printed = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{printed}");
+        assert!(printed.contains(&format!("{name}{expected}")), "{printed}");
+        assert!(!printed.contains("hunter2") && printed.lines().count() == 1, "{printed}");
+    }
+}
+
+#[test]
+fn a_command_goes_on_with_the_trace_it_is_called_in() {
+    let collector = Collector::start(Does::Take);
+    let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    let url = format!("http://{}", router.address);
+    for traceparent in [&*parent("01"), "nonsense"] {
+        let mut status = program(&[("SMART_ROUTER_URL", &url), ("TRACEPARENT", traceparent)]);
+        assert!(status.arg("status").output().unwrap().status.success());
+    }
+    let spans = collector.spans(4);
+    let requests = of_kind(&spans, "server");
+    let ours = requests.iter().filter(|span| span["trace"] == TRACE).collect::<Vec<_>>();
+    assert_eq!((requests.len(), ours.len()), (2, 1), "{requests:?}");
+    assert_eq!(ours[0]["parent"], PARENT);
+}
