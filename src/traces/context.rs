@@ -1,6 +1,9 @@
 //! W3C trace context: what `traceparent` and `tracestate` say.
 
-use std::{fmt, num::NonZero};
+use std::{
+    fmt::{self, Write},
+    num::NonZero,
+};
 
 use axum::http::HeaderMap;
 
@@ -38,6 +41,13 @@ impl SpanContext {
             span: NonZero::new(hex(&fixed[36..52])? as u64)?,
             is_sampled: hex(&fixed[53..])? & 1 == 1,
         })
+    }
+
+    /// The `traceparent` that names this span, in one piece of memory.
+    pub fn traceparent(&self) -> String {
+        let mut text = String::with_capacity(LENGTH);
+        write!(text, "{self}").expect("a string takes every write");
+        text
     }
 
     /// What a request's headers say; nothing if they say it twice.

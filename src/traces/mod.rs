@@ -123,7 +123,8 @@ impl RequestSpan {
 
     /// The `traceparent` that names this span.
     pub fn header(&self) -> HeaderValue {
-        HeaderValue::try_from(self.current.context.to_string()).expect("digits are a header value")
+        HeaderValue::try_from(self.current.context.traceparent())
+            .expect("digits are a header value")
     }
 
     /// The trace, if it is recorded.
@@ -148,7 +149,7 @@ impl fmt::Display for TraceId {
 /// The `traceparent` for what goes on with the request that is being answered; none where
 /// traces are off.
 pub fn traceparent() -> Option<String> {
-    CURRENT.try_with(|current| current.context.to_string()).ok()
+    CURRENT.try_with(|current| current.context.traceparent()).ok()
 }
 
 /// The span of one call of the store, if it is recorded; it ends when this is dropped.
