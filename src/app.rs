@@ -47,8 +47,6 @@ pub struct Running {
     pub metrics_address: SocketAddr,
     /// Whether its agents are simulated.
     pub simulated: bool,
-    /// What its URLs begin with.
-    pub scheme: &'static str,
     pub context: Arc<Context>,
     closing: CancellationToken,
     servers: JoinSet<()>,
@@ -96,6 +94,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         metrics: metrics.clone(),
         urls: WsUrls { base: config.agent_base_url(api.port()), path: config.ws_path.clone() },
         access: access.clone(),
+        scheme: if tls.is_some() { "https" } else { "http" },
         public_url: config.public_url.clone().unwrap_or_default(),
         stream_status: config.stream_status,
         busy_action: config.busy_action,
@@ -177,19 +176,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     let loops = control.start(source);
     loops.spawn(live.run());
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    Ok(Running {
-        api,
-        admin,
-        metrics_address,
-        simulated,
-        scheme,
-        context,
-        closing,
-        servers,
-        agents,
-        loops,
-    })
+    Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
 }
 
 impl Running {

@@ -40,7 +40,7 @@ pub async fn serve(config: Config) -> anyhow::Result<()> {
 /// What to try on a router with simulated agents.
 fn welcome(running: &Running) -> String {
     let program = std::env::args().next().unwrap_or("smart-router".into());
-    let url = format!("{}://localhost:{}", running.scheme, running.admin.port());
+    let url = format!("{}://localhost:{}", running.context.scheme, running.admin.port());
     format!(
         r#"
 smart-router serves on {url} with simulated agents. Try:

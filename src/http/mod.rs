@@ -61,6 +61,8 @@ pub struct Context {
     pub metrics: Arc<Metrics>,
     pub urls: WsUrls,
     pub access: Arc<Access>,
+    /// What URLs of ours begin with: `http`, or `https`.
+    pub scheme: &'static str,
     /// The URL under which providers reach us; empty if nobody said.
     pub public_url: String,
     /// Whose webhooks are there.
@@ -283,6 +285,7 @@ impl Context {
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
             access: Arc::default(),
             public_url: String::new(),
+            scheme: "http",
             stream_status: false,
             busy_action: BusyAction::Say,
             hold: None,

@@ -48,7 +48,7 @@ pub async fn observe(
         ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.as_str().ends_with(probe));
     let mut span = context.traces.as_ref().filter(|_| !is_probe).map(|traces| {
         traces.request(request.headers(), |span| {
-            spans::begin(span, label, endpoint.0.as_ref(), uri.path(), peer);
+            spans::begin(span, context.scheme, label, endpoint.0.as_ref(), uri.path(), peer);
         })
     });
     let answered = AssertUnwindSafe(next.run(request)).catch_unwind();

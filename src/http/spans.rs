@@ -14,6 +14,7 @@ const LONGEST_PATH: usize = 256;
 /// What is known when the request comes. `method` is one of those we know, or `other`.
 pub fn begin(
     span: &mut Span,
+    scheme: &'static str,
     method: &'static str,
     route: Option<&MatchedPath>,
     path: &str,
@@ -27,7 +28,7 @@ pub fn begin(
     span.set("http.request.method", method);
     span.set_some("http.route", route.map(|route| route.as_str().to_owned()));
     span.set("url.path", path[..path.floor_char_boundary(LONGEST_PATH)].to_owned());
-    span.set("url.scheme", "http");
+    span.set("url.scheme", scheme);
     span.set_some("network.peer.address", peer.map(|peer| peer.ip().to_string()));
 }
 
