@@ -183,6 +183,9 @@ fn what_makes_no_sense_is_refused_in_words() {
             let error = answer["error"].as_str().unwrap_or_default();
             assert!(status == 400 && error.contains(says), "{path}: {status} {answer}");
         }
+        let last = [("last-event-id", "yesterday")];
+        let answer = router.connect_as_admin().send("GET", "/api/v1/events", &last, b"");
+        assert_eq!(answer.status, 400);
     });
 }
 
