@@ -168,6 +168,7 @@ fn what_makes_no_sense_is_refused_in_words() {
         for (path, says) in [
             ("calls?limit=0", "limit=0: expected a number from 1 to 500"),
             ("calls?limit=x", "limit=x: expected a number"),
+            ("events?limit=", "limit=: expected a number"),
             ("calls?state=dead", "state: expected live or waiting"),
             ("calls?cursor=abc", "not one that this router gave out"),
             ("calls?colour=red", "there is no parameter \"colour\""),
