@@ -83,6 +83,11 @@ fn refusals_say_what_is_needed_and_probes_need_nothing() {
     let answer = connection.get("/api/v1/status");
     assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
     assert_eq!(answer.json(), (401, json!({"error": "a valid bearer token is needed"})));
+    let answer = connection.get("/api/v1/whoami");
+    assert_eq!((answer.status, answer.header("www-authenticate")), (401, Some("Bearer")));
+    for path in ["/", "/openapi.json"] {
+        assert_eq!(connection.get(path).status, 200, "{path}");
+    }
     for header in ["Basic YWdlbnQ6dG9rZW4=", "Bearer", "bearer  ", "viewer-token"] {
         let answer = connection.send("GET", "/api/v1/status", &[("authorization", header)], b"");
         assert_eq!(answer.status, 401, "{header}");

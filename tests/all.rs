@@ -27,6 +27,7 @@ mod limits;
 mod load;
 mod metrics;
 mod nginx;
+mod openapi;
 mod pods;
 mod redis_connections;
 mod redis_hands;

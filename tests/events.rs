@@ -168,6 +168,7 @@ fn what_makes_no_sense_is_refused_in_words() {
         for (path, says) in [
             ("calls?limit=0", "limit=0: expected a number from 1 to 500"),
             ("calls?limit=x", "limit=x: expected a number"),
+            ("events?limit=", "limit=: expected a number"),
             ("calls?state=dead", "state: expected live or waiting"),
             ("calls?cursor=abc", "not one that this router gave out"),
             ("calls?colour=red", "there is no parameter \"colour\""),
@@ -183,6 +184,9 @@ fn what_makes_no_sense_is_refused_in_words() {
             let error = answer["error"].as_str().unwrap_or_default();
             assert!(status == 400 && error.contains(says), "{path}: {status} {answer}");
         }
+        let last = [("last-event-id", "yesterday")];
+        let answer = router.connect_as_admin().send("GET", "/api/v1/events", &last, b"");
+        assert_eq!(answer.status, 400);
     });
 }
 

@@ -204,12 +204,29 @@ impl Control {
     }
 }
 
+/// A table may want millions of pods; a router that makes them up must still answer.
+const MOST_SIMULATED: usize = 10_000;
+
 /// No address of their own: their calls stay valid whatever our port is.
 fn simulated_pods(tiers: &Tiers) -> Vec<ListedPod> {
-    let numbers = 0..tiers.wanted_pods().max(1);
+    let numbers = 0..tiers.wanted_pods().clamp(1, MOST_SIMULATED);
     let pod = |number| ListedPod {
         name: format!("voice-agent-{number}").parse().expect("a valid pod name"),
         address: "simulated".into(),
     };
     numbers.map(pod).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::domain::tiers::Origin;
+
+    #[test]
+    fn a_table_that_wants_millions_of_pods_gets_some_simulated_ones() {
+        let count = |text| simulated_pods(&Tiers::parse(text, Origin::Settings).unwrap().0).len();
+        assert_eq!(count(r#"{"gold": 0}"#), 1);
+        assert_eq!(count(r#"{"gold": 3, "basic": 4}"#), 7);
+        assert_eq!(count(r#"{"gold": 1000000, "basic": 1000000}"#), MOST_SIMULATED);
+    }
 }

@@ -292,7 +292,9 @@ fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value>
 
 fn count(tier: &str, field: &str, value: &Value) -> Result<u32, TierError> {
     const MOST: u64 = 1_000_000;
-    match value.as_u64().filter(|count| *count <= MOST) {
+    // 2.0 is a whole number, too.
+    let whole = value.as_f64().filter(|count| count.fract() == 0.0 && *count >= 0.0);
+    match whole.map(|count| count as u64).filter(|count| *count <= MOST) {
         Some(count) => Ok(count as u32),
         None => Err(TierError(format!(
             "tier {tier:?}: {field} {value}: expected a whole number from 0 to {MOST}"
@@ -360,7 +362,7 @@ mod tests {
         assert_eq!(chain(&map), ["gold", "basic"]);
         let basic = map.get(&"basic".parse().unwrap()).unwrap();
         assert_eq!(basic.kind, Kind::Shared { max_concurrent: 5, strategy: Strategy::Spread });
-        let counts = parse(r#"{"gold": 10, "standard": 20}"#);
+        let counts = parse(r#"{"gold": 10.0, "standard": 20}"#);
         assert_eq!(counts.get(&"gold".parse().unwrap()).unwrap().target, 10);
         assert_eq!(counts.wanted_pods(), 30);
         assert_eq!(chain(&parse(r#"{"tiers": 5}"#)), ["tiers"]);

@@ -8,37 +8,80 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
-use super::{ApiError, Context, Noted, Shared, body::JsonBody};
+use super::{
+    ApiError, Context, Noted, Shared,
+    body::JsonBody,
+    openapi::{Endpoint, Group, schemas},
+};
 use crate::{
     config::Span,
     domain::{
         Millis,
         fleet::{After, Allocate, Allocation, Hold, Refusal, Why},
+        names::{CallSid, PodName, Pool},
     },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Allocate)]
 pub struct Body {
+    #[schema(value_type = CallSid, required)]
     call_sid: Option<String>,
+    #[schema(schema_with = schemas::optional_name)]
     merchant_id: Option<String>,
+    #[schema(schema_with = schemas::optional_provider)]
     provider: Option<String>,
+    #[schema(schema_with = schemas::optional_name)]
     flow: Option<String>,
+    #[schema(schema_with = schemas::optional_name)]
     template: Option<String>,
     /// How long the call may wait for a pod (`20s`).
+    #[schema(schema_with = schemas::wait_for_pod)]
     wait: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Allocated<'a> {
     success: bool,
+    #[schema(value_type = PodName)]
     pod_name: &'a str,
+    /// Where the stream of the call goes.
     ws_url: &'a str,
+    #[schema(value_type = Pool)]
     source_pool: &'a str,
+    /// The call had its pod already.
     was_existing: bool,
+}
+
+pub fn described() -> Endpoint {
+    Endpoint::new(Group::Calls, "A pod for a call")
+        .about(
+            "The same `call_sid` gets the same pod for as long as the call lives. With `wait`, \
+             where calls may wait, the answer comes when there is a pod or the time is over.",
+        )
+        .takes::<Body>(json!({"call_sid": "CA1", "merchant_id": "acme", "template": "hello"}))
+        .gives(Allocated {
+            success: true,
+            pod_name: "voice-agent-0",
+            ws_url: "wss://voice.example.com/ws/pod/voice-agent-0/agent/voice/breeze-buddy/twilio/callback/hello/v2",
+            source_pool: "pool:gold",
+            was_existing: false,
+        })
+        .asks_store()
+        .fails_with(
+            503,
+            "There is no pod for the call, and `details` say why; or the store can't be reached.",
+            json!({
+                "error": "no pods available",
+                "details": {"reason": "no_pods", "chain": [{"step": "gold", "reason": "at_capacity"}]},
+            }),
+        )
 }
 
 /// A call that has a pod, and the URL to reach it.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::{
     extract::{Request, State},
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -40,10 +40,7 @@ fn refuse(context: &Context, bearer: Option<Bearer>, needed: Role) -> Response {
         None => {
             context.metrics.denied("unauthorized");
             let error = ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is needed");
-            let mut response = error.into_response();
-            let challenge = HeaderValue::from_static("Bearer");
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
-            Noted { outcome: "unauthorized", ..Noted::default() }.on(response)
+            Noted { outcome: "unauthorized", ..Noted::default() }.on(error)
         }
         Some(Bearer { role, .. }) => {
             context.metrics.denied("forbidden");

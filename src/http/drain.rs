@@ -6,8 +6,13 @@ use axum::{Json, extract::State, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
+use utoipa::ToSchema;
 
-use super::{ApiError, Context, Noted, Shared, body::JsonBody};
+use super::{
+    ApiError, Context, Noted, Shared,
+    body::JsonBody,
+    openapi::{Endpoint, Group, schemas},
+};
 use crate::{
     config::Span,
     domain::{fleet::PodStatus, names::PodName},
@@ -17,21 +22,26 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Drain)]
 pub struct DrainBody {
+    #[schema(value_type = PodName, required)]
     pod_name: Option<String>,
+    #[schema(schema_with = schemas::wait_for_calls)]
     wait: Option<String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Undrain)]
 pub struct UndrainBody {
+    #[schema(value_type = PodName, required)]
     pod_name: Option<String>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, ToSchema)]
 struct Draining {
     success: bool,
-    pod_name: String,
+    pod_name: PodName,
     has_active_call: bool,
     active_calls: usize,
     /// No live call is left: the pod may go.
@@ -39,6 +49,56 @@ struct Draining {
     /// Unix seconds until which the pod gets no calls.
     draining_until: u64,
     message: String,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Undrained {
+    /// It goes for good, and is given no calls whatever anybody says.
+    is_terminating: bool,
+    message: String,
+    pod_name: PodName,
+    success: bool,
+    was_draining: bool,
+    was_quarantined: bool,
+}
+
+pub fn drain_described() -> Endpoint {
+    Endpoint::new(Group::Pods, "No new calls for a pod")
+        .about(
+            "With `wait` the answer comes when the pod has no live call or the time is over. The \
+             mark lasts the longer of `DRAINING_TTL` and the wait.",
+        )
+        .takes::<DrainBody>(json!({"pod_name": "voice-agent-0", "wait": "300s"}))
+        .gives(Draining {
+            success: true,
+            pod_name: example(),
+            has_active_call: false,
+            active_calls: 0,
+            drained: true,
+            draining_until: 1_763_280_360,
+            message: "Pod voice-agent-0 is draining and has no active call.".into(),
+        })
+        .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
+        .asks_store()
+}
+
+pub fn undrain_described() -> Endpoint {
+    Endpoint::new(Group::Pods, "Calls for a pod again")
+        .takes::<UndrainBody>(json!({"pod_name": "voice-agent-0"}))
+        .gives(Undrained {
+            is_terminating: false,
+            message: "Pod voice-agent-0 takes calls again.".into(),
+            pod_name: example(),
+            success: true,
+            was_draining: true,
+            was_quarantined: false,
+        })
+        .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
+        .asks_store()
+}
+
+fn example() -> PodName {
+    "voice-agent-0".parse().expect("a name")
 }
 
 pub async fn drain(
@@ -71,7 +131,7 @@ pub async fn drain(
     let noted = Noted { pod: Some(pod.clone()), outcome: "draining", ..Noted::default() };
     Ok(noted.on(Json(Draining {
         success: true,
-        pod_name: pod.to_string(),
+        pod_name: pod,
         has_active_call: active > 0,
         active_calls: active,
         drained: active == 0 && left.is_draining,
@@ -123,12 +183,12 @@ pub async fn undrain(
         _ if undrained.was_quarantined => format!("Pod {pod} takes calls again."),
         _ => format!("Pod {pod} was not draining."),
     };
-    Ok(noted.on(Json(json!({
-        "success": true,
-        "pod_name": pod,
-        "was_draining": undrained.was_draining,
-        "was_quarantined": undrained.was_quarantined,
-        "is_terminating": undrained.is_terminating,
-        "message": message,
-    }))))
+    Ok(noted.on(Json(Undrained {
+        is_terminating: undrained.is_terminating,
+        message,
+        pod_name: pod,
+        success: true,
+        was_draining: undrained.was_draining,
+        was_quarantined: undrained.was_quarantined,
+    })))
 }

@@ -17,9 +17,15 @@ use axum::{
     },
 };
 use futures_util::stream::{self, Stream};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::{ApiError, Context, Shared, calls::pool_filter, query::Query};
+use super::{
+    ApiError, Context, Shared,
+    calls::pool_filter,
+    openapi::{Endpoint, Group, schemas},
+    query::Query,
+};
 use crate::{
     domain::{
         fleet::{Event, EventId, EventKind, Logged},
@@ -38,23 +44,96 @@ const LOOK: Duration = Duration::from_millis(200);
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
 /// An event as callers see it.
-pub fn shown(logged: &Logged) -> Value {
-    let Logged { id, event } = logged;
-    let mut shown = Map::new();
-    shown.insert("id".into(), json!(id.to_string()));
-    shown.insert("at".into(), json!(id.at));
-    shown.insert("event".into(), json!(event.kind));
-    let mut add = |name: &str, value: Option<String>| {
-        if let Some(value) = value {
-            shown.insert(name.into(), json!(value));
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
+#[schema(as = Event)]
+pub struct Shown {
+    /// When it happened, in milliseconds.
+    at: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    call_sid: Option<CallSid>,
+    /// What belongs to the kind.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    detail: Option<String>,
+    event: EventKind,
+    #[schema(schema_with = schemas::event_id)]
+    id: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    merchant_id: Option<MerchantId>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pod_name: Option<PodName>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pool: Option<Pool>,
+}
+
+impl Shown {
+    pub fn example() -> Self {
+        Self {
+            at: 1_763_280_000_123,
+            call_sid: "CA1".parse().ok(),
+            detail: Some("gold=at_capacity".into()),
+            event: EventKind::Allocated,
+            id: "1763280000123-0".into(),
+            merchant_id: None,
+            pod_name: "voice-agent-0".parse().ok(),
+            pool: "pool:basic".parse().ok(),
         }
-    };
-    add("call_sid", event.call.as_ref().map(CallSid::to_string));
-    add("pod_name", event.pod.as_ref().map(PodName::to_string));
-    add("pool", event.pool.as_ref().map(Pool::to_string));
-    add("merchant_id", event.merchant.as_ref().map(MerchantId::to_string));
-    add("detail", Some(event.detail.clone()).filter(|detail| !detail.is_empty()));
-    Value::Object(shown)
+    }
+}
+
+pub fn shown(logged: &Logged) -> Shown {
+    let Logged { id, event } = logged;
+    Shown {
+        at: id.at,
+        call_sid: event.call.clone(),
+        detail: Some(event.detail.clone()).filter(|detail| !detail.is_empty()),
+        event: event.kind,
+        id: id.to_string(),
+        merchant_id: event.merchant.clone(),
+        pod_name: event.pod.clone(),
+        pool: event.pool.clone(),
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+struct Events {
+    events: Vec<Shown>,
+    /// What goes into `before`, or into `after` if that was given.
+    #[schema(required)]
+    next: Option<String>,
+}
+
+pub fn described() -> Endpoint {
+    let kinds: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
+    let example = Shown::example();
+    let text = serde_json::to_string(&example).expect("an event is JSON");
+    let message = format!("id: {}\nevent: allocated\ndata: {text}\n\n", example.id);
+    Endpoint::new(Group::Calls, "What happened")
+        .about(
+            "The latest first, with `after` the oldest first. With `Accept: text/event-stream` a \
+             stream that begins now, or after `Last-Event-ID`, and does not end.",
+        )
+        .query("event", schemas::one_of_or_empty(&kinds), "Of this kind alone.")
+        .query("call", schemas::call_or_empty(), "Of this call alone.")
+        .query("pod", schemas::pod_or_empty(), "Of this pod alone.")
+        .query("pool", schemas::pool_or_empty(), "Of this pool alone.")
+        .query("merchant", schemas::merchant_or_empty(), "Of this merchant alone.")
+        .query("limit", schemas::limit(100, 1_000), "How many at most.")
+        .query(
+            "before",
+            schemas::event_id_or_empty(),
+            "What happened before; not together with `after`.",
+        )
+        .query("after", schemas::event_id_or_empty(), "What happened after.")
+        .header("Last-Event-ID", schemas::event_id_or_empty(), "Where a stream goes on.")
+        .gives(Events { events: vec![example], next: None })
+        .or_gives("text/event-stream", schemas::text(), message.into())
+        .fails(400, "A parameter makes no sense, or is not known.")
+        .asks_store()
 }
 
 /// Which events are asked for.
@@ -98,18 +177,20 @@ pub async fn events(
     query.only(&["event", "call", "pod", "pool", "merchant", "limit", "before", "after"])?;
     const ID: &str = "the id of an event";
     let filter = Filter::read(&query)?;
-    let (before, mut after) =
+    let (before, after) =
         (query.parse::<EventId>("before", ID)?, query.parse::<EventId>("after", ID)?);
     let limit = query.limit(100, 1_000)?;
+    let last_seen = headers.get("last-event-id").filter(|id| !id.is_empty());
+    let last_seen: Option<EventId> = match last_seen.map(|id| id.to_str().unwrap_or("?").parse()) {
+        Some(Err(())) => {
+            return Err(ApiError::bad_request(format!("last-event-id: expected {ID}")));
+        }
+        Some(Ok(id)) => Some(id),
+        None => None,
+    };
     let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
     if accepts.is_some_and(|accept| accept.contains("text/event-stream")) {
-        if let Some(last) = headers.get("last-event-id").and_then(|id| id.to_str().ok()) {
-            after =
-                Some(last.parse().map_err(|()| {
-                    ApiError::bad_request(format!("last-event-id: expected {ID}"))
-                })?);
-        }
-        let from = match after {
+        let from = match last_seen.or(after) {
             Some(after) => after,
             None => last(&context).await?,
         };
@@ -120,8 +201,8 @@ pub async fn events(
         return Err(ApiError::bad_request("before and after can't be combined"));
     }
     let (found, next) = page(&context, &filter, before, after, limit).await?;
-    let found: Vec<Value> = found.iter().map(shown).collect();
-    Ok(Json(json!({"events": found, "next": next.map(|id| id.to_string())})).into_response())
+    let events = found.iter().map(shown).collect();
+    Ok(Json(Events { events, next: next.map(|id| id.to_string()) }).into_response())
 }
 
 /// Some events that a filter takes, and where to go on: with `after` the oldest first, else
@@ -176,10 +257,11 @@ fn told(
                 if !filter.takes(&logged.event) {
                     continue;
                 }
+                let text = serde_json::to_string(&shown(&logged)).expect("an event is JSON");
                 let message = Message::default()
                     .id(logged.id.to_string())
                     .event(logged.event.kind.as_str())
-                    .data(shown(&logged).to_string());
+                    .data(text);
                 return Some((Ok(message), (context, filter, from, left)));
             }
             // A store that is out has no news; the stream goes on when it is back.

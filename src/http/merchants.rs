@@ -6,12 +6,86 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::{PartialSchema, ToSchema};
 
-use super::{ApiError, Noted, Shared, body::JsonBody, query::Query, reply::Named};
+use super::{
+    ApiError, Noted, Shared,
+    body::JsonBody,
+    openapi::{
+        Endpoint, Group,
+        schemas::{self, MerchantDocument},
+    },
+    query::Query,
+    reply::Named,
+};
 use crate::domain::{merchant::MerchantConfig, names::MerchantId};
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Value>, ApiError> {
+#[derive(Serialize, ToSchema)]
+struct Merchant {
+    /// What stands there, which is text if somebody has put there by hand what is no JSON.
+    document: Value,
+    merchant_id: MerchantId,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Merchants {
+    merchants: Vec<Merchant>,
+    /// Where the next page begins.
+    #[schema(required)]
+    next: Option<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct MerchantChanged {
+    merchant_id: MerchantId,
+    success: bool,
+}
+
+pub fn list_described() -> Endpoint {
+    let merchant = Merchant { document: document(), merchant_id: acme() };
+    Endpoint::new(Group::Settings, "All merchants, by name")
+        .pages(100, 1_000)
+        .gives(Merchants { merchants: vec![merchant], next: None })
+        .asks_store()
+}
+
+pub fn get_described() -> Endpoint {
+    of_merchant("The document of a merchant")
+        .gives_some("application/json", schemas::object(), document())
+        .fails_with(404, "It has none.", json!({"error": "merchant not found"}))
+}
+
+pub fn put_described() -> Endpoint {
+    of_merchant("Gives a merchant a document")
+        .about("Its `fallback` must name tiers that are in force.")
+        .takes::<MerchantDocument>(document())
+        .gives(MerchantChanged { merchant_id: acme(), success: true })
+}
+
+pub fn delete_described() -> Endpoint {
+    of_merchant("Takes a merchant's document away")
+        .gives(MerchantChanged { merchant_id: acme(), success: true })
+        .fails_with(404, "It has none.", json!({"error": "merchant not found"}))
+}
+
+fn of_merchant(summary: &str) -> Endpoint {
+    Endpoint::new(Group::Settings, summary)
+        .path("id", MerchantId::schema(), "acme")
+        .fails(400, "The id is not one of a merchant.")
+        .asks_store()
+}
+
+fn acme() -> MerchantId {
+    "acme".parse().expect("a name")
+}
+
+fn document() -> Value {
+    json!({"pool": "acme", "fallback": ["gold"], "max_calls": 200})
+}
+
+pub async fn list(State(context): Shared, query: Query) -> Result<Json<Merchants>, ApiError> {
     query.only(&["limit", "cursor"])?;
     let limit = query.limit(100, 1_000)?;
     let after = query.cursor(&[])?.map(|id| id.parse::<MerchantId>()).transpose()?;
@@ -19,15 +93,15 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Value>, A
     let is_more = found.len() > limit;
     found.truncate(limit);
     let next = found.last().filter(|_| is_more).map(|(id, _)| query.next(&[], id.as_str()));
-    let merchants: Vec<Value> = found
-        .iter()
+    let merchants = found
+        .into_iter()
         .map(|(id, document)| {
             // What somebody has put there by hand may be no JSON at all.
-            let document = serde_json::from_str(document).unwrap_or_else(|_| json!(document));
-            json!({"merchant_id": id, "document": document})
+            let document = serde_json::from_str(&document).unwrap_or_else(|_| json!(document));
+            Merchant { document, merchant_id: id }
         })
         .collect();
-    Ok(Json(json!({"merchants": merchants, "next": next})))
+    Ok(Json(Merchants { merchants, next }))
 }
 
 pub async fn get(
@@ -53,7 +127,7 @@ pub async fn put(
     }
     context.store.set_merchant(&id, Some(&document)).await?;
     let noted = Noted { outcome: "merchant_set", ..Noted::default() };
-    Ok(noted.on(Json(json!({"success": true, "merchant_id": id}))))
+    Ok(noted.on(Json(MerchantChanged { merchant_id: id, success: true })))
 }
 
 pub async fn delete(
@@ -63,7 +137,7 @@ pub async fn delete(
     context.store.merchant(&id).await?.ok_or_else(unknown)?;
     context.store.set_merchant(&id, None).await?;
     let noted = Noted { outcome: "merchant_deleted", ..Noted::default() };
-    Ok(noted.on(Json(json!({"success": true, "merchant_id": id}))))
+    Ok(noted.on(Json(MerchantChanged { merchant_id: id, success: true })))
 }
 
 fn unknown() -> ApiError {

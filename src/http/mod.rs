@@ -12,6 +12,7 @@ pub mod live;
 mod merchants;
 mod metrics;
 mod observe;
+mod openapi;
 mod page;
 mod pod;
 mod pods;
@@ -35,11 +36,15 @@ use axum::{
     extract::{Request, State},
     middleware,
     response::Response,
-    routing::{MethodRouter, get, post, put},
 };
 use tokio::sync::Notify;
 
-use self::{callbacks::About, live::Live, rate::Rates};
+use self::{
+    callbacks::About,
+    live::Live,
+    openapi::{Route, Routes, get, post, put},
+    rate::Rates,
+};
 pub use self::{
     events::Stories,
     reply::{ApiError, Noted},
@@ -162,8 +167,8 @@ fn api(path: &str) -> String {
 }
 
 /// What providers ask, each guarded by the provider's signature.
-fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
-    context.providers.iter().copied().fold(Router::new(), |routes, provider| {
+fn webhook_routes(context: &Context) -> Routes {
+    context.providers.iter().copied().fold(Routes::default(), |routes, provider| {
         let allocate =
             move |context: Shared, request: Request| webhooks::allocate(context, provider, request);
         let after_stream = move |context: Shared, request: Request| {
@@ -173,75 +178,76 @@ fn webhook_routes(context: &Context) -> Router<Arc<Context>> {
             let handler = move |context: Shared, request: Request| {
                 callbacks::callback(context, provider, about, request)
             };
-            get(handler).post(handler).head(reply::method_not_allowed)
+            let [by_get, by_post] = openapi::webhooks::callback(provider, about);
+            get(handler, by_get).post(handler, by_post).without_head()
         };
+        let path = |endpoint: &str| api(&format!("/{provider}/{endpoint}"));
+        let [by_get, by_post] = openapi::webhooks::allocate(provider);
+        let [after_by_get, after_by_post] = openapi::webhooks::after_stream(provider);
         routes
-            // A HEAD would be taken for a GET, and must not take a pod.
+            .route(&path("allocate"), get(allocate, by_get).post(allocate, by_post).without_head())
             .route(
-                &api(&format!("/{provider}/allocate")),
-                get(allocate).post(allocate).head(reply::method_not_allowed),
+                &path("after-stream"),
+                get(after_stream, after_by_get).post(after_stream, after_by_post).without_head(),
             )
-            .route(
-                &api(&format!("/{provider}/after-stream")),
-                get(after_stream).post(after_stream).head(reply::method_not_allowed),
-            )
-            .route(&api(&format!("/{provider}/call-status")), callback(About::Call))
-            .route(&api(&format!("/{provider}/stream-status")), callback(About::Stream))
+            .route(&path("call-status"), callback(About::Call))
+            .route(&path("stream-status"), callback(About::Stream))
     })
 }
 
 /// Everything else, with the role that each route needs where there are tokens.
-fn api_routes(context: &Arc<Context>) -> Router<Arc<Context>> {
-    let needs = |role: Role, route: MethodRouter<Arc<Context>>| {
-        route.route_layer(middleware::from_fn_with_state((context.clone(), role), auth::check))
-    };
-    let open = |route: MethodRouter<Arc<Context>>| {
-        route.route_layer(middleware::from_fn_with_state(context.clone(), rate::limit))
-    };
-    let viewer = |route| needs(Role::Viewer, route);
-    let agent = |route| needs(Role::Agent, route);
-    let admin = |route| needs(Role::Admin, route);
-    Router::new()
-        .route(&api("/allocate"), agent(post(allocate::allocate)))
-        .route(&api("/release"), agent(post(release::release)))
-        .route(&api("/renew"), agent(post(renew::renew)))
-        .route(&api("/drain"), agent(post(drain::drain)))
-        .route(&api("/undrain"), admin(post(drain::undrain)))
-        .route(&api("/status"), viewer(get(status::status)))
-        .route(&api("/pod/{name}"), viewer(get(pod::pod)))
-        .route(&api("/pods"), viewer(get(pods::list)))
-        .route(&api("/calls"), viewer(get(calls::list)))
-        .route(&api("/calls/{sid}"), viewer(get(calls::call)))
-        .route(&api("/events"), viewer(get(events::events)))
-        .route(&api("/live"), viewer(get(live::live)))
-        .route(&api("/whoami"), open(get(whoami::whoami)))
-        .route("/", open(get(page::index)))
-        .route("/page/{name}", open(get(page::part)))
-        .route(&api("/merchants"), viewer(get(merchants::list)))
-        .route(&api("/tiers"), viewer(get(tiers::get)).merge(admin(put(tiers::put))))
+fn api_routes(context: &Arc<Context>) -> Routes {
+    let viewer = |route: Route| route.needs(context, Role::Viewer);
+    let agent = |route: Route| route.needs(context, Role::Agent);
+    let admin = |route: Route| route.needs(context, Role::Admin);
+    Routes::default()
+        .route(&api("/allocate"), agent(post(allocate::allocate, allocate::described())))
+        .route(&api("/release"), agent(post(release::release, release::described())))
+        .route(&api("/renew"), agent(post(renew::renew, renew::described())))
+        .route(&api("/drain"), agent(post(drain::drain, drain::drain_described())))
+        .route(&api("/undrain"), admin(post(drain::undrain, drain::undrain_described())))
+        .route(&api("/status"), viewer(get(status::status, status::described())))
+        .route(&api("/pod/{name}"), viewer(get(pod::pod, pod::described())))
+        .route(&api("/pods"), viewer(get(pods::list, pods::list_described())))
+        .route(&api("/calls"), viewer(get(calls::list, calls::list_described())))
+        .route(&api("/calls/{sid}"), viewer(get(calls::call, calls::call_described())))
+        .route(&api("/events"), viewer(get(events::events, events::described())))
+        .route(&api("/live"), viewer(get(live::live, live::described())))
+        .route(&api("/whoami"), get(whoami::whoami, whoami::described()).told_needs(context, None))
+        .route("/", get(page::index, page::index_described()).limited(context))
+        .route("/page/{name}", get(page::part, page::part_described()).limited(context))
+        .route(&api("/merchants"), viewer(get(merchants::list, merchants::list_described())))
+        .route(
+            &api("/tiers"),
+            viewer(get(tiers::get, tiers::get_described()))
+                .merge(admin(put(tiers::put, tiers::put_described()))),
+        )
         .route(
             &api("/merchants/{id}"),
-            viewer(get(merchants::get)).merge(admin(put(merchants::put).delete(merchants::delete))),
+            viewer(get(merchants::get, merchants::get_described())).merge(admin(
+                put(merchants::put, merchants::put_described())
+                    .delete(merchants::delete, merchants::delete_described()),
+            )),
         )
 }
 
-fn health_routes() -> Router<Arc<Context>> {
-    let routes = |routes: Router<Arc<Context>>, path: &dyn Fn(&str) -> String| {
+fn health_routes() -> Routes {
+    ["", "/api/v1"].into_iter().fold(Routes::default(), |routes, place| {
         routes
-            .route(&path("/health"), get(probes::health))
-            .route(&path("/ready"), get(probes::ready))
-    };
-    routes(routes(Router::new(), &str::to_owned), &api)
+            .route(&format!("{place}/health"), get(probes::health, probes::health_described()))
+            .route(&format!("{place}/ready"), get(probes::ready, probes::ready_described()))
+    })
 }
 
-fn probe_routes() -> Router<Arc<Context>> {
-    health_routes()
-        .route("/metrics", get(metrics::metrics))
-        .route(&api("/metrics"), get(metrics::metrics))
+fn probe_routes() -> Routes {
+    ["", "/api/v1"].into_iter().fold(health_routes(), |routes, place| {
+        routes.route(&format!("{place}/metrics"), get(metrics::metrics, metrics::described()))
+    })
 }
 
-fn finish(routes: Router<Arc<Context>>, context: &Arc<Context>, agents: Option<Router>) -> Router {
+fn finish(routes: Routes, context: &Arc<Context>, agents: Option<Router>) -> Router {
     routes
+        .with_document(context)
         .fallback(reply::not_found)
         .method_not_allowed_fallback(reply::method_not_allowed)
         .with_state(context.clone())

@@ -6,10 +6,15 @@ use axum::{
     response::{IntoResponse, Response},
 };
 
-use super::ApiError;
+use super::{
+    ApiError,
+    openapi::{Endpoint, Group, schemas},
+};
 
 /// Nothing from elsewhere, nothing inline, in nobody's frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
 
 macro_rules! files {
     ($($name:literal)*) => {
@@ -22,8 +27,22 @@ const FILES: [(&str, &str); 16] = files! {
     "net.js" "page.css" "page.js" "pods.js" "pools.js" "story.js" "time.js" "words.js"
 };
 
+pub fn index_described() -> Endpoint {
+    let example = "<!doctype html>…".into();
+    Endpoint::new(Group::Router, "The page").gives_some(HTML, schemas::text(), example)
+}
+
+pub fn part_described() -> Endpoint {
+    let names = FILES.map(|(name, _)| name);
+    Endpoint::new(Group::Router, "A part of the page")
+        .path("name", schemas::one_of(&names), names[0])
+        .gives_some("text/javascript", schemas::text(), "export …".into())
+        .or_gives("text/css", schemas::text(), "body { … }".into())
+        .fails(404, "The page has no such part.")
+}
+
 pub async fn index() -> Response {
-    file("text/html; charset=utf-8", include_str!("page/index.html"))
+    file(HTML, include_str!("page/index.html"))
 }
 
 pub async fn part(Path(name): Path<String>) -> Response {

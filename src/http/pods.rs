@@ -1,18 +1,79 @@
 //! `/pods`: all pods and what they do.
 
 use axum::{Json, extract::State};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::{ApiError, Shared, calls::pool_filter, query::Query};
+use super::{
+    ApiError, Shared,
+    calls::pool_filter,
+    openapi::{Endpoint, Group, schemas},
+    query::Query,
+};
 use crate::domain::{
     fleet::{PodCall, PodStatus},
-    names::{PodName, Pool},
+    names::{CallSid, PodName, Pool},
     tiers::{Kind, Tiers},
 };
 
 const FILTERS: [&str; 2] = ["pool", "state"];
 const STATES: [&str; 6] =
     ["available", "busy", "draining", "not_ready", "terminating", "quarantined"];
+
+/// A call of a pod, as callers see it.
+#[derive(Serialize, ToSchema)]
+pub struct CallOnPod {
+    allocated_at: u64,
+    call_sid: CallSid,
+    lease_expires_at: u64,
+}
+
+impl CallOnPod {
+    pub fn example() -> Self {
+        let call_sid = "CA1".parse().expect("a name");
+        Self { allocated_at: 1_763_280_000, call_sid, lease_expires_at: 1_763_280_900 }
+    }
+}
+
+/// A pod in a list.
+#[derive(Serialize, ToSchema)]
+pub struct ListedPod {
+    calls: Vec<CallOnPod>,
+    /// How many calls it may carry.
+    cap: u32,
+    #[schema(required)]
+    draining_until: Option<u64>,
+    pod_name: PodName,
+    /// `available`, `busy`, `draining`, `not_ready`, `terminating` or `quarantined`.
+    state: &'static str,
+    /// `gold`, `merchant:acme`, or empty.
+    tier: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Pods {
+    /// Where the next page begins.
+    #[schema(required)]
+    next: Option<String>,
+    pods: Vec<ListedPod>,
+}
+
+pub fn list_described() -> Endpoint {
+    let example = ListedPod {
+        calls: vec![CallOnPod::example()],
+        cap: 1,
+        draining_until: None,
+        pod_name: "voice-agent-0".parse().expect("a name"),
+        state: "busy",
+        tier: "gold".into(),
+    };
+    Endpoint::new(Group::Pods, "All pods, by name")
+        .query("pool", schemas::pool_or_empty(), "Of this pool alone.")
+        .query("state", schemas::one_of_or_empty(&STATES), "In this state alone.")
+        .pages(100, 1_000)
+        .gives(Pods { next: None, pods: vec![example] })
+        .asks_store()
+}
 
 /// In a word, what a pod does.
 pub fn state(pod: &PodStatus) -> &'static str {
@@ -27,33 +88,31 @@ pub fn state(pod: &PodStatus) -> &'static str {
 }
 
 /// The calls of a pod, as callers see them.
-pub fn calls_of(pod: &PodStatus) -> Vec<Value> {
-    let shown = |call: &PodCall| {
-        json!({
-            "call_sid": call.call,
-            "allocated_at": call.allocated_at / 1_000,
-            "lease_expires_at": call.lease_until / 1_000,
-        })
+pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
+    let shown = |call: &PodCall| CallOnPod {
+        allocated_at: call.allocated_at / 1_000,
+        call_sid: call.call.clone(),
+        lease_expires_at: call.lease_until / 1_000,
     };
     pod.calls.iter().map(shown).collect()
 }
 
-pub fn described(pod: &PodStatus, tiers: &Tiers) -> Value {
+pub fn described(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
     let cap = match pod.pool.as_ref().and_then(|pool| tiers.kind(pool)) {
         Some(Kind::Shared { max_concurrent, .. }) => max_concurrent,
         _ => 1,
     };
-    json!({
-        "pod_name": pod.name,
-        "tier": pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),
-        "state": state(pod),
-        "cap": cap,
-        "calls": calls_of(pod),
-        "draining_until": pod.draining_until.map(|until| until / 1_000),
-    })
+    ListedPod {
+        calls: calls_of(pod),
+        cap,
+        draining_until: pod.draining_until.map(|until| until / 1_000),
+        pod_name: pod.name.clone(),
+        state: state(pod),
+        tier: pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),
+    }
 }
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Value>, ApiError> {
+pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, ApiError> {
     query.only(&["pool", "state", "limit", "cursor"])?;
     let pool = pool_filter(&query, "pool")?;
     let wanted = query.text("state");
@@ -73,6 +132,6 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Value>, A
         .next()
         .and_then(|_| page.last())
         .map(|last| query.next(&FILTERS, last.name.as_str()));
-    let pods: Vec<Value> = page.iter().map(|pod| described(pod, &tiers)).collect();
-    Ok(Json(json!({"pods": pods, "next": next})))
+    let pods = page.iter().map(|pod| described(pod, &tiers)).collect();
+    Ok(Json(Pods { next, pods }))
 }

@@ -6,13 +6,44 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::Shared;
+use super::{
+    Shared,
+    openapi::{Endpoint, Group},
+};
+
+#[derive(Serialize, ToSchema)]
+pub struct Health {
+    status: &'static str,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Ready {
+    /// `ready`, `starting` or `stopping`.
+    status: &'static str,
+    /// `up` or `down`.
+    store: &'static str,
+}
+
+pub fn health_described() -> Endpoint {
+    Endpoint::new(Group::Router, "Whether the process lives").gives(Health { status: "ok" })
+}
+
+pub fn ready_described() -> Endpoint {
+    Endpoint::new(Group::Router, "Whether calls should be sent here")
+        .gives(Ready { status: "ready", store: "up" })
+        .gives_with(
+            503,
+            "The store was not reached yet, or the router stops.",
+            Ready { status: "starting", store: "down" },
+        )
+}
 
 /// The process lives, whatever else does not.
-pub async fn health() -> Json<Value> {
-    Json(json!({"status": "ok"}))
+pub async fn health() -> Json<Health> {
+    Json(Health { status: "ok" })
 }
 
 /// Whether calls should be sent here. A store that blinks is no reason against
@@ -26,5 +57,5 @@ pub async fn ready(State(context): Shared) -> Response {
         false => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
     };
     let store = if context.store.is_up() { "up" } else { "down" };
-    (status, Json(json!({"status": word, "store": store}))).into_response()
+    (status, Json(Ready { status: word, store })).into_response()
 }

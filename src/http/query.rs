@@ -38,17 +38,15 @@ impl Query {
     }
 
     pub fn parse<T: FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
-        let wrong = |text: &str| {
-            let shown: String = text.chars().take(80).collect();
-            ApiError::bad_request(format!("{name}={shown}: expected {expected}"))
-        };
-        self.text(name).map(|text| text.parse().map_err(|_| wrong(text))).transpose()
+        self.text(name).map(|text| read(name, text, expected)).transpose()
     }
 
     /// How many rows are asked for.
     pub fn limit(&self, usual: usize, most: usize) -> Result<usize, ApiError> {
         let expected = format!("a number from 1 to {most}");
-        let limit = self.parse("limit", &expected)?.unwrap_or(usual);
+        // An empty text is no number.
+        let limit = self.0.get("limit").map(|text| read("limit", text, &expected));
+        let limit = limit.transpose()?.unwrap_or(usual);
         if (1..=most).contains(&limit) {
             Ok(limit)
         } else {
@@ -88,4 +86,11 @@ impl Query {
         let values: Vec<&str> = filters.iter().map(|name| self.text(name).unwrap_or("")).collect();
         format!("{:08x}", crc32fast::hash(values.join("&").as_bytes()))
     }
+}
+
+fn read<T: FromStr>(name: &str, text: &str, expected: &str) -> Result<T, ApiError> {
+    text.parse().map_err(|_| {
+        let shown: String = text.chars().take(80).collect();
+        ApiError::bad_request(format!("{name}={shown}: expected {expected}"))
+    })
 }

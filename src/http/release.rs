@@ -7,28 +7,57 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use utoipa::ToSchema;
 
-use super::{ApiError, Context, Noted, Shared, body::JsonBody};
+use super::{
+    ApiError, Context, Noted, Shared,
+    body::JsonBody,
+    openapi::{Endpoint, Group, schemas},
+};
 use crate::{
     domain::{
         fleet::{CallNotFound, NotReleased, Release, Released},
-        names::{CallSid, PodName},
+        names::{CallSid, PodName, Pool},
     },
     store::StoreError,
 };
 
-#[derive(Deserialize)]
+#[derive(Deserialize, ToSchema)]
+#[schema(as = Release)]
 pub struct Body {
+    #[schema(value_type = CallSid, required)]
     call_sid: Option<String>,
+    #[schema(schema_with = schemas::optional_pod)]
     pod_name: Option<String>,
 }
 
-#[derive(Serialize)]
-struct Freed<'a> {
-    success: bool,
-    pod_name: &'a str,
-    released_to_pool: &'a str,
-    was_draining: bool,
+#[derive(Serialize, ToSchema)]
+#[serde(untagged)]
+enum Ended<'a> {
+    Released {
+        success: bool,
+        #[schema(value_type = PodName)]
+        pod_name: &'a str,
+        #[schema(value_type = Pool)]
+        released_to_pool: &'a str,
+        was_draining: bool,
+    },
+    /// The call had no pod yet, and loses its place.
+    Waited { success: bool, was_waiting: bool },
+}
+
+pub fn described() -> Endpoint {
+    Endpoint::new(Group::Calls, "A call is over")
+        .about("With `pod_name`, it is only released if it is on that pod.")
+        .takes::<Body>(json!({"call_sid": "CA1", "pod_name": "voice-agent-0"}))
+        .gives(Ended::Released {
+            success: true,
+            pod_name: "voice-agent-0",
+            released_to_pool: "pool:gold",
+            was_draining: false,
+        })
+        .fails_with(404, "There is no such call, or not there.", json!({"error": "call not found"}))
+        .asks_store()
 }
 
 /// Ends a call, and counts and notes what came of it.
@@ -73,7 +102,7 @@ pub async fn release(
     let (noted, outcome) = end(&context, Release::new(call, pod)).await;
     Ok(match outcome {
         Ok(Ok(released)) => {
-            let answer = Json(Freed {
+            let answer = Json(Ended::Released {
                 success: true,
                 pod_name: released.pod.as_str(),
                 released_to_pool: noted.pool.as_deref().unwrap_or_default(),
@@ -84,7 +113,7 @@ pub async fn release(
         }
         Ok(Err(NotReleased::NotFound)) => noted.on(ApiError::from(CallNotFound)),
         Ok(Err(NotReleased::Waited { .. })) => {
-            noted.on(Json(json!({"success": true, "was_waiting": true})))
+            noted.on(Json(Ended::Waited { success: true, was_waiting: true }))
         }
         Err(error) => noted.on(ApiError::from(error)),
     })

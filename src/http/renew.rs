@@ -1,11 +1,21 @@
 //! `POST /renew`: calls are still alive. One call by its id, or all calls of a
 //! pod at once.
 
-use axum::{Json, extract::State, response::Response};
-use serde::Deserialize;
-use serde_json::json;
+use std::borrow::Cow;
 
-use super::{ApiError, Noted, Shared, body::JsonBody};
+use axum::{Json, extract::State, response::Response};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use utoipa::{
+    PartialSchema, ToSchema,
+    openapi::{RefOr, Schema},
+};
+
+use super::{
+    ApiError, Noted, Shared,
+    body::JsonBody,
+    openapi::{Endpoint, Group, schemas},
+};
 use crate::domain::{
     fleet::{CallNotFound, Renew},
     names::{CallSid, PodName},
@@ -17,6 +27,68 @@ pub struct Body {
     call_sid: Option<String>,
     call_sids: Option<Vec<String>>,
     pod_name: Option<String>,
+}
+
+impl PartialSchema for Body {
+    /// One call, or those of a pod, and not both.
+    fn schema() -> RefOr<Schema> {
+        let call = json!({"$ref": "#/components/schemas/CallSid"});
+        schemas::schema(json!({"oneOf": [
+            {
+                "type": "object",
+                "required": ["call_sid"],
+                "properties": {
+                    "call_sid": call,
+                    "call_sids": {"type": "null"},
+                    "pod_name": schemas::optional_pod(),
+                },
+            },
+            {
+                "type": "object",
+                "required": ["pod_name", "call_sids"],
+                "properties": {
+                    "call_sid": {"type": "null"},
+                    "call_sids": {"type": "array", "items": call},
+                    "pod_name": {"$ref": "#/components/schemas/PodName"},
+                },
+            },
+        ]}))
+    }
+}
+
+impl ToSchema for Body {
+    fn name() -> Cow<'static, str> {
+        "Renew".into()
+    }
+}
+
+#[derive(Serialize, ToSchema)]
+struct Lasting {
+    lease_expires_at: u64,
+    /// Calls that nobody knew, and that are on this pod now.
+    registered: Vec<CallSid>,
+    renewed: usize,
+    /// Calls that are to be renewed again in a moment.
+    retry: Vec<CallSid>,
+    success: bool,
+    unknown: Vec<CallSid>,
+}
+
+pub fn described() -> Endpoint {
+    Endpoint::new(Group::Calls, "Calls are still alive")
+        .about("Extends their leases to now + `LEASE_TTL`.")
+        .knows::<PodName>()
+        .takes::<Body>(json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]}))
+        .gives(Lasting {
+            lease_expires_at: 1_763_280_900,
+            registered: Vec::new(),
+            renewed: 1,
+            retry: Vec::new(),
+            success: true,
+            unknown: Vec::new(),
+        })
+        .fails_with(404, "The one call is not known.", json!({"error": "call not found"}))
+        .asks_store()
 }
 
 pub async fn renew(
@@ -50,12 +122,12 @@ pub async fn renew(
             ),
         )));
     }
-    Ok(noted.on(Json(json!({
-        "success": true,
-        "renewed": given - renewed.unknown.len() - renewed.later.len(),
-        "lease_expires_at": renewed.until / 1_000,
-        "registered": renewed.adopted,
-        "unknown": renewed.unknown,
-        "retry": renewed.later,
-    }))))
+    Ok(noted.on(Json(Lasting {
+        lease_expires_at: renewed.until / 1_000,
+        registered: renewed.adopted,
+        renewed: given - renewed.unknown.len() - renewed.later.len(),
+        retry: renewed.later,
+        success: true,
+        unknown: renewed.unknown,
+    })))
 }

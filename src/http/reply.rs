@@ -6,7 +6,9 @@ use axum::{
     http::{HeaderValue, Method, StatusCode, Uri, header, request::Parts},
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::{Shared, body, rate};
 
@@ -18,6 +20,18 @@ use crate::{
     },
     store::StoreError,
 };
+
+/// An error as it is sent.
+#[derive(Serialize, ToSchema)]
+#[schema(as = Error)]
+pub struct ErrorBody<'a> {
+    /// What would help to understand it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Object>, nullable = false)]
+    details: Option<&'a Value>,
+    /// What happened, to what, and what to do.
+    error: &'a str,
+}
 
 /// An error in the format of JSON callers.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,13 +66,17 @@ impl ApiError {
 
 impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
-        let mut body = json!({"error": self.error});
-        if let Some(details) = self.details {
-            body["details"] = details;
-        }
+        let body = ErrorBody { details: self.details.as_ref(), error: &self.error };
         let mut response = (self.status, Json(body)).into_response();
-        if matches!(self.status, StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS) {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        let mut tell = |name, value| {
+            response.headers_mut().insert(name, HeaderValue::from_static(value));
+        };
+        match self.status {
+            StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
+                tell(header::RETRY_AFTER, "1");
+            }
+            StatusCode::UNAUTHORIZED => tell(header::WWW_AUTHENTICATE, "Bearer"),
+            _ => {}
         }
         // What is left of such a request is not worth reading.
         match self.status {

@@ -1,53 +1,132 @@
 //! `GET /status`: how all pools stand.
 
+use std::collections::BTreeMap;
+
 use axum::{Json, extract::State};
-use serde_json::{Map, Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::{ApiError, Shared};
-use crate::domain::{fleet::PoolStatus, names::Pool, tiers::Kind};
+use super::{
+    ApiError, Shared,
+    openapi::{Endpoint, Group},
+};
+use crate::domain::{
+    fleet::PoolStatus,
+    names::Pool,
+    tiers::{Kind, Strategy},
+};
 
-pub async fn status(State(context): Shared) -> Result<Json<Value>, ApiError> {
+/// How a pool stands.
+#[derive(Serialize, ToSchema)]
+#[schema(as = PoolStatus)]
+pub struct Described {
+    active_calls: usize,
+    assigned: usize,
+    /// Pods in the available view; a full shared pod counts.
+    available: usize,
+    /// Draining or terminating.
+    draining: usize,
+    free_slots: usize,
+    /// Of shared pools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    max_concurrent: Option<u32>,
+    not_ready: usize,
+    quarantined: usize,
+    /// Of shared pools.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    strategy: Option<Strategy>,
+    /// How many pods it wants.
+    target: u32,
+    /// `exclusive`, `shared`, `dedicated`, or `removed` for a tier that is gone but still has
+    /// busy pods.
+    r#type: &'static str,
+    /// Calls that wait and may use it.
+    waiting: usize,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Status {
+    active_calls: usize,
+    is_leader: bool,
+    /// The pools of merchants, by their ids.
+    merchants: BTreeMap<String, Described>,
+    /// The pools of tiers, by their names.
+    pools: BTreeMap<String, Described>,
+    status: &'static str,
+    waiting: usize,
+}
+
+pub fn described() -> Endpoint {
+    let gold = Described {
+        active_calls: 1,
+        assigned: 2,
+        available: 1,
+        draining: 0,
+        free_slots: 1,
+        max_concurrent: None,
+        not_ready: 0,
+        quarantined: 0,
+        strategy: None,
+        target: 2,
+        r#type: "exclusive",
+        waiting: 0,
+    };
+    Endpoint::new(Group::Router, "How all pools stand")
+        .gives(Status {
+            active_calls: 1,
+            is_leader: true,
+            merchants: BTreeMap::new(),
+            pools: BTreeMap::from([("gold".into(), gold)]),
+            status: "up",
+            waiting: 0,
+        })
+        .asks_store()
+}
+
+pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     let status = context.store.status().await?;
-    let mut pools = Map::new();
-    let mut merchants = Map::new();
+    let (mut pools, mut merchants) = (BTreeMap::new(), BTreeMap::new());
     for pool in &status.pools {
         match &pool.pool {
             Pool::Tier(tier) => pools.insert(tier.to_string(), describe(pool)),
             Pool::Merchant(id) => merchants.insert(id.to_string(), describe(pool)),
         };
     }
-    Ok(Json(json!({
-        "status": "up",
-        "is_leader": context.metrics.leader.get() == 1,
-        "active_calls": status.active_calls,
-        "waiting": status.waiting,
-        "pools": pools,
-        "merchants": merchants,
-    })))
+    Ok(Json(Status {
+        active_calls: status.active_calls,
+        is_leader: context.metrics.leader.get() == 1,
+        merchants,
+        pools,
+        status: "up",
+        waiting: status.waiting,
+    }))
 }
 
-pub fn describe(pool: &PoolStatus) -> Value {
+pub fn describe(pool: &PoolStatus) -> Described {
     let kind = match pool.kind {
         Some(Kind::Exclusive) => "exclusive",
         Some(Kind::Shared { .. }) => "shared",
         Some(Kind::Dedicated) => "dedicated",
         None => "removed",
     };
-    let mut described = json!({
-        "type": kind,
-        "target": pool.target,
-        "assigned": pool.assigned,
-        "available": pool.available,
-        "draining": pool.draining,
-        "not_ready": pool.not_ready,
-        "quarantined": pool.quarantined,
-        "active_calls": pool.active_calls,
-        "free_slots": pool.free_slots,
-        "waiting": pool.waiting,
-    });
-    if let Some(Kind::Shared { max_concurrent, strategy }) = pool.kind {
-        described["max_concurrent"] = json!(max_concurrent);
-        described["strategy"] = json!(strategy);
+    let (max_concurrent, strategy) = match pool.kind {
+        Some(Kind::Shared { max_concurrent, strategy }) => (Some(max_concurrent), Some(strategy)),
+        _ => (None, None),
+    };
+    Described {
+        active_calls: pool.active_calls,
+        assigned: pool.assigned,
+        available: pool.available,
+        draining: pool.draining,
+        free_slots: pool.free_slots,
+        max_concurrent,
+        not_ready: pool.not_ready,
+        quarantined: pool.quarantined,
+        strategy,
+        target: pool.target,
+        r#type: kind,
+        waiting: pool.waiting,
     }
-    described
 }

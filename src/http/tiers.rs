@@ -6,14 +6,78 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
-use super::{ApiError, Noted, Shared, body::JsonBody, query::Query};
+use super::{
+    ApiError, Noted, Shared,
+    body::JsonBody,
+    openapi::{
+        Endpoint, Group,
+        schemas::{self, TierDocument},
+    },
+    query::Query,
+};
 use crate::domain::{
     fleet,
-    names::Pool,
+    names::{PodName, Pool},
     tiers::{Origin, Tiers},
 };
+
+/// What a table would change, or has changed.
+#[derive(Serialize, ToSchema)]
+struct Applied {
+    /// Of a `dry_run`: the pods that would move.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    moves: Option<Vec<Moving>>,
+    /// Not of a `dry_run`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    success: Option<bool>,
+    #[schema(value_type = TierDocument)]
+    tiers: Tiers,
+    warnings: Vec<String>,
+}
+
+#[derive(Serialize, ToSchema)]
+struct Moving {
+    #[schema(required)]
+    from: Option<String>,
+    /// It moves when its calls are over.
+    is_busy: bool,
+    pod_name: PodName,
+    #[schema(required)]
+    to: Option<String>,
+}
+
+pub fn get_described() -> Endpoint {
+    Endpoint::new(Group::Settings, "The tiers in force")
+        .gives_some("application/json", schemas::tier_document(), example())
+        .knows::<TierDocument>()
+        .asks_store()
+}
+
+pub fn put_described() -> Endpoint {
+    let tiers = serde_json::from_value(example()).expect("a tier document");
+    Endpoint::new(Group::Settings, "Puts tiers in force")
+        .query("dry_run", schemas::one_of(&["true", "false", ""]), "Only says what would move.")
+        .takes::<TierDocument>(example())
+        .gives(Applied { moves: None, success: Some(true), tiers, warnings: Vec::new() })
+        .fails(409, "No tier would take some of the pods, or another leader was faster.")
+        .asks_store()
+}
+
+fn example() -> Value {
+    json!({
+        "tiers": {
+            "gold": {"type": "exclusive", "target": 2},
+            "basic": {"type": "shared", "target": 1, "max_concurrent": 5, "strategy": "spread"},
+        },
+        "default_chain": ["gold", "basic"],
+    })
+}
 
 pub async fn get(State(context): Shared) -> Result<Json<Tiers>, ApiError> {
     Ok(Json(context.store.tiers().await?))
@@ -42,19 +106,18 @@ pub async fn put(
     }
     if query.flag("dry_run")? {
         let tier = |pool: &Option<Pool>| pool.as_ref().map(Pool::as_tier_value);
-        let moves: Vec<Value> = moves
-            .iter()
-            .map(|it| {
-                let (from, to) = (tier(&it.from), tier(&it.to));
-                json!({"pod_name": it.pod, "from": from, "to": to, "is_busy": it.is_busy})
-            })
-            .collect();
-        let told = json!({"tiers": tiers, "warnings": warnings, "moves": moves});
-        return Ok(Json(told).into_response());
+        let moves = moves.iter().map(|it| Moving {
+            from: tier(&it.from),
+            is_busy: it.is_busy,
+            pod_name: it.pod.clone(),
+            to: tier(&it.to),
+        });
+        let moves = Some(moves.collect());
+        return Ok(Json(Applied { moves, success: None, tiers, warnings }).into_response());
     }
     let fenced = context.store.apply_tiers(&tiers, None).await?;
     fenced.map_err(|fenced| ApiError::new(StatusCode::CONFLICT, fenced.to_string()))?;
     context.nudge.notify_one();
     let noted = Noted { outcome: "tiers_applied", ..Noted::default() };
-    Ok(noted.on(Json(json!({"success": true, "tiers": tiers, "warnings": warnings}))))
+    Ok(noted.on(Json(Applied { moves: None, success: Some(true), tiers, warnings })))
 }

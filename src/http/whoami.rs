@@ -3,21 +3,47 @@
 use axum::{
     Json,
     extract::State,
-    http::{HeaderMap, StatusCode},
+    http::{Extensions, HeaderMap, StatusCode},
+    response::{IntoResponse, Response},
 };
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
-use super::{ApiError, Shared, auth};
+use super::{
+    ApiError, Shared, auth,
+    openapi::{Endpoint, Group},
+    rate,
+};
 use crate::access::Role;
 
-pub async fn whoami(State(context): Shared, headers: HeaderMap) -> Result<Json<Value>, ApiError> {
+#[derive(Serialize, ToSchema)]
+#[schema(as = WhoAmI)]
+pub struct You {
+    needs_token: bool,
+    /// `viewer`, `agent` or `admin`.
+    role: &'static str,
+}
+
+pub fn described() -> Endpoint {
+    Endpoint::new(Group::Router, "What the bearer of a token may do")
+        .gives(You { needs_token: true, role: Role::Admin.as_str() })
+}
+
+pub async fn whoami(
+    State(context): Shared,
+    extensions: Extensions,
+    headers: HeaderMap,
+) -> Result<Json<You>, Response> {
     let Some(tokens) = context.access.tokens() else {
-        return Ok(Json(json!({"role": Role::Admin.as_str(), "needs_token": false})));
+        return Ok(Json(You { needs_token: false, role: Role::Admin.as_str() }));
     };
     let bearer = auth::token(&headers).and_then(|token| tokens.bearer(token));
     let bearer = bearer.ok_or_else(|| {
+        if let Some(refused) = rate::charge(&context, &extensions, &headers) {
+            return refused;
+        }
         context.metrics.denied("unauthorized");
-        ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is needed")
+        ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is needed").into_response()
     })?;
-    Ok(Json(json!({"role": bearer.role.as_str(), "needs_token": true})))
+    Ok(Json(You { needs_token: true, role: bearer.role.as_str() }))
 }

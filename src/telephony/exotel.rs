@@ -47,6 +47,10 @@ impl Dialect for Exotel {
         Document::json(&json!({"success": true}))
     }
 
+    fn goodbye(&self) -> Document {
+        self.noted()
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let status = webhook.get("Status").or_else(|| webhook.get("CallStatus"));
         match (webhook.get("EventType"), status) {

@@ -66,6 +66,10 @@ impl Dialect for Jambonz {
         Document::json(&json!([]))
     }
 
+    fn goodbye(&self) -> Document {
+        Document::json(&json!([{"verb": "hangup"}]))
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         webhook.get("call_status").map(|status| twilio::OVER.contains(&status))
     }

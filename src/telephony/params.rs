@@ -64,6 +64,8 @@ impl Params {
         let pairs = fields.into_iter().filter_map(|(name, value)| match value {
             Value::String(text) => Some((name, text)),
             Value::Null => None,
+            // 1e+16 and 1e16 are the same; a plus is in no name.
+            Value::Number(number) => Some((name, number.to_string().replace('+', ""))),
             other => Some((name, other.to_string())),
         });
         Ok(Self(pairs.collect()))
@@ -131,6 +133,8 @@ mod tests {
             (Some("CA1"), Some("7"), None)
         );
         assert_eq!(params.get("y"), Some("[1]"));
+        let large = Params::from_json(br#"{"n": 2.5e+17}"#).unwrap();
+        assert_eq!(large.get("n"), Some("2.5e17"));
         for bad in ["", "[]", "7", "{"] {
             assert!(Params::from_json(bad.as_bytes()).is_err(), "{bad}");
         }

@@ -77,6 +77,11 @@ impl Dialect for Vonage {
         Document::json(&json!({"success": true}))
     }
 
+    /// No further actions: the call ends.
+    fn goodbye(&self) -> Document {
+        Document::json(&json!([]))
+    }
+
     fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
         webhook.get("status").map(|status| OVER.contains(&status))
     }

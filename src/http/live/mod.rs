@@ -25,7 +25,11 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, broadcast};
 
 use self::warnings::Warnings;
-use super::{Shared, events::HEARTBEAT};
+use super::{
+    Shared,
+    events::HEARTBEAT,
+    openapi::{Endpoint, Group, schemas},
+};
 use crate::{
     domain::{
         Millis,
@@ -206,7 +210,8 @@ impl Live {
         if events.is_empty() {
             return;
         }
-        let shown: Vec<Value> = events.iter().map(super::events::shown).collect();
+        let shown: Vec<Value> =
+            events.iter().map(|logged| json!(super::events::shown(logged))).collect();
         let mut now = self.now();
         now.events.extend(shown.iter().cloned());
         let extra = now.events.len().saturating_sub(IN_ONE_MESSAGE);
@@ -218,7 +223,7 @@ impl Live {
     fn tell_pods(&self, pods: &[PodStatus], tiers: &Tiers) {
         let fresh: BTreeMap<String, Value> = pods
             .iter()
-            .map(|pod| (pod.name.to_string(), super::pods::described(pod, tiers)))
+            .map(|pod| (pod.name.to_string(), json!(super::pods::described(pod, tiers))))
             .collect();
         let mut now = self.now();
         let changed: Vec<&Value> = fresh
@@ -398,7 +403,7 @@ fn quantile(buckets: &[(f64, f64)], part: f64) -> Option<f64> {
 }
 
 fn shown_pool(pool: &crate::domain::fleet::PoolStatus) -> Value {
-    let mut shown = super::status::describe(pool);
+    let mut shown = json!(super::status::describe(pool));
     let (name, is_merchant) = match &pool.pool {
         Pool::Tier(tier) => (tier.to_string(), false),
         Pool::Merchant(id) => (id.to_string(), true),
@@ -406,6 +411,13 @@ fn shown_pool(pool: &crate::domain::fleet::PoolStatus) -> Value {
     shown["name"] = json!(name);
     shown["is_merchant"] = json!(is_merchant);
     shown
+}
+
+pub fn described() -> Endpoint {
+    let example = "event: pods\ndata: {\"gone\":[],\"is_full\":true,\"pods\":[]}\n\n";
+    Endpoint::new(Group::Router, "What the page shows, as it changes")
+        .about("Messages `state`, `pods` and `events`, for as long as somebody listens.")
+        .gives_some("text/event-stream", schemas::text(), example.into())
 }
 
 /// `GET /live`: what the page shows, as it changes.

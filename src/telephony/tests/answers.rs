@@ -7,6 +7,17 @@ use serde_json::{Value, json};
 use super::*;
 
 #[test]
+fn every_provider_is_told_goodbye_in_its_own_format() {
+    for provider in Provider::ALL {
+        let dialect = provider.dialect();
+        let (goodbye, noted) = (dialect.goodbye(), dialect.noted());
+        assert_eq!(goodbye.content_type, noted.content_type, "{provider}");
+        let is_json = serde_json::from_str::<Value>(&goodbye.body).is_ok();
+        assert_eq!(is_json, goodbye.content_type == "application/json", "{provider}");
+    }
+}
+
+#[test]
 fn every_provider_says_when_a_call_or_a_stream_is_over() {
     fn says(provider: Provider, is_stream: bool, params: &[(&str, &str)]) -> Option<bool> {
         let headers = HeaderMap::new();
