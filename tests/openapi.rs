@@ -39,9 +39,9 @@ fn router(more: &[(&str, &str)]) -> Router {
 const PODS: &str = "voice-agent-0=h:1,voice-agent-1=h:2,voice-agent-2=h:3,voice-agent-3=h:4";
 const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 
-/// Lets schemathesis try what is described. Two streams are left out because they do not end,
-/// and it would wait: `/live` is one always (tests/events.rs and tests/browser.rs listen to
-/// it), `/events` is one only if a stream is asked for, and is tried as pages here.
+/// Lets schemathesis try what is described, but for `/live`, a stream that does not end:
+/// tests/events.rs and tests/browser.rs listen to it. `/events` is one only for those who ask
+/// for a stream, and is tried as pages here.
 fn try_everything(router: &Router, more: &[&str]) {
     let judges = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/judges");
     run(Command::new(judge("schemathesis"))

@@ -20,7 +20,7 @@ def before_call(context, case, kwargs):
     if not isinstance(body, dict):
         return
     if path.endswith("/merchants/{id}") and body.get("fallback"):
-        # Not tiers that there are not.
+        # Tiers come and go here; a merchant's pool needs none.
         body["fallback"] = ["merchant:acme"]
     if path.endswith("/drain") and body.get("wait"):
         # An hour is too long for a test.
