@@ -87,6 +87,9 @@ fn a_fleet_can_be_changed() {
     let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"max_calls": 2}"#);
     assert_eq!((code, text.as_str()), (0, "acme is set\n"));
     assert!(run(&url, &["merchants"]).1.contains(r#"{"max_calls":2}"#));
+    let (_, answer) = router.put("/api/v1/merchants/acme", r#"{"pool": "mispelt"}"#);
+    let warning = "the pool merchant:mispelt has no pods yet";
+    assert_eq!(answer["warnings"], serde_json::json!([warning]), "{answer}");
     let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"fallback": ["no"]}"#);
     assert_eq!(code, 1);
     assert!(text.contains("there is no tier no"), "{text}");

@@ -94,7 +94,8 @@ pub async fn merchants(args: MerchantsArgs) -> anyhow::Result<()> {
             print(&pretty(&ask(&client, Method::GET, &at(&id), None).await?))
         }
         Some(MerchantAction::Set { id, file }) => {
-            ask(&client, Method::PUT, &at(&id), Some(&document(&file)?)).await?;
+            let answer = ask(&client, Method::PUT, &at(&id), Some(&document(&file)?)).await?;
+            warn(&answer);
             print(&format!("{id} is set\n"))
         }
         Some(MerchantAction::Delete { id }) => {
@@ -125,6 +126,12 @@ enum TierAction {
     },
 }
 
+fn warn(answer: &Value) {
+    for warning in answer["warnings"].as_array().into_iter().flatten() {
+        eprintln!("warning: {}", text(warning));
+    }
+}
+
 pub async fn tiers(args: TiersArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
     match args.what {
@@ -134,9 +141,7 @@ pub async fn tiers(args: TiersArgs) -> anyhow::Result<()> {
         Some(TierAction::Set { file, dry_run }) => {
             let path = if dry_run { "/tiers?dry_run=true" } else { "/tiers" };
             let answer = ask(&client, Method::PUT, path, Some(&document(&file)?)).await?;
-            for warning in answer["warnings"].as_array().into_iter().flatten() {
-                eprintln!("warning: {}", text(warning));
-            }
+            warn(&answer);
             if !dry_run {
                 return print("the tiers are in force\n");
             }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    names::{InvalidName, MerchantId, TierName},
+    names::{InvalidName, MerchantId, Pool, TierName},
     tiers::Tiers,
 };
 
@@ -125,6 +125,11 @@ impl MerchantConfig {
         let is_unknown =
             |step: &&Step| matches!(step, Step::Tier(_)) && tiers.resolve(step).is_none();
         self.fallback.iter().find(is_unknown)
+    }
+
+    /// Its own pool, if it has one.
+    pub fn own_pool(&self, tiers: &Tiers) -> Option<Pool> {
+        self.pool.as_ref().and_then(|step| tiers.resolve(step))
     }
 
     pub fn parse(document: &str) -> Result<Self, Malformed> {

@@ -41,6 +41,15 @@ pub struct Merchants {
 struct MerchantChanged {
     merchant_id: MerchantId,
     success: bool,
+    /// What may not be meant.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<String>,
+}
+
+impl MerchantChanged {
+    fn new(merchant_id: MerchantId) -> Self {
+        Self { merchant_id, success: true, warnings: Vec::new() }
+    }
 }
 
 pub fn list_described() -> Endpoint {
@@ -61,13 +70,18 @@ pub fn put_described() -> Endpoint {
     of_merchant("Gives a merchant a document")
         .about("Its `fallback` must name tiers that are in force.")
         .takes::<MerchantDocument>(document())
-        .gives(MerchantChanged { merchant_id: acme(), success: true })
+        .gives(MerchantChanged {
+            warnings: vec![empty_pool("acme")],
+            ..MerchantChanged::new(acme())
+        })
 }
 
 pub fn delete_described() -> Endpoint {
-    of_merchant("Takes a merchant's document away")
-        .gives(MerchantChanged { merchant_id: acme(), success: true })
-        .fails_with(404, "It has none.", json!({"error": "merchant not found"}))
+    of_merchant("Takes a merchant's document away").gives(MerchantChanged::new(acme())).fails_with(
+        404,
+        "It has none.",
+        json!({"error": "merchant not found"}),
+    )
 }
 
 fn of_merchant(summary: &str) -> Endpoint {
@@ -125,9 +139,16 @@ pub async fn put(
         let error = format!("not a merchant document: fallback: there is no tier {step}");
         return Err(ApiError::bad_request(error));
     }
-    context.store.set_merchant(&id, Some(&document)).await?;
+    let mut changed = MerchantChanged::new(id);
+    if let Some(pool) = config.own_pool(&tiers) {
+        let pools = context.store.status().await?.pools;
+        if pools.iter().all(|status| status.pool != pool || status.assigned == 0) {
+            changed.warnings.push(empty_pool(&pool.as_tier_value()));
+        }
+    }
+    context.store.set_merchant(&changed.merchant_id, Some(&document)).await?;
     let noted = Noted { outcome: "merchant_set", ..Noted::default() };
-    Ok(noted.on(Json(MerchantChanged { merchant_id: id, success: true })))
+    Ok(noted.on(Json(changed)))
 }
 
 pub async fn delete(
@@ -137,7 +158,11 @@ pub async fn delete(
     context.store.merchant(&id).await?.ok_or_else(unknown)?;
     context.store.set_merchant(&id, None).await?;
     let noted = Noted { outcome: "merchant_deleted", ..Noted::default() };
-    Ok(noted.on(Json(MerchantChanged { merchant_id: id, success: true })))
+    Ok(noted.on(Json(MerchantChanged::new(id))))
+}
+
+fn empty_pool(pool: &str) -> String {
+    format!("the pool {pool} has no pods yet")
 }
 
 fn unknown() -> ApiError {

@@ -234,7 +234,8 @@ async function saveMerchant() {
     });
     if (!answer) return;
     closeForm();
-    afterChange(`${id} was saved.`);
+    const warnings = (answer.warnings ?? []).map((warning) => ` Warning: ${warning}.`);
+    afterChange(`${id} was saved.${warnings.join("")}`);
   } catch (error) {
     showText(byId("merchant-error"), error.message);
   }
