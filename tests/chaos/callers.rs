@@ -167,6 +167,9 @@ impl Caller<'_> {
             return;
         }
         self.release(&call, &pod);
+        if std::mem::take(&mut self.is_unsure) {
+            self.hang_up_for_good(&call);
+        }
         if is_replayed {
             self.look_up(&call);
             thread::sleep(Duration::from_millis(self.dice.roll(100) as u64));
@@ -242,10 +245,14 @@ impl Caller<'_> {
         });
         let unheard = |outcome: &Outcome| matches!(outcome, Outcome::Failed(Failure::Unheard));
         self.is_unsure |= outcomes.iter().any(unheard);
-        outcomes.into_iter().find_map(|outcome| match outcome {
+        let mut pods = outcomes.into_iter().filter_map(|outcome| match outcome {
             Outcome::Given { pod } => Some(pod),
             _ => None,
-        })
+        });
+        let pod = pods.next();
+        // One of them may have gone meanwhile, and the call been given another.
+        self.is_unsure |= pods.any(|other| Some(&other) != pod.as_ref());
+        pod
     }
 
     /// Asks for a pod once, in some provider's way.
