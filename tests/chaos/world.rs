@@ -358,6 +358,8 @@ impl Seat {
 
     /// Starts the process with more in its surroundings.
     pub fn start_with(&self, more: &[(&str, String)]) {
+        // One that was to be killed and was not would live on, and meddle with later runs.
+        self.killer()();
         let mut command = match self.broken {
             Some((cell, broken)) if broken.is_another_program() => {
                 let mut command = Command::new(std::env::current_exe().unwrap());
