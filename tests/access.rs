@@ -343,3 +343,57 @@ fn who_is_not_authenticated_may_ask_only_so_often_and_keeps_nobody_else_out() {
     let metrics = router.connect().get("/metrics").text();
     assert!(metrics.contains("smart_router_denied_total{reason=\"rate_limited\"}"), "{metrics}");
 }
+
+#[test]
+fn a_page_of_somebody_else_changes_nothing() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 2}"#)]);
+    let body = br#"{"pod_name": "voice-agent-0"}"#;
+    let drain = |headers: &[(&str, &str)]| {
+        router.connect().send("POST", "/api/v1/drain", headers, body).status
+    };
+    let host = router.address.to_string();
+    let own = format!("http://{host}");
+    assert_eq!(drain(&[("origin", "http://evil.example")]), 403);
+    assert_eq!(drain(&[("origin", "null")]), 403);
+    assert_eq!(drain(&[("origin", &own), ("sec-fetch-site", "cross-site")]), 403);
+    assert_eq!(drain(&[("sec-fetch-site", "same-site")]), 403);
+    let (_, pod) = router.get("/api/v1/pod/voice-agent-0");
+    assert_eq!(pod["is_draining"], false);
+    // Its own page, and whoever is no browser.
+    assert_eq!(drain(&[("origin", "https://router"), ("sec-fetch-site", "same-origin")]), 200);
+    assert_eq!(drain(&[]), 200);
+}
+
+#[test]
+fn a_token_that_is_taken_away_ends_the_streams_it_opened() {
+    let file = scratch().join("tokens");
+    std::fs::write(&file, "viewer:looks,admin:admin-token").unwrap();
+    let router = Router::start(&[("API_TOKENS_FILE", file.to_str().unwrap())]);
+    let open = |path: &str| {
+        let mut stream = std::net::TcpStream::connect(router.address).unwrap();
+        let head = format!(
+            "GET {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\naccept: text/event-stream\r\nauthorization: Bearer looks\r\n\r\n"
+        );
+        std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
+        let mut some = [0; 256];
+        let count = stream.read(&mut some).unwrap();
+        assert!(some[..count].starts_with(b"HTTP/1.1 200"), "{path}");
+        stream
+    };
+    let mut streams = [open("/api/v1/live"), open("/api/v1/events")];
+    std::fs::write(&file, "admin:admin-token").unwrap();
+    let mut connection = router.connect();
+    connection.token = Some("looks".into());
+    eventually(Duration::from_secs(5), "the token is gone", || {
+        connection.get("/api/v1/status").status == 401
+    });
+    connection.token = Some("admin-token".into());
+    connection.post("/api/v1/allocate", &json!({"call_sid": "CA-unseen"}));
+    for stream in &mut streams {
+        let mut rest = String::new();
+        stream.read_to_string(&mut rest).unwrap();
+        assert!(!rest.contains("CA-unseen"), "{rest}");
+    }
+    connection.post("/api/v1/release", &json!({"call_sid": "CA-unseen"}));
+}

@@ -59,6 +59,8 @@ fn a_fleet_can_be_changed() {
     let (router, url) = router();
     let given = router.allocate("CA1");
     let pod = given["pod_name"].as_str().unwrap();
+    assert_eq!(run(&url, &["drain", "nobody"]).0, 3);
+    assert_eq!(run("http://127.0.0.1:1", &["drain", pod]).0, 4);
     let (code, text, _) = run(&url, &["drain", pod]);
     assert_eq!(code, 0, "{text}");
     assert_eq!(router.get(&format!("/api/v1/pod/{pod}")).1["is_draining"], true);
@@ -90,6 +92,18 @@ fn a_fleet_can_be_changed() {
     let (_, answer) = router.put("/api/v1/merchants/acme", r#"{"pool": "mispelt"}"#);
     let warning = "the pool merchant:mispelt has no pods yet";
     assert_eq!(answer["warnings"], serde_json::json!([warning]), "{answer}");
+    for (document, doubt) in [
+        (r#"{"falback": ["gold"]}"#, "falback"),
+        (r#"{"dedicated_only": true}"#, "refuses every call"),
+        (r#"{"fallback": ["merchant:nobody"]}"#, "merchant:nobody has no pods"),
+    ] {
+        let (_, answer) = router.put("/api/v1/merchants/acme", document);
+        assert!(answer["warnings"][0].as_str().unwrap().contains(doubt), "{answer}");
+    }
+    router.put("/api/v1/merchants/acme", r#"{"fallback": ["gold"]}"#);
+    let without = r#"{"basic": {"type": "shared", "target": 3, "max_concurrent": 2}}"#;
+    let (_, answer) = router.put("/api/v1/tiers?dry_run", without);
+    assert!(answer["warnings"].to_string().contains("such as acme"), "{answer}");
     let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"fallback": ["no"]}"#);
     assert_eq!(code, 1);
     assert!(text.contains("there is no tier no"), "{text}");

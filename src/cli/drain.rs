@@ -3,16 +3,17 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::bail;
 use clap::Args;
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::router::{Failed, RouterArgs};
+use super::router::{Failed, RouterArgs, no_answer, refused};
 use crate::config::Span;
 
 /// How long to wait before a router that did not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
+/// Routers wait no longer.
+const LONGEST: Duration = Duration::from_secs(3600);
 /// How the program exits when the time is over and calls are left.
 const CALLS_LEFT: u8 = 5;
 
@@ -24,11 +25,16 @@ pub struct DrainArgs {
     /// The same by name or variable, for hooks
     #[arg(long, env, value_name = "NAME")]
     pod_name: Option<String>,
-    /// How long to wait until the pod has no call left. Default: not at all
-    #[arg(long, value_name = "TIME")]
+    /// How long to wait until the pod has no call left, at most 1h; 5m without a time. Default: not at all
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5m", value_parser = wait)]
     wait: Option<Span>,
     #[command(flatten)]
     router: RouterArgs,
+}
+
+fn wait(text: &str) -> Result<Span, String> {
+    let span: Span = text.parse()?;
+    if span.0 <= LONGEST { Ok(span) } else { Err("a length of time, at most 1h".into()) }
 }
 
 pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
@@ -53,10 +59,10 @@ pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
             // A router that stops answers at once; another goes on waiting.
             Ok((StatusCode::OK, _)) => {}
             Ok((status, answer)) if status.is_client_error() || is_last => {
-                bail!("the router answered {status}: {answer}");
+                return Err(refused(status, &answer).into());
             }
             Ok((status, _)) => eprintln!("the router answered {status}; asking again"),
-            Err(error) if is_last => return Err(error),
+            Err(error) if is_last => return Err(no_answer(error).into()),
             Err(error) => eprintln!("{error:#}; asking again"),
         }
         tokio::time::sleep(PAUSE).await;

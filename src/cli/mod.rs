@@ -59,9 +59,9 @@ enum Action {
     Undrain(change::UndrainArgs),
     /// End a call and give its pod back
     Release(change::ReleaseArgs),
-    /// What merchants' calls may use: list, get, set, delete
+    /// What merchants' calls may use: all of them, or get, set, delete
     Merchants(change::MerchantsArgs),
-    /// The tiers in force: get, set
+    /// The tiers in force, or set
     Tiers(change::TiersArgs),
     /// Print what completes commands in a shell
     Completions { shell: clap_complete::Shell },

@@ -76,11 +76,11 @@ pub async fn listen(client: &Client, path: &str) -> anyhow::Result<Messages> {
     opened.map_err(|(status, answer)| refused(status, &answer).into())
 }
 
-fn no_answer(error: anyhow::Error) -> Failed {
+pub fn no_answer(error: anyhow::Error) -> Failed {
     Failed { code: 4, text: format!("{error:#}") }
 }
 
-fn refused(status: StatusCode, answer: &Value) -> Failed {
+pub fn refused(status: StatusCode, answer: &Value) -> Failed {
     let code = if status == StatusCode::NOT_FOUND { 3 } else { 1 };
     let text = answer["error"].as_str().unwrap_or_default();
     let text = match status {

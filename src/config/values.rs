@@ -78,8 +78,8 @@ pub fn events(text: &str) -> Result<usize, String> {
         _ => text
             .parse()
             .ok()
-            .filter(|number| (100..=10_000_000).contains(number))
-            .ok_or_else(|| "off, or a number from 100 to 10000000".into()),
+            .filter(|number| (100..=100_000).contains(number))
+            .ok_or_else(|| "off, or a number from 100 to 100000".into()),
     }
 }
 

@@ -6,10 +6,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::{
-    names::{InvalidName, MerchantId, Pool, TierName},
+    names::{InvalidName, MerchantId, TierName},
     tiers::Tiers,
 };
 
+/// What a document may say; anything else is left alone.
+pub const FIELDS: [&str; 6] =
+    ["pool", "fallback", "dedicated_only", "max_calls", "max_rate", "priority"];
 /// The largest merchant document that is read.
 pub const MAX_DOCUMENT: usize = 4096;
 /// The longest chain a merchant may name.
@@ -127,9 +130,14 @@ impl MerchantConfig {
         self.fallback.iter().find(is_unknown)
     }
 
-    /// Its own pool, if it has one.
-    pub fn own_pool(&self, tiers: &Tiers) -> Option<Pool> {
-        self.pool.as_ref().and_then(|step| tiers.resolve(step))
+    /// What it names: its own pool, and its fallback.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.pool.iter().chain(&self.fallback)
+    }
+
+    /// Whether none of its calls can ever have a pod.
+    pub fn refuses_all(&self) -> bool {
+        self.dedicated_only && self.pool.is_none()
     }
 
     pub fn parse(document: &str) -> Result<Self, Malformed> {

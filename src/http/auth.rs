@@ -10,7 +10,10 @@ use axum::{
 };
 
 use super::{ApiError, Context, Noted, body, rate};
-use crate::access::{Bearer, Role};
+use crate::{
+    access::{Bearer, Role},
+    secrets::Secret,
+};
 
 /// Lets a request through if its token is of the role it needs.
 pub async fn check(
@@ -18,6 +21,12 @@ pub async fn check(
     request: Request,
     next: Next,
 ) -> Response {
+    if !request.method().is_safe() && is_from_elsewhere(request.headers()) {
+        context.metrics.denied("forbidden");
+        let error = "a page of another origin may not ask for this";
+        let noted = Noted { outcome: "foreign_origin", ..Noted::default() };
+        return noted.on(ApiError::new(StatusCode::FORBIDDEN, error));
+    }
     let Some(tokens) = context.access.tokens() else {
         return next.run(request).await;
     };
@@ -33,6 +42,33 @@ pub async fn check(
         return refuse(&context, bearer, needed);
     }
     note(next.run(request).await, bearer)
+}
+
+/// What a stream was opened with. A token that is taken away ends it.
+pub struct Pass(Arc<Context>, Option<Secret>);
+
+impl Pass {
+    pub fn new(context: &Arc<Context>, headers: &HeaderMap) -> Self {
+        Self(context.clone(), token(headers).map(Secret::from))
+    }
+
+    /// Whether it would still open the stream.
+    pub fn holds(&self) -> bool {
+        let Self(context, given) = self;
+        let Some(tokens) = context.access.tokens() else { return true };
+        let bearer = given.as_ref().and_then(|given| tokens.bearer(given.expose()));
+        bearer.is_some_and(|bearer| bearer.role.may(Role::Viewer))
+    }
+}
+
+/// Whether a page of somebody else sent this: browsers say so, and nobody else does.
+fn is_from_elsewhere(headers: &HeaderMap) -> bool {
+    let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
+    match (text("sec-fetch-site"), text("origin")) {
+        (Some(site), _) => !matches!(site, "same-origin" | "none"),
+        (None, Some(origin)) => origin.split_once("://").map(|(_, host)| host) != text("host"),
+        (None, None) => false,
+    }
 }
 
 fn refuse(context: &Context, bearer: Option<Bearer>, needed: Role) -> Response {

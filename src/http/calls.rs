@@ -13,7 +13,7 @@ use super::{
     reply::Named,
 };
 use crate::domain::{
-    fleet::{CallCursor, CallQuery, Found, Reason, Tried},
+    fleet::{CallCursor, CallQuery, EventKind, Found, Reason, Tried},
     names::{CallSid, MerchantId, PodName, Pool},
 };
 
@@ -163,11 +163,13 @@ pub async fn call(
 ) -> Result<Json<Call>, ApiError> {
     let found = context.store.call(&sid).await?;
     let told = context.stories.of(&*context.store, &sid).await?;
+    let is_refused = told.last().is_some_and(|last| last.event.kind == EventKind::Refused);
     let told: Vec<Shown> = told.iter().map(shown).collect();
     let Some(found) = found else {
         let mut error = ApiError::new(StatusCode::NOT_FOUND, "call not found");
         if !told.is_empty() {
-            error.details = Some(json!({"call_sid": sid, "state": "ended", "events": told}));
+            let state = if is_refused { "refused" } else { "ended" };
+            error.details = Some(json!({"call_sid": sid, "state": state, "events": told}));
         }
         return Err(error);
     };

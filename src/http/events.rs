@@ -16,12 +16,17 @@ use axum::{
         sse::{Event as Message, KeepAlive, Sse},
     },
 };
-use futures_util::stream::{self, Stream};
+use futures_util::{
+    StreamExt,
+    future::ready,
+    stream::{self, Stream},
+};
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::{
     ApiError, Context, Shared,
+    auth::Pass,
     calls::pool_filter,
     openapi::{Endpoint, Group, schemas},
     query::Query,
@@ -195,7 +200,9 @@ pub async fn events(
             None => last(&context).await?,
         };
         let keep_alive = KeepAlive::new().interval(HEARTBEAT);
-        return Ok(Sse::new(told(context, filter, from)).keep_alive(keep_alive).into_response());
+        let pass = Pass::new(&context, &headers);
+        let told = told(context, filter, from).take_while(move |_| ready(pass.holds()));
+        return Ok(Sse::new(told).keep_alive(keep_alive).into_response());
     }
     if before.is_some() && after.is_some() {
         return Err(ApiError::bad_request("before and after can't be combined"));
@@ -292,15 +299,16 @@ struct Read {
     by_call: HashMap<CallSid, VecDeque<Logged>>,
 }
 
-/// Events that are remembered here at most.
-const REMEMBERED: usize = 100_000;
+/// Events that are remembered here at most: as many as `EVENTS` may ask for, and some.
+const REMEMBERED: usize = 110_000;
 
 impl Stories {
     /// What happened to a call, as far as that is kept.
     pub async fn of(&self, store: &dyn Store, call: &CallSid) -> Result<Vec<Logged>, StoreError> {
         let mut read = self.read.lock().await;
-        // What came since somebody last asked; the first has to read all of it.
-        for _ in 0..STEPS {
+        // What came since somebody last asked; the first has to read all of it, of which
+        // there is not more than is remembered.
+        for _ in 0..=REMEMBERED / STEP {
             let fresh = store.events_after(read.last, STEP).await?;
             let is_all = fresh.len() < STEP;
             fresh.into_iter().for_each(|logged| read.note(logged));

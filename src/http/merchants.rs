@@ -7,7 +7,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::{
@@ -20,7 +20,12 @@ use super::{
     query::Query,
     reply::Named,
 };
-use crate::domain::{merchant::MerchantConfig, names::MerchantId};
+use crate::domain::{
+    fleet::PoolStatus,
+    merchant::{FIELDS, MerchantConfig},
+    names::{MerchantId, Pool},
+    tiers::Tiers,
+};
 
 #[derive(Serialize, ToSchema)]
 struct Merchant {
@@ -71,7 +76,7 @@ pub fn put_described() -> Endpoint {
         .about("Its `fallback` must name tiers that are in force.")
         .takes::<MerchantDocument>(document())
         .gives(MerchantChanged {
-            warnings: vec![empty_pool("acme")],
+            warnings: vec![empty_pool("merchant:acme")],
             ..MerchantChanged::new(acme())
         })
 }
@@ -140,12 +145,8 @@ pub async fn put(
         return Err(ApiError::bad_request(error));
     }
     let mut changed = MerchantChanged::new(id);
-    if let Some(pool) = config.own_pool(&tiers) {
-        let pools = context.store.status().await?.pools;
-        if pools.iter().all(|status| status.pool != pool || status.assigned == 0) {
-            changed.warnings.push(empty_pool(&pool.as_tier_value()));
-        }
-    }
+    let status = context.store.status().await?;
+    changed.warnings = doubts(&body, &config, &tiers, &status.pools);
     context.store.set_merchant(&changed.merchant_id, Some(&document)).await?;
     let noted = Noted { outcome: "merchant_set", ..Noted::default() };
     Ok(noted.on(Json(changed)))
@@ -159,6 +160,27 @@ pub async fn delete(
     context.store.set_merchant(&id, None).await?;
     let noted = Noted { outcome: "merchant_deleted", ..Noted::default() };
     Ok(noted.on(Json(MerchantChanged::new(id))))
+}
+
+/// What a document says that may not be meant.
+fn doubts(
+    body: &Value,
+    config: &MerchantConfig,
+    tiers: &Tiers,
+    pools: &[PoolStatus],
+) -> Vec<String> {
+    let fields = body.as_object().into_iter().flat_map(Map::keys);
+    let unknown = fields.filter(|field| !FIELDS.contains(&field.as_str()));
+    let mut doubts: Vec<String> =
+        unknown.map(|field| format!("there is no field {field:?}; it is left alone")).collect();
+    if config.refuses_all() {
+        doubts.push("dedicated_only without a pool refuses every call".into());
+    }
+    let has_pods =
+        |pool: &Pool| pools.iter().any(|status| status.pool == *pool && status.assigned > 0);
+    let empty = config.steps().filter_map(|step| tiers.resolve(step)).filter(|it| !has_pods(it));
+    doubts.extend(empty.map(|pool| empty_pool(&pool.as_tier_value())));
+    doubts
 }
 
 fn empty_pool(pool: &str) -> String {

@@ -49,7 +49,7 @@ impl Rates {
             if !self.trusted.contains(source) {
                 break;
             }
-            let Ok(hop) = hop.trim().parse::<IpAddr>() else { break };
+            let Some(hop) = address(hop.trim()) else { break };
             source = hop.to_canonical();
         }
         Some(source)
@@ -74,6 +74,12 @@ impl Rates {
         }
         may
     }
+}
+
+/// An address as proxies write it, some with a port.
+fn address(text: &str) -> Option<IpAddr> {
+    let plain = text.trim_start_matches('[').trim_end_matches(']').parse();
+    plain.ok().or_else(|| Some(text.parse::<SocketAddr>().ok()?.ip()))
 }
 
 /// Whoever has an address of IPv6 has many.
@@ -159,6 +165,9 @@ mod tests {
             "1.2.3.4"
         );
         assert_eq!(source("10.0.0.0/8", "10.0.0.1", &["6.6.6.6", "1.2.3.4"]), "1.2.3.4");
+        assert_eq!(source("10.0.0.0/8", "10.0.0.1", &["1.2.3.4:5678"]), "1.2.3.4");
+        assert_eq!(source("10.0.0.0/8", "10.0.0.1", &["[2001:db8::1]:80"]), "2001:db8::1");
+        assert_eq!(source("10.0.0.0/8", "10.0.0.1", &["[2001:db8::1]"]), "2001:db8::1");
         assert_eq!(source("10.0.0.0/8", "10.0.0.1", &["nonsense"]), "10.0.0.1");
         assert_eq!(source("10.0.0.0/8", "9.9.9.9", &["1.2.3.4"]), "9.9.9.9");
     }

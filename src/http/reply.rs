@@ -158,12 +158,13 @@ pub async fn method_not_allowed(
     method: Method,
     uri: Uri,
     request: Request,
-) -> ApiError {
+) -> Response {
+    if let Some(refused) = rate::charge(&context, request.extensions(), request.headers()) {
+        return refused;
+    }
     let _ = body::read(request.into_body(), context.read_timeout).await;
-    ApiError::new(
-        StatusCode::METHOD_NOT_ALLOWED,
-        format!("{method} is not allowed at {}", uri.path()),
-    )
+    let error = format!("{method} is not allowed at {}", uri.path());
+    ApiError::new(StatusCode::METHOD_NOT_ALLOWED, error).into_response()
 }
 
 /// A checked name from the path of a request.

@@ -85,6 +85,7 @@ async fn accept(
     listener: &TcpListener,
     closing: &CancellationToken,
 ) -> Option<(TcpStream, SocketAddr)> {
+    let mut is_full = false;
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => accepted,
@@ -94,7 +95,10 @@ async fn accept(
             Ok(accepted) => return Some(accepted),
             // Out of file descriptors, most likely: others must finish first.
             Err(error) => {
-                tracing::warn!(%error, "cannot accept a connection");
+                if !is_full {
+                    tracing::warn!(%error, "cannot accept connections; waiting for room");
+                }
+                is_full = true;
                 sleep(Duration::from_millis(50)).await;
             }
         }
@@ -148,8 +152,10 @@ async fn converse(
     closing: CancellationToken,
 ) {
     let turns = Arc::new(Turns::default());
-    let io =
-        Punctual { stream, limit: patience.read, turns: turns.clone(), head: None, stuck: None };
+    // Who connects has something to ask.
+    let head = Head { turn: 0, deadline: Instant::now() + patience.read, alarm: None };
+    let (limit, head) = (patience.read, Some(head));
+    let io = Punctual { stream, limit, turns: turns.clone(), head, stuck: None };
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
         turns.change();
         request.extensions_mut().insert(peer);

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use super::{
-    ApiError, Noted, Shared,
+    ApiError, Context, Noted, Shared,
     body::JsonBody,
     openapi::{
         Endpoint, Group,
@@ -21,6 +21,7 @@ use super::{
 };
 use crate::domain::{
     fleet,
+    merchant::MerchantConfig,
     names::{PodName, Pool},
     tiers::{Origin, Tiers},
 };
@@ -83,6 +84,23 @@ pub async fn get(State(context): Shared) -> Result<Json<Tiers>, ApiError> {
     Ok(Json(context.store.tiers().await?))
 }
 
+/// As many merchants are looked at.
+const MERCHANTS: usize = 1_000;
+
+/// Merchants whose chains name tiers that a table does not have.
+async fn left_behind(context: &Context, tiers: &Tiers) -> Result<Option<String>, ApiError> {
+    let merchants = context.store.merchants(None, MERCHANTS).await?;
+    let is_left = |document: &str| {
+        MerchantConfig::parse(document).is_ok_and(|it| it.unknown_tier(tiers).is_some())
+    };
+    let left = merchants.iter().filter(|(_, document)| is_left(document));
+    let names: Vec<&str> = left.map(|(id, _)| id.as_str()).collect();
+    let shown = names.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+    Ok((!names.is_empty()).then(|| {
+        format!("{} merchants name tiers that would be gone, such as {shown}", names.len())
+    }))
+}
+
 /// Puts a table in force, or says what that would move.
 pub async fn put(
     State(context): Shared,
@@ -104,6 +122,7 @@ pub async fn put(
         let error = format!("no tier would take {} pods, such as {shown}", stranded.len());
         return Err(ApiError::new(StatusCode::CONFLICT, error));
     }
+    warnings.extend(left_behind(&context, &tiers).await?);
     if query.flag("dry_run")? {
         let tier = |pool: &Option<Pool>| pool.as_ref().map(Pool::as_tier_value);
         let moves = moves.iter().map(|it| Moving {

@@ -370,7 +370,7 @@ pub static CELLS: [Cell; 35] = [
                 scene.world.remove_pod(&pod);
                 // A router that does not remember who is dead would take it for another.
                 scene.world.kube.tell_again(was, scene.is_broken);
-                scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
+                scene.world.add_pod(&scene.world.new_pod("gold"));
             }
             scene.pause(300, 500);
         },

@@ -139,7 +139,7 @@ pub fn replace_pods(scene: &Scene, quick: bool) {
     for _ in 0..2 {
         let pod = some_pod(scene, "gold");
         scene.world.remove_pod(&pod);
-        scene.world.add_pod(&format!("gold-{}", 20 + scene.roll(1_000)));
+        scene.world.add_pod(&scene.world.new_pod("gold"));
         if !quick {
             scene.pause(100, 200);
         }
@@ -155,7 +155,7 @@ pub fn pause_leader(scene: &Scene) {
     let seat = &world.seats[old];
     // It falls asleep with a pod on its mind: what it says of it is on its way.
     seat.to_redis.stall();
-    let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+    let ghost = world.new_pod("gold");
     world.add_pod(&ghost);
     scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));
     world.pause(old, true);
@@ -183,7 +183,7 @@ pub fn two_leaders(scene: &Scene) {
         let seat = &world.seats[old];
         world.history.fault("two leaders");
         seat.to_redis.stall();
-        let ghost = format!("gold-{}", 2_000 + scene.roll(1_000));
+        let ghost = world.new_pod("gold");
         world.add_pod(&ghost);
         // It hears of the pod, and of nothing after it.
         scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));

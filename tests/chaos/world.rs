@@ -173,6 +173,11 @@ impl World {
         format!("call-{}", self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
+    /// The name of a pod that never was.
+    pub fn new_pod(&self, tier: &str) -> String {
+        format!("{tier}-{}", 1_000 + self.calls.fetch_add(1, Ordering::Relaxed))
+    }
+
     pub fn setting(&self, name: &str) -> Duration {
         let text = &self.settings[name];
         let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap());

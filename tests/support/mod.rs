@@ -171,7 +171,12 @@ impl Router {
     pub fn connect_as_admin(&self) -> Connection {
         let address = self.setting("ADMIN_BIND").map(|address| address.parse().unwrap());
         let mut connection = Connection::open(address.unwrap_or(self.address));
-        let mut tokens = self.setting("API_TOKENS").unwrap_or_default().split(',');
+        let file = self.setting("API_TOKENS_FILE");
+        let text = match file.map(std::fs::read_to_string) {
+            Some(text) => text.unwrap(),
+            None => self.setting("API_TOKENS").unwrap_or_default().to_owned(),
+        };
+        let mut tokens = text.split(',');
         connection.token = tokens.find_map(|token| token.strip_prefix("admin:")).map(str::to_owned);
         connection
     }

@@ -149,7 +149,9 @@ impl FromStr for EventId {
             let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
             is_number.then(|| text.parse().ok()).flatten().ok_or(())
         };
-        Ok(Self { at: parse(at)?, number: parse(number)? })
+        let id = Self { at: parse(at)?, number: parse(number)? };
+        // (nothing comes after the last there could be)
+        if id.at < Millis::MAX { Ok(id) } else { Err(()) }
     }
 }
 

@@ -15,18 +15,20 @@ use std::{
 
 use axum::{
     extract::State,
+    http::HeaderMap,
     response::{
         IntoResponse, Response,
         sse::{Event as Message, KeepAlive, Sse},
     },
 };
-use futures_util::stream;
+use futures_util::{StreamExt, future::ready, stream};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, broadcast};
 
 use self::warnings::Warnings;
 use super::{
     Shared,
+    auth::Pass,
     events::HEARTBEAT,
     openapi::{Endpoint, Group, schemas},
 };
@@ -261,7 +263,8 @@ impl Live {
                 "is_connected": !self.lifecycle.is_cluster_lost.load(Ordering::Relaxed),
             },
             "events": if self.about.has_events { "on" } else { "off" },
-            "rates": watch.rates(),
+            // (they are counted from events)
+            "rates": if self.about.has_events { watch.rates() } else { Value::Null },
             "latency_ms": watch.latencies(&self.metrics),
             "warnings": warnings,
         });
@@ -421,7 +424,8 @@ pub fn described() -> Endpoint {
 }
 
 /// `GET /live`: what the page shows, as it changes.
-pub async fn live(State(context): Shared) -> Response {
+pub async fn live(State(context): Shared, headers: HeaderMap) -> Response {
+    let pass = Pass::new(&context, &headers);
     let listener = context.live.listen();
     let stopping = context.lifecycle.stopping.clone();
     let first: Vec<Told> = listener.first.clone();
@@ -442,6 +446,7 @@ pub async fn live(State(context): Shared) -> Response {
             }
         });
     let keep_alive = KeepAlive::new().interval(HEARTBEAT);
+    let messages = messages.take_while(move |_| ready(pass.holds()));
     Sse::new(messages).keep_alive(keep_alive).into_response()
 }
 

@@ -28,7 +28,9 @@ pub struct Warnings {
     expired: VecDeque<u64>,
     unconfirmed: VecDeque<u64>,
     refused: VecDeque<u64>,
+    /// The time of the store when events were last looked at, and ours.
     latest: u64,
+    looked: Option<Instant>,
 }
 
 /// Whether a call ended without anybody saying so.
@@ -54,7 +56,16 @@ impl Warnings {
                 _ => {}
             }
         }
-        let oldest = self.latest.saturating_sub(RECENT);
+        if !events.is_empty() {
+            self.looked = Some(Instant::now());
+        }
+        self.forget();
+    }
+
+    /// Forgets what is no longer recent.
+    fn forget(&mut self) {
+        let since = self.looked.map_or(0, |looked| looked.elapsed().as_millis() as u64);
+        let oldest = (self.latest + since).saturating_sub(RECENT);
         for times in [&mut self.expired, &mut self.unconfirmed, &mut self.refused] {
             let old = times.iter().take_while(|at| **at < oldest).count();
             times.drain(..old);
@@ -63,6 +74,7 @@ impl Warnings {
 
     /// All there is to warn of. Without a status the store is out.
     pub fn now(&mut self, status: Option<&Status>, is_up: bool) -> Vec<Value> {
+        self.forget();
         let mut found = Vec::new();
         let mut warn =
             |level: &str, text: String| found.push(json!({"level": level, "text": text}));

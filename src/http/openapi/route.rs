@@ -8,7 +8,7 @@ use axum::{
     handler::Handler,
     http::{HeaderValue, Method, Uri, header},
     middleware,
-    response::{IntoResponse, Response},
+    response::Response,
     routing::MethodRouter,
 };
 use utoipa::openapi::{HttpMethod, path::Paths};
@@ -83,8 +83,8 @@ impl Route {
     /// A HEAD would be taken for a GET, and must not do what that does.
     pub fn without_head(mut self) -> Self {
         let refuse = |context: Shared, method: Method, uri: Uri, request: Request| async {
-            let error = reply::method_not_allowed(context, method, uri, request).await;
-            let mut response: Response = error.into_response();
+            let mut response: Response =
+                reply::method_not_allowed(context, method, uri, request).await;
             response.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET,POST"));
             response
         };

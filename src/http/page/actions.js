@@ -78,7 +78,7 @@ function button(text, question, change, kind = null) {
 export function actionButtons(kind, story, change) {
   if (!isAdmin()) return [];
   if (kind === "call") {
-    const isOver = story.state === "ended";
+    const isOver = !["live", "waiting"].includes(story.state);
     return isOver ? [] : [button("Release…", () => release(story), change, "danger")];
   }
   const { pod } = story;

@@ -20,8 +20,10 @@ async function loadTiers() {
     tiersLoaded = pretty(tiers);
     byId("tiers-text").value = tiersLoaded;
     forgetCheck();
+    return true;
   } catch (error) {
     showText(byId("tiers-error"), error.message);
+    return false;
   }
 }
 
@@ -140,8 +142,10 @@ async function loadMerchants(cursor = null) {
     byId("merchants-more").hidden = !merchantsNext;
     showText(byId("merchants-error"), "");
     if (!cursor && !items.length) setText(byId("merchants-note"), "There are no merchants.");
+    return true;
   } catch (error) {
     showText(byId("merchants-error"), error.message);
+    return false;
   }
 }
 
@@ -242,12 +246,12 @@ async function saveMerchant() {
 }
 
 export function startEdit() {
-  let isLoaded = false;
-  byId("edit-details").addEventListener("toggle", () => {
-    if (!byId("edit-details").open || isLoaded) return;
-    isLoaded = true;
-    loadTiers();
-    loadMerchants();
+  const isLoaded = { tiers: false, merchants: false };
+  // What could not be had is asked for again when it is opened again.
+  byId("edit-details").addEventListener("toggle", async () => {
+    if (!byId("edit-details").open) return;
+    if (!isLoaded.tiers) isLoaded.tiers = await loadTiers();
+    if (!isLoaded.merchants) isLoaded.merchants = await loadMerchants();
   });
   byId("tiers-text").addEventListener("input", forgetCheck);
   byId("tiers-check").addEventListener("click", checkTiers);

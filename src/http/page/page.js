@@ -107,20 +107,21 @@ function everySecond() {
   tickLeases(storeNow());
 }
 
-const exists = (path) =>
-  ask("GET", path).then(
-    () => true,
-    (error) => {
-      if (error.status === 404 || error.status === 400) return false;
-      throw error;
-    },
-  );
+// What is over is not found, and its story comes with that.
+const exists = (path, isThere = () => true) =>
+  ask("GET", path).then(isThere, (error) => {
+    if (error.details?.events) return true;
+    if (error.status === 404 || error.status === 400) return false;
+    throw error;
+  });
 
 async function find(text) {
   if (knownPod(text)) return podLink(text);
   const name = encodeURIComponent(text);
   if (await exists(`/calls/${name}`)) return callLink(text);
   if (await exists(`/pod/${name}`)) return podLink(text);
+  const wasThere = await exists(`/events?pod=${name}&limit=1`, ({ events }) => events.length > 0);
+  if (wasThere) return podLink(text);
   throw new Error(`No call and no pod is called ${text}.`);
 }
 

@@ -69,8 +69,12 @@ function showTile(tile, now) {
   setAttribute(tile.letter, "data-letter", letter);
   setText(tile.load, load);
   const label = `${pod.pod_name} ${load} ${word}`;
+  const calls = pod.calls.map(({ call_sid, lease_expires_at }) => {
+    const until = new Date(lease_expires_at * 1000).toLocaleTimeString("en", { hour12: false });
+    return `${call_sid}, lease until ${until}`;
+  });
   setAttribute(tile.element, "aria-label", label);
-  setAttribute(tile.element, "title", label);
+  setAttribute(tile.element, "title", [label, ...calls.slice(0, 10)].join("\n"));
   tile.leaseEnd = firstLeaseEnd(pod);
   showLease(tile, now);
 }

@@ -50,7 +50,7 @@ function untilNode(seconds) {
     : null;
 }
 
-const CALL_STATES = { live: "live", waiting: "waiting", ended: "ended" };
+const CALL_STATES = { live: "live", waiting: "waiting", ended: "ended", refused: "refused" };
 
 function callFacts(call) {
   const state = CALL_STATES[call.state] ?? (call.pod_name ? "live" : "waiting");
@@ -171,6 +171,13 @@ function podEvents(events) {
 }
 
 function podBody({ pod, events }) {
+  if (!pod) {
+    return [
+      el("p", { class: "soft" }, "It is gone; this is what happened to it."),
+      el("h3", {}, "Events, newest first"),
+      podEvents(events),
+    ];
+  }
   return [
     factList(podFacts(pod)),
     el("h3", {}, "Calls"),
@@ -195,10 +202,12 @@ const LOADERS = {
       throw error;
     }),
   pod: async (name) => {
-    const [pod, events] = await Promise.all([
-      ask("GET", `/pod/${encodeURIComponent(name)}`),
-      eventsOf(name),
-    ]);
+    const events = await eventsOf(name);
+    // One that is gone may still have a story.
+    const pod = await ask("GET", `/pod/${encodeURIComponent(name)}`).catch((error) => {
+      if (error.status === 404 && events.length) return null;
+      throw error;
+    });
     return { pod, events };
   },
 };
@@ -232,7 +241,9 @@ function show(asked, story) {
   const body = asked.kind === "call" ? callBody(story) : podBody(story);
   keepFocus(byId("story"), () => {
     byId("story-body").replaceChildren(...body);
-    byId("story-actions").replaceChildren(...actionButtons(asked.kind, story, change));
+    const isGone = asked.kind === "pod" && !story.pod;
+    const buttons = isGone ? [] : actionButtons(asked.kind, story, change);
+    byId("story-actions").replaceChildren(...buttons);
   });
 }
 
