@@ -99,23 +99,31 @@ pub fn watch_names(world: &World) {
 
 /// A pod is not ready for a while.
 fn rest(world: &World, pod: &str, dice: &mut Dice) {
+    // (what a store that lags still knows of the last time is not this time)
+    let is_known = says(world, pod, "is_ready", true);
     world.set_ready(pod, false);
-    see(world, pod, "is_ready", false);
+    if is_known {
+        see(world, pod, "is_ready", false);
+    }
     thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
     world.history.note(world.history.now(), What::PodServes { pod: pod.into() });
     world.set_ready(pod, true);
+}
+
+/// Whether a router says so of a pod.
+fn says(world: &World, pod: &str, field: &str, value: bool) -> bool {
+    world.seats.iter().any(|seat| {
+        let answer = http::get(seat.address, &format!("/api/v1/pod/{pod}"));
+        let body = answer.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
+        body.is_some_and(|body| body[field] == value)
+    })
 }
 
 /// Waits until the routers know that a pod takes no calls, and notes it.
 fn see(world: &World, pod: &str, field: &str, value: bool) {
     let until = Instant::now() + Duration::from_secs(1);
     while Instant::now() < until {
-        let seen = world.seats.iter().any(|seat| {
-            let answer = http::get(seat.address, &format!("/api/v1/pod/{pod}"));
-            let body = answer.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
-            body.is_some_and(|body| body[field] == value)
-        });
-        if seen {
+        if says(world, pod, field, value) {
             world.history.note(world.history.now(), What::PodRests { pod: pod.into() });
             return;
         }
