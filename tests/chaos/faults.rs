@@ -107,6 +107,7 @@ pub fn kill(scene: &Scene, moment: Moment) {
         let death = scene.world.dies(router);
         seat.to_redis.trap(moment, seat.killer());
         let is_dead = scene.until(Duration::from_secs(3), || !seat.is_alive());
+        seat.to_redis.disarm();
         scene.expect(is_dead, "a router is killed");
         scene.pause(50, 150);
         seat.start();

@@ -112,8 +112,7 @@ impl Proxy {
     pub fn heal(&self) {
         *self.shared.faults() = Faults::default();
         self.shared.held.lock().unwrap().clear();
-        self.shared.last_reply.store(false, Ordering::SeqCst);
-        *self.shared.trap.lock().unwrap() = None;
+        self.disarm();
     }
 
     pub fn is_slow(&self) -> bool {
@@ -133,6 +132,12 @@ impl Proxy {
     /// Ends all lines there are.
     pub fn reset(&self) {
         self.shared.resets.fetch_add(1, Ordering::SeqCst);
+    }
+
+    /// Kills nobody any more.
+    pub fn disarm(&self) {
+        self.shared.last_reply.store(false, Ordering::SeqCst);
+        *self.shared.trap.lock().unwrap() = None;
     }
 
     /// Kills a router at a moment of its next allocate.
