@@ -114,7 +114,20 @@ fn a_fleet_can_be_changed() {
     assert_eq!(code, 0);
     assert!(text.contains("silver  at once"), "{text}");
     assert_eq!(with_input(&["tiers", "set", "-"], &next).0, 0);
-    assert!(run(&url, &["tiers"]).1.contains("silver"));
+    let tiers = run(&url, &["tiers"]).1;
+    assert!(tiers.starts_with("TIER ") && tiers.contains("silver"), "{tiers}");
+    // What every command says to machines.
+    for args in [
+        &["tiers", "--json"][..],
+        &["tiers", "get"],
+        &["drain", pod, "--json"],
+        &["undrain", pod, "--json"],
+        &["tiers", "set", "-", "--dry-run", "--json"],
+    ] {
+        let (code, text) = with_input(args, &next);
+        assert_eq!(code, 0, "{args:?}: {text}");
+        assert!(serde_json::from_str::<Value>(&text).unwrap().is_object(), "{args:?}: {text}");
+    }
     assert_eq!(with_input(&["tiers", "set", "-"], "{").0, 1);
 }
 

@@ -19,6 +19,9 @@ pub struct UndrainArgs {
     /// The pod
     #[arg(value_name = "POD")]
     pod_name: String,
+    /// For machines
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     router: RouterArgs,
 }
@@ -26,6 +29,9 @@ pub struct UndrainArgs {
 pub async fn undrain(args: UndrainArgs) -> anyhow::Result<()> {
     let body = json!({"pod_name": args.pod_name});
     let answer = ask(&args.router.client()?, Method::POST, "/undrain", Some(&body)).await?;
+    if args.json {
+        return print(&pretty(&answer));
+    }
     print(&format!("{}: {}\n", args.pod_name, text(&answer["message"])))
 }
 
@@ -37,6 +43,9 @@ pub struct ReleaseArgs {
     /// Only if it is on this pod
     #[arg(long, value_name = "NAME")]
     pod: Option<String>,
+    /// For machines
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     router: RouterArgs,
 }
@@ -47,6 +56,9 @@ pub async fn release(args: ReleaseArgs) -> anyhow::Result<()> {
         body["pod_name"] = json!(pod);
     }
     let answer = ask(&args.router.client()?, Method::POST, "/release", Some(&body)).await?;
+    if args.json {
+        return print(&pretty(&answer));
+    }
     let what = match answer["pod_name"].as_str() {
         Some(pod) => format!("has given {pod} back to {}", text(&answer["released_to_pool"])),
         None => "no longer waits".into(),
@@ -59,7 +71,7 @@ pub struct MerchantsArgs {
     #[command(subcommand)]
     what: Option<MerchantAction>,
     /// For machines
-    #[arg(long)]
+    #[arg(long, global = true)]
     json: bool,
     #[command(flatten)]
     router: RouterArgs,
@@ -95,11 +107,17 @@ pub async fn merchants(args: MerchantsArgs) -> anyhow::Result<()> {
         }
         Some(MerchantAction::Set { id, file }) => {
             let answer = ask(&client, Method::PUT, &at(&id), Some(&document(&file)?)).await?;
+            if args.json {
+                return print(&pretty(&answer));
+            }
             warn(&answer);
             print(&format!("{id} is set\n"))
         }
         Some(MerchantAction::Delete { id }) => {
-            ask(&client, Method::DELETE, &at(&id), None).await?;
+            let answer = ask(&client, Method::DELETE, &at(&id), None).await?;
+            if args.json {
+                return print(&pretty(&answer));
+            }
             print(&format!("{id} is deleted\n"))
         }
     }
@@ -109,13 +127,16 @@ pub async fn merchants(args: MerchantsArgs) -> anyhow::Result<()> {
 pub struct TiersArgs {
     #[command(subcommand)]
     what: Option<TierAction>,
+    /// For machines
+    #[arg(long, global = true)]
+    json: bool,
     #[command(flatten)]
     router: RouterArgs,
 }
 
 #[derive(Debug, Subcommand)]
 enum TierAction {
-    /// Show the tiers in force; this is what happens without a command
+    /// Show the document in force
     Get,
     /// Put a tier document in force, from a file or from standard input (-)
     Set {
@@ -136,11 +157,31 @@ pub async fn tiers(args: TiersArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
     match args.what {
         None | Some(TierAction::Get) => {
-            print(&pretty(&ask(&client, Method::GET, "/tiers", None).await?))
+            let tiers = ask(&client, Method::GET, "/tiers", None).await?;
+            if args.json || args.what.is_some() {
+                return print(&pretty(&tiers));
+            }
+            let all = tiers["tiers"].as_object().into_iter().flatten();
+            let field = |tier: &Value, name: &str| text(&tier[name]);
+            let rows: Vec<Vec<String>> = all
+                .map(|(name, tier)| {
+                    let of = ["type", "target", "max_concurrent", "strategy"];
+                    let mut row = vec![name.clone()];
+                    row.extend(of.map(|name| field(tier, name)));
+                    row
+                })
+                .collect();
+            let chain = tiers["default_chain"].as_array().into_iter().flatten();
+            let chain: Vec<String> = chain.map(text).collect();
+            let table = table(&["TIER", "TYPE", "TARGET", "CALLS/POD", "STRATEGY"], &rows);
+            print(&format!("{table}\ncalls try {}\n", chain.join(", ")))
         }
         Some(TierAction::Set { file, dry_run }) => {
             let path = if dry_run { "/tiers?dry_run=true" } else { "/tiers" };
             let answer = ask(&client, Method::PUT, path, Some(&document(&file)?)).await?;
+            if args.json {
+                return print(&pretty(&answer));
+            }
             warn(&answer);
             if !dry_run {
                 return print("the tiers are in force\n");

@@ -7,7 +7,11 @@ use clap::Args;
 use hyper::StatusCode;
 use serde_json::json;
 
-use super::router::{Failed, RouterArgs, no_answer, refused};
+use super::{
+    look::pretty,
+    print,
+    router::{Failed, RouterArgs, no_answer, refused},
+};
 use crate::config::Span;
 
 /// How long to wait before a router that did not answer is asked again.
@@ -28,6 +32,9 @@ pub struct DrainArgs {
     /// How long to wait until the pod has no call left, at most 1h; 5m without a time. Default: not at all
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5m", value_parser = wait)]
     wait: Option<Span>,
+    /// For machines
+    #[arg(long)]
+    json: bool,
     #[command(flatten)]
     router: RouterArgs,
 }
@@ -53,8 +60,10 @@ pub async fn drain(args: DrainArgs) -> anyhow::Result<()> {
                     let text = format!("the time is over: {message}");
                     return Err(Failed { code: CALLS_LEFT, text }.into());
                 }
-                println!("{pod}: {message}");
-                return Ok(());
+                if args.json {
+                    return print(&pretty(&answer));
+                }
+                return print(&format!("{pod}: {message}\n"));
             }
             // A router that stops answers at once; another goes on waiting.
             Ok((StatusCode::OK, _)) => {}
