@@ -192,8 +192,11 @@ pub fn two_leaders(scene: &Scene) {
         world.remove_pod(&ghost);
         world.kube.delete_lease();
         scene.until(Duration::from_secs(4), || epoch() > before);
+        // (the new one compares first: what comes after that is the old one's alone)
+        scene.pause(300, 400);
         seat.to_redis.heal();
-        scene.pause(100, 200);
+        // (it must not hear of the pod's end while it still leads)
+        scene.pause(1_100, 1_200);
         seat.to_kube.heal();
         scene.pause(300, 500);
     }
