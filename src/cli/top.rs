@@ -8,6 +8,7 @@ use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
     look::{POOL_TITLES, event_line, pool_row},
+    print,
     router::{RouterArgs, listen, text},
     table::table,
 };
@@ -31,15 +32,15 @@ struct Screen;
 
 impl Screen {
     fn take() -> Self {
-        print!("{ENTER}");
+        let _ = write!(std::io::stdout(), "{ENTER}");
         Self
     }
 }
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        print!("{LEAVE}");
-        let _ = std::io::stdout().flush();
+        let mut out = std::io::stdout();
+        let _ = write!(out, "{LEAVE}").and_then(|()| out.flush());
     }
 }
 
@@ -75,8 +76,7 @@ pub async fn top(args: TopArgs) -> anyhow::Result<()> {
         }
         let size = terminal_size::terminal_size();
         let (width, height) = size.map_or((100, 30), |(width, height)| (width.0, height.0));
-        print!("\x1b[H{}", view(&seen, width.into(), height.into()));
-        std::io::stdout().flush()?;
+        print(&format!("\x1b[H{}", view(&seen, width.into(), height.into())))?;
     }
 }
 
