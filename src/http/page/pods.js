@@ -52,7 +52,18 @@ function makeTile(pod) {
     load,
     bar,
   );
-  return { pod, element: button, letter, load, bar, step: -1, tier: null };
+  const tile = { pod, element: button, letter, load, bar, step: -1, tier: null };
+  // (there are thousands of calls, and one tile is looked at)
+  button.addEventListener("pointerenter", () => showTitle(tile));
+  return tile;
+}
+
+function showTitle({ pod, element }) {
+  const calls = pod.calls.slice(0, 10).map(({ call_sid, lease_expires_at }) => {
+    const until = new Date(lease_expires_at * 1000).toLocaleTimeString("en", { hour12: false });
+    return `${call_sid}, lease until ${until}`;
+  });
+  setAttribute(element, "title", [element.getAttribute("aria-label"), ...calls].join("\n"));
 }
 
 function firstLeaseEnd(pod) {
@@ -69,12 +80,7 @@ function showTile(tile, now) {
   setAttribute(tile.letter, "data-letter", letter);
   setText(tile.load, load);
   const label = `${pod.pod_name} ${load} ${word}`;
-  const calls = pod.calls.map(({ call_sid, lease_expires_at }) => {
-    const until = new Date(lease_expires_at * 1000).toLocaleTimeString("en", { hour12: false });
-    return `${call_sid}, lease until ${until}`;
-  });
   setAttribute(tile.element, "aria-label", label);
-  setAttribute(tile.element, "title", [label, ...calls.slice(0, 10)].join("\n"));
   tile.leaseEnd = firstLeaseEnd(pod);
   showLease(tile, now);
 }
