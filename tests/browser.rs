@@ -12,7 +12,7 @@ use serde_json::json;
 
 use crate::{
     shared_redis::replicas,
-    support::{Router, redis::RedisServer},
+    support::{Router, judged_by, redis::RedisServer},
 };
 
 /// Lets the browser judge something. `./test.sh` installs what it needs.
@@ -26,13 +26,6 @@ fn judge(what: &str, urls: &[String], token: &str) -> Command {
     command
 }
 
-fn run(command: &mut Command) {
-    let output = command.output().expect("node is installed");
-    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}");
-    println!("{printed}");
-}
-
 fn url(router: &Router) -> String {
     format!("http://{}", router.address)
 }
@@ -41,14 +34,14 @@ fn url(router: &Router) -> String {
 fn a_call_is_on_the_page_within_a_second_of_its_allocation_elsewhere() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 4}"#);
-    run(&mut judge("calls", &[url(&routers[0]), url(&routers[1])], ""));
+    judged_by(&mut judge("calls", &[url(&routers[0]), url(&routers[1])], ""));
 }
 
 #[test]
 fn changes_need_an_admins_token_and_a_second_look() {
     let tokens = "viewer:viewer-token,agent:agent-token,admin:admin-token";
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("API_TOKENS", tokens)]);
-    run(&mut judge("roles", &[url(&router)], "admin-token"));
+    judged_by(&mut judge("roles", &[url(&router)], "admin-token"));
 }
 
 #[test]
@@ -71,7 +64,7 @@ fn a_thousand_pods_and_five_thousand_calls_stay_smooth() {
             });
         }
     });
-    run(&mut judge("many", &[url(&router)], ""));
+    judged_by(&mut judge("many", &[url(&router)], ""));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Router, redis::unix_millis};
+use crate::support::{Router, judged_by, redis::unix_millis};
 
 /// Where `./test.sh` puts the SDKs.
 fn judges() -> PathBuf {
@@ -31,26 +31,18 @@ fn router() -> Router {
     ])
 }
 
-fn run(command: &mut Command) {
-    let program = command.get_program().to_owned();
-    let output = command.output().unwrap_or_else(|error| {
-        panic!("{program:?}: {error}; ./test.sh installs the SDKs that judge us")
-    });
-    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}");
-    println!("{printed}");
-}
-
 #[test]
 fn the_sdks_of_twilio_and_plivo_agree_with_us() {
     let router = router();
     // Its calls wait: there is no such pod.
     let nobody = r#"{"pool": "nobody", "dedicated_only": true}"#;
     assert_eq!(router.put("/api/v1/merchants/nobody", nobody).0, 200);
-    run(Command::new(judges().join("venv/bin/python"))
-        .arg("tests/judges/judge.py")
-        .arg(router.address.to_string())
-        .arg((unix_millis() % 100_000).to_string()));
+    judged_by(
+        Command::new(judges().join("venv/bin/python"))
+            .arg("tests/judges/judge.py")
+            .arg(router.address.to_string())
+            .arg((unix_millis() % 100_000).to_string()),
+    );
     let status = router.status();
     assert_eq!(status["active_calls"], 0, "every call was ended by its provider");
     assert_eq!(status["waiting"], 0, "{status}");
@@ -59,9 +51,11 @@ fn the_sdks_of_twilio_and_plivo_agree_with_us() {
 #[test]
 fn the_sdks_of_telnyx_vonage_and_signalwire_agree_with_us() {
     let router = router();
-    run(Command::new("node")
-        .arg("tests/judges/judge.mjs")
-        .arg(router.address.to_string())
-        .arg((unix_millis() % 100_000).to_string())
-        .env("JUDGES", judges().join("node_modules")));
+    judged_by(
+        Command::new("node")
+            .arg("tests/judges/judge.mjs")
+            .arg(router.address.to_string())
+            .arg((unix_millis() % 100_000).to_string())
+            .env("JUDGES", judges().join("node_modules")),
+    );
 }

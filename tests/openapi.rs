@@ -6,21 +6,11 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Router, scratch};
+use crate::support::{Router, judged_by, scratch};
 
 /// Where `./test.sh` puts those who judge.
 fn judge(program: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges/venv/bin").join(program)
-}
-
-fn run(command: &mut Command) {
-    let program = command.get_program().to_owned();
-    let output = command.output().unwrap_or_else(|error| {
-        panic!("{program:?}: {error}; ./test.sh installs those who judge us")
-    });
-    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{printed}");
-    println!("{printed}");
 }
 
 /// Pods enough for whatever is asked; what drains is back soon.
@@ -44,27 +34,31 @@ const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 /// for a stream, and is tried as pages here.
 fn try_everything(router: &Router, more: &[&str]) {
     let judges = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/judges");
-    run(Command::new(judge("schemathesis"))
-        .arg("--config-file")
-        .arg(judges.join("schemathesis.toml"))
-        .arg("run")
-        .arg(format!("http://{}/openapi.json", router.address))
-        .args(["--checks", "all", "--mode", "all", "--seed", "1", "--max-examples", "10"])
-        .args(["--generation-database", "none", "--request-timeout", "10", "--no-color"])
-        .args(["--continue-on-failure", "--exclude-path", "/api/v1/live"])
-        .args(more)
-        .current_dir(scratch())
-        .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
-        .env("PYTHONPATH", judges)
-        .env("PYTHONDONTWRITEBYTECODE", "1"));
+    judged_by(
+        Command::new(judge("schemathesis"))
+            .arg("--config-file")
+            .arg(judges.join("schemathesis.toml"))
+            .arg("run")
+            .arg(format!("http://{}/openapi.json", router.address))
+            .args(["--checks", "all", "--mode", "all", "--seed", "1", "--max-examples", "10"])
+            .args(["--generation-database", "none", "--request-timeout", "10", "--no-color"])
+            .args(["--continue-on-failure", "--exclude-path", "/api/v1/live"])
+            .args(more)
+            .current_dir(scratch())
+            .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
+            .env("PYTHONPATH", judges)
+            .env("PYTHONDONTWRITEBYTECODE", "1"),
+    );
 }
 
 #[test]
 fn the_document_is_openapi_and_its_examples_fit_their_schemas() {
     let router = router(&[]);
-    run(Command::new(judge("python"))
-        .arg("tests/judges/openapi.py")
-        .arg(format!("http://{}/openapi.json", router.address)));
+    judged_by(
+        Command::new(judge("python"))
+            .arg("tests/judges/openapi.py")
+            .arg(format!("http://{}/openapi.json", router.address)),
+    );
 }
 
 /// One provider of each kind: XML, errors in JSON, and lists of actions.

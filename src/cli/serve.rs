@@ -43,7 +43,7 @@ fn welcome(running: &Running) -> String {
     let url = format!("{}://localhost:{}", running.context.scheme, running.admin.port());
     format!(
         r#"
-smart-router serves on {url} with simulated agents. Try:
+smart-router serves on {url} with simulated agents. Open that in a browser to see it. Try:
 
   curl -s {url}/api/v1/status
   curl -s {url}/api/v1/allocate -H 'Content-Type: application/json' -d '{{"call_sid": "CA1"}}'

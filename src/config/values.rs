@@ -1,6 +1,6 @@
 //! How single values of settings are read. Each error says what was expected.
 
-use std::{fmt, str::FromStr, time::Duration};
+use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use hyper::Uri;
 
@@ -73,26 +73,21 @@ pub fn port(text: &str) -> Result<u16, String> {
 
 /// How many events are kept.
 pub fn events(text: &str) -> Result<usize, String> {
-    match text {
-        "off" => Ok(0),
-        _ => text
-            .parse()
-            .ok()
-            .filter(|number| (100..=100_000).contains(number))
-            .ok_or_else(|| "off, or a number from 100 to 100000".into()),
-    }
+    number_or_off(text, 100..=100_000).map(|number| number as usize)
 }
 
 /// How many requests a second.
 pub fn rate_limit(text: &str) -> Result<u32, String> {
-    match text {
-        "off" => Ok(0),
-        _ => text
-            .parse()
-            .ok()
-            .filter(|number| (1..=1_000_000).contains(number))
-            .ok_or_else(|| "off, or a number from 1 to 1000000".into()),
+    number_or_off(text, 1..=1_000_000)
+}
+
+/// 0 stands for off.
+fn number_or_off(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {
+    if text == "off" {
+        return Ok(0);
     }
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("off, or a number from {} to {}", range.start(), range.end()))
 }
 
 pub fn on_off(text: &str) -> Result<bool, String> {

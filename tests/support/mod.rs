@@ -80,6 +80,17 @@ pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool)
     }
 }
 
+/// Lets somebody else judge, who says by its exit what it thinks.
+pub fn judged_by(command: &mut Command) {
+    let program = command.get_program().to_owned();
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{program:?}: {error}; ./test.sh installs those who judge us")
+    });
+    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    println!("{printed}");
+}
+
 /// A running router. When a test is done with it, its books must balance and it
 /// must stop when told.
 pub struct Router {
