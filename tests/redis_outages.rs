@@ -251,6 +251,44 @@ fn what_a_caller_asked_for_who_has_hung_up_is_taken_back() {
     assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
 }
 
+/// A request that is still on a line that broke may come after whatever is sent on the next.
+#[test]
+fn what_comes_to_redis_on_a_line_that_is_gone_is_taken_back_nevertheless() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let url = format!("redis://{}", proxy.address);
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let other = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
+    let was_given = |call: &str| {
+        let events = other.get(&format!("/api/v1/calls/{call}")).1;
+        events.to_string().contains("allocated")
+    };
+    // (it comes in time only if the machine is not too busy)
+    let late = (0..5).map(|number| format!("late-{number}")).find(|call| {
+        proxy.hold_requests(true);
+        let answer = thread::scope(|scope| {
+            let asking =
+                scope.spawn(|| router.post("/api/v1/allocate", json!({"call_sid": call})).0);
+            thread::sleep(Duration::from_millis(30));
+            proxy.cut(true);
+            asking.join().unwrap()
+        });
+        assert_eq!(answer, 503);
+        proxy.cut(false);
+        // (the router is back on another line by then)
+        thread::sleep(Duration::from_millis(300));
+        proxy.hold_requests(false);
+        thread::sleep(Duration::from_secs(1));
+        eventually(Duration::from_secs(3), "service is back", || router.get("/ready").0 == 200);
+        was_given(call)
+    });
+    let late = late.expect("one of them came in time");
+    eventually(Duration::from_secs(2), "the pod is free again", || {
+        other.status()["pools"]["gold"]["available"] == 1
+    });
+    assert_eq!(router.get(&format!("/api/v1/calls/{late}")).0, 404);
+}
+
 #[test]
 fn a_release_that_was_kept_does_not_end_a_later_call_of_the_same_id() {
     let server = RedisServer::start(&[]);

@@ -1,13 +1,14 @@
-//! A line to Redis that can lose answers, or garble them.
+//! A line to Redis that can lose answers, garble them, or break with requests still on it.
 
 use std::{
     io::{Read, Write},
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use super::chance::Dice;
@@ -16,6 +17,11 @@ pub struct Proxy {
     pub address: SocketAddr,
     mute: Arc<AtomicBool>,
     garble: Arc<AtomicBool>,
+    /// On so many lines, the oldest, what is sent waits.
+    hold: Arc<AtomicUsize>,
+    is_cut: Arc<AtomicBool>,
+    /// The lines there have been, as the router sees them.
+    near: Arc<Mutex<Vec<TcpStream>>>,
 }
 
 impl Proxy {
@@ -23,13 +29,32 @@ impl Proxy {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let (mute, garble) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
+        let (hold, is_cut) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let near = Arc::<Mutex<Vec<TcpStream>>>::default();
         let shared = (mute.clone(), garble.clone());
+        let (held, cut, lines) = (hold.clone(), is_cut.clone(), near.clone());
         let mut dice = Dice(5);
         thread::spawn(move || {
             for client in listener.incoming().flatten() {
+                if cut.load(Ordering::Relaxed) {
+                    continue;
+                }
                 let Ok(server) = TcpStream::connect(("127.0.0.1", port)) else { continue };
                 let (from, to) = (client.try_clone().unwrap(), server.try_clone().unwrap());
-                thread::spawn(move || pass(from, to, |_| true));
+                let number = {
+                    let mut lines = lines.lock().unwrap();
+                    lines.push(client.try_clone().unwrap());
+                    lines.len()
+                };
+                let held = held.clone();
+                thread::spawn(move || {
+                    pass(from, to, |_| {
+                        while number <= held.load(Ordering::Relaxed) {
+                            thread::sleep(Duration::from_millis(1));
+                        }
+                        true
+                    });
+                });
                 let (mute, garble) = shared.clone();
                 let mut dice = Dice(dice.roll(usize::MAX) as u64);
                 thread::spawn(move || {
@@ -42,12 +67,27 @@ impl Proxy {
                 });
             }
         });
-        Self { address, mute, garble }
+        Self { address, mute, garble, hold, is_cut, near }
     }
 
     /// From now on answers are lost, or no longer.
     pub fn lose_answers(&self, lose: bool) {
         self.mute.store(lose, Ordering::Relaxed);
+    }
+
+    /// From now on what is sent on the lines there are waits on its way, or goes on.
+    pub fn hold_requests(&self, hold: bool) {
+        let lines = if hold { self.near.lock().unwrap().len() } else { 0 };
+        self.hold.store(lines, Ordering::Relaxed);
+    }
+
+    /// Ends all lines as the router sees them, and refuses new ones; or takes them again.
+    pub fn cut(&self, cut: bool) {
+        self.is_cut.store(cut, Ordering::Relaxed);
+        if cut {
+            let lines = self.near.lock().unwrap();
+            lines.iter().for_each(|line| drop(line.shutdown(Shutdown::Both)));
+        }
     }
 
     /// From now on one of twenty answers has a wrong byte, or no longer.

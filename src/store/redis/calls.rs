@@ -96,7 +96,6 @@ impl Unheard<'_> {
 
 impl Drop for Unheard<'_> {
     fn drop(&mut self) {
-        // On the same line, so that it comes after what it takes back.
         self.store.owe(Debt::Doubt { call: self.call.clone(), attempt: self.attempt.to_owned() });
     }
 }

@@ -1,8 +1,12 @@
 //! What has to be done once Redis is back: releases and started streams that nobody
 //! will tell of again, and allocations that may have happened although their callers were refused.
 
-use std::collections::VecDeque;
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
 
+use super::link::BUDGET;
 use crate::domain::{
     Millis,
     fleet::{Confirm, Release},
@@ -21,7 +25,8 @@ pub enum Debt {
         asked: Option<Millis>,
     },
     Confirm(Confirm),
-    /// Ends the call if it still stems from this attempt.
+    /// Ends the call if it still stems from this attempt, which may still come to Redis, on
+    /// another line: what takes it back has to come after it.
     Doubt {
         call: CallSid,
         attempt: String,
@@ -31,19 +36,46 @@ pub enum Debt {
 #[derive(Debug, Default)]
 pub struct Kept {
     debts: VecDeque<Debt>,
+    /// Those that are not due yet, and when they are; the next comes first.
+    doubts: VecDeque<(Instant, Debt)>,
     pub dropped: u64,
 }
 
 impl Kept {
     pub fn push(&mut self, debt: Debt) {
-        if self.debts.len() == MOST {
-            self.debts.pop_front();
+        if self.len() == MOST {
+            if self.debts.pop_front().is_none() {
+                self.doubts.pop_front();
+            }
             self.dropped += 1;
         }
-        self.debts.push_back(debt);
+        if matches!(debt, Debt::Doubt { .. }) {
+            // Nothing is done for a request that began longer ago than it may take.
+            self.doubts.push_back((Instant::now() + BUDGET, debt));
+        } else {
+            self.debts.push_back(debt);
+        }
     }
 
-    /// Takes the oldest debts, to be paid or put back.
+    /// How many are due.
+    pub fn due(&mut self) -> usize {
+        while let Some((_, debt)) = self.doubts.pop_front_if(|(due, _)| *due <= Instant::now()) {
+            self.debts.push_back(debt);
+        }
+        self.debts.len()
+    }
+
+    /// How long until another is due.
+    pub fn next_due(&self) -> Option<Duration> {
+        self.doubts.front().map(|(due, _)| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// How long until all are.
+    pub fn last_due(&self) -> Option<Duration> {
+        self.doubts.back().map(|(due, _)| due.saturating_duration_since(Instant::now()))
+    }
+
+    /// Takes the oldest that are due, to be paid or put back.
     pub fn take(&mut self, most: usize) -> Vec<Debt> {
         let count = most.min(self.debts.len());
         self.debts.drain(..count).collect()
@@ -54,6 +86,6 @@ impl Kept {
     }
 
     pub fn len(&self) -> usize {
-        self.debts.len()
+        self.debts.len() + self.doubts.len()
     }
 }

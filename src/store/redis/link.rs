@@ -31,7 +31,7 @@ use crate::{
 };
 
 /// All that a request may take, both tries and the way to a new connection.
-const BUDGET: Duration = Duration::from_millis(750);
+pub const BUDGET: Duration = Duration::from_millis(750);
 /// Who has answered within this time (ms) is there.
 const LATELY: u64 = 200;
 /// For so long the truest word about Redis's clock counts.

@@ -3,7 +3,7 @@
 
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use futures_util::future::join_all;
@@ -55,6 +55,7 @@ impl Redis {
     pub(super) async fn tend(self: Arc<Self>) {
         let mut said = String::new();
         let mut tidied = false;
+        let mut looked = Instant::now();
         loop {
             let pause = if self.link.is_up() {
                 // Debts may have come while the circuit was just closing.
@@ -62,10 +63,14 @@ impl Redis {
                     tracing::warn!(%error, "cannot do what was left undone");
                     PROBE
                 } else {
-                    if let Err(error) = self.follow_tiers().await {
-                        tracing::warn!(%error, "cannot look at the tiers");
+                    if looked.elapsed() >= REFRESH {
+                        looked = Instant::now();
+                        if let Err(error) = self.follow_tiers().await {
+                            tracing::warn!(%error, "cannot look at the tiers");
+                        }
                     }
-                    REFRESH
+                    let next = REFRESH.saturating_sub(looked.elapsed());
+                    self.kept().next_due().map_or(next, |due| due.min(next))
                 }
             } else {
                 match self.recover().await {
@@ -94,9 +99,20 @@ impl Redis {
             };
             tokio::select! {
                 () = tokio::time::sleep(pause) => {}
-                () = self.link.opened.notified(), if pause == REFRESH => {}
-                () = self.stopping.cancelled() => return,
+                () = self.link.opened.notified(), if pause != PROBE => {}
+                () = self.stopping.cancelled() => return self.leave().await,
             }
+        }
+    }
+
+    /// Does what is still owed before the program ends, if it can be done soon.
+    async fn leave(&self) {
+        let last_due = self.kept().last_due();
+        tokio::time::sleep(last_due.unwrap_or_default()).await;
+        if self.link.is_up()
+            && let Err(error) = self.pay_debts().await
+        {
+            tracing::warn!(%error, "leases will end what was left undone");
         }
     }
 
@@ -295,7 +311,7 @@ impl Redis {
                 "more releases came than could be kept; leases will end those calls"
             );
         }
-        let owed = self.kept().len();
+        let owed = self.kept().due();
         let mut paid = 0;
         while paid < owed {
             // Those who have calls come first: half of what it can do at a time.
