@@ -67,12 +67,13 @@ fn every_sabotage_is_caught() {
         Sabotage::ExecutedTwice,
         Sabotage::FreshAttempts,
         Sabotage::DoubtsWithoutAttempt,
+        Sabotage::HastyDoubts,
         Sabotage::TwoSteps,
         Sabotage::LateTries,
     ];
     for sabotage in sabotages {
         let (settings, violation) =
-            caught(sabotage, 40).unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
+            caught(sabotage, 400).unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
         println!("{sabotage:?}, after {} worlds: {}", settings.seed + 1, violation.what);
         if std::env::var("SIMULATION_HISTORIES").is_ok() {
             println!("{}", shortest(settings, &violation));

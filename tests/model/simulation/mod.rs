@@ -55,6 +55,8 @@ pub enum Sabotage {
     FreshAttempts,
     /// What is taken back is not compared with the attempt it stems from.
     DoubtsWithoutAttempt,
+    /// What may still come to the store is taken back at once.
+    HastyDoubts,
     /// What its agent has renewed is taken back all the same.
     DoubtsDespiteRenewal,
     /// An allocation reads first and writes later.

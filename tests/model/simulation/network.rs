@@ -36,6 +36,13 @@ impl World {
         Some(if is_slow { self.dice.between(20, SLOWEST) } else { self.dice.between(1, 20) })
     }
 
+    /// When the line to the store breaks on which a request was just sent, if it does. What is
+    /// on its way arrives all the same.
+    pub fn line_breaks(&mut self) -> Option<Millis> {
+        let chance = if self.is_calm { 0 } else { self.weather.lost };
+        self.dice.percent(chance).then(|| self.now + self.dice.between(1, 50))
+    }
+
     /// How often the next message comes.
     pub fn copies(&mut self) -> usize {
         let chance = if self.is_calm { 0 } else { self.weather.twice };

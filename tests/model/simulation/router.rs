@@ -48,7 +48,8 @@ pub struct Router {
     life: u32,
     last_request: u64,
     open: BTreeMap<u64, Open>,
-    debts: Vec<Op>,
+    /// When each is due.
+    debts: Vec<(Millis, Op)>,
 }
 
 impl World {
@@ -87,7 +88,8 @@ impl World {
             _ => {}
         }
         self.note(op.pod(), op.call(), || format!("r{}: try {} of {op:?}", to.router, to.number));
-        self.at(limit, Event::TryEnds { to });
+        let ends = self.line_breaks().map_or(limit, |at| at.min(limit));
+        self.at(ends, Event::TryEnds { to });
         let is_twice = self.settings.sabotage == Some(Sabotage::ExecutedTwice);
         if let Some(delay) = self.delay() {
             let op = op.clone();
@@ -154,8 +156,10 @@ impl World {
         let is_current = |open: &&mut Open| open.number == to.number && router.life == to.life;
         let Some(open) = router.open.get_mut(&to.request).filter(is_current) else { return };
         open.may_have_run = true;
+        // (where a line breaks, there may not be another)
+        let is_cut_off = self.now < open.started + FIRST_TRY && self.dice.percent(50);
         match to.number {
-            1 => self.try_once(Ticket { number: 2, ..to }),
+            1 if !is_cut_off => self.try_once(Ticket { number: 2, ..to }),
             _ => self.close(to, None),
         }
     }
@@ -178,7 +182,11 @@ impl World {
                 Op::Release { .. } => Some(op.clone()),
                 _ => None,
             };
-            self.routers[to.router].debts.extend(debt);
+            // What may still come to the store is taken back after it has.
+            let is_hasty = self.settings.sabotage == Some(Sabotage::HastyDoubts);
+            let waits = matches!(op, Op::Allocate { .. }) && !is_hasty;
+            let due = self.now + if waits { BUDGET } else { 0 };
+            self.routers[to.router].debts.extend(debt.map(|debt| (due, debt)));
         }
         match asker {
             Asker::Debt => {
@@ -200,10 +208,11 @@ impl World {
     }
 
     pub fn debts_due(&mut self, router: usize) {
-        for debt in std::mem::take(&mut self.routers[router].debts) {
+        let debts = &mut self.routers[router].debts;
+        for (_, debt) in debts.extract_if(.., |(due, _)| *due <= self.now).collect::<Vec<_>>() {
             self.ask(router, Asker::Debt, debt);
         }
-        self.at(self.now + 500, Event::DebtsDue { router });
+        self.at(self.now + 200, Event::DebtsDue { router });
     }
 
     /// Everything that a router had under way is forgotten; what it sent is on its way.
