@@ -2,6 +2,7 @@
 //! what it can't take is refused at once instead of late.
 
 use std::{
+    collections::VecDeque,
     sync::{
         Mutex, PoisonError,
         atomic::{AtomicUsize, Ordering},
@@ -19,6 +20,8 @@ const MOST: usize = 4_096;
 
 pub struct Gate {
     inside: AtomicUsize,
+    /// Those whose callers have hung up are still with Redis: until when they count.
+    abandoned: Mutex<VecDeque<Instant>>,
     bound: AtomicUsize,
     watched: Mutex<Watched>,
 }
@@ -43,14 +46,18 @@ pub enum Claim {
     Keeps,
 }
 
-/// A request that was let in. Whoever has an answer says so; the others leave silently.
-pub struct Inside<'a>(&'a Gate);
+/// A request that was let in. Who waits for it says what became of it.
+pub struct Inside<'a> {
+    gate: &'a Gate,
+    is_over: bool,
+}
 
 impl Gate {
     pub fn new() -> Self {
         let watched = Watched { since: Instant::now(), answers: 0, was_idle: true };
         Self {
             inside: AtomicUsize::new(0),
+            abandoned: Mutex::default(),
             bound: AtomicUsize::new(MOST),
             watched: Mutex::new(watched),
         }
@@ -58,7 +65,6 @@ impl Gate {
 
     /// Lets a request in unless it would have to wait for longer than it may.
     pub fn enter(&self, claim: Claim) -> Option<Inside<'_>> {
-        let inside = Inside(self);
         let before = self.inside.fetch_add(1, Ordering::Relaxed);
         let bound = self.bound.load(Ordering::Relaxed);
         let has_room = match claim {
@@ -67,10 +73,19 @@ impl Gate {
             Claim::Keeps => true,
         };
         if has_room {
-            return Some(inside);
+            return Some(Inside { gate: self, is_over: false });
         }
+        self.inside.fetch_sub(1, Ordering::Relaxed);
         self.watch(Instant::now(), 0, false);
         None
+    }
+
+    /// What callers asked for who have hung up is done after a while.
+    fn forget_abandoned(&self, now: Instant) {
+        let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+        while abandoned.pop_front_if(|until| *until <= now).is_some() {
+            self.inside.fetch_sub(1, Ordering::Relaxed);
+        }
     }
 
     /// How much may be asked at once.
@@ -86,6 +101,7 @@ impl Gate {
         if time < WATCH {
             return;
         }
+        self.forget_abandoned(now);
         let bound = if watched.was_idle {
             // It keeps up.
             2 * self.bound.load(Ordering::Relaxed)
@@ -99,14 +115,24 @@ impl Gate {
 
 impl Inside<'_> {
     pub fn answered(self) {
-        let is_idle = self.0.inside.load(Ordering::Relaxed) <= 1;
-        self.0.watch(Instant::now(), 1, is_idle);
+        let is_idle = self.gate.inside.load(Ordering::Relaxed) <= 1;
+        self.gate.watch(Instant::now(), 1, is_idle);
+        self.failed();
+    }
+
+    pub fn failed(mut self) {
+        self.is_over = true;
     }
 }
 
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
-        self.0.inside.fetch_sub(1, Ordering::Relaxed);
+        if self.is_over {
+            self.gate.inside.fetch_sub(1, Ordering::Relaxed);
+        } else {
+            let mut abandoned = self.gate.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+            abandoned.push_back(Instant::now() + WAIT);
+        }
     }
 }
 
@@ -117,7 +143,7 @@ mod tests {
     /// A gate, and what came of so many requests within so many milliseconds, of which
     /// Redis answers so many each millisecond: let in, refused, the longest queue.
     fn flood(gate: &Gate, time: u64, come: usize, done: usize, now: &mut Instant) -> [usize; 3] {
-        let mut queue = std::collections::VecDeque::new();
+        let mut queue = VecDeque::new();
         let (mut refused, mut let_in, mut longest) = (0, 0, 0);
         for _ in 0..time {
             *now += Duration::from_millis(1);
@@ -137,9 +163,10 @@ mod tests {
             for inside in queue.drain(..done.min(queue.len())) {
                 let is_idle = gate.inside.load(Ordering::Relaxed) <= 1;
                 gate.watch(*now, 1, is_idle);
-                drop(inside);
+                inside.failed();
             }
         }
+        queue.into_iter().for_each(Inside::failed);
         [let_in, refused, longest]
     }
 
@@ -175,6 +202,18 @@ mod tests {
     }
 
     #[test]
+    fn callers_who_hang_up_make_no_room_for_others_at_once() {
+        let gate = Gate::new();
+        let let_in = |_: &usize| gate.enter(Claim::New).is_some();
+        let started = Instant::now();
+        let come_and_gone = (0..20_000).filter(let_in).count();
+        assert!(come_and_gone <= MOST || started.elapsed() > WAIT, "{come_and_gone} were let in");
+        std::thread::sleep(WAIT);
+        assert!(gate.enter(Claim::New).is_none(), "who is refused finds out that there is room");
+        assert!(gate.enter(Claim::New).is_some());
+    }
+
+    #[test]
     fn when_it_is_over_everything_is_let_in_at_once() {
         let (gate, mut now) = (Gate::new(), Instant::now());
         flood(&gate, 1_000, 10, 1, &mut now);
@@ -186,7 +225,7 @@ mod tests {
     #[test]
     fn a_line_that_is_slow_but_not_full_lets_in_what_it_carries() {
         let (gate, mut now) = (Gate::new(), Instant::now());
-        let mut on_their_way = std::collections::VecDeque::new();
+        let mut on_their_way = VecDeque::new();
         let mut refused = 0;
         for time in 0..5_000 {
             now += Duration::from_millis(1);
@@ -195,8 +234,8 @@ mod tests {
                 Some(inside) => on_their_way.push_back((time + 60, inside)),
                 None => refused += 1,
             }
-            while on_their_way.front().is_some_and(|(due, _)| *due <= time) {
-                on_their_way.pop_front();
+            while let Some((_, inside)) = on_their_way.pop_front_if(|(due, _)| *due <= time) {
+                inside.failed();
                 gate.watch(now, 1, false);
             }
         }

@@ -158,6 +158,8 @@ impl Link {
         let outcome = self.attempt(script, args, timeliness).await;
         if outcome.is_ok() {
             inside.answered();
+        } else {
+            inside.failed();
         }
         if let Err(
             Failure::Unknown(StoreError::Unavailable(_))
