@@ -6,6 +6,7 @@ mod auth;
 mod body;
 mod callbacks;
 mod calls;
+pub mod crowd;
 mod drain;
 mod events;
 pub mod live;
