@@ -109,7 +109,8 @@ impl World {
                     call,
                     pod: dice.sometimes(pod),
                     attempt: (dice.roll(4) == 0).then_some(attempt),
-                    cause: [Cause::Agent, Cause::Provider, Cause::Stream][dice.roll(3)],
+                    cause: [Cause::Agent, Cause::Provider, Cause::Operator, Cause::Stream]
+                        [dice.roll(4)],
                 };
                 same!(
                     format!("{request:?}"),

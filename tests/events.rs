@@ -52,6 +52,25 @@ fn a_call_has_a_story() {
 }
 
 #[test]
+fn what_somebody_ended_by_hand_is_told_apart() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let tokens = "agent:agent-token,admin:admin-token,viewer:viewer-token";
+    let router = Router::start(&[("REDIS_URL", &url), ("API_TOKENS", tokens)]);
+    for (token, cause) in [("agent-token", "agent "), ("admin-token", "operator ")] {
+        let mut connection = router.connect();
+        connection.token = Some(token.into());
+        let call = json!({"call_sid": "CA1"});
+        assert_eq!(connection.post("/api/v1/allocate", &call).status, 200);
+        assert_eq!(connection.post("/api/v1/release", &call).status, 200);
+        connection.token = Some("viewer-token".into());
+        let story = connection.get("/api/v1/calls/CA1").json().1;
+        let told = story["details"]["events"].as_array().unwrap().last().unwrap();
+        assert!(told["detail"].as_str().unwrap().starts_with(cause), "{told}");
+    }
+}
+
+#[test]
 fn refusals_and_changes_are_told() {
     on_both(|router| {
         for number in 1..=4 {

@@ -18,7 +18,7 @@ use crate::{
 /// Lets a request through if its token is of the role it needs.
 pub async fn check(
     State((context, needed)): State<(Arc<Context>, Role)>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     if !request.method().is_safe() && is_from_elsewhere(request.headers()) {
@@ -41,6 +41,7 @@ pub async fn check(
         let _ = body::read(request.into_body(), context.read_timeout).await;
         return refuse(&context, bearer, needed);
     }
+    request.extensions_mut().insert(bearer);
     note(next.run(request).await, bearer)
 }
 
