@@ -27,6 +27,7 @@ pub mod server;
 mod spans;
 mod status;
 mod tiers;
+mod version;
 mod webhooks;
 mod whoami;
 

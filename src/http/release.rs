@@ -1,7 +1,7 @@
 //! `POST /release`: a call is over.
 
 use axum::{
-    Extension, Json,
+    Json,
     extract::State,
     response::{IntoResponse, Response},
 };
@@ -11,11 +11,11 @@ use utoipa::ToSchema;
 
 use super::{
     ApiError, Context, Noted, Shared,
+    auth::By,
     body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
 use crate::{
-    access::{Bearer, Role},
     domain::{
         fleet::{CallNotFound, Cause, NotReleased, Release, Released},
         names::{CallSid, PodName, Pool},
@@ -96,13 +96,12 @@ pub async fn end(
 
 pub async fn release(
     State(context): Shared,
-    bearer: Option<Extension<Option<Bearer>>>,
+    by: By,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
     let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
-    let is_by_hand = bearer.and_then(|it| it.0).is_some_and(|it| it.role == Role::Admin);
-    let cause = if is_by_hand { Cause::Operator } else { Cause::Agent };
+    let cause = if by.is_admin() { Cause::Operator } else { Cause::Agent };
     let (noted, outcome) = end(&context, Release { cause, ..Release::new(call, pod) }).await;
     Ok(match outcome {
         Ok(Ok(released)) => {
