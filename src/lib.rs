@@ -3,6 +3,7 @@
 pub mod access;
 pub mod agent;
 pub mod app;
+pub mod certificate;
 pub mod cli;
 pub mod client;
 pub mod cluster;

@@ -14,7 +14,7 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 
-use crate::secrets::Followed;
+use crate::{certificate, secrets::Followed};
 
 /// The files with our certificate, its key, and the authorities of clients.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +33,8 @@ struct Sides {
     anyone: Arc<ServerConfig>,
     /// For those who must, if any must.
     known: Option<Arc<ServerConfig>>,
+    /// When our certificate ends (s).
+    ends_at: Option<u64>,
 }
 
 /// Who may come in on an address.
@@ -71,6 +73,11 @@ impl Tls {
     pub fn look(&self) {
         self.0.look();
     }
+
+    /// When our certificate ends (s), or the first of those that vouch for it.
+    pub fn ends_at(&self) -> Option<u64> {
+        self.0.current().ends_at
+    }
 }
 
 /// The texts of the certificate, its key, and the authorities, if there are any.
@@ -95,7 +102,9 @@ fn read(texts: &[String]) -> Result<Sides, String> {
         Ok::<_, String>(Arc::new(config))
     };
     let known = texts.get(2).map(|authorities| side(Some(authorities))).transpose()?;
-    Ok(Sides { anyone: side(None)?, known })
+    let chain = certificates(&texts[0])?;
+    let ends_at = chain.iter().filter_map(|it| certificate::ends_at(it)).min();
+    Ok(Sides { anyone: side(None)?, known, ends_at })
 }
 
 /// How a client of ours trusts routers, and shows who it is.

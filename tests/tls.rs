@@ -3,7 +3,7 @@
 use std::{
     fs,
     process::{Child, Command, Output, Stdio},
-    time::Duration,
+    time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
 use crate::support::{Connection, certificates::Authority, eventually, free_port, program};
@@ -133,6 +133,17 @@ fn a_certificate_that_changes_is_shown_from_then_on_and_a_bad_one_is_not() {
     };
     let first = shown();
     assert!(first.contains("BEGIN CERTIFICATE"), "{first}");
+    // (as long as OpenSSL was told)
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    let mut metrics = Connection::open(([127, 0, 0, 1], router.metrics).into());
+    eventually(Duration::from_secs(5), "it is known when it ends", || {
+        let text = metrics.get("/metrics").text();
+        let mut lines = text.lines();
+        let ends = lines.find_map(|line| {
+            line.strip_prefix("smart_router_certificate_ends_timestamp_seconds ")?.parse().ok()
+        });
+        ends.is_some_and(|ends: f64| (ends - now - 2.0 * 86_400.0).abs() < 60.0)
+    });
     let next = authority.sign("next");
     // Half of the change: the key does not belong to the certificate.
     fs::copy(&next.file, &own.file).unwrap();

@@ -110,7 +110,10 @@ impl Control {
             // Files may lie on a disk that is slow.
             let look = tokio::task::spawn_blocking(move || {
                 control.access.look();
-                control.tls.iter().for_each(|tls| tls.look());
+                if let Some(tls) = &control.tls {
+                    tls.look();
+                    control.metrics.certificate_ends(tls.ends_at());
+                }
             });
             tokio::select! {
                 _ = look => {}

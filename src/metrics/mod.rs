@@ -198,6 +198,7 @@ pub struct Metrics {
     pub leader: Gauge,
     pub leader_epoch: Gauge<u64, AtomicU64>,
     last_comparison: Gauge,
+    certificate_ends: Gauge,
     pub store: StoreMetrics,
     pub spans: SpanMetrics,
 }
@@ -229,6 +230,7 @@ impl Default for Metrics {
             log_lines_dropped: Gauge::default(),
             leader: Gauge::default(),
             leader_epoch: Gauge::default(),
+            certificate_ends: Gauge::default(),
             last_comparison: Gauge::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
@@ -332,6 +334,11 @@ impl Metrics {
             self.leader_epoch.clone(),
         );
         ours.register(
+            "certificate_ends_timestamp_seconds",
+            "When the certificate of TLS ends, or one that vouches for it; 0 without",
+            self.certificate_ends.clone(),
+        );
+        ours.register(
             "store_duration_seconds",
             "Time of one store operation",
             self.store.duration.clone(),
@@ -390,6 +397,11 @@ impl Metrics {
     fn limited(&self, reason: &'static str) {
         self.allocated(None, reason);
         self.limited.get_or_create(&Denied { reason }).inc();
+    }
+
+    /// When our certificate ends (s), as far as that is known.
+    pub fn certificate_ends(&self, at: Option<u64>) {
+        self.certificate_ends.set(at.map_or(0, |at| at as i64));
     }
 
     /// Somebody was not let in.
