@@ -106,7 +106,7 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)
             .body(Full::new(Bytes::from(body)))?;
-        Ok(sender.send_request(request).await?)
+        sender.send_request(request).await.map_err(explained)
     }
 
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
@@ -116,6 +116,17 @@ impl Client {
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(StatusCode, Value)> {
         self.send(Method::POST, path, Some(body)).await
     }
+}
+
+/// An error of a connection, and what to do about it where that is known.
+fn explained(error: hyper::Error) -> anyhow::Error {
+    let error = anyhow::Error::from(error);
+    if !error.chain().any(|cause| cause.to_string().contains("CertificateRequired")) {
+        return error;
+    }
+    error.context(
+        "the router wants a certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE",
+    )
 }
 
 /// Connects to where a URL is; with TLS if it says so.

@@ -107,7 +107,10 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
         ("SMART_ROUTER_KEY_FILE", &client.key),
     ];
     assert!(command(&settings, &["status"]).status.success());
-    assert_eq!(command(&settings[..2], &["status"]).status.code(), Some(4));
+    let refused = command(&settings[..2], &["status"]);
+    let told = String::from_utf8(refused.stderr).unwrap();
+    assert_eq!(refused.status.code(), Some(4), "{told}");
+    assert!(told.contains("set SMART_ROUTER_CERT_FILE"), "{told}");
 
     // Providers have no certificates of ours: they are asked for none where they have an
     // address of their own.
