@@ -11,6 +11,7 @@ use std::{
 use serde_json::json;
 
 use crate::{
+    live::ten_calls_a_second,
     shared_redis::replicas,
     support::{Router, judged_by, redis::RedisServer},
 };
@@ -35,6 +36,14 @@ fn a_call_is_on_the_page_within_a_second_of_its_allocation_elsewhere() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 4}"#);
     judged_by(&mut judge("calls", &[url(&routers[0]), url(&routers[1])], ""));
+}
+
+#[test]
+fn a_page_opens_with_the_last_minutes() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, r#"{"gold": 4}"#);
+    ten_calls_a_second(&server);
+    judged_by(&mut judge("history", &[url(&routers[0])], ""));
 }
 
 #[test]

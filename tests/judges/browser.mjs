@@ -94,6 +94,23 @@ const judges = {
     assert.deepEqual(page.wrong, []);
   },
 
+  /** A page shows the last minutes as soon as it is opened, and so does another one later. */
+  async history() {
+    const isFilled = async (page) => {
+      const line = page.locator('.chart-box [data-line="allocated"]').first();
+      const points = ((await line.getAttribute("d")) ?? "").match(/[ML][\d.-]+/g) ?? [];
+      return points.length > 150 && Number(points[0].slice(1)) < 10;
+    };
+    const page = await open(url);
+    await page.waitForSelector(".tile");
+    await until("the chart is filled", () => isFilled(page), 1500);
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    const another = await open(url);
+    await another.waitForSelector(".tile");
+    await until("the other page's, too", () => isFilled(another), 1500);
+    assert.deepEqual([...page.wrong, ...another.wrong], []);
+  },
+
   /** A drain by click takes effect; a wrong token and a viewer's can't. */
   async roles() {
     const page = await open(url);
