@@ -11,9 +11,10 @@ use std::{
 use serde_json::json;
 
 use crate::{
+    cluster,
     live::ten_calls_a_second,
     shared_redis::replicas,
-    support::{Router, judged_by, redis::RedisServer},
+    support::{Router, eventually, judged_by, kube::Kube, redis::RedisServer},
 };
 
 /// Lets the browser judge something. `./test.sh` installs what it needs.
@@ -44,6 +45,18 @@ fn a_page_opens_with_the_last_minutes() {
     let routers = replicas(&server, 1, r#"{"gold": 4}"#);
     ten_calls_a_second(&server);
     judged_by(&mut judge("history", &[url(&routers[0])], ""));
+}
+
+#[test]
+fn the_page_says_which_router_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let redis = server.url();
+    let start = |name| cluster::router(&kube, &[("REDIS_URL", &redis), ("POD_NAME", name)]);
+    let leads = |router: &Router| router.status()["is_leader"] == true;
+    let first = start("router-a");
+    eventually(Duration::from_secs(5), "it leads", || leads(&first));
+    let other = start("router-b");
+    judged_by(judge("leader", &[url(&other)], "").env("LEADER", "router-a"));
 }
 
 #[test]

@@ -5,9 +5,12 @@ use std::{thread, time::Duration};
 use serde_json::Value;
 
 use crate::{
+    cluster::router,
     shared_redis::replicas,
     support::{
         Connection, Router, eventually,
+        kube::Kube,
+        program,
         redis::{RedisServer, unix_millis},
     },
 };
@@ -125,4 +128,36 @@ fn a_newcomer_is_told_the_rates_of_the_last_minutes() {
     assert_eq!(later[10]["rates"]["allocated"], 10.0);
     let at = |point: &Value| point["at"].as_u64().unwrap();
     assert!(at(later.last().unwrap()) >= at(points.last().unwrap()) + 2_000);
+}
+
+#[test]
+fn every_replica_says_which_router_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let url = server.url();
+    let start = |name| router(&kube, &[("REDIS_URL", &url), ("POD_NAME", name)]);
+    let mut routers = vec![start("router-a"), start("router-b")];
+    let leader = |router: &Router| router.status()["leader"].as_str().map(str::to_owned);
+    let agree = |routers: &[Router]| {
+        let (holder, _) = kube.holder()?;
+        let name = holder.split_once('_')?.0.to_owned();
+        routers.iter().all(|router| leader(router).as_ref() == Some(&name)).then_some(name)
+    };
+    eventually(6 * SECOND, "all name it", || agree(&routers).is_some());
+    let name = agree(&routers).unwrap();
+    let leads = |router: &Router| router.status()["is_leader"] == true;
+    let (at, other) = if leads(&routers[0]) { (0, 1) } else { (1, 0) };
+    let said = |router: &Router| {
+        let address = format!("http://{}", router.address);
+        let output = program(&[("SMART_ROUTER_URL", &address)]).arg("status").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(said(&routers[other]).contains(&format!("; {name} leads")));
+    assert!(said(&routers[at]).contains(&format!("; this router leads ({name})")));
+    assert_eq!(next(&mut live(&routers[other]), "state")["leader"]["name"], name.as_str());
+    let mut dead = routers.remove(at);
+    dead.child.kill().unwrap();
+    dead.child.wait().unwrap();
+    eventually(8 * SECOND, "the other names itself", || {
+        agree(&routers).is_some_and(|now| now != name)
+    });
 }

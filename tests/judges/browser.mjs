@@ -111,6 +111,13 @@ const judges = {
     assert.deepEqual([...page.wrong, ...another.wrong], []);
   },
 
+  /** The page of a router that does not lead says who does. */
+  async leader() {
+    const page = await open(url);
+    await until("says who leads", async () => (await text(page, "#fact-leader")) === process.env.LEADER);
+    assert.deepEqual(page.wrong, []);
+  },
+
   /** A drain by click takes effect; a wrong token and a viewer's can't. */
   async roles() {
     const page = await open(url);

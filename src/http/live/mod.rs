@@ -316,6 +316,7 @@ impl Live {
             "store": {"kind": self.about.store, "is_up": is_up},
             "leader": {
                 "is_leader": self.metrics.leader.get() == 1,
+                "name": self.lifecycle.leader(),
                 "epoch": self.metrics.leader_epoch.get(),
             },
             "cluster": {
