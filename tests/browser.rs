@@ -48,6 +48,12 @@ fn a_page_opens_with_the_last_minutes() {
 }
 
 #[test]
+fn a_tile_says_how_long_its_lease_has_left() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("LEASE_TTL", "30s")]);
+    judged_by(&mut judge("leases", &[url(&router)], ""));
+}
+
+#[test]
 fn the_page_says_which_router_leads() {
     let (kube, server) = (Kube::start(), RedisServer::start(&[]));
     let redis = server.url();

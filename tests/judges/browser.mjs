@@ -111,6 +111,30 @@ const judges = {
     assert.deepEqual([...page.wrong, ...another.wrong], []);
   },
 
+  /** A tile says how long its lease has left, to the eye and aloud, and nothing moves. */
+  async leases() {
+    const page = await open(url, { viewport: { width: 360, height: 740 } });
+    const { body } = await api("POST", "/allocate", { call_sid: "CAlease" });
+    const tile = page.locator(`.tile[data-pod="${body.pod_name}"]`);
+    await tile.scrollIntoViewIfNeeded();
+    const left = async () => Number(/^(\d+) s$/.exec(await tile.locator(".tile-left").innerText())?.[1]);
+    await until("says what is left", async () => (await left()) > 0);
+    const [before, box] = [await left(), await tile.boundingBox()];
+    assert.ok(before <= 30, `${before} s`);
+    await until("goes on", async () => (await left()) <= before - 2, 3500);
+    assert.deepEqual(await tile.boundingBox(), box, "the tile stays where it is");
+    assert.match(await tile.getAttribute("aria-label"), / 1\/1 \d+ s of its lease left, busy$/);
+    await axe(page, "leases on a phone");
+    // While it has the focus it is not said anew every second.
+    await tile.focus();
+    const [label, now] = [await tile.getAttribute("aria-label"), await left()];
+    await until("goes on", async () => (await left()) < now, 2500);
+    assert.equal(await tile.getAttribute("aria-label"), label);
+    await api("POST", "/release", { call_sid: "CAlease" });
+    await until("nothing is left", async () => (await tile.locator(".tile-left").innerText()) === "");
+    assert.deepEqual(page.wrong, []);
+  },
+
   /** The page of a router that does not lead says who does. */
   async leader() {
     const page = await open(url);
@@ -179,6 +203,16 @@ const judges = {
     console.log(`first paint ${Math.round(painted)} ms, longest task ${longest} ms, ${number} calls came and went`);
     assert.ok(painted < 1000, `first paint after ${painted} ms`);
     assert.ok(longest <= 200, `a task of ${longest} ms`);
+    const leases = await page.evaluate(async () => {
+      const last = [...document.querySelectorAll(".tile")].at(-1);
+      last.scrollIntoView();
+      await new Promise((resolve) => setTimeout(resolve, 1500));
+      const left = last.querySelector(".tile-left").innerText;
+      document.querySelectorAll(".tiles").forEach((tiles) => tiles.scrollTo(0, 0));
+      scrollTo(0, 0);
+      return left;
+    });
+    assert.match(leases, /^\d+ (s|min)$/, "a tile that comes into view says what is left");
     await axe(page, "light");
     await shot(page, "many");
     await page.emulateMedia({ colorScheme: "dark" });
