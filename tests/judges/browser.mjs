@@ -252,14 +252,23 @@ const judges = {
     assert.deepEqual(page.wrong, []);
   },
 
-  /** What the README shows. */
+  /** What the README and docs/operating.md show. */
   async pictures() {
-    for (const colorScheme of ["light", "dark"]) {
-      const page = await open(url, { colorScheme });
-      await page.waitForSelector(".tile");
-      await new Promise((resolve) => setTimeout(resolve, 12000));
-      await shot(page, `dashboard-${colorScheme}`);
-    }
+    const page = await open(url, { colorScheme: "light" });
+    await page.waitForSelector(".tile");
+    await new Promise((resolve) => setTimeout(resolve, 12000));
+    await shot(page, "dashboard-light");
+    // A call that tried other pools first.
+    const { body } = await api("GET", "/calls?pool=basic");
+    await page.evaluate((call) => (location.hash = `call/${call}`), body.calls.at(-1).call_sid);
+    await until("its story", async () => (await text(page, "#story-body")).includes("given"));
+    await shot(page.locator("#story"), "call");
+    const phone = await open(url, { colorScheme: "dark", viewport: { width: 390, height: 844 }, deviceScaleFactor: 1.5 });
+    await phone.waitForSelector(".tile");
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    await phone.evaluate(() => document.getElementById("pods-title").scrollIntoView());
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    await shot(phone, "phone");
   },
 };
 
