@@ -38,7 +38,7 @@ local function leave_pod(q)
   else
     local ended = end_of(call)
     q.is_rescue = ended ~= nil
-    if ended and (ended.attempts ~= after.attempt or ended.cause == 'agent' or ended.cause == 'provider') then
+    if ended and (ended.attempts ~= after.attempt or is_final[ended.cause]) then
       return {'refused', now, '', '', 'over'}
     end
     local may_be_explained = ended and ended.cause ~= 'pod_gone'

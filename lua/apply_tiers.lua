@@ -1,19 +1,18 @@
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[2..5]: epoch, tier document ('' to leave the one there is), chain, stage; then a tier and its entry, again and again
+-- ARGV[2..6]: who asks, tier document ('' to leave the one there is), chain, stage, the table that it replaces ('' for any:
+--   chain and entries, sorted, one a line); then a tier and its entry, again and again
 --   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
 --   chain, by which other scripts know that they may work; 'adopted' after it
--- Replies: {applied, now}   {unchanged, now}   {fenced, now, epoch}   {lost, now}: the store is not set up
+-- Replies: {applied, now}   {unchanged, now}   {changed, now}: it is another table already   {lost, now}: the store is not set up
 operation('apply_tiers', {'allow-oom'}, function(ARGV)
-  local refused = fence(ARGV[2])
-  if refused then return refused end
-  local stage = ARGV[5]
+  local by, stage, instead_of = ARGV[2], ARGV[5], ARGV[6]
   if stage == '' and not is_set_up() then return {'lost', now} end
   local fresh = {}
-  for i = 6, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
+  for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
   local fields = read('HGETALL', P .. 'tiers')
   local same, trusting, waiting = true, nil, nil
-  local before = {}
+  local before, lines = {}, {}
   for i = 1, #fields, 2 do
     if fields[i] == ':trusting_until' then
       trusting = fields[i + 1]
@@ -22,14 +21,21 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
     elseif fields[i] == ':chain' then
       same = same and fields[i + 1] == ARGV[4]
       before[fields[i]] = true
+      lines[#lines + 1] = fields[i + 1]
     else
       before[fields[i]] = fields[i + 1]
+      lines[#lines + 1] = fields[i] .. ' ' .. fields[i + 1]
       same = same and fresh[fields[i]] == fields[i + 1]
     end
   end
   for name in pairs(fresh) do same = same and before[name] ~= nil end
+  local is_same = stage == '' and same and before[':chain']
+  if instead_of ~= '' and not is_same then
+    table.sort(lines)
+    if table.concat(lines, '\n') ~= instead_of then return {'changed', now} end
+  end
   if ARGV[3] ~= '' then run('SET', P .. 'tier:config', ARGV[3]) end
-  if stage == '' and same and before[':chain'] then return {'unchanged', now} end
+  if is_same then return {'unchanged', now} end
   for name, text in pairs(before) do
     if name ~= ':chain' then
       local was = (parse_entry(text) or {}).kind
@@ -45,6 +51,6 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
   if trusting then run('HSET', P .. 'tiers', ':trusting_until', trusting) end
   if waiting then run('HSET', P .. 'tiers', ':waiting', waiting) end
   for name, text in pairs(fresh) do run('HSET', P .. 'tiers', name, text) end
-  if stage == '' then tell('tiers', '', '', '') end
+  if stage == '' then tell('tiers', '', '', '', '', by) end
   return {'applied', now}
 end)

@@ -1,5 +1,5 @@
 -- Ends a call at its own request and gives the pod back.
--- ARGV[2..7]: call, cause (agent, provider, stream), and where given: pod it must be on, attempt it must stem from,
+-- ARGV[2..7]: call, cause (agent, provider, operator, stream), and where given: pod it must be on, attempt it must stem from,
 --   number of the attempt that is over, when (ms) it was asked for, if that was long ago
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
 --            the same pool and not draining   {not_found, now}
@@ -15,8 +15,8 @@ operation('release', {'allow-oom'}, function(ARGV)
     if since then return {'waited', now, max(0, now - since)} end
     local ended = end_of(call)
     local is_that = ended and (on == '' or on == ended.pod) and (number == '' or tonumber(number) == ended.attempts)
-    if is_that and ended.cause ~= 'agent' and ended.cause ~= 'provider' then
-      if cause == 'agent' or cause == 'provider' then
+    if is_that and not is_final[ended.cause] then
+      if is_final[cause] then
         explain(call, ended, cause)
       elseif ended.cause == 'unconfirmed' then
         -- A stream that is over does not start any more; its pod was blamed before.

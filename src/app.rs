@@ -19,6 +19,7 @@ use crate::{
     control::{Control, ListFile, PodFeed, Source},
     http::{
         self, Context,
+        crowd::Crowd,
         live::{About, Live},
         rate::Rates,
         server::{Patience, serve},
@@ -144,6 +145,8 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         idle: config.http.idle_timeout,
         shutdown: config.http.shutdown_timeout,
     };
+    let turned_away = &context.metrics.turned_away;
+    let crowd = Crowd::new(config.http.max_connections, turned_away.clone());
     let closing = CancellationToken::new();
     let mut servers = JoinSet::new();
     let mut metrics_address = api;
@@ -152,7 +155,8 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(&context);
         // Probes and Prometheus have no certificates.
-        servers.spawn(serve(listener, Door::Plain, routes, patience, closing.clone()));
+        let crowd = Crowd::new(MOST_LOOKING, turned_away.clone());
+        servers.spawn(serve(listener, Door::Plain, routes, patience, crowd, closing.clone()));
     }
     let (known, anyone) = match &tls {
         None => (Door::Plain, Door::Plain),
@@ -168,11 +172,12 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
                 metrics_address = admin;
             }
             let routes = http::admin_routes(&context);
-            servers.spawn(serve(listener, known, routes, patience, closing.clone()));
+            let crowd = crowd.clone();
+            servers.spawn(serve(listener, known, routes, patience, crowd, closing.clone()));
             (http::public_routes(&context, agent_routes), anyone)
         }
     };
-    servers.spawn(serve(listener, door, routes, patience, closing.clone()));
+    servers.spawn(serve(listener, door, routes, patience, crowd, closing.clone()));
     let loops = control.start(source);
     loops.spawn(live.run());
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
@@ -201,6 +206,9 @@ impl Running {
         tracing::info!("stopped");
     }
 }
+
+/// How many connections the port of the metrics has room for.
+const MOST_LOOKING: usize = 64;
 
 /// How many connections may wait to be accepted. The usual number is small enough for a
 /// burst of calls to fill it, and who finds it full tries again a second later.

@@ -86,6 +86,7 @@ pub struct HttpConfig {
     pub admin: Option<SocketAddr>,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
+    pub max_connections: usize,
     pub shutdown_timeout: Duration,
 }
 
@@ -239,6 +240,7 @@ impl Config {
                 admin: edge::admin(&settings, bind)?,
                 read_timeout: settings.http_read_timeout.0,
                 idle_timeout: settings.http_idle_timeout.0,
+                max_connections: settings.max_connections.get(),
                 shutdown_timeout: settings.http_shutdown_timeout.0,
             },
             store: store(&settings)?,
@@ -310,6 +312,7 @@ impl Config {
             ("METRICS_PORT", s.metrics_port.to_string()),
             ("HTTP_READ_TIMEOUT", s.http_read_timeout.to_string()),
             ("HTTP_IDLE_TIMEOUT", s.http_idle_timeout.to_string()),
+            ("MAX_CONNECTIONS", s.max_connections.to_string()),
             ("HTTP_SHUTDOWN_TIMEOUT", s.http_shutdown_timeout.to_string()),
             ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http_port)),
             ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),

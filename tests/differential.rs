@@ -7,7 +7,7 @@ use smart_router::{
     config::Ttls,
     domain::{
         fleet::{
-            Allocation, CallQuery, Cause, Confirm, Departure, Event, EventKind, Fleet, Found,
+            Allocation, CallQuery, Cause, Confirm, Departure, Edit, Event, EventKind, Fleet, Found,
             PodFacts, PodStatus, Refusal, Release, Removed, Renew,
         },
         merchant::Malformed,
@@ -109,7 +109,8 @@ impl World {
                     call,
                     pod: dice.sometimes(pod),
                     attempt: (dice.roll(4) == 0).then_some(attempt),
-                    cause: [Cause::Agent, Cause::Provider, Cause::Stream][dice.roll(3)],
+                    cause: [Cause::Agent, Cause::Provider, Cause::Operator, Cause::Stream]
+                        [dice.roll(4)],
                 };
                 same!(
                     format!("{request:?}"),
@@ -192,17 +193,28 @@ impl World {
             }
             37 => {
                 let tiers = table(dice.roll(TABLES.len()));
+                let known = table(dice.roll(TABLES.len()));
+                let is_careful = dice.roll(2) == 0;
+                let edit =
+                    || Edit { instead_of: is_careful.then_some(&known), by: "admin (token 2)" };
                 same!(
                     "tiers",
-                    store.apply_tiers(&tiers, None).await.map_err(down)?,
-                    fleet.apply_tiers(&tiers, None)
+                    store.apply_tiers(&tiers, edit()).await.map_err(down)?,
+                    fleet.apply_tiers(&tiers, edit())
                 );
                 format!("tiers {}", serde_json::Value::from(tiers))
             }
             38 => {
                 let (id, document) = (dice.merchant(), MERCHANTS[dice.roll(MERCHANTS.len())]);
-                store.set_merchant(&id, document).await.map_err(down)?;
-                fleet.set_merchant(&id, document);
+                let known = MERCHANTS[dice.roll(MERCHANTS.len())].unwrap_or_default();
+                let is_careful = dice.roll(2) == 0;
+                let edit =
+                    || Edit { instead_of: is_careful.then_some(known), by: "admin (token 2)" };
+                same!(
+                    "merchant",
+                    store.set_merchant(&id, document, edit()).await.map_err(down)?,
+                    fleet.set_merchant(&id, document, edit())
+                );
                 format!("merchant {id} {document:?}")
             }
             39..=40 => {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Router, redis::RedisServer, scratch};
+use crate::support::{Connection, Router, redis::RedisServer, scratch};
 
 const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
 
@@ -49,6 +49,81 @@ fn a_call_has_a_story() {
         let (status, unknown) = router.get("/api/v1/calls/CA99");
         assert_eq!((status, &unknown["details"]), (404, &Value::Null));
     });
+}
+
+#[test]
+fn what_somebody_ended_by_hand_is_told_apart() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let tokens = "agent:agent-token,admin:admin-token,viewer:viewer-token";
+    let router = Router::start(&[("REDIS_URL", &url), ("API_TOKENS", tokens)]);
+    for (token, cause) in [("agent-token", "agent "), ("admin-token", "operator ")] {
+        let mut connection = router.connect();
+        connection.token = Some(token.into());
+        let call = json!({"call_sid": "CA1"});
+        assert_eq!(connection.post("/api/v1/allocate", &call).status, 200);
+        assert_eq!(connection.post("/api/v1/release", &call).status, 200);
+        connection.token = Some("viewer-token".into());
+        let story = connection.get("/api/v1/calls/CA1").json().1;
+        let told = story["details"]["events"].as_array().unwrap().last().unwrap();
+        assert!(told["detail"].as_str().unwrap().starts_with(cause), "{told}");
+    }
+}
+
+#[test]
+fn nobody_replaces_what_they_have_not_seen() {
+    on_both(|router| {
+        let ask = |method: &str, path: &str, body: &str, tag: &str| {
+            let head = [("content-type", "application/json"), ("if-match", tag)];
+            router.connect().send(method, path, &head, body.as_bytes())
+        };
+        for (path, first, second) in [
+            ("/api/v1/tiers", r#"{"gold": 1, "basic": 1}"#, r#"{"gold": 2, "basic": 1}"#),
+            ("/api/v1/merchants/acme", r#"{"max_calls": 1}"#, r#"{"max_calls": 2}"#),
+        ] {
+            assert_eq!(router.put(path, first).0, 200);
+            let seen = router.connect().get(path).header("etag").unwrap().to_owned();
+            let changed = ask("PUT", path, second, &seen);
+            assert_eq!(changed.status, 200);
+            let fresh = router.connect().get(path).header("etag").unwrap().to_owned();
+            assert_eq!(changed.header("etag"), Some(fresh.as_str()));
+            assert_ne!(seen, fresh);
+            let late = ask("PUT", path, first, &seen);
+            assert_eq!(late.status, 412, "{}", late.text());
+            assert!(late.text().contains("somebody else has changed it"), "{}", late.text());
+            assert_eq!(router.connect().get(path).header("etag"), Some(fresh.as_str()));
+            assert_eq!(ask("PUT", path, second, &format!("\"x\", {fresh}")).status, 200);
+            assert_eq!(ask("PUT", path, second, "*").status, 200);
+        }
+        let (acme, nobody) = ("/api/v1/merchants/acme", "/api/v1/merchants/nobody");
+        assert_eq!(ask("PUT", nobody, "{}", "*").status, 412, "there is nothing to change");
+        assert_eq!(ask("DELETE", acme, "", "\"x\"").status, 412);
+        assert_eq!(ask("DELETE", acme, "", "*").status, 200);
+    });
+}
+
+#[test]
+fn changes_by_people_say_who() {
+    let tokens = "viewer:viewer-token,admin:admin-token";
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let embedded = [("API_TOKENS", tokens)];
+    for settings in [&embedded[..], &[embedded[0], ("REDIS_URL", &url)]] {
+        let router = Router::start(settings);
+        let mut admin = router.connect_as_admin();
+        let put = |admin: &mut Connection, path: &str, body: &str| {
+            let head = [("content-type", "application/json")];
+            admin.send("PUT", path, &head, body.as_bytes()).status
+        };
+        assert_eq!(put(&mut admin, "/api/v1/tiers", r#"{"gold": 9}"#), 200);
+        assert_eq!(put(&mut admin, "/api/v1/merchants/acme", "{}"), 200);
+        assert_eq!(admin.send("DELETE", "/api/v1/merchants/acme", &[], b"").status, 200);
+        let events = admin.get("/api/v1/events").json().1;
+        for kind in ["tiers", "merchant_set", "merchant_deleted"] {
+            let told = events["events"].as_array().unwrap().iter().find(|it| it["event"] == kind);
+            assert_eq!(told.unwrap()["detail"], "admin (token 2)", "{kind}");
+        }
+    }
 }
 
 #[test]

@@ -13,7 +13,7 @@ use std::{
 use futures_util::future::join_all;
 use smart_router::{
     domain::{
-        fleet::{Allocate, CallQuery, Hold, Release},
+        fleet::{Allocate, CallQuery, Edit, Hold, Release},
         names::{CallSid, PodName},
         tiers::{Origin, Tiers},
     },
@@ -273,7 +273,7 @@ async fn a_release_costs_little_more_with_ten_thousand_calls_waiting() {
     let mut worlds = [World::new(pods).await, World::new(pods).await, World::new(pods).await];
     let exclusive = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
     for (world, waiting) in worlds.iter_mut().zip([0, AT_ONCE, 10_000]) {
-        world.store.apply_tiers(&exclusive, None).await.unwrap().unwrap();
+        world.store.apply_tiers(&exclusive, Edit::ANY).await.unwrap().unwrap();
         world.let_wait(pods, waiting).await;
     }
     let mut times = [Vec::new(), Vec::new(), Vec::new()];
@@ -296,12 +296,12 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
     let (mut few, mut many) = (World::new(FEW).await, World::new(MANY).await);
     let mut busy = World::new(MANY).await;
     for strategy in ["spread", "pack"] {
-        few.store.apply_tiers(&tiers(strategy), None).await.unwrap().unwrap();
-        many.store.apply_tiers(&tiers(strategy), None).await.unwrap().unwrap();
+        few.store.apply_tiers(&tiers(strategy), Edit::ANY).await.unwrap().unwrap();
+        many.store.apply_tiers(&tiers(strategy), Edit::ANY).await.unwrap().unwrap();
         let what = format!("allocate, {strategy}, {FEW} and {MANY} pods");
         flat(&what, &mut few, &mut many, World::allocation).await;
     }
-    many.store.apply_tiers(&tiers("spread"), None).await.unwrap().unwrap();
+    many.store.apply_tiers(&tiers("spread"), Edit::ANY).await.unwrap().unwrap();
     busy.allocate(CALLS, 900_000).await;
     let what = format!("allocate, 0 and {CALLS} live calls");
     flat(&what, &mut many, &mut busy, World::allocation).await;

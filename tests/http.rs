@@ -1,5 +1,5 @@
 use std::{
-    io::Read,
+    io::{Read, Write},
     process::Stdio,
     thread,
     time::{Duration, Instant},
@@ -195,4 +195,33 @@ fn a_burst_of_connections_finds_room_while_the_router_is_busy() {
         .collect();
     tell("-CONT");
     assert_eq!(waiting.len(), burst);
+}
+
+#[test]
+fn who_says_nothing_makes_room_for_others() {
+    let router = Router::start(&[("MAX_CONNECTIONS", "20")]);
+    let mut looking = std::net::TcpStream::connect(router.address).unwrap();
+    looking.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    write!(looking, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
+    let mut some = [0; 4096];
+    assert!(looking.read(&mut some).unwrap() > 0);
+    thread::sleep(Duration::from_secs(1));
+    let silent: Vec<_> =
+        (0..60).map(|_| std::net::TcpStream::connect(router.address).unwrap()).collect();
+    for number in 0..10 {
+        assert_eq!(router.connect().get("/ready").status, 200, "{number}");
+    }
+    // (those that had to go are closed, the last ones are not)
+    let is_open = |mut stream: &std::net::TcpStream| {
+        stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
+        !matches!(stream.read(&mut [0]), Ok(0))
+    };
+    let open = silent.iter().filter(|stream| is_open(stream)).count();
+    assert!((5..20).contains(&open), "{open} are open");
+    let told = thread::scope(|scope| scope.spawn(|| looking.read(&mut some)).join().unwrap());
+    assert!(told.unwrap() > 0, "who is told something stays");
+    let metrics = Connection::open(router.metrics).get("/metrics").text();
+    let away = metrics.lines().find(|line| line.contains("connections_turned_away_total "));
+    let away: f64 = away.unwrap().split(' ').next_back().unwrap().parse().unwrap();
+    assert!(away >= 41.0, "{away}");
 }

@@ -343,6 +343,9 @@ local function fared_badly(f)
   return true
 end
 
+-- After these nobody is left who would want another pod.
+local is_final = {agent = true, provider = true, operator = true}
+
 -- What the end of a call says of its pod. Answers as above.
 local function speaks_for(f, cause, lasted_for)
   if cause == 'unconfirmed' then return fared_badly(f) end

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 
 use anyhow::Context;
 use clap::Args;
+use prometheus_client::metrics::counter::Counter;
 use tokio::{
     net::TcpListener,
     signal::unix::{SignalKind, signal},
@@ -16,7 +17,10 @@ use crate::{
     agent::{Agents, Desk},
     config::{LogConfig, LogFormat, Span},
     domain::names::PodName,
-    http::server::{Patience, serve},
+    http::{
+        crowd::Crowd,
+        server::{Patience, serve},
+    },
     logging,
     tls::Door,
 };
@@ -61,7 +65,9 @@ pub async fn agent(args: AgentArgs) -> anyhow::Result<()> {
     };
     let closing = CancellationToken::new();
     let routes = agents.own_routes(args.pod_name);
-    let server = tokio::spawn(serve(listener, Door::Plain, routes, patience, closing.clone()));
+    let crowd = Crowd::new(usize::MAX, Counter::default());
+    let served = serve(listener, Door::Plain, routes, patience, crowd, closing.clone());
+    let server = tokio::spawn(served);
     tokio::select! {
         _ = terminate.recv() => {}
         _ = interrupt.recv() => {}

@@ -2,6 +2,7 @@
 
 use std::{
     net::{IpAddr, SocketAddr},
+    num::NonZeroUsize,
     path::PathBuf,
 };
 
@@ -62,6 +63,10 @@ pub struct Settings {
     /// How long a connection may wait for its next request
     #[arg(long, env, value_name = "TIME", default_value = "60s")]
     pub http_idle_timeout: Span,
+
+    /// How many connections there may be; one more takes the place of the most silent
+    #[arg(long, env, value_name = "COUNT", default_value = "10000")]
+    pub max_connections: NonZeroUsize,
 
     /// How long requests in flight may take to finish at shutdown
     #[arg(long, env, value_name = "TIME", default_value = "30s")]

@@ -1,10 +1,10 @@
 //! Bearer tokens: who asks, and whether they may.
 
-use std::sync::Arc;
+use std::{convert::Infallible, fmt, sync::Arc};
 
 use axum::{
-    extract::{Request, State},
-    http::{HeaderMap, StatusCode, header},
+    extract::{FromRequestParts, Request, State},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -18,7 +18,7 @@ use crate::{
 /// Lets a request through if its token is of the role it needs.
 pub async fn check(
     State((context, needed)): State<(Arc<Context>, Role)>,
-    request: Request,
+    mut request: Request,
     next: Next,
 ) -> Response {
     if !request.method().is_safe() && is_from_elsewhere(request.headers()) {
@@ -41,7 +41,32 @@ pub async fn check(
         let _ = body::read(request.into_body(), context.read_timeout).await;
         return refuse(&context, bearer, needed);
     }
+    request.extensions_mut().insert(By(bearer));
     note(next.run(request).await, bearer)
+}
+
+/// Who asks, if that is known.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct By(Option<Bearer>);
+
+impl By {
+    pub fn is_admin(self) -> bool {
+        self.0.is_some_and(|bearer| bearer.role == Role::Admin)
+    }
+}
+
+impl fmt::Display for By {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.map_or(Ok(()), |bearer| bearer.fmt(f))
+    }
+}
+
+impl<S: Sync> FromRequestParts<S> for By {
+    type Rejection = Infallible;
+
+    async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
+        Ok(parts.extensions.get::<Self>().copied().unwrap_or_default())
+    }
 }
 
 /// What a stream was opened with. A token that is taken away ends it.

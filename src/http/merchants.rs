@@ -12,6 +12,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::{
     ApiError, Noted, Shared,
+    auth::By,
     body::JsonBody,
     openapi::{
         Endpoint, Group,
@@ -19,9 +20,10 @@ use super::{
     },
     query::Query,
     reply::Named,
+    version::{self, IfMatch, guarded, tag},
 };
 use crate::domain::{
-    fleet::PoolStatus,
+    fleet::{Edit, PoolStatus},
     merchant::{FIELDS, MerchantConfig},
     names::{MerchantId, Pool},
     tiers::Tiers,
@@ -72,7 +74,7 @@ pub fn get_described() -> Endpoint {
 }
 
 pub fn put_described() -> Endpoint {
-    of_merchant("Gives a merchant a document")
+    guarded(of_merchant("Gives a merchant a document"))
         .about("Its `fallback` must name tiers that are in force.")
         .takes::<MerchantDocument>(document())
         .gives(MerchantChanged {
@@ -82,7 +84,8 @@ pub fn put_described() -> Endpoint {
 }
 
 pub fn delete_described() -> Endpoint {
-    of_merchant("Takes a merchant's document away").gives(MerchantChanged::new(acme())).fails_with(
+    let endpoint = guarded(of_merchant("Takes a merchant's document away"));
+    endpoint.gives(MerchantChanged::new(acme())).fails_with(
         404,
         "It has none.",
         json!({"error": "merchant not found"}),
@@ -128,17 +131,21 @@ pub async fn get(
     Named(id): Named<MerchantId>,
 ) -> Result<Response, ApiError> {
     let document = context.store.merchant(&id).await?.ok_or_else(unknown)?;
-    Ok(([(header::CONTENT_TYPE, "application/json")], document).into_response())
+    Ok((tag(&document), [(header::CONTENT_TYPE, "application/json")], document).into_response())
 }
 
 pub async fn put(
     State(context): Shared,
     Named(id): Named<MerchantId>,
+    if_match: IfMatch,
+    by: By,
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response, ApiError> {
     let document = body.to_string();
     let config = MerchantConfig::parse(&document)
         .map_err(|error| ApiError::bad_request(format!("not a merchant document: {error}")))?;
+    let present = context.store.merchant(&id).await?;
+    if_match.check(present.as_deref())?;
     let tiers = context.store.tiers().await?;
     if let Some(step) = config.unknown_tier(&tiers) {
         let error = format!("not a merchant document: fallback: there is no tier {step}");
@@ -147,17 +154,25 @@ pub async fn put(
     let mut changed = MerchantChanged::new(id);
     let status = context.store.status().await?;
     changed.warnings = doubts(&body, &config, &tiers, &status.pools);
-    context.store.set_merchant(&changed.merchant_id, Some(&document)).await?;
+    let edit =
+        Edit { instead_of: Some(present.as_deref().unwrap_or_default()), by: &by.to_string() };
+    let set = context.store.set_merchant(&changed.merchant_id, Some(&document), edit).await?;
+    set.map_err(|_| version::changed(StatusCode::CONFLICT))?;
     let noted = Noted { outcome: "merchant_set", ..Noted::default() };
-    Ok(noted.on(Json(changed)))
+    Ok(noted.on((tag(&document), Json(changed))))
 }
 
 pub async fn delete(
     State(context): Shared,
     Named(id): Named<MerchantId>,
+    if_match: IfMatch,
+    by: By,
 ) -> Result<Response, ApiError> {
-    context.store.merchant(&id).await?.ok_or_else(unknown)?;
-    context.store.set_merchant(&id, None).await?;
+    let present = context.store.merchant(&id).await?.ok_or_else(unknown)?;
+    if_match.check(Some(&present))?;
+    let edit = Edit { instead_of: Some(present.as_str()), by: &by.to_string() };
+    let deleted = context.store.set_merchant(&id, None, edit).await?;
+    deleted.map_err(|_| version::changed(StatusCode::CONFLICT))?;
     let noted = Noted { outcome: "merchant_deleted", ..Noted::default() };
     Ok(noted.on(Json(MerchantChanged::new(id))))
 }

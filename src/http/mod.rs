@@ -6,6 +6,7 @@ mod auth;
 mod body;
 mod callbacks;
 mod calls;
+pub mod crowd;
 mod drain;
 mod events;
 pub mod live;
@@ -26,6 +27,7 @@ pub mod server;
 mod spans;
 mod status;
 mod tiers;
+mod version;
 mod webhooks;
 mod whoami;
 

@@ -11,12 +11,13 @@ use utoipa::ToSchema;
 
 use super::{
     ApiError, Context, Noted, Shared,
+    auth::By,
     body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
 use crate::{
     domain::{
-        fleet::{CallNotFound, NotReleased, Release, Released},
+        fleet::{CallNotFound, Cause, NotReleased, Release, Released},
         names::{CallSid, PodName, Pool},
     },
     store::StoreError,
@@ -95,11 +96,13 @@ pub async fn end(
 
 pub async fn release(
     State(context): Shared,
+    by: By,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
     let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
-    let (noted, outcome) = end(&context, Release::new(call, pod)).await;
+    let cause = if by.is_admin() { Cause::Operator } else { Cause::Agent };
+    let (noted, outcome) = end(&context, Release { cause, ..Release::new(call, pod) }).await;
     Ok(match outcome {
         Ok(Ok(released)) => {
             let answer = Json(Ended::Released {

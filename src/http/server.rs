@@ -5,10 +5,7 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::Arc,
     task::{Context, Poll},
     time::Duration,
 };
@@ -27,6 +24,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
+use super::crowd::{Crowd, Seat};
 use crate::tls::Door;
 
 /// How long clients may take.
@@ -47,17 +45,26 @@ pub async fn serve(
     door: Door,
     routes: Router,
     patience: Patience,
+    crowd: Arc<Crowd>,
     closing: CancellationToken,
 ) {
     let connections = TaskTracker::new();
     let cut = CancellationToken::new();
     let open = |(stream, peer)| {
-        let settings = door.settings();
-        let connection = open_to(settings, stream, peer, routes.clone(), patience, closing.clone());
+        let Some(seated) = crowd.enter() else { return };
+        let visit = Visit {
+            peer,
+            routes: routes.clone(),
+            patience,
+            seat: seated.0.clone(),
+            closing: closing.clone(),
+        };
+        let connection = open_to(door.settings(), stream, visit);
         let cut = cut.clone();
         connections.spawn(async move {
             tokio::select! {
                 () = connection => {}
+                () = seated.0.leave.cancelled() => {}
                 () = cut.cancelled() => {}
             }
         });
@@ -105,19 +112,22 @@ async fn accept(
     }
 }
 
-/// Lets a client in, by TLS if there are settings for that.
-async fn open_to(
-    settings: Option<Arc<ServerConfig>>,
-    mut stream: TcpStream,
+/// Somebody who has come, and what there is for them.
+struct Visit {
     peer: SocketAddr,
     routes: Router,
     patience: Patience,
+    seat: Arc<Seat>,
     closing: CancellationToken,
-) {
+}
+
+/// Lets a client in, by TLS if there are settings for that.
+async fn open_to(settings: Option<Arc<ServerConfig>>, mut stream: TcpStream, visit: Visit) {
+    let peer = visit.peer;
     // Answers are small and complete: nothing is gained by waiting for more.
     let _ = stream.set_nodelay(true);
     let Some(settings) = settings else {
-        return converse(stream, peer, routes, patience, closing).await;
+        return converse(stream, visit).await;
     };
     let greet = async {
         let mut first = [0];
@@ -130,8 +140,8 @@ async fn open_to(
         }
         TlsAcceptor::from(settings).accept(stream).await
     };
-    match timeout(patience.read, greet).await {
-        Ok(Ok(stream)) => converse(stream, peer, routes, patience, closing).await,
+    match timeout(visit.patience.read, greet).await {
+        Ok(Ok(stream)) => converse(stream, visit).await,
         Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
         Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
     }
@@ -144,27 +154,21 @@ const MISTAKEN: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/
     Content-Length: 56\r\nConnection: close\r\n\r\n\
     {\"error\":\"this address speaks TLS: begin with https://\"}";
 
-async fn converse(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    peer: SocketAddr,
-    routes: Router,
-    patience: Patience,
-    closing: CancellationToken,
-) {
-    let turns = Arc::new(Turns::default());
+async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, visit: Visit) {
+    let Visit { peer, routes, patience, seat, closing } = visit;
     // Who connects has something to ask.
     let head = Head { turn: 0, deadline: Instant::now() + patience.read, alarm: None };
     let (limit, head) = (patience.read, Some(head));
-    let io = Punctual { stream, limit, turns: turns.clone(), head, stuck: None };
+    let io = Punctual { stream, limit, seat: seat.clone(), head, stuck: None };
     let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        turns.change();
+        seat.change_turn();
         request.extensions_mut().insert(peer);
-        let (routes, turns) = (routes.clone(), turns.clone());
+        let (routes, seat) = (routes.clone(), seat.clone());
         async move {
             let response = routes.oneshot(request.map(Body::new)).await?;
             // An upgraded connection has no more heads to wait for.
             if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-                turns.change();
+                seat.change_turn();
             }
             Ok::<_, Infallible>(response)
         }
@@ -185,27 +189,12 @@ async fn converse(
     }
 }
 
-/// Whose turn it is: the client's, which may send the head of a request, or
-/// ours, which answer it. Even counts are the client's.
-#[derive(Default)]
-struct Turns(AtomicUsize);
-
-impl Turns {
-    fn change(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn count(&self) -> usize {
-        self.0.load(Ordering::Relaxed)
-    }
-}
-
 /// A stream whose peer must finish the head of a request soon after beginning
 /// it. (Hyper's own limit also counts the time between requests.)
 struct Punctual<S> {
     stream: S,
     limit: Duration,
-    turns: Arc<Turns>,
+    seat: Arc<Seat>,
     head: Option<Head>,
     /// Rings when the peer has not taken anything of an answer for too long.
     stuck: Option<Pin<Box<Sleep>>>,
@@ -219,6 +208,7 @@ impl<S> Punctual<S> {
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
+            self.seat.hear();
             self.stuck = None;
             return written;
         }
@@ -245,9 +235,12 @@ impl<S: AsyncRead + Unpin> AsyncRead for Punctual<S> {
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let turn = this.turns.count();
+        let turn = this.seat.turn();
         let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
-        if !turn.is_multiple_of(2) {
+        if read.is_ready() {
+            this.seat.hear();
+        }
+        if !this.seat.is_clients_turn() {
             return read;
         }
         let begun = this.head.take_if(|head| head.turn == turn);

@@ -12,15 +12,17 @@ use utoipa::ToSchema;
 
 use super::{
     ApiError, Context, Noted, Shared,
+    auth::By,
     body::JsonBody,
     openapi::{
         Endpoint, Group,
         schemas::{self, TierDocument},
     },
     query::Query,
+    version::{IfMatch, changed, guarded, tag},
 };
 use crate::domain::{
-    fleet,
+    fleet::{self, Edit},
     merchant::MerchantConfig,
     names::{PodName, Pool},
     tiers::{Origin, Tiers},
@@ -62,12 +64,15 @@ pub fn get_described() -> Endpoint {
 
 pub fn put_described() -> Endpoint {
     let tiers = serde_json::from_value(example()).expect("a tier document");
-    Endpoint::new(Group::Settings, "Puts tiers in force")
+    let endpoint = Endpoint::new(Group::Settings, "Puts tiers in force")
         .query("dry_run", schemas::one_of(&["true", "false", ""]), "Only says what would move.")
         .takes::<TierDocument>(example())
         .gives(Applied { moves: None, success: Some(true), tiers, warnings: Vec::new() })
-        .fails(409, "No tier would take some of the pods, or another leader was faster.")
-        .asks_store()
+        .asks_store();
+    guarded(endpoint).fails(
+        409,
+        "No tier would take some of the pods, or somebody else changed it in the same moment.",
+    )
 }
 
 fn example() -> Value {
@@ -80,8 +85,13 @@ fn example() -> Value {
     })
 }
 
-pub async fn get(State(context): Shared) -> Result<Json<Tiers>, ApiError> {
-    Ok(Json(context.store.tiers().await?))
+pub async fn get(State(context): Shared) -> Result<Response, ApiError> {
+    let tiers = context.store.tiers().await?;
+    Ok((tag(&text_of(&tiers)), Json(tiers)).into_response())
+}
+
+fn text_of(tiers: &Tiers) -> String {
+    Value::from(tiers.clone()).to_string()
 }
 
 /// As many merchants are looked at.
@@ -105,11 +115,15 @@ async fn left_behind(context: &Context, tiers: &Tiers) -> Result<Option<String>,
 pub async fn put(
     State(context): Shared,
     query: Query,
+    if_match: IfMatch,
+    by: By,
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response, ApiError> {
     query.only(&["dry_run"])?;
     let (tiers, mut warnings) = Tiers::parse(&body.to_string(), Origin::Settings)
         .map_err(|error| ApiError::bad_request(format!("not a tier document: {error}")))?;
+    let present = context.store.tiers().await?;
+    if_match.check(Some(&text_of(&present)))?;
     let moves = fleet::moves(&tiers, &context.store.pods().await?);
     let busy = moves.iter().filter(|it| it.is_busy && it.to.is_some()).count();
     if busy > 0 {
@@ -134,9 +148,11 @@ pub async fn put(
         let moves = Some(moves.collect());
         return Ok(Json(Applied { moves, success: None, tiers, warnings }).into_response());
     }
-    let fenced = context.store.apply_tiers(&tiers, None).await?;
-    fenced.map_err(|fenced| ApiError::new(StatusCode::CONFLICT, fenced.to_string()))?;
+    let edit = Edit { instead_of: Some(&present), by: &by.to_string() };
+    let applied = context.store.apply_tiers(&tiers, edit).await?;
+    applied.map_err(|_| changed(StatusCode::CONFLICT))?;
     context.nudge.notify_one();
     let noted = Noted { outcome: "tiers_applied", ..Noted::default() };
-    Ok(noted.on(Json(Applied { moves: None, success: Some(true), tiers, warnings })))
+    let tag = tag(&text_of(&tiers));
+    Ok(noted.on((tag, Json(Applied { moves: None, success: Some(true), tiers, warnings }))))
 }

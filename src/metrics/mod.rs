@@ -187,6 +187,8 @@ pub struct Metrics {
     pub lost: Counter,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
+    /// Connections that had to make room for others, or found none.
+    pub turned_away: Counter,
     limited: Family<Denied, Counter>,
     pub drains: Counter,
     pub zombies_recovered: Counter,
@@ -217,6 +219,7 @@ impl Default for Metrics {
             abandoned: Counter::default(),
             lost: Counter::default(),
             denied: Family::default(),
+            turned_away: Counter::default(),
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
@@ -287,6 +290,11 @@ impl Metrics {
         );
         ours.register_collector(Box::new(self.store_gauges.clone()));
         ours.register("denied", "Requests without a valid signature or token", self.denied.clone());
+        ours.register(
+            "connections_turned_away",
+            "Connections that had to make room for others, or found none",
+            self.turned_away.clone(),
+        );
         ours.register(
             "limited",
             "Calls refused by a limit of their merchant",

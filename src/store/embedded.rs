@@ -21,10 +21,10 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallPage, CallQuery, Change, Confirm, Confirmed, Departure,
-        Drained, EventId, EventLog, Fenced, Fleet, Found, Logged, MoveRefused, NotReleased,
-        Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
-        Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Change, Changed, Confirm, Confirmed,
+        Departure, Drained, Edit, EventId, EventLog, Fenced, Fleet, Found, Logged, MoveRefused,
+        NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
+        Renewed, Status, Swept, Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -310,13 +310,18 @@ impl Store for Embedded {
     fn apply_tiers<'a>(
         &'a self,
         tiers: &'a Tiers,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<(), Fenced>> {
-        self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, epoch))
+        edit: Edit<'a, Tiers>,
+    ) -> Reply<'a, Result<(), Changed>> {
+        self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, edit))
     }
 
-    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
-        self.step("set_merchant", move |fleet, _| fleet.set_merchant(id, document))
+    fn set_merchant<'a>(
+        &'a self,
+        id: &'a MerchantId,
+        document: Option<&'a str>,
+        edit: Edit<'a, str>,
+    ) -> Reply<'a, Result<(), Changed>> {
+        self.step("set_merchant", move |fleet, _| fleet.set_merchant(id, document, edit))
     }
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {

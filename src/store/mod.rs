@@ -22,9 +22,10 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallPage, CallQuery, Confirm, Confirmed, Departure, Drained,
-        EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
-        Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Confirm, Confirmed, Departure,
+        Drained, Edit, EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed,
+        PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept,
+        Undrained, UnknownPod,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -99,9 +100,14 @@ pub trait Store: Send + Sync + 'static {
     fn apply_tiers<'a>(
         &'a self,
         tiers: &'a Tiers,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<(), Fenced>>;
-    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()>;
+        edit: Edit<'a, Tiers>,
+    ) -> Reply<'a, Result<(), Changed>>;
+    fn set_merchant<'a>(
+        &'a self,
+        id: &'a MerchantId,
+        document: Option<&'a str>,
+        edit: Edit<'a, str>,
+    ) -> Reply<'a, Result<(), Changed>>;
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept>;
     fn audit(&self) -> Reply<'_, Audited>;

@@ -20,6 +20,7 @@ use std::{fmt, str::FromStr};
 
 pub use self::{
     params::{BadEncoding, Params},
+    signature::sha256_hex,
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
     webhook::{Content, Covered, Forged, Webhook},
 };

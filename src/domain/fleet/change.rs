@@ -43,12 +43,18 @@ pub enum Change {
     /// The fencing epoch of the leader's writes rose.
     Epoch { epoch: u64 },
     /// Another tier table is in force.
-    Tiers { tiers: Tiers },
+    Tiers {
+        tiers: Tiers,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
+    },
     /// A merchant's document was written, or taken away.
     Merchant {
         id: MerchantId,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         document: Option<String>,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
     },
     /// A pod was seen.
     Pod {
@@ -118,11 +124,11 @@ impl Fleet {
         let mut changes = vec![
             Change::Began { trusting_until: self.trusting_until },
             Change::Epoch { epoch: self.epoch },
-            Change::Tiers { tiers: self.tiers.clone() },
+            Change::Tiers { tiers: self.tiers.clone(), by: String::new() },
         ];
         for (id, merchant) in &self.merchants {
             let document = Some(merchant.document.clone());
-            changes.push(Change::Merchant { id: id.clone(), document });
+            changes.push(Change::Merchant { id: id.clone(), document, by: String::new() });
         }
         for (name, pod) in &self.pods {
             changes.push(Change::Pod { pod: name.clone(), facts: pod.facts.clone() });

@@ -29,6 +29,8 @@ pub enum Cause {
     Agent,
     /// The provider said that it is over.
     Provider,
+    /// Somebody ended it by hand.
+    Operator,
     /// Its stream is gone, and its agent has said nothing.
     Stream,
     /// The same, and it is clear that nobody explains it.
@@ -48,6 +50,7 @@ impl Cause {
         match self {
             Self::Agent => "agent",
             Self::Provider => "provider",
+            Self::Operator => "operator",
             Self::Stream => "stream",
             Self::Broken => "broken",
             Self::Lease => "lease",
@@ -59,7 +62,7 @@ impl Cause {
 
     /// Nobody is left who would want another pod.
     pub(super) fn is_final(self) -> bool {
-        matches!(self, Self::Agent | Self::Provider)
+        matches!(self, Self::Agent | Self::Provider | Self::Operator)
     }
 
     /// Its agent's word may still be on its way.

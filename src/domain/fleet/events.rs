@@ -320,11 +320,11 @@ impl Fleet {
                 }
             }
             Change::Epoch { epoch } => Event::new(Kind::Leader).with(epoch.to_string()),
-            Change::Tiers { .. } => Event::new(Kind::Tiers),
-            Change::Merchant { id, document } => {
+            Change::Tiers { by, .. } => Event::new(Kind::Tiers).with(by),
+            Change::Merchant { id, document, by } => {
                 let kind =
                     if document.is_some() { Kind::MerchantSet } else { Kind::MerchantDeleted };
-                Event { merchant: Some(id.clone()), ..Event::new(kind) }
+                Event { merchant: Some(id.clone()), ..Event::new(kind).with(by) }
             }
             Change::Began { .. }
             | Change::Spared { .. }

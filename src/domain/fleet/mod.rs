@@ -38,7 +38,7 @@ pub use self::{
     ends::{Cause, End},
     events::{Event, EventId, EventLog, Kind as EventKind, Logged},
     moves::{Move, moves},
-    pods::{Departure, Fenced, MoveRefused, Observed, Removed},
+    pods::{Changed, Departure, Edit, Fenced, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
     upkeep::{Audited, Swept},

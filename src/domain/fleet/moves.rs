@@ -80,7 +80,7 @@ pub fn moves(tiers: &Tiers, pods: &[PodStatus]) -> Vec<Move> {
 mod tests {
     use super::*;
     use crate::domain::{
-        fleet::{Allocate, Fleet, PodFacts},
+        fleet::{Allocate, Edit, Fleet, PodFacts},
         tiers::Origin,
     };
 
@@ -109,7 +109,7 @@ mod tests {
         let foretold = moves(&next, &fleet.pods());
         let is_busy: Vec<_> = foretold.iter().filter(|it| it.is_busy).map(|it| &it.pod).collect();
         assert_eq!(is_busy, [&busy], "a busy pod is named as such");
-        fleet.apply_tiers(&next, None).unwrap();
+        fleet.apply_tiers(&next, Edit::ANY).unwrap();
         fleet
             .release(&crate::domain::fleet::Release::new("CA1".parse().unwrap(), None), 1)
             .unwrap();

@@ -16,6 +16,25 @@ pub struct Fenced {
     pub current: u64,
 }
 
+/// A change of what people have set.
+#[derive(Debug)]
+pub struct Edit<'a, T: ?Sized> {
+    /// What it replaces, as far as its author knows.
+    pub instead_of: Option<&'a T>,
+    /// Who it is, if that is known.
+    pub by: &'a str,
+}
+
+impl<T: ?Sized> Edit<'_, T> {
+    /// Whatever is there, and whoever asks.
+    pub const ANY: Self = Self { instead_of: None, by: "" };
+}
+
+/// It is no longer what the author of a change believed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("somebody else has changed it meanwhile: look again")]
+pub struct Changed;
+
 /// What an observation changed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Observed {
@@ -197,10 +216,12 @@ impl Fleet {
 
     /// Puts another tier table in force. Pods whose pool is gone get a new one,
     /// busy ones when their calls end.
-    pub fn apply_tiers(&mut self, tiers: &Tiers, epoch: Option<u64>) -> Result<(), Fenced> {
-        self.fence(epoch)?;
+    pub fn apply_tiers(&mut self, tiers: &Tiers, edit: Edit<'_, Tiers>) -> Result<(), Changed> {
         if *tiers != self.tiers {
-            self.record(Change::Tiers { tiers: tiers.clone() });
+            if edit.instead_of.is_some_and(|known| *known != self.tiers) {
+                return Err(Changed);
+            }
+            self.record(Change::Tiers { tiers: tiers.clone(), by: edit.by.into() });
             let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
             names.sort();
             names.iter().for_each(|name| self.settle(name));
@@ -208,13 +229,23 @@ impl Fleet {
         Ok(())
     }
 
-    /// Writes a merchant's document, or takes it away.
-    pub fn set_merchant(&mut self, id: &MerchantId, document: Option<&str>) {
-        let present = self.merchants.get(id).map(|merchant| merchant.document.as_str());
+    /// Writes a merchant's document, or takes it away. No document is an empty one.
+    pub fn set_merchant(
+        &mut self,
+        id: &MerchantId,
+        document: Option<&str>,
+        edit: Edit<'_, str>,
+    ) -> Result<(), Changed> {
+        let present = self.merchant(id);
         if present != document {
-            let document = document.map(str::to_owned);
-            self.record(Change::Merchant { id: id.clone(), document });
+            let present = present.unwrap_or_default();
+            if edit.instead_of.is_some_and(|known| known != present) {
+                return Err(Changed);
+            }
+            let (document, by) = (document.map(str::to_owned), edit.by.into());
+            self.record(Change::Merchant { id: id.clone(), document, by });
         }
+        Ok(())
     }
 
     /// A merchant's document, if it has one.

@@ -13,15 +13,15 @@ impl Fleet {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
-            Change::Tiers { tiers } => {
+            Change::Tiers { tiers, .. } => {
                 self.tiers = tiers;
                 let names: Vec<PodName> = self.pods.keys().cloned().collect();
                 for name in &names {
                     self.place(name);
                 }
             }
-            Change::Merchant { id, document: None } => drop(self.merchants.remove(&id)),
-            Change::Merchant { id, document: Some(document) } => {
+            Change::Merchant { id, document: None, .. } => drop(self.merchants.remove(&id)),
+            Change::Merchant { id, document: Some(document), .. } => {
                 let config = MerchantConfig::parse(&document);
                 self.merchants.insert(id, Merchant { document, config });
             }

@@ -113,6 +113,7 @@ const REFUSALS = {
 const CAUSES = {
   agent: "released by its agent",
   provider: "ended by the provider",
+  operator: "released by hand",
   stream: "its stream stopped",
   broken: "its stream broke",
   lease: "its lease ran out",

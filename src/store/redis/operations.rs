@@ -16,10 +16,10 @@ use crate::{
         Millis,
         assign::Stock,
         fleet::{
-            Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Confirm, Confirmed,
-            Departure, Drained, EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed,
-            PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status,
-            Swept, Undrained, UnknownPod,
+            Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Confirm,
+            Confirmed, Departure, Drained, Edit, EventId, Fenced, Found, Logged, MoveRefused,
+            NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
+            Renewed, Status, Swept, Undrained, UnknownPod,
         },
         merchant::Step,
         names::{CallSid, MerchantId, PodName, Pool},
@@ -215,21 +215,28 @@ impl Store for Redis {
     fn apply_tiers<'a>(
         &'a self,
         tiers: &'a Tiers,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<(), Fenced>> {
+        edit: Edit<'a, Tiers>,
+    ) -> Reply<'a, Result<(), Changed>> {
         Box::pin(async move {
             if !self.link.is_up() {
                 return Err(StoreError::Unavailable("Redis is out".into()));
             }
             let document = serde_json::Value::from(tiers.clone()).to_string();
-            self.put_tiers(tiers, &document, epoch).await
+            self.put_tiers(tiers, &document, edit).await
         })
     }
 
-    fn set_merchant<'a>(&'a self, id: &'a MerchantId, document: Option<&'a str>) -> Reply<'a, ()> {
+    fn set_merchant<'a>(
+        &'a self,
+        id: &'a MerchantId,
+        document: Option<&'a str>,
+        edit: Edit<'a, str>,
+    ) -> Reply<'a, Result<(), Changed>> {
         Box::pin(async move {
-            let args = [id.as_str(), document.unwrap_or_default()];
-            self.run(&self.scripts.set_merchant, &args).await.map(drop)
+            let instead_of = edit.instead_of.map_or(String::new(), |known| format!("={known}"));
+            let args = [id.as_str(), document.unwrap_or_default(), &instead_of, edit.by];
+            let answer = self.run(&self.scripts.set_merchant, &args).await?;
+            Ok(if answer.word == "changed" { Err(Changed) } else { Ok(()) })
         })
     }
 

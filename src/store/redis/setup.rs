@@ -14,13 +14,13 @@ use super::{
     calls::{number_text, release_args},
     kept::Debt,
     link::{Failure, Timeliness},
-    operations::{epoch_text, fenced, unexpected},
+    operations::unexpected,
     reply::Reply as Answer,
     table,
 };
 use crate::{
     domain::{
-        fleet::{Cause, Fenced, Release},
+        fleet::{Cause, Changed, Edit, Release},
         names::Pool,
         tiers::{Origin, Tiers},
     },
@@ -228,7 +228,7 @@ impl Redis {
         };
         // A document that is there, good or bad, is left to those who wrote it.
         let text = if is_absent { text_of(&tiers) } else { String::new() };
-        let _ = self.put_tiers(&tiers, &text, None).await?;
+        let _ = self.put_tiers(&tiers, &text, Edit::ANY).await?;
         Ok(())
     }
 
@@ -252,7 +252,7 @@ impl Redis {
                 self.in_force()
             }
         };
-        let _ = self.put_tiers(&tiers, "", None).await?;
+        let _ = self.put_tiers(&tiers, "", Edit::ANY).await?;
         Ok(())
     }
 
@@ -265,12 +265,12 @@ impl Redis {
         &self,
         tiers: &Tiers,
         document: &str,
-        epoch: Option<u64>,
-    ) -> Result<Result<(), Fenced>, StoreError> {
-        let answer = self.put_table(tiers, document, epoch, "").await?;
-        let mut answer = self.found(answer)?;
-        if answer.word == "fenced" {
-            return Ok(Err(fenced(&mut answer, epoch)?));
+        edit: Edit<'_, Tiers>,
+    ) -> Result<Result<(), Changed>, StoreError> {
+        let answer = self.put_table(tiers, document, edit, "").await?;
+        let answer = self.found(answer)?;
+        if answer.word == "changed" {
+            return Ok(Err(Changed));
         }
         *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers.clone();
         if answer.word == "applied" {
@@ -292,12 +292,12 @@ impl Redis {
         &self,
         tiers: &Tiers,
         document: &str,
-        epoch: Option<u64>,
+        edit: Edit<'_, Tiers>,
         stage: &str,
     ) -> Result<Answer, StoreError> {
-        let (epoch_text, chain, entries) =
-            (epoch_text(epoch), table::chain(tiers), table::entries(tiers));
-        let mut args = vec![epoch_text.as_str(), document, &chain, stage];
+        let (chain, entries) = (table::chain(tiers), table::entries(tiers));
+        let instead_of = edit.instead_of.map(table::lines).unwrap_or_default();
+        let mut args = vec![edit.by, document, &chain, stage, &instead_of];
         args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
         Ok(self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?)
     }
@@ -394,7 +394,7 @@ impl Redis {
             Document::Absent => (self.in_force(), true),
         };
         let document = if is_absent { text_of(&tiers) } else { String::new() };
-        self.put_table(&tiers, "", None, "adopting").await?;
+        self.put_table(&tiers, "", Edit::ANY, "adopting").await?;
         *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers.clone();
         for (pattern, is_merchant) in [("pool:*:assigned", false), ("merchant:*:assigned", true)] {
             for key in self.scan(pattern).await? {
@@ -442,7 +442,7 @@ impl Redis {
             dropped += answer.number()?;
             self.command::<()>(cmd("PEXPIRE").arg(lock).arg(ADOPTION.as_millis() as u64)).await?;
         }
-        self.put_table(&tiers, &document, None, "adopted").await?;
+        self.put_table(&tiers, &document, Edit::ANY, "adopted").await?;
         // From here on the store is ours; views that are not right yet harm nobody,
         // because facts are looked at before a pod is given.
         self.audit_all().await?;

@@ -51,6 +51,16 @@ pub fn entries(tiers: &Tiers) -> Vec<(String, String)> {
     tiers.iter().map(entry).collect()
 }
 
+/// All of it, sorted, one a line.
+pub fn lines(tiers: &Tiers) -> String {
+    let entries = entries(tiers);
+    let mut lines: Vec<String> =
+        entries.iter().map(|(name, entry)| format!("{name} {entry}")).collect();
+    lines.push(chain(tiers));
+    lines.sort();
+    lines.join("\n")
+}
+
 /// The table from the fields and values of its hash.
 pub fn read(fields: &[String]) -> Result<Tiers, StoreError> {
     let mut tiers = BTreeMap::new();

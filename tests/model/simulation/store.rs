@@ -7,7 +7,8 @@ use serde_json::json;
 use smart_router::domain::{
     Millis,
     fleet::{
-        Allocate, Change, Departure, Fleet, Found, NotReleased, PodFacts, Release, Removed, Renew,
+        Allocate, Change, Departure, Edit, Fleet, Found, NotReleased, PodFacts, Release, Removed,
+        Renew,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Origin, Tiers},
@@ -93,7 +94,7 @@ impl Store {
         let tiers = Tiers::parse(TABLE, Origin::Settings).expect("a tier table").0;
         let merchant: MerchantId = "m".parse().expect("a name");
         let mut facts = Facts { fleet: Fleet::new(tiers, 0), attempts: HashMap::new() };
-        facts.fleet.set_merchant(&merchant, Some(r#"{"pool": "acme"}"#));
+        facts.fleet.set_merchant(&merchant, Some(r#"{"pool": "acme"}"#), Edit::ANY).unwrap();
         let replica = failover.is_some().then(|| facts.copy());
         if replica.is_some() {
             facts.fleet.keep_changes();

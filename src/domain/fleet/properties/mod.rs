@@ -145,7 +145,10 @@ fn live(steps: Vec<Step>) {
     let trusting_until = now + 5 * LEASE;
     let mut fleet = Fleet::new(table(0), trusting_until);
     fleet.keep_changes();
-    let mut journal = vec![Change::Began { trusting_until }, Change::Tiers { tiers: table(0) }];
+    let mut journal = vec![
+        Change::Began { trusting_until },
+        Change::Tiers { tiers: table(0), by: String::new() },
+    ];
     let mut witness = Witness::default();
     for step in steps {
         step_once(&mut fleet, &mut witness, &mut now, step);
@@ -285,9 +288,15 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, None);
             assert!(moved.is_err() || !busy, "moved a busy or draining pod");
         }
-        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), None).unwrap(),
+        Step::Tiers { table: index } => fleet.apply_tiers(&table(index), Edit::ANY).unwrap(),
         Step::Merchant { merchant, document } => {
-            fleet.set_merchant(&format!("m{merchant}").parse().unwrap(), MERCHANTS[document]);
+            fleet
+                .set_merchant(
+                    &format!("m{merchant}").parse().unwrap(),
+                    MERCHANTS[document],
+                    Edit::ANY,
+                )
+                .unwrap();
         }
         Step::Sweep { most } => {
             let due = witness.leases.values().filter(|until| **until <= *now).count();

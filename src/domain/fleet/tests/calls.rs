@@ -65,7 +65,7 @@ fn a_refusal_says_why_each_step_gave_nothing() {
     let mut fleet =
         fleet(r#"{"tiers": {"gold": 1, "tin": 1}, "default_chain": ["gold", "tin"]}"#, 0);
     let document = r#"{"pool": "acme", "fallback": ["nowhere", "gold", "tin"]}"#;
-    fleet.set_merchant(&name("m"), Some(document));
+    fleet.set_merchant(&name("m"), Some(document), Edit::ANY).unwrap();
     let reasons = |fleet: &mut Fleet| {
         let tried = tried(fleet, &ask_for("m", "new"));
         tried.into_iter().map(|(_, reason)| reason).collect::<Vec<_>>()
@@ -92,7 +92,7 @@ fn a_refusal_says_why_each_step_gave_nothing() {
 #[test]
 fn a_document_that_cannot_be_used_is_reported_and_passed_over() {
     let mut fleet = fleet(TWO_TIERS, 1);
-    fleet.set_merchant(&name("m"), Some("not a document"));
+    fleet.set_merchant(&name("m"), Some("not a document"), Edit::ANY).unwrap();
     let given = fleet.allocate(&ask_for("m", "c1"), NOW).unwrap();
     assert!(given.malformed_merchant.is_some() && given.tried.is_empty());
     let refused = fleet.allocate(&ask_for("m", "c2"), NOW).unwrap_err();
@@ -130,7 +130,7 @@ fn a_release_says_where_the_pod_is_now() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
     give(&mut fleet, &ask("c1"));
     give_nothing_to_leaving_pods(&mut fleet);
-    fleet.apply_tiers(&table(r#"{"tin": 1}"#), None).unwrap();
+    fleet.apply_tiers(&table(r#"{"tin": 1}"#), Edit::ANY).unwrap();
     let released = fleet.release(&Release::new(name("c1"), Some(name("p1"))), NOW).unwrap();
     assert_eq!((released.source_pool, released.pool), (name("gold"), name("tin")));
     assert!(released.was_draining);

@@ -71,6 +71,7 @@ fn what_an_end_says_of_the_pod() {
     // A caller who hangs up at once may have heard nothing.
     assert_eq!(failures_after(Cause::Provider, 9_999), 1);
     assert_eq!(failures_after(Cause::Provider, 10_000), 0);
+    assert_eq!(failures_after(Cause::Operator, 10_000), 1);
     assert_eq!(failures_after(Cause::Stream, 0), 1);
     assert_eq!(failures_after(Cause::Lease, 0), 1);
 }

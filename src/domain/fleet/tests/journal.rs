@@ -40,7 +40,7 @@ fn a_compacted_journal_tells_the_whole_story() {
         see(&mut fleet, pod, ready());
     }
     fleet.epoch(Some(4)).unwrap();
-    fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 9}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 9}"#), Edit::ANY).unwrap();
     give_on(&mut fleet, &ask_returning("broken"), "p1");
     end(&mut fleet, "broken", Cause::Unconfirmed, NOW);
     give_on(&mut fleet, &ask_for("m", "live"), "p2");
@@ -76,9 +76,12 @@ fn changes_are_kept_only_if_somebody_writes_them() {
     see(&mut fleet, "p1", ready());
     assert_eq!(fleet.take_changes(), []);
     fleet.keep_changes();
-    fleet.set_merchant(&name("m"), Some("{}"));
+    fleet.set_merchant(&name("m"), Some("{}"), Edit::ANY).unwrap();
     let document = Some("{}".to_string());
-    assert_eq!(fleet.take_changes(), [Change::Merchant { id: name("m"), document }]);
+    assert_eq!(
+        fleet.take_changes(),
+        [Change::Merchant { id: name("m"), document, by: String::new() }]
+    );
     assert_eq!(fleet.take_changes(), []);
 }
 

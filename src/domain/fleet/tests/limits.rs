@@ -5,7 +5,7 @@ use crate::domain::merchant::Limit;
 
 fn limited(document: &str) -> Fleet {
     let mut fleet = fleet(r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 50}}"#, 1);
-    fleet.set_merchant(&name("m"), Some(document));
+    fleet.set_merchant(&name("m"), Some(document), Edit::ANY).unwrap();
     fleet
 }
 
@@ -31,7 +31,7 @@ fn a_merchant_has_so_many_calls_at_the_same_time() {
 #[test]
 fn calls_that_wait_count_too_and_nobody_waits_for_a_limit() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
-    fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 2}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 2}"#), Edit::ANY).unwrap();
     let patient = |call| Allocate { merchant: Some(name("m")), ..ask_patient(call) };
     assert!(fleet.allocate(&patient("c1"), NOW).is_ok());
     assert!(matches!(why(&mut fleet, &patient("c2"), NOW), Why::Waiting { .. }));
@@ -63,7 +63,7 @@ fn a_merchant_has_so_many_new_calls_within_any_second() {
 #[test]
 fn a_call_that_begins_to_wait_is_one_of_its_second() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
-    fleet.set_merchant(&name("m"), Some(r#"{"max_rate": 2}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"max_rate": 2}"#), Edit::ANY).unwrap();
     let patient = |call| Allocate { merchant: Some(name("m")), ..ask_patient(call) };
     fleet.allocate(&patient("c1"), NOW).unwrap();
     assert!(matches!(why(&mut fleet, &patient("c2"), NOW), Why::Waiting { .. }));
@@ -86,7 +86,7 @@ fn a_call_that_had_a_pod_is_not_a_new_one() {
 #[test]
 fn a_rescue_that_waits_does_not_count_against_the_rate() {
     let mut fleet = fleet(r#"{"gold": 2}"#, 2);
-    fleet.set_merchant(&name("m"), Some(r#"{"max_rate": 1}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"max_rate": 1}"#), Edit::ANY).unwrap();
     let first = Allocate { returns: true, merchant: Some(name("m")), ..ask_patient("c1") };
     fleet.allocate(&first, NOW).unwrap();
     give(&mut fleet, &ask("c2"));
@@ -102,10 +102,10 @@ fn another_document_is_in_force_at_once() {
     let mut fleet = limited(r#"{"max_calls": 0}"#);
     assert_eq!(fleet.merchant(&name("m")), Some(r#"{"max_calls": 0}"#));
     assert_eq!(asks(&mut fleet, "c1", NOW), TOO_MANY);
-    fleet.set_merchant(&name("m"), None);
+    fleet.set_merchant(&name("m"), None, Edit::ANY).unwrap();
     assert_eq!(fleet.merchant(&name("m")), None);
     assert_eq!(asks(&mut fleet, "c1", NOW), None);
     fleet.take_changes();
-    fleet.set_merchant(&name("m"), None);
+    fleet.set_merchant(&name("m"), None, Edit::ANY).unwrap();
     assert_eq!(fleet.take_changes(), []);
 }

@@ -24,7 +24,6 @@ fn a_leader_that_was_replaced_writes_nothing() {
     assert_eq!(fleet.epoch(Some(2)), Err(fenced));
     assert_eq!(fleet.observe_pod(&name("p2"), &ready(), Some(2), NOW), Err(fenced));
     assert_eq!(fleet.remove_pod(&name("p1"), "u1", Departure::Now, Some(2), NOW), Err(fenced));
-    assert_eq!(fleet.apply_tiers(&table(r#"{"x": 1}"#), Some(2)), Err(fenced));
     let moved = fleet.move_pod(&name("p1"), "u1", &name("tin"), Some(2));
     assert_eq!(moved, Err(MoveRefused::Fenced(fenced)));
     assert_eq!(fleet.take_changes(), []);
@@ -78,7 +77,7 @@ fn what_is_no_news_is_not_written_down() {
     fleet.take_changes();
     see(&mut fleet, "p1", ready());
     see(&mut fleet, "p2", pinned);
-    fleet.apply_tiers(&fleet.tiers().clone(), None).unwrap();
+    fleet.apply_tiers(&fleet.tiers().clone(), Edit::ANY).unwrap();
     fleet.undrain(&name("p1")).unwrap();
     assert_eq!(fleet.take_changes(), []);
 }
@@ -133,7 +132,7 @@ fn idle_pods_may_be_moved_and_others_not() {
 fn another_table_gives_pods_another_pool_once_they_are_idle() {
     let mut fleet = gold_and_tin(2);
     give_on(&mut fleet, &ask("c1"), "p1");
-    fleet.apply_tiers(&table(r#"{"iron": 9}"#), None).unwrap();
+    fleet.apply_tiers(&table(r#"{"iron": 9}"#), Edit::ANY).unwrap();
     let pool = |fleet: &Fleet, pod: &str| fleet.pod(&name(pod)).unwrap().pool.unwrap().to_string();
     assert_eq!((pool(&fleet, "p1"), pool(&fleet, "p2")), ("pool:gold".into(), "pool:iron".into()));
     end(&mut fleet, "c1", Cause::Agent, NOW);
@@ -162,4 +161,22 @@ fn an_undrained_pod_that_terminates_stays_out() {
     assert!(undrained.was_draining && undrained.is_terminating && !undrained.was_quarantined);
     assert_eq!(undrained.pool, Some(name("gold")));
     assert_eq!(why(&mut fleet, &ask("c1"), NOW), Why::NoPods);
+}
+
+#[test]
+fn what_somebody_has_changed_meanwhile_is_not_replaced() {
+    let mut fleet = gold_and_tin(1);
+    let (present, next) = (fleet.tiers().clone(), table(r#"{"x": 1}"#));
+    let edit = |instead_of| Edit { instead_of: Some(instead_of), by: "me" };
+    assert_eq!(fleet.apply_tiers(&next, edit(&next)), Err(Changed));
+    assert_eq!(fleet.take_changes(), []);
+    assert_eq!(fleet.apply_tiers(&next, edit(&present)), Ok(()));
+    // Once more: its answer may have been lost.
+    assert_eq!(fleet.apply_tiers(&next, edit(&present)), Ok(()));
+    let (id, edit) = (name("m"), |instead_of| Edit { instead_of: Some(instead_of), by: "me" });
+    assert_eq!(fleet.set_merchant(&id, Some("{}"), edit("{ }")), Err(Changed));
+    assert_eq!(fleet.set_merchant(&id, Some("{}"), edit("")), Ok(()));
+    assert_eq!(fleet.set_merchant(&id, Some("{}"), edit("")), Ok(()));
+    assert_eq!(fleet.set_merchant(&id, None, edit("")), Err(Changed));
+    assert_eq!(fleet.set_merchant(&id, None, edit("{}")), Ok(()));
 }

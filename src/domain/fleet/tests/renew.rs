@@ -152,7 +152,9 @@ fn a_call_that_waits_again_leaves_its_place_for_its_late_stream() {
     give(&mut fleet, &ask_provisional("c1"));
     fleet.sweep(9, NOW + LEASE);
     fleet.drain(&name("p1"), 10, NOW).unwrap();
-    fleet.set_merchant(&name("m"), Some(r#"{"pool": "m", "dedicated_only": true}"#));
+    fleet
+        .set_merchant(&name("m"), Some(r#"{"pool": "m", "dedicated_only": true}"#), Edit::ANY)
+        .unwrap();
     let request = Allocate { merchant: Some(name("m")), ..ask_patient("c1") };
     fleet.allocate(&request, NOW + LEASE).unwrap_err();
     fleet.undrain(&name("p1")).unwrap();

@@ -67,7 +67,7 @@ fn what_an_ended_call_hears_depends_on_its_end() {
         end(&mut fleet, "c1", cause, NOW);
         fleet.allocate(&request, NOW).map(|given| given.attempt).map_err(|refusal| refusal.why)
     };
-    for cause in [Cause::Agent, Cause::Provider] {
+    for cause in [Cause::Agent, Cause::Provider, Cause::Operator] {
         assert_eq!(told(cause, ask_after("c1", "p1", 1)), Err(Why::Over));
         assert_eq!(told(cause, ask_early("c1", "p1", 1)), Err(Why::Over));
     }

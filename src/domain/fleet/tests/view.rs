@@ -44,7 +44,7 @@ fn a_status_counts_pods_and_calls_by_pool() {
 fn a_tier_that_is_no_more_is_shown_while_it_has_busy_pods() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
     give(&mut fleet, &ask("c1"));
-    fleet.apply_tiers(&table(r#"{"tin": 1}"#), None).unwrap();
+    fleet.apply_tiers(&table(r#"{"tin": 1}"#), Edit::ANY).unwrap();
     let pools = |fleet: &Fleet| {
         let pools = fleet.status().pools;
         pools.iter().map(|it| (it.pool.to_string(), it.kind.is_some())).collect::<Vec<_>>()

@@ -37,8 +37,8 @@ fn served(fleet: &mut Fleet) -> String {
 #[test]
 fn priority_then_arrival_decide_who_is_next() {
     let mut fleet = busy();
-    fleet.set_merchant(&name("low"), Some(r#"{"priority": -1}"#));
-    fleet.set_merchant(&name("high"), Some(r#"{"priority": 2}"#));
+    fleet.set_merchant(&name("low"), Some(r#"{"priority": -1}"#), Edit::ANY).unwrap();
+    fleet.set_merchant(&name("high"), Some(r#"{"priority": 2}"#), Edit::ANY).unwrap();
     waits(&mut fleet, &patient_for("low", "a"));
     waits(&mut fleet, &ask_patient("d"));
     waits(&mut fleet, &ask_patient("c"));
@@ -97,7 +97,7 @@ fn nobody_waits_for_nothing() {
     assert_eq!(why(&mut fleet, &ask("c1"), NOW), Why::NoPods);
     let no_time = with_hold(ask_patient("c1"), |hold| hold.time = 0);
     assert_eq!(why(&mut fleet, &no_time, NOW), Why::NoPods);
-    fleet.set_merchant(&name("m"), Some(r#"{"fallback": ["nowhere"]}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"fallback": ["nowhere"]}"#), Edit::ANY).unwrap();
     assert_eq!(why(&mut fleet, &patient_for("m", "c1"), NOW), Why::NoPods);
     assert_eq!(fleet.status().waiting, 0);
 }
@@ -227,10 +227,10 @@ fn a_call_that_waits_may_leave() {
 fn a_call_whose_pools_are_no_more_begins_again() {
     let mut fleet = busy();
     waits(&mut fleet, &ask_patient("c1"));
-    fleet.apply_tiers(&table(r#"{"tin": 1, "zinc": 1}"#), None).unwrap();
+    fleet.apply_tiers(&table(r#"{"tin": 1, "zinc": 1}"#), Edit::ANY).unwrap();
     waits(&mut fleet, &ask_patient("c1"));
     // One of two pools is enough to stay.
-    fleet.apply_tiers(&table(r#"{"tin": 1}"#), None).unwrap();
+    fleet.apply_tiers(&table(r#"{"tin": 1}"#), Edit::ANY).unwrap();
     let waiting = Why::Waiting { is_new: false, until: NOW + 30_000 };
     assert_eq!(why(&mut fleet, &ask_patient("c1"), NOW), waiting);
 }
@@ -239,7 +239,7 @@ fn a_call_whose_pools_are_no_more_begins_again() {
 fn a_pod_that_is_moved_or_comes_serves_who_waits_there() {
     let mut fleet =
         fleet(r#"{"tiers": {"gold": {}, "tin": {}}, "default_chain": ["gold", "tin"]}"#, 1);
-    fleet.set_merchant(&name("m"), Some(r#"{"fallback": ["gold"]}"#));
+    fleet.set_merchant(&name("m"), Some(r#"{"fallback": ["gold"]}"#), Edit::ANY).unwrap();
     waits(&mut fleet, &patient_for("m", "c1"));
     fleet.move_pod(&name("p1"), "u1", &name("gold"), None).unwrap();
     assert_eq!(pod_of(&fleet, "c1").unwrap(), "p1");
