@@ -115,7 +115,7 @@ impl Client {
         }
         let request = request
             .method(method)
-            .uri(path)
+            .uri(format!("{}{path}", self.base.path().trim_end_matches('/')))
             .header(header::HOST, self.base.authority().map_or("", |it| it.as_str()))
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)

@@ -44,6 +44,10 @@ fn a_fleet_can_be_looked_at() {
     let (_, text, _) = run(&url, &["pods", "--pool", "gold", "--json"]);
     let pods: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(pods.as_array().unwrap().len(), 2);
+    let (code, _, error) = run(&url, &["pods", "--pool", "plaid"]);
+    assert_eq!((code, error.contains("there is no pool plaid")), (3, true), "{error}");
+    let (code, text, _) = run(&url, &["calls", "--pool", "gold", "--merchant", "acme"]);
+    assert_eq!((code, text.lines().count()), (0, 1), "{text}");
     let (_, text, _) = run(&url, &["calls"]);
     assert_eq!(text.lines().count(), 4, "{text}");
     assert!(text.contains("gold=at_capacity"), "the path of a call: {text}");

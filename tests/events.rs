@@ -262,6 +262,12 @@ fn what_makes_no_sense_is_refused_in_words() {
         let last = [("last-event-id", "yesterday")];
         let answer = router.connect_as_admin().send("GET", "/api/v1/events", &last, b"");
         assert_eq!(answer.status, 400);
+        let page = [("accept", "text/event-stream;q=0, application/json")];
+        let answer = router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &page, b"");
+        assert_eq!(answer.header("content-type"), Some("application/json"));
+        let stream = [("accept", "text/event-stream")];
+        let answer = router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &stream, b"");
+        assert_eq!(answer.status, 400, "{}", answer.text());
     });
 }
 
@@ -270,7 +276,8 @@ fn events_can_be_switched_off() {
     let router =
         Router::start(&[("TIER_CONFIG", TIERS), ("PODS", "a=h:1"), URL, ("EVENTS", "off")]);
     router.allocate("CA1");
-    assert_eq!(kinds(&router.get("/api/v1/events").1), [""; 0]);
+    let (status, told) = router.get("/api/v1/events");
+    assert_eq!((status, &told["error"]), (404, &json!("this router keeps no events (EVENTS=off)")));
     assert_eq!(kinds(&router.get("/api/v1/calls/CA1").1), [""; 0]);
 }
 
@@ -304,8 +311,13 @@ fn a_dry_run_says_what_would_move_and_moves_nothing() {
         assert_eq!(moves[0]["from"], "gold");
         assert_eq!(moves[0]["to"], "silver");
         assert_eq!(moves[0]["is_busy"], true);
-        assert_eq!(told["warnings"][0], "1 busy pods move when their calls are over");
+        assert_eq!(told["warnings"][0], "1 busy pod moves when its calls are over");
         assert!(router.get("/api/v1/tiers").1.to_string().contains("gold"), "nothing has moved");
+        router.allocate("CA2");
+        router.allocate("CA3");
+        let next = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 1}}"#;
+        let told = router.put("/api/v1/tiers?dry_run=true", next).1["warnings"].to_string();
+        assert!(told.contains("1 pod has more calls than would be allowed"), "{told}");
         let (status, refused) = router.put("/api/v1/merchants/acme", r#"{"fallback": ["plaid"]}"#);
         assert_eq!(status, 400);
         assert!(refused["error"].as_str().unwrap().contains("there is no tier plaid"));

@@ -8,9 +8,11 @@ use hyper::Method;
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::Value;
 
+use crate::client::Client;
+
 use super::{
     print,
-    router::{RouterArgs, all_pages, ask, listen, text},
+    router::{Failed, RouterArgs, all_pages, ask, listen, text},
     table::{spoken, table},
 };
 
@@ -99,6 +101,9 @@ pub async fn pods(args: PodsArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
     let path = path("/pods", &[("pool", &args.pool), ("state", &args.state)]);
     let pods = all_pages(&client, &path, "pods", args.limit).await?;
+    if pods.is_empty() {
+        check_pool(&client, args.pool.as_deref()).await?;
+    }
     if args.json {
         return print(&pretty(&Value::Array(pods)));
     }
@@ -177,6 +182,9 @@ pub async fn calls(args: CallsArgs) -> anyhow::Result<()> {
         ],
     );
     let calls = all_pages(&client, &path, "calls", args.limit).await?;
+    if calls.is_empty() {
+        check_pool(&client, args.pool.as_deref()).await?;
+    }
     if args.json {
         return print(&pretty(&Value::Array(calls)));
     }
@@ -286,6 +294,25 @@ pub fn event_line(event: &Value) -> String {
         fields.iter().filter_map(|field| event[*field].as_str()).map(str::to_owned).collect();
     let kind = text(&event["event"]);
     format!("{hours:02}:{minutes:02}:{seconds:06.3}  {kind:<16}  {}\n", rest.join("  "))
+}
+
+/// Says so where nothing was found because there is no such pool.
+async fn check_pool(client: &Client, pool: Option<&str>) -> anyhow::Result<()> {
+    let Some(pool) = pool else { return Ok(()) };
+    let status = ask(client, Method::GET, "/status", None).await?;
+    let name = pool.trim_start_matches("pool:");
+    let (group, name) = match name.strip_prefix("merchant:") {
+        Some(id) => ("merchants", id),
+        None => ("pools", name),
+    };
+    if status[group].get(name).is_some() {
+        return Ok(());
+    }
+    Err(Failed {
+        code: 3,
+        text: format!("there is no pool {pool}: `smart-router status` shows all"),
+    }
+    .into())
 }
 
 /// A path with the filters that are given.

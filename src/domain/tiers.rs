@@ -25,6 +25,16 @@ pub enum Kind {
     Dedicated,
 }
 
+impl Kind {
+    /// How many calls a pod may have.
+    pub fn cap(self) -> u32 {
+        match self {
+            Self::Exclusive | Self::Dedicated => 1,
+            Self::Shared { max_concurrent, .. } => max_concurrent,
+        }
+    }
+}
+
 /// Which pod of a shared tier takes the next call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]

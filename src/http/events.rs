@@ -10,7 +10,7 @@ use std::{
 use axum::{
     Json,
     extract::State,
-    http::{HeaderMap, header},
+    http::{HeaderMap, StatusCode, header},
     response::{
         IntoResponse, Response,
         sse::{Event as Message, KeepAlive, Sse},
@@ -138,6 +138,7 @@ pub fn described() -> Endpoint {
         .gives(Events { events: vec![example], next: None })
         .or_gives("text/event-stream", schemas::text(), message.into())
         .fails(400, "A parameter makes no sense, or is not known.")
+        .fails(404, "This router keeps no events.")
         .asks_store()
 }
 
@@ -193,8 +194,14 @@ pub async fn events(
         Some(Ok(id)) => Some(id),
         None => None,
     };
-    let accepts = headers.get(header::ACCEPT).and_then(|accept| accept.to_str().ok());
-    if accepts.is_some_and(|accept| accept.contains("text/event-stream")) {
+    if !context.live.has_events() {
+        let error = "this router keeps no events (EVENTS=off)";
+        return Err(ApiError::new(StatusCode::NOT_FOUND, error));
+    }
+    if wants_stream(&headers) {
+        if before.is_some() || query.has("limit") {
+            return Err(ApiError::bad_request("a stream has neither before nor limit"));
+        }
         let from = match last_seen.or(after) {
             Some(after) => after,
             None => last(&context).await?,
@@ -210,6 +217,18 @@ pub async fn events(
     let (found, next) = page(&context, &filter, before, after, limit).await?;
     let events = found.iter().map(shown).collect();
     Ok(Json(Events { events, next: next.map(|id| id.to_string()) }).into_response())
+}
+
+/// Whether a client names a stream among what it takes.
+fn wants_stream(headers: &HeaderMap) -> bool {
+    let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|it| it.to_str().ok());
+    let mut kinds = accepted.flat_map(|text| text.split(','));
+    kinds.any(|kind| {
+        let mut parts = kind.split(';').map(str::trim);
+        let is_stream = parts.next().is_some_and(|it| it.eq_ignore_ascii_case("text/event-stream"));
+        let weight = parts.find_map(|part| part.strip_prefix("q=")?.parse::<f32>().ok());
+        is_stream && weight != Some(0.0)
+    })
 }
 
 /// Some events that a filter takes, and where to go on: with `after` the oldest first, else

@@ -13,7 +13,7 @@ use std::{
 
 use axum::{
     extract::{MatchedPath, Request, State},
-    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
     middleware::Next,
     response::{IntoResponse, Response},
 };
@@ -63,7 +63,11 @@ pub async fn observe(
             ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
         }
     };
-    response.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID.clone(), id.clone());
+    // What is true now is not in a minute.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(span) = &span {
         response.headers_mut().insert(TRACEPARENT.clone(), span.header());
     }

@@ -98,10 +98,7 @@ pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
 }
 
 pub fn described(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
-    let cap = match pod.pool.as_ref().and_then(|pool| tiers.kind(pool)) {
-        Some(Kind::Shared { max_concurrent, .. }) => max_concurrent,
-        _ => 1,
-    };
+    let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map_or(1, Kind::cap);
     ListedPod {
         calls: calls_of(pod),
         cap,

@@ -32,6 +32,10 @@ impl Query {
         }
     }
 
+    pub fn has(&self, name: &str) -> bool {
+        self.0.get(name).is_some()
+    }
+
     /// A value, unless it is empty.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).filter(|text| !text.is_empty())

@@ -22,10 +22,10 @@ use super::{
     version::{IfMatch, changed, guarded, tag},
 };
 use crate::domain::{
-    fleet::{self, Edit},
+    fleet::{self, Edit, PodStatus},
     merchant::MerchantConfig,
     names::{PodName, Pool},
-    tiers::{Origin, Tiers},
+    tiers::{Kind, Origin, Tiers},
 };
 
 /// What a table would change, or has changed.
@@ -111,6 +111,19 @@ async fn left_behind(context: &Context, tiers: &Tiers) -> Result<Option<String>,
     }))
 }
 
+/// Pods that have more calls than they could have in a table.
+fn overfull(tiers: &Tiers, pods: &[PodStatus]) -> Option<String> {
+    let is_overfull = |pod: &&PodStatus| {
+        let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map(Kind::cap);
+        cap.is_some_and(|cap| pod.calls.len() > cap as usize)
+    };
+    let count = pods.iter().filter(is_overfull).count();
+    let pods = if count == 1 { "pod has" } else { "pods have" };
+    (count > 0).then(|| {
+        format!("{count} {pods} more calls than would be allowed: they go on, and new ones come when there is room")
+    })
+}
+
 /// Puts a table in force, or says what that would move.
 pub async fn put(
     State(context): Shared,
@@ -120,15 +133,19 @@ pub async fn put(
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response, ApiError> {
     query.only(&["dry_run"])?;
+    let is_dry_run = query.flag("dry_run")?;
     let (tiers, mut warnings) = Tiers::parse(&body.to_string(), Origin::Settings)
         .map_err(|error| ApiError::bad_request(format!("not a tier document: {error}")))?;
     let present = context.store.tiers().await?;
     if_match.check(Some(&text_of(&present)))?;
-    let moves = fleet::moves(&tiers, &context.store.pods().await?);
+    let pods = context.store.pods().await?;
+    let moves = fleet::moves(&tiers, &pods);
     let busy = moves.iter().filter(|it| it.is_busy && it.to.is_some()).count();
     if busy > 0 {
-        warnings.push(format!("{busy} busy pods move when their calls are over"));
+        let (pods, their) = if busy == 1 { ("pod moves", "its") } else { ("pods move", "their") };
+        warnings.push(format!("{busy} busy {pods} when {their} calls are over"));
     }
+    warnings.extend(overfull(&tiers, &pods));
     let stranded: Vec<&str> =
         moves.iter().filter(|it| it.to.is_none()).map(|it| it.pod.as_str()).collect();
     if !stranded.is_empty() {
@@ -137,7 +154,7 @@ pub async fn put(
         return Err(ApiError::new(StatusCode::CONFLICT, error));
     }
     warnings.extend(left_behind(&context, &tiers).await?);
-    if query.flag("dry_run")? {
+    if is_dry_run {
         let tier = |pool: &Option<Pool>| pool.as_ref().map(Pool::as_tier_value);
         let moves = moves.iter().map(|it| Moving {
             from: tier(&it.from),

@@ -181,6 +181,27 @@ const judges = {
     await page.click("#tiers-check");
     await until("says what is wrong", () => page.locator("#tiers-error").isVisible());
     await shot(page, "edit");
+    // Somebody else is faster, while the question is on the screen.
+    const tiers = (await api("GET", "/tiers")).body;
+    const [tier] = Object.keys(tiers.tiers);
+    const wanting = (target) => {
+      const changed = structuredClone(tiers);
+      changed.tiers[tier].target = target;
+      return changed;
+    };
+    await page.fill("#tiers-text", JSON.stringify(wanting(41)));
+    await page.click("#tiers-check");
+    await page.click("#tiers-apply:not([disabled])");
+    await until("asks first", () => page.locator("#confirm").evaluate((dialog) => dialog.open));
+    assert.equal((await api("PUT", "/tiers", wanting(42))).status, 200);
+    await page.click("#confirm-yes");
+    await until("is told", async () => /somebody else has changed it/.test(await text(page, "#confirm-error")));
+    assert.equal((await api("GET", "/tiers")).body.tiers[tier].target, 42, "the other's stays");
+    await page.click("#confirm-no");
+    await page.click("#tiers-apply");
+    await until("what it replaces is said", async () => /have changed since you loaded/.test(await text(page, "#confirm-text")));
+    await page.click("#confirm-yes");
+    await until("applies it knowingly", async () => (await api("GET", "/tiers")).body.tiers[tier].target === 41);
     assert.deepEqual(page.wrong, []);
   },
 

@@ -176,11 +176,8 @@ impl Fleet {
     pub(super) fn has_room(&self, pod: &PodName) -> Option<Pool> {
         let pod = self.pods.get(pod).filter(|pod| pod.is_serving())?;
         let tier = pod.tier.clone()?;
-        let cap = match self.tiers.kind(&tier)? {
-            Kind::Shared { max_concurrent, .. } => max_concurrent as usize,
-            Kind::Exclusive | Kind::Dedicated => 1,
-        };
-        (pod.calls.len() < cap).then_some(tier)
+        let cap = self.tiers.kind(&tier)?.cap();
+        (pod.calls.len() < cap as usize).then_some(tier)
     }
 
     /// Gives calls that could not tell us of themselves at least so much more time:

@@ -156,6 +156,10 @@ impl Live {
         })
     }
 
+    pub fn has_events(&self) -> bool {
+        self.about.has_events
+    }
+
     fn now(&self) -> MutexGuard<'_, Now> {
         self.now.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -2,7 +2,7 @@
 
 import { confirmChange } from "./confirm.js";
 import { byId, el, setText, showText } from "./dom.js";
-import { ask } from "./net.js";
+import { ask, look } from "./net.js";
 import { merchantWords, plural, poolName } from "./words.js";
 
 // So many names of pods are listed; the rest is counted.
@@ -89,27 +89,30 @@ async function checkTiers() {
 
 // Somebody else may have changed the tiers since they were loaded here.
 async function changedSince() {
-  const now = pretty(await ask("GET", "/tiers"));
-  return now === tiersLoaded
-    ? []
-    : ["The tiers in force have changed since you loaded them here. This replaces them too."];
+  const { answer, tag } = await look("/tiers");
+  const sentences =
+    pretty(answer) === tiersLoaded
+      ? []
+      : ["The tiers in force have changed since you loaded them here. This replaces them too."];
+  return { sentences, tag };
 }
 
 async function applyTiers() {
   const { text, answer } = tiersChecked;
   const { moves = [], warnings = [] } = answer;
   try {
+    const changed = await changedSince();
     const sentences = [
       "These tiers come into force at once. Calls go on.",
       ...(moves.length ? moveSentences(moves) : ["No pod moves."]),
       ...warnings.map((warning) => `Warning: ${warning}`),
-      ...(await changedSince()),
+      ...changed.sentences,
     ];
     const applied = await confirmChange({
       title: "Apply these tiers?",
       sentences,
       action: "Apply",
-      send: () => ask("PUT", "/tiers", text),
+      send: () => ask("PUT", "/tiers", text, changed.tag),
     });
     if (applied) showApplied(applied);
   } catch (error) {
@@ -207,11 +210,12 @@ function afterChange(text) {
   loadMerchants();
 }
 
-const isKnown = (id) =>
-  ask("GET", merchantPath(id)).then(
-    () => true,
+// The tag of the document that a merchant has; null if it has none.
+const tagOf = (id) =>
+  look(merchantPath(id)).then(
+    ({ tag }) => tag,
     (error) => {
-      if (error.status === 404) return false;
+      if (error.status === 404) return null;
       throw error;
     },
   );
@@ -226,7 +230,8 @@ async function saveMerchant() {
     return showText(byId("merchant-error"), `This is not JSON: ${error.message}`);
   }
   try {
-    const before = (await isKnown(id))
+    const tag = await tagOf(id);
+    const before = tag
       ? `The document that ${id} has now is replaced.`
       : `${id} has no document yet.`;
     const sentences = [`New calls of ${id} ${merchantWords(document ?? {})}.`, before];
@@ -234,7 +239,7 @@ async function saveMerchant() {
       title: `Save merchant ${id}?`,
       sentences,
       action: "Save",
-      send: () => ask("PUT", merchantPath(id), text),
+      send: () => ask("PUT", merchantPath(id), text, tag),
     });
     if (!answer) return;
     closeForm();

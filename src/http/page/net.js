@@ -56,8 +56,9 @@ function describe({ error, details }) {
   return `${error} (${typeof details === "string" ? details : JSON.stringify(details)})`;
 }
 
-async function send(method, path, body, withToken) {
+async function send(method, path, body, withToken, tag) {
   const headers = authorized(withToken);
+  if (tag) headers["If-Match"] = tag;
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(API + path, {
     method,
@@ -69,15 +70,28 @@ async function send(method, path, body, withToken) {
     throw new RouterError(0, "The router did not answer");
   });
   if (!response.ok) throw await errorOf(response);
-  return response.json().catch(() => {
+  const answer = await response.json().catch(() => {
     throw new RouterError(response.status, "The answer was cut off, or is not JSON");
   });
+  return { answer, tag: response.headers.get("ETag") };
 }
 
-/** One request; a body is an object, or JSON text that goes as it is. Throws a `RouterError`. */
-export async function ask(method, path, body) {
+/** What there is, and the tag of this version of it. */
+export async function look(path) {
+  return tell("GET", path);
+}
+
+/**
+ * One request; a body is an object, or JSON text that goes as it is. With a tag, it only changes
+ * what still has this tag. Throws a `RouterError`.
+ */
+export async function ask(method, path, body, tag) {
+  return (await tell(method, path, body, tag)).answer;
+}
+
+async function tell(method, path, body, tag) {
   try {
-    return await send(method, path, body, token.get());
+    return await send(method, path, body, token.get(), tag);
   } catch (error) {
     if (error.isDenied) onDenied(error);
     throw error;
@@ -85,7 +99,8 @@ export async function ask(method, path, body) {
 }
 
 /** Who the router takes us for; with another token than the one that is kept, if given. */
-export const whoami = (withToken = token.get()) => send("GET", "/whoami", undefined, withToken);
+export const whoami = async (withToken = token.get()) =>
+  (await send("GET", "/whoami", undefined, withToken)).answer;
 
 /** Cuts a stream of text into server-sent events; `onEvent` gets the name and the data. */
 function eventParser(onEvent) {
