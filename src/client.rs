@@ -46,21 +46,7 @@ impl Client {
 
     /// Connects to where a URL is; with TLS if it says so.
     pub async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
-        let host = url.host().context("the URL has no host")?;
-        let is_safe = matches!(url.scheme_str(), Some("https" | "wss"));
-        let port = url.port_u16().unwrap_or(if is_safe { 443 } else { 80 });
-        let stream = TcpStream::connect(format!("{host}:{port}")).await?;
-        // What is sent goes out when it is spoken, not when the next is.
-        stream.set_nodelay(true)?;
-        if !is_safe {
-            return Ok(Box::new(stream));
-        }
-        let settings = match &self.tls {
-            Some(settings) => settings.clone(),
-            None => Trust::default().settings().map_err(anyhow::Error::msg)?,
-        };
-        let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
-        Ok(Box::new(TlsConnector::from(settings).connect(name, stream).await?))
+        connect(url, self.tls.as_ref()).await
     }
 
     /// Sends a request; the answer's JSON is null where there is none.
@@ -130,6 +116,25 @@ impl Client {
     pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(StatusCode, Value)> {
         self.send(Method::POST, path, Some(body)).await
     }
+}
+
+/// Connects to where a URL is; with TLS if it says so.
+pub async fn connect(url: &Uri, tls: Option<&Arc<ClientConfig>>) -> anyhow::Result<Box<dyn Wire>> {
+    let host = url.host().context("the URL has no host")?;
+    let is_safe = matches!(url.scheme_str(), Some("https" | "wss"));
+    let port = url.port_u16().unwrap_or(if is_safe { 443 } else { 80 });
+    let stream = TcpStream::connect(format!("{host}:{port}")).await?;
+    // What is sent goes out when it is spoken, not when the next is.
+    stream.set_nodelay(true)?;
+    if !is_safe {
+        return Ok(Box::new(stream));
+    }
+    let settings = match tls {
+        Some(settings) => settings.clone(),
+        None => Trust::default().settings().map_err(anyhow::Error::msg)?,
+    };
+    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
+    Ok(Box::new(TlsConnector::from(settings).connect(name, stream).await?))
 }
 
 /// Messages of a stream of events, as they come.

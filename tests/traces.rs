@@ -12,8 +12,11 @@ use serde_json::{Value, json};
 
 use crate::support::{
     Answer, Connection, Router,
+    certificates::Authority,
     collector::{Collector, Does},
-    eventually, free_port, program,
+    eventually, free_port,
+    nginx::Nginx,
+    program,
     redis::RedisServer,
     scratch,
 };
@@ -328,10 +331,38 @@ fn headers_for_the_collector_are_sent_and_shown_to_nobody_else() {
 }
 
 #[test]
+fn a_collector_may_want_tls_and_a_certificate() {
+    let collector = Collector::start(Does::Take);
+    let authority = Authority::new();
+    let (server, client) = (authority.sign("server"), authority.sign("client"));
+    let front = Nginx::with_tls(&server, &authority.file(), collector.port);
+    let url = format!("https://localhost:{}", front.port);
+    let router = Router::start(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &url),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", &authority.file()),
+        ("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE", &client.file),
+        ("OTEL_EXPORTER_OTLP_CLIENT_KEY", &client.key),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf"),
+    ]);
+    router.allocate("CA1");
+    assert!(collector.spans(2).len() >= 2);
+    // One that does not trust it, and one that is told to be quiet.
+    let before = collector.count();
+    let doubts = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    doubts.allocate("CA1");
+    let plain = collector.url();
+    let quiet =
+        Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &plain), ("OTEL_SDK_DISABLED", "TRUE")]);
+    quiet.allocate("CA1");
+    std::thread::sleep(Duration::from_secs(3));
+    assert_eq!(collector.count(), before);
+}
+
+#[test]
 fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
     for (name, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "=collector: expected a URL that begins"),
-        ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://c:4318", "=https://c:4318: expected a URL"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "=grpc: expected http/json or http/protobuf"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:hunter2@c", "=http://***@c: expected a URL"),
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "=http://: expected a URL"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", "=(hidden): expected name=value"),

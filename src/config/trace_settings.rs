@@ -1,14 +1,16 @@
 //! Settings of traces, by the names that OpenTelemetry gives them.
 
-use std::time::Duration;
+use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use axum::http::{HeaderName, HeaderValue, Uri};
 use clap::Args;
 use percent_encoding::percent_decode_str;
+use rustls::ClientConfig;
 
 use super::ConfigError;
 use crate::{
     secrets::Secret,
+    tls::Trust,
     traces::{Collector, SAMPLERS, Sampler, TraceConfig},
 };
 
@@ -16,7 +18,7 @@ use crate::{
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traces (OpenTelemetry's variables)")]
 pub struct TraceSettings {
-    /// Collector that takes traces by OTLP over HTTP, http://host:4318. Unset: no traces
+    /// Collector that takes traces by OTLP over HTTP, http://host:4318 or https://. Unset: no traces
     #[arg(long, env, value_name = "URL", value_parser = collector_url)]
     pub otel_exporter_otlp_endpoint: Option<String>,
 
@@ -27,6 +29,26 @@ pub struct TraceSettings {
     /// Headers for the collector: name=value, separated by commas, values percent-encoded. A secret
     #[arg(long, env, value_name = "SECRETS")]
     pub otel_exporter_otlp_headers: Option<Secret>,
+
+    /// Certificate authority of a collector with https://, besides the system's (PEM)
+    #[arg(long, env, value_name = "PATH")]
+    pub otel_exporter_otlp_certificate: Option<PathBuf>,
+
+    /// Certificate to show to a collector that wants one (PEM)
+    #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_key")]
+    pub otel_exporter_otlp_client_certificate: Option<PathBuf>,
+
+    /// The certificate's private key (PEM)
+    #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_certificate")]
+    pub otel_exporter_otlp_client_key: Option<PathBuf>,
+
+    /// How the collector is spoken to: OTLP's JSON over HTTP, whichever of the two is named
+    #[arg(long, env, value_name = "NAME", default_value = "http/json", value_parser = ["http/json", "http/protobuf"])]
+    pub otel_exporter_otlp_protocol: String,
+
+    /// No traces, whatever else is set: true
+    #[arg(long, env, value_name = "BOOLEAN", default_value = "false", value_parser = boolean)]
+    pub otel_sdk_disabled: bool,
 
     /// How long the collector may take to answer (milliseconds)
     #[arg(long, env, value_name = "NUMBER", default_value = "10000", value_parser = millis)]
@@ -65,18 +87,35 @@ impl TraceSettings {
                 (None, Some(base)) => format!("{}/v1/traces", base.trim_end_matches('/')),
                 (None, None) => return Ok(None),
             };
-        let (authority, path) = parts(&url).expect("it was checked when it was read");
+        let url = url_of(&url).expect("it was checked when it was read");
+        let tls = self.tls(&url)?;
+        if self.otel_sdk_disabled {
+            return Ok(None);
+        }
         let sampler = Sampler::named(&self.otel_traces_sampler, ratio);
         Ok(Some(TraceConfig {
             collector: Collector {
-                authority,
-                path,
+                url,
+                tls,
                 headers,
                 patience: Duration::from_millis(self.otel_exporter_otlp_timeout),
             },
             sampler: sampler.expect("it was checked when it was read"),
             resource,
         }))
+    }
+
+    fn tls(&self, url: &Uri) -> Result<Option<Arc<ClientConfig>>, ConfigError> {
+        let certificate = &self.otel_exporter_otlp_client_certificate;
+        let trust = Trust {
+            authority: self.otel_exporter_otlp_certificate.clone(),
+            identity: certificate.clone().zip(self.otel_exporter_otlp_client_key.clone()),
+        };
+        let is_safe = url.scheme_str() == Some("https");
+        let settings = is_safe.then(|| trust.settings()).transpose();
+        settings.map_err(|wrong| {
+            ConfigError::new("OTEL_EXPORTER_OTLP_CERTIFICATE", "", format!("its files: {wrong}"))
+        })
     }
 
     fn headers(&self) -> Result<Vec<(HeaderName, HeaderValue)>, ConfigError> {
@@ -115,10 +154,21 @@ impl TraceSettings {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let hidden = if self.otel_exporter_otlp_headers.is_some() { "(hidden)" } else { "" };
         let ratio = self.otel_traces_sampler_arg.map(|ratio| ratio.to_string());
+        let path = |path: &Option<PathBuf>| {
+            path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+        };
         vec![
             ("OTEL_EXPORTER_OTLP_ENDPOINT", text(&self.otel_exporter_otlp_endpoint)),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", text(&self.otel_exporter_otlp_traces_endpoint)),
             ("OTEL_EXPORTER_OTLP_HEADERS", hidden.into()),
+            ("OTEL_EXPORTER_OTLP_CERTIFICATE", path(&self.otel_exporter_otlp_certificate)),
+            (
+                "OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE",
+                path(&self.otel_exporter_otlp_client_certificate),
+            ),
+            ("OTEL_EXPORTER_OTLP_CLIENT_KEY", path(&self.otel_exporter_otlp_client_key)),
+            ("OTEL_EXPORTER_OTLP_PROTOCOL", self.otel_exporter_otlp_protocol.clone()),
+            ("OTEL_SDK_DISABLED", self.otel_sdk_disabled.to_string()),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", self.otel_exporter_otlp_timeout.to_string()),
             ("OTEL_SERVICE_NAME", self.otel_service_name.clone().unwrap_or(SERVICE.into())),
             ("OTEL_RESOURCE_ATTRIBUTES", text(&self.otel_resource_attributes)),
@@ -139,23 +189,22 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     parts.map(pair).collect()
 }
 
-/// Host and port of a collector, and the path there.
-fn parts(url: &str) -> Option<(String, String)> {
-    let uri: Uri = url.parse().ok()?;
-    let host = uri.host().filter(|host| !host.is_empty())?;
-    let is_plain = uri.scheme_str() == Some("http") && !url.contains(['@', '#']);
-    let authority = format!("{host}:{}", uri.port_u16().unwrap_or(80));
-    (is_plain && uri.query().is_none()).then(|| (authority, uri.path().to_owned()))
+/// Where a collector is.
+fn url_of(text: &str) -> Option<Uri> {
+    let url: Uri = text.parse().ok()?;
+    url.host().filter(|host| !host.is_empty())?;
+    let is_known = matches!(url.scheme_str(), Some("http" | "https")) && !text.contains(['@', '#']);
+    (is_known && url.query().is_none()).then_some(url)
 }
 
 fn collector_url(text: &str) -> Result<String, String> {
-    if text.starts_with("https://") {
-        return Err("a URL that begins with http://; for https, let a collector beside \
-                    the router pass traces on"
-            .into());
-    }
-    let expected = || "a URL that begins with http:// and has no query".to_owned();
-    parts(text).map(|_| text.to_owned()).ok_or_else(expected)
+    let expected = || "a URL that begins with http:// or https:// and has no query".to_owned();
+    url_of(text).map(|_| text.to_owned()).ok_or_else(expected)
+}
+
+/// As OpenTelemetry reads it: true is true, and all else is not.
+fn boolean(text: &str) -> Result<bool, String> {
+    Ok(text.eq_ignore_ascii_case("true"))
 }
 
 fn sampler(text: &str) -> Result<String, String> {
@@ -190,10 +239,11 @@ mod tests {
 
     #[test]
     fn a_collector_is_reached_by_http() {
-        assert_eq!(parts("http://c:4318/a/v1"), Some(("c:4318".into(), "/a/v1".into())));
-        assert_eq!(parts("http://[::1]"), Some(("[::1]:80".into(), "/".into())));
-        for bad in ["", "c:4318", "https://c", "http://", "http://c?a", "http://u:p@c"] {
-            assert_eq!(parts(bad), None, "{bad}");
+        for good in ["http://c:4318/a/v1", "http://[::1]", "https://c"] {
+            assert!(url_of(good).is_some(), "{good}");
+        }
+        for bad in ["", "c:4318", "ftp://c", "http://", "http://c?a", "http://u:p@c"] {
+            assert_eq!(url_of(bad), None, "{bad}");
         }
     }
 }

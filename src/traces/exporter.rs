@@ -6,14 +6,14 @@ use std::{fmt, sync::Arc, time::Duration};
 use axum::body::Bytes;
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::{
-    Request, StatusCode,
+    Request, StatusCode, Uri,
     client::conn::http1::{self, SendRequest},
     header::{self, HeaderMap, HeaderName, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
+use rustls::ClientConfig;
 use serde_json::Value;
 use tokio::{
-    net::TcpStream,
     task::JoinHandle,
     time::{sleep, timeout},
 };
@@ -23,6 +23,7 @@ use super::{
     TraceConfig, otlp,
     span::{BATCH, Span, Waiting},
 };
+use crate::client::connect;
 
 /// Spans are sent after so long, or when there are enough.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -39,9 +40,9 @@ const LONGEST_ANSWER: usize = 64 << 10;
 /// Where spans go, and what is said with them.
 #[derive(Debug, Clone)]
 pub struct Collector {
-    /// `host:port`
-    pub authority: String,
-    pub path: String,
+    pub url: Uri,
+    /// Whom we trust there, and who we are, with https://.
+    pub tls: Option<Arc<ClientConfig>>,
     /// Secrets: marked as such, so that nothing shows them.
     pub headers: Vec<(HeaderName, HeaderValue)>,
     /// How long it may take to answer.
@@ -50,7 +51,7 @@ pub struct Collector {
 
 impl fmt::Display for Collector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "http://{}{}", self.authority, self.path)
+        self.url.fmt(f)
     }
 }
 
@@ -184,8 +185,9 @@ impl Exporter {
             Some(line) => line,
             None => self.connect().await.map_err(Fault::later)?,
         };
-        let mut request = Request::post(&self.collector.path)
-            .header(header::HOST, &self.collector.authority)
+        let url = &self.collector.url;
+        let mut request = Request::post(url.path())
+            .header(header::HOST, url.authority().map_or("", |it| it.as_str()))
             .header(header::CONTENT_TYPE, "application/json");
         if let Some(headers) = request.headers_mut() {
             headers.extend(self.collector.headers.iter().cloned());
@@ -208,7 +210,7 @@ impl Exporter {
     }
 
     async fn connect(&self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
-        let stream = TcpStream::connect(&self.collector.authority).await?;
+        let stream = connect(&self.collector.url, self.collector.tls.as_ref()).await?;
         let (line, connection) = http1::handshake(TokioIo::new(stream)).await?;
         tokio::spawn(connection);
         Ok(line)

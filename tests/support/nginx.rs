@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use super::{eventually, free_port, scratch};
+use super::{certificates::Certificate, eventually, free_port, scratch};
 
 pub struct Nginx {
     child: Child,
@@ -19,7 +19,7 @@ pub struct Nginx {
 impl Nginx {
     /// `pods` are the addresses by which pods are found.
     pub fn start(router: u16, agent_port: u16, pods: Vec<(String, Ipv4Addr)>) -> Self {
-        let (directory, port) = (scratch(), free_port());
+        let port = free_port();
         let template = include_str!("../../deploy/nginx/smart-router.conf.template");
         let settings = [
             ("LISTEN", format!("127.0.0.1:{port}")),
@@ -32,6 +32,25 @@ impl Nginx {
         let server = settings.iter().fold(template.to_owned(), |text, (name, value)| {
             text.replace(&format!("${{{name}}}"), value)
         });
+        Self::serving(port, &server)
+    }
+
+    /// TLS before a server that has none; it wants a certificate of the authority itself.
+    pub fn with_tls(certificate: &Certificate, authority: &str, behind: u16) -> Self {
+        let port = free_port();
+        let Certificate { file, key } = certificate;
+        Self::serving(
+            port,
+            &format!(
+                "server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {file}; \
+                 ssl_certificate_key {key}; ssl_client_certificate {authority}; \
+                 ssl_verify_client on; location / {{ proxy_pass http://127.0.0.1:{behind}; }} }}"
+            ),
+        )
+    }
+
+    fn serving(port: u16, server: &str) -> Self {
+        let directory = scratch();
         let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .iter()
             .map(|name| format!("{name}_temp_path {}/{name};", directory.display()))
