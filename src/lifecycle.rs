@@ -1,6 +1,9 @@
 //! How far the process is in its life.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{
+    Mutex, PoisonError,
+    atomic::{AtomicBool, Ordering},
+};
 
 use tokio_util::sync::CancellationToken;
 
@@ -10,6 +13,7 @@ pub struct Lifecycle {
     reached: AtomicBool,
     /// The cluster was there, and can't be followed.
     pub is_cluster_lost: AtomicBool,
+    leader: Mutex<Option<String>>,
     pub stopping: CancellationToken,
 }
 
@@ -17,6 +21,16 @@ impl Lifecycle {
     /// The store has answered, and its pods are known.
     pub fn store_reached(&self) {
         self.reached.store(true, Ordering::Relaxed);
+    }
+
+    /// Which router leads, as the Lease says; `None` where there is no Lease, or it can't be
+    /// read.
+    pub fn leader(&self) -> Option<String> {
+        self.leader.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set_leader(&self, name: Option<String>) {
+        *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = name;
     }
 
     pub fn is_ready(&self) -> bool {

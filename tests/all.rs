@@ -24,6 +24,7 @@ mod journal;
 mod judges;
 mod leader;
 mod limits;
+mod live;
 mod load;
 mod metrics;
 mod nginx;

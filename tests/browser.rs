@@ -11,8 +11,10 @@ use std::{
 use serde_json::json;
 
 use crate::{
+    cluster,
+    live::ten_calls_a_second,
     shared_redis::replicas,
-    support::{Router, judged_by, redis::RedisServer},
+    support::{Router, eventually, judged_by, kube::Kube, redis::RedisServer},
 };
 
 /// Lets the browser judge something. `./test.sh` installs what it needs.
@@ -35,6 +37,32 @@ fn a_call_is_on_the_page_within_a_second_of_its_allocation_elsewhere() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 4}"#);
     judged_by(&mut judge("calls", &[url(&routers[0]), url(&routers[1])], ""));
+}
+
+#[test]
+fn a_page_opens_with_the_last_minutes() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, r#"{"gold": 4}"#);
+    ten_calls_a_second(&server);
+    judged_by(&mut judge("history", &[url(&routers[0])], ""));
+}
+
+#[test]
+fn a_tile_says_how_long_its_lease_has_left() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("LEASE_TTL", "30s")]);
+    judged_by(&mut judge("leases", &[url(&router)], ""));
+}
+
+#[test]
+fn the_page_says_which_router_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let redis = server.url();
+    let start = |name| cluster::router(&kube, &[("REDIS_URL", &redis), ("POD_NAME", name)]);
+    let leads = |router: &Router| router.status()["is_leader"] == true;
+    let first = start("router-a");
+    eventually(Duration::from_secs(5), "it leads", || leads(&first));
+    let other = start("router-b");
+    judged_by(judge("leader", &[url(&other)], "").env("LEADER", "router-a"));
 }
 
 #[test]

@@ -47,8 +47,18 @@ pub fn status_text(status: &Value) -> String {
         table(&POOL_TITLES, &rows),
         text(&status["active_calls"]),
         text(&status["waiting"]),
-        if status["is_leader"] == true { "this router leads" } else { "another router leads" }
+        leader_text(status)
     )
+}
+
+fn leader_text(status: &Value) -> String {
+    match (status["is_leader"] == true, status["leader"].as_str()) {
+        (true, Some(name)) => format!("this router leads ({name})"),
+        // Without a Lease each does the leader's work.
+        (true, None) => "this router leads".into(),
+        (false, Some(name)) => format!("{name} leads"),
+        (false, None) => "who leads is not known".into(),
+    }
 }
 
 pub const POOL_TITLES: [&str; 9] =

@@ -60,7 +60,12 @@ impl Control {
                 // A term whose epoch is too small is given up at its first write.
                 Err(_) => 0,
             };
-            match timeout(config.renew_deadline, lock.take(floor)).await {
+            let taken = timeout(config.renew_deadline, lock.take(floor)).await;
+            self.lifecycle.set_leader(match taken {
+                Ok(Ok(_)) => router_of(&lock.holder),
+                _ => None,
+            });
+            match taken {
                 Ok(Ok(Some(epoch))) => {
                     said.clear();
                     tracing::info!(epoch, "leading");
@@ -73,6 +78,7 @@ impl Control {
                         () = self.lead(&cluster, Some(epoch)) => {}
                     }
                     self.metrics.leader.set(0);
+                    self.lifecycle.set_leader(None);
                     tracing::warn!(epoch, "no longer leading");
                     // Whoever is next need not wait for the lease to run out.
                     let _ = timeout(GIVE_BACK, lock.release()).await;
@@ -151,6 +157,12 @@ impl Control {
             }
         }
     }
+}
+
+/// The router that a Lease names, if any: what comes after its name tells its lives apart.
+fn router_of(holder: &str) -> Option<String> {
+    let name = holder.rsplit_once('_').map_or(holder, |(name, _)| name);
+    (!name.is_empty()).then(|| name.to_owned())
 }
 
 /// What the election needs of the cluster.

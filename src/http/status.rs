@@ -50,6 +50,11 @@ pub struct Described {
 pub struct Status {
     active_calls: usize,
     is_leader: bool,
+    /// Which router leads, as the Lease says; without one, or if it can't be read, this is left
+    /// out.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    leader: Option<String>,
     /// The pools of merchants, by their ids.
     merchants: BTreeMap<String, Described>,
     /// The pools of tiers, by their names.
@@ -77,6 +82,7 @@ pub fn described() -> Endpoint {
         .gives(Status {
             active_calls: 1,
             is_leader: true,
+            leader: Some("smart-router-0".into()),
             merchants: BTreeMap::new(),
             pools: BTreeMap::from([("gold".into(), gold)]),
             status: "up",
@@ -97,6 +103,7 @@ pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     Ok(Json(Status {
         active_calls: status.active_calls,
         is_leader: context.metrics.leader.get() == 1,
+        leader: context.lifecycle.leader(),
         merchants,
         pools,
         status: "up",

@@ -7,7 +7,7 @@ use std::{
     pin::Pin,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     thread,
-    time::{Instant, SystemTime, UNIX_EPOCH},
+    time::Instant,
 };
 
 use tokio::sync::watch;
@@ -15,6 +15,7 @@ use tokio::sync::watch;
 use super::{
     Reply, Store, Wakes,
     journal::{Directory, Journal, JournalError},
+    wall_clock,
 };
 use crate::domain::{
     Millis,
@@ -66,10 +67,7 @@ struct State {
 impl State {
     /// The time, which never runs backwards here whatever the clock does.
     fn now(&mut self) -> Millis {
-        let wall = SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |since| since.as_millis() as Millis);
-        self.clock = self.clock.max(wall);
+        self.clock = self.clock.max(wall_clock());
         self.clock
     }
 }
@@ -405,6 +403,10 @@ impl Store for Embedded {
 
     fn wakes(&self) -> &Wakes {
         &self.wakes
+    }
+
+    fn now(&self) -> Millis {
+        self.shared.lock().now()
     }
 
     fn is_up(&self) -> bool {

@@ -6,7 +6,11 @@ mod journal;
 mod redis;
 mod wakes;
 
-use std::{future::Future, pin::Pin};
+use std::{
+    future::Future,
+    pin::Pin,
+    time::{SystemTime, UNIX_EPOCH},
+};
 
 pub use self::{
     embedded::Embedded,
@@ -47,6 +51,11 @@ impl StoreError {
             Self::Failed(_) => "failed",
         }
     }
+}
+
+/// What our own clock shows.
+fn wall_clock() -> Millis {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
 /// The answer of a store, on its way.
@@ -127,6 +136,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Tells when calls that wait are handed a pod, by whichever replica.
     fn wakes(&self) -> &Wakes;
+
+    /// What the store's clock shows, as far as we know: that of events and leases.
+    fn now(&self) -> Millis;
 
     /// Whether the store answered when it was last asked.
     fn is_up(&self) -> bool;

@@ -94,6 +94,54 @@ const judges = {
     assert.deepEqual(page.wrong, []);
   },
 
+  /** A page shows the last minutes as soon as it is opened, and so does another one later. */
+  async history() {
+    const isFilled = async (page) => {
+      const line = page.locator('.chart-box [data-line="allocated"]').first();
+      const points = ((await line.getAttribute("d")) ?? "").match(/[ML][\d.-]+/g) ?? [];
+      return points.length > 150 && Number(points[0].slice(1)) < 10;
+    };
+    const page = await open(url);
+    await page.waitForSelector(".tile");
+    await until("the chart is filled", () => isFilled(page), 1500);
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    const another = await open(url);
+    await another.waitForSelector(".tile");
+    await until("the other page's, too", () => isFilled(another), 1500);
+    assert.deepEqual([...page.wrong, ...another.wrong], []);
+  },
+
+  /** A tile says how long its lease has left, to the eye and aloud, and nothing moves. */
+  async leases() {
+    const page = await open(url, { viewport: { width: 360, height: 740 } });
+    const { body } = await api("POST", "/allocate", { call_sid: "CAlease" });
+    const tile = page.locator(`.tile[data-pod="${body.pod_name}"]`);
+    await tile.scrollIntoViewIfNeeded();
+    const left = async () => Number(/^(\d+) s$/.exec(await tile.locator(".tile-left").innerText())?.[1]);
+    await until("says what is left", async () => (await left()) > 0);
+    const [before, box] = [await left(), await tile.boundingBox()];
+    assert.ok(before <= 30, `${before} s`);
+    await until("goes on", async () => (await left()) <= before - 2, 3500);
+    assert.deepEqual(await tile.boundingBox(), box, "the tile stays where it is");
+    assert.match(await tile.getAttribute("aria-label"), / 1\/1 \d+ s of its lease left, busy$/);
+    await axe(page, "leases on a phone");
+    // While it has the focus it is not said anew every second.
+    await tile.focus();
+    const [label, now] = [await tile.getAttribute("aria-label"), await left()];
+    await until("goes on", async () => (await left()) < now, 2500);
+    assert.equal(await tile.getAttribute("aria-label"), label);
+    await api("POST", "/release", { call_sid: "CAlease" });
+    await until("nothing is left", async () => (await tile.locator(".tile-left").innerText()) === "");
+    assert.deepEqual(page.wrong, []);
+  },
+
+  /** The page of a router that does not lead says who does. */
+  async leader() {
+    const page = await open(url);
+    await until("says who leads", async () => (await text(page, "#fact-leader")) === process.env.LEADER);
+    assert.deepEqual(page.wrong, []);
+  },
+
   /** A drain by click takes effect; a wrong token and a viewer's can't. */
   async roles() {
     const page = await open(url);
@@ -176,6 +224,16 @@ const judges = {
     console.log(`first paint ${Math.round(painted)} ms, longest task ${longest} ms, ${number} calls came and went`);
     assert.ok(painted < 1000, `first paint after ${painted} ms`);
     assert.ok(longest <= 200, `a task of ${longest} ms`);
+    const leases = await page.evaluate(async () => {
+      const last = [...document.querySelectorAll(".tile")].at(-1);
+      last.scrollIntoView();
+      await new Promise((resolve) => setTimeout(resolve, 1500));
+      const left = last.querySelector(".tile-left").innerText;
+      document.querySelectorAll(".tiles").forEach((tiles) => tiles.scrollTo(0, 0));
+      scrollTo(0, 0);
+      return left;
+    });
+    assert.match(leases, /^\d+ (s|min)$/, "a tile that comes into view says what is left");
     await axe(page, "light");
     await shot(page, "many");
     await page.emulateMedia({ colorScheme: "dark" });
@@ -215,14 +273,23 @@ const judges = {
     assert.deepEqual(page.wrong, []);
   },
 
-  /** What the README shows. */
+  /** What the README and docs/operating.md show. */
   async pictures() {
-    for (const colorScheme of ["light", "dark"]) {
-      const page = await open(url, { colorScheme });
-      await page.waitForSelector(".tile");
-      await new Promise((resolve) => setTimeout(resolve, 12000));
-      await shot(page, `dashboard-${colorScheme}`);
-    }
+    const page = await open(url, { colorScheme: "light" });
+    await page.waitForSelector(".tile");
+    await new Promise((resolve) => setTimeout(resolve, 12000));
+    await shot(page, "dashboard-light");
+    // A call that tried other pools first.
+    const { body } = await api("GET", "/calls?pool=basic");
+    await page.evaluate((call) => (location.hash = `call/${call}`), body.calls.at(-1).call_sid);
+    await until("its story", async () => (await text(page, "#story-body")).includes("given"));
+    await shot(page.locator("#story"), "call");
+    const phone = await open(url, { colorScheme: "dark", viewport: { width: 390, height: 844 }, deviceScaleFactor: 1.5 });
+    await phone.waitForSelector(".tile");
+    await new Promise((resolve) => setTimeout(resolve, 2000));
+    await phone.evaluate(() => document.getElementById("pods-title").scrollIntoView());
+    await new Promise((resolve) => setTimeout(resolve, 1000));
+    await shot(phone, "phone");
   },
 };
 

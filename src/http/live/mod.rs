@@ -1,6 +1,8 @@
 //! What the page shows, kept up to date while anybody looks: read from the store, so that
-//! every replica shows the same.
+//! every replica shows the same. Since when something has been wrong is known before that.
 
+mod latencies;
+mod tally;
 mod warnings;
 
 use std::{
@@ -10,7 +12,7 @@ use std::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -25,7 +27,11 @@ use futures_util::{StreamExt, future::ready, stream};
 use serde_json::{Value, json};
 use tokio::sync::{Notify, broadcast};
 
-use self::warnings::Warnings;
+use self::{
+    latencies::Latencies,
+    tally::Tally,
+    warnings::{Since, warnings},
+};
 use super::{
     Shared,
     auth::Pass,
@@ -35,7 +41,7 @@ use super::{
 use crate::{
     domain::{
         Millis,
-        fleet::{Event, EventId, EventKind, Logged, PodStatus, Status},
+        fleet::{EventId, Logged, PodStatus, Status},
         names::Pool,
         tiers::Tiers,
     },
@@ -50,8 +56,12 @@ const SHARE: u32 = 10;
 /// Events that one message carries, and that one look takes.
 const IN_ONE_MESSAGE: usize = 200;
 const IN_ONE_LOOK: usize = 5_000;
-/// For so long rates and latencies are averaged.
-const RECENT: Duration = Duration::from_secs(5);
+/// How often the pools are looked at while nobody else does.
+const GLANCE: Duration = Duration::from_secs(5);
+/// Events that are read in one step on the way back.
+const STEP: usize = 1_000;
+/// The charts show so many seconds.
+const CHARTED: u64 = 180;
 /// Messages that a slow listener may be behind.
 const BEHIND: usize = 64;
 
@@ -76,7 +86,7 @@ pub struct Live {
     metrics: Arc<Metrics>,
     lifecycle: Arc<Lifecycle>,
     about: About,
-    started_at: u64,
+    started: Instant,
     told: broadcast::Sender<Told>,
     /// What a newcomer has to know.
     now: Mutex<Now>,
@@ -89,6 +99,28 @@ struct Now {
     state: Option<Arc<str>>,
     pods: BTreeMap<String, Value>,
     events: VecDeque<Value>,
+    /// What the charts show: rates and latencies, about once a second.
+    points: VecDeque<(Millis, Value)>,
+}
+
+impl Now {
+    fn add_point(&mut self, at: Millis, point: Value) {
+        match self.points.back() {
+            // The clock was set back.
+            Some((last, _)) if at < *last => self.points.clear(),
+            Some((last, _)) if at < last + 1_000 => return,
+            _ => {}
+        }
+        self.points.push_back((at, point));
+        while self.points.front().is_some_and(|(first, _)| first + CHARTED * 1_000 < at) {
+            self.points.pop_front();
+        }
+    }
+
+    fn history(&self) -> Told {
+        let points: Vec<&Value> = self.points.iter().map(|(_, point)| point).collect();
+        told("history", &json!({"points": points}))
+    }
 }
 
 /// Somebody looks, for as long as this is there.
@@ -116,7 +148,7 @@ impl Live {
             metrics,
             lifecycle,
             about,
-            started_at: unix_millis() / 1_000,
+            started: Instant::now(),
             told: broadcast::Sender::new(BEHIND),
             now: Mutex::default(),
             listeners: AtomicUsize::new(0),
@@ -138,7 +170,7 @@ impl Live {
         self.arrived.notify_one();
         // Nothing is told in between: that needs the same lock.
         let now = self.now();
-        let mut first = Vec::new();
+        let mut first = vec![now.history()];
         if let Some(state) = &now.state {
             first.push(Told { name: "state", text: state.clone() });
         }
@@ -148,28 +180,32 @@ impl Live {
         Listener { live: self.clone(), first, next: self.told.subscribe() }
     }
 
-    /// Looks at the store while anybody wants to know.
+    /// Looks at the store, closely while anybody wants to know.
     pub async fn run(self: Arc<Self>) {
-        let mut watch = Watch::default();
+        let (mut since, mut watch) = (Since::default(), Watch::default());
         loop {
-            while self.listeners.load(Ordering::Relaxed) == 0 {
+            let began = Instant::now();
+            let is_watched = self.listeners.load(Ordering::Relaxed) > 0;
+            let looked = if is_watched {
+                self.look(&mut watch).await
+            } else {
                 watch = Watch::default();
                 *self.now() = Now::default();
-                tokio::select! {
-                    () = self.lifecycle.stopping.cancelled() => return,
-                    () = self.arrived.notified() => {}
-                }
-            }
-            let began = Instant::now();
-            let looked = self.look(&mut watch).await;
+                self.store.status().await
+            };
             if let Err(error) = &looked {
                 tracing::debug!(%error, "the page cannot look at the store");
             }
-            self.tell_state(&mut watch, looked.ok());
-            let pause = LOOK.max(SHARE * began.elapsed()).saturating_sub(began.elapsed());
+            let status = looked.ok();
+            since.note(status.as_ref(), status.is_some() && self.store.is_up());
+            if is_watched {
+                self.tell_state(&since, &mut watch, status);
+            }
+            let pause = if is_watched { LOOK.max(SHARE * began.elapsed()) } else { GLANCE };
             tokio::select! {
                 () = self.lifecycle.stopping.cancelled() => return,
-                () = tokio::time::sleep(pause) => {}
+                () = self.arrived.notified(), if !is_watched => {}
+                () = tokio::time::sleep(pause.saturating_sub(began.elapsed())) => {}
             }
         }
     }
@@ -185,15 +221,7 @@ impl Live {
     }
 
     async fn look_at_events(&self, watch: &mut Watch) -> Result<(), StoreError> {
-        let Some(from) = watch.seen else {
-            // What happened before anybody looked: the last events, and no rates yet.
-            let mut last = self.store.events_before(None, IN_ONE_MESSAGE).await?;
-            last.reverse();
-            watch.seen = Some(last.last().map(|logged| logged.id).unwrap_or_default());
-            watch.warnings.note(&last);
-            self.tell_events(&last, 0);
-            return Ok(());
-        };
+        let Some(from) = watch.seen else { return self.look_back(watch).await };
         let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
         if fresh.len() == IN_ONE_LOOK {
             // More happens than anybody can follow: what is told is what happened last.
@@ -205,10 +233,39 @@ impl Live {
         if let Some(last) = fresh.last() {
             watch.seen = Some(last.id);
         }
-        watch.count(&fresh);
-        watch.warnings.note(&fresh);
+        watch.tally.note(&fresh, self.store.now());
         let skipped = fresh.len().saturating_sub(IN_ONE_MESSAGE);
         self.tell_events(&fresh[skipped..], skipped);
+        Ok(())
+    }
+
+    /// Reads what happened before anybody looked, as far back as it matters.
+    async fn look_back(&self, watch: &mut Watch) -> Result<(), StoreError> {
+        let now = self.store.now();
+        let mut events = self.store.events_before(None, STEP).await?;
+        let is_enough = |events: &[Logged]| {
+            let is_old = |oldest: &Logged| oldest.id.at + tally::RECENT < now;
+            events.len() >= tally::MOST || events.last().is_none_or(is_old)
+        };
+        while !is_enough(&events) {
+            let before = events.last().map(|logged| logged.id);
+            let some = self.store.events_before(before, STEP).await?;
+            if some.is_empty() {
+                break;
+            }
+            events.extend(some);
+        }
+        events.reverse();
+        watch.seen = Some(events.last().map(|logged| logged.id).unwrap_or_default());
+        watch.tally.note(&events, now);
+        let history = watch.tally.history(CHARTED, now);
+        let point = |(at, rates)| (at, json!({"at": at, "rates": rates}));
+        {
+            let mut now = self.now();
+            now.points = history.into_iter().map(point).collect();
+            let _ = self.told.send(now.history());
+        }
+        self.tell_events(&events[events.len().saturating_sub(IN_ONE_MESSAGE)..], 0);
         Ok(())
     }
 
@@ -246,20 +303,24 @@ impl Live {
         now.pods = fresh;
     }
 
-    fn tell_state(&self, watch: &mut Watch, status: Option<Status>) {
+    fn tell_state(&self, since: &Since, watch: &mut Watch, status: Option<Status>) {
+        let at = self.store.now();
         let is_up = status.is_some() && self.store.is_up();
-        let warnings = watch.warnings.now(status.as_ref(), is_up);
+        // (they are counted from events)
+        let rates = self.about.has_events.then(|| watch.tally.rates(at / 1_000));
+        let latencies = watch.latencies.lately(&self.metrics);
         let mut state = json!({
-            "at": unix_millis(),
+            "at": at,
             "router": {
                 "name": self.about.name,
                 "version": env!("CARGO_PKG_VERSION"),
-                "started_at": self.started_at,
+                "started_at": (at / 1_000).saturating_sub(self.started.elapsed().as_secs()),
                 "draining_ttl": self.about.draining_ttl / 1_000,
             },
             "store": {"kind": self.about.store, "is_up": is_up},
             "leader": {
                 "is_leader": self.metrics.leader.get() == 1,
+                "name": self.lifecycle.leader(),
                 "epoch": self.metrics.leader_epoch.get(),
             },
             "cluster": {
@@ -267,10 +328,9 @@ impl Live {
                 "is_connected": !self.lifecycle.is_cluster_lost.load(Ordering::Relaxed),
             },
             "events": if self.about.has_events { "on" } else { "off" },
-            // (they are counted from events)
-            "rates": if self.about.has_events { watch.rates() } else { Value::Null },
-            "latency_ms": watch.latencies(&self.metrics),
-            "warnings": warnings,
+            "rates": rates,
+            "latency_ms": latencies,
+            "warnings": warnings(since, watch.tally.lately(), status.as_ref()),
         });
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);
@@ -280,133 +340,17 @@ impl Live {
         let told = told("state", &state);
         let mut now = self.now();
         now.state = Some(told.text.clone());
+        now.add_point(at, json!({"at": at, "rates": rates, "latency_ms": latencies}));
         let _ = self.told.send(told);
     }
 }
 
-/// What is remembered from look to look.
+/// What is remembered from look to look, while anybody looks.
 #[derive(Default)]
 struct Watch {
     seen: Option<EventId>,
-    /// When so many of a kind happened.
-    counts: VecDeque<(Instant, BTreeMap<&'static str, usize>)>,
-    began: Option<Instant>,
-    buckets: VecDeque<(Instant, Buckets)>,
-    warnings: Warnings,
-}
-
-/// How many requests took how long at most, by operation.
-type Buckets = BTreeMap<String, Vec<(f64, f64)>>;
-
-impl Watch {
-    fn count(&mut self, events: &[Logged]) {
-        let now = Instant::now();
-        self.began.get_or_insert(now);
-        let mut counts = BTreeMap::new();
-        for Logged { event, .. } in events {
-            if let Some(name) = rate_of(event) {
-                *counts.entry(name).or_default() += 1;
-            }
-        }
-        self.counts.push_back((now, counts));
-        while self.counts.front().is_some_and(|(at, _)| at.elapsed() > RECENT) {
-            self.counts.pop_front();
-        }
-    }
-
-    /// How much happened per second, lately.
-    fn rates(&self) -> Value {
-        let time = self.began.map_or(LOOK, |began| began.elapsed().clamp(LOOK, RECENT));
-        let rate = |name: &str| {
-            let sum: usize = self.counts.iter().filter_map(|(_, counts)| counts.get(name)).sum();
-            (sum as f64 / time.as_secs_f64() * 10.0).round() / 10.0
-        };
-        json!({
-            "allocated": rate("allocated"),
-            "ended": rate("ended"),
-            "refused": rate("refused"),
-            "expired": rate("expired"),
-        })
-    }
-
-    /// How long allocations and releases of this router took, lately.
-    fn latencies(&mut self, metrics: &Metrics) -> Value {
-        let now = Instant::now();
-        self.buckets.push_back((now, buckets(&metrics.render(None))));
-        while self.buckets.len() > 2
-            && self.buckets.get(1).is_some_and(|(at, _)| at.elapsed() > RECENT)
-        {
-            self.buckets.pop_front();
-        }
-        let (Some((_, before)), Some((_, after))) = (self.buckets.front(), self.buckets.back())
-        else {
-            return Value::Null;
-        };
-        let shown = |operation: &str| {
-            let after = after.get(operation)?;
-            let before = before.get(operation);
-            let counts: Vec<(f64, f64)> = after
-                .iter()
-                .enumerate()
-                .map(|(index, (limit, count))| {
-                    let was = before.and_then(|it| it.get(index)).map_or(0.0, |it| it.1);
-                    (*limit, count - was)
-                })
-                .collect();
-            Some(json!({"p50": quantile(&counts, 0.5)?, "p99": quantile(&counts, 0.99)?}))
-        };
-        json!({"allocate": shown("allocate"), "release": shown("release")})
-    }
-}
-
-fn rate_of(event: &Event) -> Option<&'static str> {
-    Some(match event.kind {
-        EventKind::Allocated | EventKind::Fetched => "allocated",
-        EventKind::Refused => "refused",
-        EventKind::Ended if warnings::is_expiry(event) => "expired",
-        EventKind::Ended => "ended",
-        _ => return None,
-    })
-}
-
-/// The store's times out of the text of the metrics.
-fn buckets(text: &str) -> Buckets {
-    let mut all = Buckets::new();
-    for line in text.lines() {
-        let Some(rest) = line.strip_prefix("smart_router_store_duration_seconds_bucket{") else {
-            continue;
-        };
-        let Some((labels, count)) = rest.split_once("} ") else { continue };
-        let label = |name: &str| {
-            let from = labels.find(&format!("{name}=\""))? + name.len() + 2;
-            labels[from..].split('"').next()
-        };
-        let (Some(operation), Some(limit)) = (label("operation"), label("le")) else { continue };
-        let limit = limit.parse().unwrap_or(f64::INFINITY);
-        let count = count.trim().parse().unwrap_or(0.0);
-        all.entry(operation.to_owned()).or_default().push((limit, count));
-    }
-    all
-}
-
-/// The time (ms) within which this part of all requests was done.
-fn quantile(buckets: &[(f64, f64)], part: f64) -> Option<f64> {
-    let all = buckets.last()?.1;
-    if all <= 0.0 {
-        return None;
-    }
-    let wanted = all * part;
-    let (mut low, mut below) = (0.0, 0.0);
-    for (limit, count) in buckets {
-        if *count >= wanted {
-            let high = if limit.is_finite() { *limit } else { low };
-            let share = if *count > below { (wanted - below) / (count - below) } else { 1.0 };
-            let seconds: f64 = low + (high - low) * share;
-            return Some((seconds * 100_000.0).round() / 100.0);
-        }
-        (low, below) = (*limit, *count);
-    }
-    None
+    tally: Tally,
+    latencies: Latencies,
 }
 
 fn shown_pool(pool: &crate::domain::fleet::PoolStatus) -> Value {
@@ -423,7 +367,7 @@ fn shown_pool(pool: &crate::domain::fleet::PoolStatus) -> Value {
 pub fn described() -> Endpoint {
     let example = "event: pods\ndata: {\"gone\":[],\"is_full\":true,\"pods\":[]}\n\n";
     Endpoint::new(Group::Router, "What the page shows, as it changes")
-        .about("Messages `state`, `pods` and `events`, for as long as somebody listens.")
+        .about("Messages `history`, `state`, `pods` and `events`, for as long as somebody listens.")
         .gives_some("text/event-stream", schemas::text(), example.into())
 }
 
@@ -456,33 +400,4 @@ pub async fn live(State(context): Shared, headers: HeaderMap) -> Response {
 
 fn told(name: &'static str, value: &Value) -> Told {
     Told { name, text: value.to_string().into() }
-}
-
-fn unix_millis() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn quantiles_lie_within_their_buckets() {
-        let buckets = [(0.001, 50.0), (0.002, 90.0), (0.004, 100.0), (f64::INFINITY, 100.0)];
-        assert_eq!(quantile(&buckets, 0.5), Some(1.0));
-        assert_eq!(quantile(&buckets, 0.9), Some(2.0));
-        assert_eq!(quantile(&buckets, 0.99), Some(3.8));
-        assert_eq!(quantile(&[(0.001, 0.0), (f64::INFINITY, 0.0)], 0.5), None);
-    }
-
-    #[test]
-    fn times_are_read_from_the_metrics() {
-        let metrics = Metrics::default();
-        metrics.store.observe("allocate", Duration::from_millis(3));
-        let found = buckets(&metrics.render(None));
-        let all = &found["allocate"];
-        assert_eq!(all.last().unwrap().1, 1.0);
-        let p50 = quantile(all, 0.5).unwrap();
-        assert!((1.0..=6.4).contains(&p50), "{p50}");
-    }
 }

@@ -1,4 +1,5 @@
-// Small charts of the last three minutes, from the state messages that this page has seen.
+// Small charts of the last three minutes: what the router knows of them, and the state messages
+// since.
 
 import { byId, el, setText, svg } from "./dom.js";
 
@@ -34,7 +35,7 @@ function latencyChart(title, operation) {
   return { title, format: millis, lines: [line("p50"), line("p99")] };
 }
 
-const points = [];
+let points = [];
 let charts = [];
 
 function makeChart({ title, format, lines }) {
@@ -147,10 +148,17 @@ function point(chart, event) {
 /** Adds the rates and latencies of a state message. */
 export function addToCharts({ at, rates, latency_ms }) {
   // A clock that went back (another router, another store) would draw lines backwards.
-  if (points.length && at < points.at(-1).at) points.length = 0;
+  if (points.length && at < points.at(-1).at) points = [];
   points.push({ at, state: { rates, latency_ms } });
   while (points[0].at < at - SPAN) points.shift();
   if (document.visibilityState === "visible") charts.forEach(draw);
+}
+
+/** Takes the last minutes as the router tells them to a newcomer; what this page has seen itself stays. */
+export function fillCharts({ points: told }) {
+  const known = told.map(({ at, rates, latency_ms }) => ({ at, state: { rates, latency_ms } }));
+  const byTime = new Map([...known, ...points].map((each) => [each.at, each]));
+  points = [...byTime.values()].sort((a, b) => a.at - b.at);
 }
 
 export function startCharts() {

@@ -3,7 +3,7 @@
 import { askForToken, isLocked, learnRole, startAccess } from "./access.js";
 import { setDrainTime } from "./actions.js";
 import { offerPools, refreshCalls, startCalls } from "./calls.js";
-import { addToCharts, startCharts } from "./charts.js";
+import { addToCharts, fillCharts, startCharts } from "./charts.js";
 import { byId, callLink, el, podLink, setAttribute, setText, showText } from "./dom.js";
 import { startEdit } from "./edit.js";
 import { addEvents, showEventsOff, startFeed } from "./feed.js";
@@ -40,6 +40,7 @@ const HANDLERS = {
     setDrainTime(state.router.draining_ttl);
     noteVersion(state.router.version);
   },
+  history: fillCharts,
   pods: updatePods,
   events: addEvents,
 };

@@ -2,7 +2,7 @@
 
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
 import { storeNow } from "./time.js";
-import { STATES, count, plural, podState } from "./words.js";
+import { STATES, count, plural, podState, shortSpan } from "./words.js";
 
 // Beyond so many pods tiles have no names, so that all are seen at a glance.
 const DENSE_FROM = 150;
@@ -41,6 +41,7 @@ function makeTile(pod) {
   const letter = el("span", { class: "tile-letter", "aria-hidden": "true" });
   const name = el("span", { class: "tile-name" }, el("bdi", {}, pod.pod_name));
   const load = el("span", { class: "tile-load" });
+  const left = el("span", { class: "tile-left" });
   const bar = el("span", { class: "tile-lease", "aria-hidden": "true" });
   const button = el(
     "button",
@@ -50,13 +51,33 @@ function makeTile(pod) {
     name,
     " ",
     load,
+    " ",
+    left,
     bar,
   );
-  const tile = { pod, element: button, letter, load, bar, step: -1, tier: null };
+  const tile = { pod, element: button, letter, load, left, bar, step: -1, tier: null };
+  inView.observe(button);
   // (there are thousands of calls, and one tile is looked at)
   button.addEventListener("pointerenter", () => showTitle(tile));
   return tile;
 }
+
+// Leases run down in the tiles that are in view; the others are told when they come into it.
+const seen = new Set();
+const inView = new IntersectionObserver((entries) => {
+  const now = storeNow();
+  for (const { target, isIntersecting } of entries) {
+    const tile = tiles.get(target.dataset.pod);
+    // (it may be gone, or another of its name)
+    if (tile?.element !== target) continue;
+    if (isIntersecting) {
+      seen.add(tile);
+      showLease(tile, now);
+    } else {
+      seen.delete(tile);
+    }
+  }
+});
 
 function showTitle({ pod, element }) {
   const calls = pod.calls.slice(0, 10).map(({ call_sid, lease_expires_at }) => {
@@ -79,19 +100,29 @@ function showTile(tile, now) {
   setAttribute(tile.element, "data-state", state);
   setAttribute(tile.letter, "data-letter", letter);
   setText(tile.load, load);
-  const label = `${pod.pod_name} ${load} ${word}`;
-  setAttribute(tile.element, "aria-label", label);
+  tile.word = word;
   tile.leaseEnd = firstLeaseEnd(pod);
   showLease(tile, now);
+  showLabel(tile);
+}
+
+// What is said aloud of a tile: what can be read there, in that order, and its state as a word.
+function showLabel({ element, pod, load, left, word }) {
+  const lease = left.textContent && `${left.textContent} of its lease left, `;
+  setAttribute(element, "aria-label", `${pod.pod_name} ${load.textContent} ${lease}${word}`);
 }
 
 function showLease(tile, now) {
-  const left = tile.leaseEnd === Infinity ? 0 : Math.max(0, tile.leaseEnd - now);
+  const hasLease = tile.leaseEnd !== Infinity;
+  const left = hasLease ? Math.max(0, tile.leaseEnd - now) : 0;
+  setText(tile.left, hasLease ? shortSpan(left) : "");
+  // A name that changes while its tile has the focus would be said anew every second.
+  if (tile.element !== document.activeElement) showLabel(tile);
   const step = Math.ceil(Math.min(1, left / wholeLease) * BAR_STEPS);
   if (step === tile.step) return;
   tile.step = step;
   tile.bar.style.setProperty("--left", step / BAR_STEPS);
-  tile.bar.classList.toggle("low", step > 0 && step <= 2);
+  tile.element.classList.toggle("low", hasLease && step <= 2);
 }
 
 function groupOf(tier) {
@@ -138,6 +169,8 @@ function remove(name) {
   const tile = tiles.get(name);
   if (!tile) return;
   leave(tile);
+  inView.unobserve(tile.element);
+  seen.delete(tile);
   tile.element.remove();
   tiles.delete(name);
 }
@@ -245,8 +278,7 @@ function makeLegend() {
 
 /** Once a second: leases run down without a word from the router. */
 export function tickLeases(now) {
-  for (const tile of tiles.values())
-    if (tile.step > 0 || tile.leaseEnd !== Infinity) showLease(tile, now);
+  for (const tile of seen) showLease(tile, now);
 }
 
 // Tab reaches one tile of a pool, arrows the others: a thousand stops would be none.
@@ -285,7 +317,9 @@ export function startPods(onOpen) {
   });
   area.addEventListener("focusin", (event) => {
     const tile = event.target.closest(".tile");
-    if (!tile || tile.tabIndex === 0) return;
+    if (!tile) return;
+    showTile(tiles.get(tile.dataset.pod), storeNow());
+    if (tile.tabIndex === 0) return;
     const before = tile.parentElement.querySelector('[tabindex="0"]');
     if (before) before.tabIndex = -1;
     tile.tabIndex = 0;

@@ -114,6 +114,13 @@ function showFact(id, text, isBad = false) {
 
 const total = (number) => (Number.isFinite(number) ? count(number) : "–");
 
+function leaderWords({ is_leader, name, epoch }, store, cluster) {
+  if (!is_leader) return name ?? "not known";
+  // Without a cluster there is no Lease, and each router does the leader's work.
+  if (!cluster.is_used && store.kind === "redis") return "every router";
+  return epoch ? `this router, epoch ${epoch}` : "this router";
+}
+
 export function showHeader({ at, router, store, leader, cluster, active_calls, waiting }) {
   setText(byId("total-calls"), total(active_calls));
   setText(byId("total-waiting"), total(waiting));
@@ -124,8 +131,7 @@ export function showHeader({ at, router, store, leader, cluster, active_calls, w
   );
   const kind = store.kind === "redis" ? "Redis" : store.kind;
   showFact("fact-store", `${kind}, ${store.is_up ? "up" : "out"}`, !store.is_up);
-  const epoch = leader.epoch ? `, epoch ${leader.epoch}` : "";
-  showFact("fact-leader", leader.is_leader ? `this router${epoch}` : `another router${epoch}`);
+  showFact("fact-leader", leaderWords(leader, store, cluster));
   showFact(
     "fact-cluster",
     !cluster.is_used ? "none" : cluster.is_connected ? "connected" : "not connected",

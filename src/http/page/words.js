@@ -14,6 +14,15 @@ export function span(seconds) {
   return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
 }
 
+/** A time span in as little room as there is: `43 s`, `14 min`, `3 h`, `5 d`. */
+export function shortSpan(seconds) {
+  const s = Math.max(0, Math.floor(seconds));
+  if (s < 100) return `${s} s`;
+  if (s < 6_000) return `${Math.floor(s / 60)} min`;
+  if (s < 360_000) return `${Math.floor(s / 3600)} h`;
+  return `${Math.floor(s / 86400)} d`;
+}
+
 /** A time span of which only the size matters: `5 min` and not `5 min 00 s`. */
 export const roundSpan = (seconds) => span(seconds).replace(/ 0?0 (s|min)$/, "");
 

@@ -25,7 +25,7 @@ use crate::{
         names::{CallSid, MerchantId, PodName, Pool},
         tiers::Tiers,
     },
-    store::{Reply, Store, StoreError, Wakes},
+    store::{Reply, Store, StoreError, Wakes, wall_clock},
 };
 
 /// Calls that one renewal may name.
@@ -381,6 +381,10 @@ impl Store for Redis {
 
     fn wakes(&self) -> &Wakes {
         &self.wakes
+    }
+
+    fn now(&self) -> Millis {
+        self.link.time().unwrap_or_else(wall_clock)
     }
 
     fn is_up(&self) -> bool {

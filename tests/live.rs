@@ -1,0 +1,163 @@
+//! What the page is told, whichever replica it asks and whenever it is opened.
+
+use std::{thread, time::Duration};
+
+use serde_json::Value;
+
+use crate::{
+    cluster::router,
+    shared_redis::replicas,
+    support::{
+        Connection, Router, eventually,
+        kube::Kube,
+        program,
+        redis::{RedisServer, unix_millis},
+    },
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// Opens what the page is told.
+fn live(router: &Router) -> Connection {
+    let mut stream = router.connect();
+    stream.open_stream("/api/v1/live");
+    stream
+}
+
+/// The next message of a name.
+fn next(stream: &mut Connection, name: &str) -> Value {
+    stream.read_until(&format!("event: {name}\ndata: "), 3 * SECOND);
+    let text = stream.read_until("\n\n", 3 * SECOND);
+    serde_json::from_str(&text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+fn warnings(stream: &mut Connection) -> String {
+    let state = next(stream, "state");
+    let texts = state["warnings"].as_array().unwrap().iter();
+    texts.map(|warning| warning["text"].as_str().unwrap()).collect::<Vec<_>>().join("; ")
+}
+
+/// How many seconds a warning counts.
+fn seconds(text: &str, before: &str) -> u64 {
+    let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{before:?}: {text}"));
+    rest.split(' ').next().unwrap().parse().unwrap()
+}
+
+/// Replaces the event log by one of the last minutes: each event by its age (ms), the oldest
+/// first.
+pub fn rewrite_log(server: &RedisServer, events: impl IntoIterator<Item = (u64, &'static str)>) {
+    let now = unix_millis();
+    let mut log = redis::pipe();
+    log.del("voice:events").ignore();
+    for (age, event) in events {
+        let (kind, text) = event.split_once(' ').unwrap();
+        log.cmd("XADD").arg("voice:events").arg(format!("{}-*", now - age));
+        log.arg(kind).arg(text).ignore();
+    }
+    let () = log.query(&mut server.connection()).unwrap();
+}
+
+/// The last five minutes, with ten calls a second.
+pub fn ten_calls_a_second(server: &RedisServer) {
+    let ages = (1..3_000).rev().map(|number| number * 100);
+    rewrite_log(server, ages.map(|age| (age, "allocated CA1 voice-agent-0 pool:gold  ")));
+}
+
+#[test]
+fn what_has_been_wrong_for_long_is_known_to_every_replica_when_somebody_looks() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 2, r#"{"gold": 1}"#);
+    routers[0].allocate("CA1");
+    thread::sleep(18 * SECOND);
+    let told = routers.iter().map(|router| warnings(&mut live(router)));
+    let times: Vec<u64> = told.map(|text| seconds(&text, "gold has been full for ")).collect();
+    assert!(times.iter().all(|time| (12..=19).contains(time)), "{times:?}");
+    // Somebody has looked, and nobody does; it does not begin anew.
+    thread::sleep(2 * SECOND);
+    let again = seconds(&warnings(&mut live(&routers[1])), "gold has been full for ");
+    assert!(again > times[1], "{again} after {}", times[1]);
+    // The same for a store that is out, and nobody asks.
+    server.signal("STOP");
+    thread::sleep(12 * SECOND);
+    let text = warnings(&mut live(&routers[1]));
+    assert!(seconds(&text, "the store has not answered for ") >= 2, "{text}");
+    server.signal("CONT");
+    for router in &routers {
+        eventually(5 * SECOND, "it is back", || router.get("/api/v1/status").0 == 200);
+    }
+}
+
+#[test]
+fn the_last_ten_minutes_are_counted_from_the_log() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 2, r#"{"gold": 1}"#);
+    let refused = "refused CA1    no_pods gold=at_capacity";
+    let old = (0..5).map(|number| (650_000 - number, refused));
+    let recent = (0..4).map(|number| (550_000 - number, refused));
+    let ended = (0..3).map(|number| (540_000 - number, "ended CA2 a   lease 1000"));
+    // So many since that they are not among the last few events.
+    let since = (0..4_000).map(|number| (500_000 - number, "joined  a   h:1"));
+    rewrite_log(&server, old.chain(recent).chain(ended).chain(since));
+    for router in &routers {
+        let text = warnings(&mut live(router));
+        assert!(text.contains("4 calls found no pod in the last 10 min"), "{text}");
+        assert!(text.contains("3 calls ended by lease"), "{text}");
+    }
+}
+
+#[test]
+fn a_newcomer_is_told_the_rates_of_the_last_minutes() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, r#"{"gold": 1}"#);
+    ten_calls_a_second(&server);
+    let mut first = live(&routers[0]);
+    // (who is there before the first look is told nothing at first)
+    assert_eq!(next(&mut first, "history")["points"].as_array().unwrap().len(), 0);
+    let told = next(&mut first, "history");
+    let points = told["points"].as_array().unwrap();
+    assert_eq!(points.len(), 181);
+    for point in &points[..180] {
+        let rate = point["rates"]["allocated"].as_f64().unwrap();
+        assert!((9.0..=10.0).contains(&rate), "{point}");
+    }
+    // Who comes later is told the same, and what was since.
+    thread::sleep(3 * SECOND);
+    let told = next(&mut live(&routers[0]), "history");
+    let later = told["points"].as_array().unwrap();
+    assert!((175..=185).contains(&later.len()), "{}", later.len());
+    assert_eq!(later[10]["rates"]["allocated"], 10.0);
+    let at = |point: &Value| point["at"].as_u64().unwrap();
+    assert!(at(later.last().unwrap()) >= at(points.last().unwrap()) + 2_000);
+}
+
+#[test]
+fn every_replica_says_which_router_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    let url = server.url();
+    let start = |name| router(&kube, &[("REDIS_URL", &url), ("POD_NAME", name)]);
+    let mut routers = vec![start("router-a"), start("router-b")];
+    let leader = |router: &Router| router.status()["leader"].as_str().map(str::to_owned);
+    let agree = |routers: &[Router]| {
+        let (holder, _) = kube.holder()?;
+        let name = holder.split_once('_')?.0.to_owned();
+        routers.iter().all(|router| leader(router).as_ref() == Some(&name)).then_some(name)
+    };
+    eventually(6 * SECOND, "all name it", || agree(&routers).is_some());
+    let name = agree(&routers).unwrap();
+    let leads = |router: &Router| router.status()["is_leader"] == true;
+    let (at, other) = if leads(&routers[0]) { (0, 1) } else { (1, 0) };
+    let said = |router: &Router| {
+        let address = format!("http://{}", router.address);
+        let output = program(&[("SMART_ROUTER_URL", &address)]).arg("status").output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert!(said(&routers[other]).contains(&format!("; {name} leads")));
+    assert!(said(&routers[at]).contains(&format!("; this router leads ({name})")));
+    assert_eq!(next(&mut live(&routers[other]), "state")["leader"]["name"], name.as_str());
+    let mut dead = routers.remove(at);
+    dead.child.kill().unwrap();
+    dead.child.wait().unwrap();
+    eventually(8 * SECOND, "the other names itself", || {
+        agree(&routers).is_some_and(|now| now != name)
+    });
+}
