@@ -6,7 +6,7 @@ mod gauges;
 use std::{
     fmt,
     hash::{Hash, Hasher},
-    sync::atomic::AtomicU64,
+    sync::{Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -174,6 +174,7 @@ fn call_times() -> Histogram {
 pub struct Metrics {
     registry: Registry,
     store_gauges: StoreGauges,
+    rendering: Mutex<()>,
     requests: Family<Request, Counter>,
     request_duration: Histograms<Request>,
     allocations: Family<Outcome, Counter>,
@@ -208,6 +209,7 @@ impl Default for Metrics {
         let mut metrics = Self {
             registry: Registry::default(),
             store_gauges: StoreGauges::default(),
+            rendering: Mutex::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(short_times),
             allocations: Family::default(),
@@ -466,6 +468,8 @@ impl Metrics {
     /// are left out: an old value would be a lie.
     pub fn render(&self, status: Option<Status>) -> String {
         let mut text = String::new();
+        // Another who asks at the same time must not take them away.
+        let _alone = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
         *self.store_gauges.lock() = status;
         encode(&mut text, &self.registry).expect("a string takes every write");
         text

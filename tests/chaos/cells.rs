@@ -160,11 +160,13 @@ pub static CELLS: [Cell; 35] = [
         settings: &[("LEASE_TTL", "2s")],
         style: Style { long: 30, ..USUAL },
         fault: |scene| {
-            scene.pause(200, 400);
-            scene.world.history.fault("Redis stops");
-            scene.world.store().servers[0].signal("STOP");
-            scene.pause(2_000, 3_000);
-            scene.world.store().servers[0].signal("CONT");
+            for _ in 0..2 {
+                scene.pause(200, 400);
+                scene.world.history.fault("Redis stops");
+                scene.world.store().servers[0].signal("STOP");
+                scene.pause(2_000, 3_000);
+                scene.world.store().servers[0].signal("CONT");
+            }
         },
         ..PLAIN
     },
