@@ -237,10 +237,7 @@ fn what_a_caller_asked_for_who_has_hung_up_is_taken_back() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     server.signal("STOP");
-    let mut impatient = std::net::TcpStream::connect(router.address).unwrap();
-    let body = r#"{"call_sid":"CA1"}"#;
-    let head = "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
-    write!(impatient, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    let impatient = asks(router, "CA1");
     thread::sleep(Duration::from_millis(50));
     drop(impatient);
     thread::sleep(Duration::from_millis(50));
@@ -260,33 +257,64 @@ fn what_comes_to_redis_on_a_line_that_is_gone_is_taken_back_nevertheless() {
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
     let other = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     let was_given = |call: &str| {
-        let events = other.get(&format!("/api/v1/calls/{call}")).1;
-        events.to_string().contains("allocated")
+        other.get(&format!("/api/v1/calls/{call}")).1.to_string().contains("allocated")
     };
+    let pause = || thread::sleep(Duration::from_millis(30));
     // (it comes in time only if the machine is not too busy)
     let late = (0..5).map(|number| format!("late-{number}")).find(|call| {
+        proxy.hold_requests(true);
+        let impatient = asks(&router, call);
+        pause();
+        proxy.cut(true);
+        proxy.cut(false);
+        pause();
+        drop(impatient);
+        // (the router has another line by then)
+        thread::sleep(Duration::from_millis(200));
+        proxy.hold_requests(false);
+        pause();
+        was_given(call)
+    });
+    let late = late.expect("one of them came in time");
+    eventually(Duration::from_secs(3), "the pod is free again", || {
+        other.status()["pools"]["gold"]["available"] == 1
+    });
+    assert_eq!(router.get(&format!("/api/v1/calls/{late}")).0, 404);
+}
+
+/// Asks for a pod, and does not wait for the answer.
+fn asks(router: &Router, call: &str) -> std::net::TcpStream {
+    let mut caller = std::net::TcpStream::connect(router.address).unwrap();
+    let body = json!({"call_sid": call}).to_string();
+    let head = "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
+    write!(caller, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len()).unwrap();
+    caller
+}
+
+/// The same, but the second try is answered, and the call is over before the first comes.
+#[test]
+fn what_comes_to_redis_on_a_line_that_is_gone_does_not_bring_a_call_back() {
+    let server = RedisServer::start(&[]);
+    let proxy = Proxy::to(server.port);
+    let url = format!("redis://{}", proxy.address);
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    for number in 0..3 {
+        let call = format!("CA{number}");
         proxy.hold_requests(true);
         let answer = thread::scope(|scope| {
             let asking =
                 scope.spawn(|| router.post("/api/v1/allocate", json!({"call_sid": call})).0);
             thread::sleep(Duration::from_millis(30));
             proxy.cut(true);
+            proxy.cut(false);
             asking.join().unwrap()
         });
-        assert_eq!(answer, 503);
-        proxy.cut(false);
-        // (the router is back on another line by then)
-        thread::sleep(Duration::from_millis(300));
+        assert_eq!(answer, 200);
+        assert_eq!(router.release(&call).0, 200);
         proxy.hold_requests(false);
-        thread::sleep(Duration::from_secs(1));
-        eventually(Duration::from_secs(3), "service is back", || router.get("/ready").0 == 200);
-        was_given(call)
-    });
-    let late = late.expect("one of them came in time");
-    eventually(Duration::from_secs(2), "the pod is free again", || {
-        other.status()["pools"]["gold"]["available"] == 1
-    });
-    assert_eq!(router.get(&format!("/api/v1/calls/{late}")).0, 404);
+        thread::sleep(Duration::from_millis(200));
+        assert_eq!(router.get(&format!("/api/v1/calls/{call}")).1["details"]["state"], "ended");
+    }
 }
 
 #[test]

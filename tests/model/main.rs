@@ -68,6 +68,7 @@ fn every_sabotage_is_caught() {
         Sabotage::FreshAttempts,
         Sabotage::DoubtsWithoutAttempt,
         Sabotage::HastyDoubts,
+        Sabotage::HastyTries,
         Sabotage::TwoSteps,
         Sabotage::LateTries,
     ];

@@ -210,7 +210,13 @@ impl Link {
     ) -> Result<Reply, Failure> {
         let mut may_have_run = false;
         let mut last = StoreError::Unavailable("no answer in time".into());
+        let mut wait = None;
         for limit in [FIRST_TRY, BUDGET] {
+            if let Some(until) = wait {
+                // What may still be on a line that is gone must not come after this try: it
+                // could undo what was done since.
+                tokio::time::sleep_until(until).await;
+            }
             let deadline = tokio::time::Instant::from_std(started + limit);
             let mut line = match timeout_at(deadline, self.line()).await {
                 Ok(Ok(line)) => line,
@@ -222,7 +228,6 @@ impl Link {
             };
             let not_after = match timeliness {
                 Timeliness::Whenever => 0,
-                // A first try that comes after the second could undo what was done since.
                 Timeliness::InTime => self.redis_time(started + limit),
             };
             let sent =
@@ -256,6 +261,7 @@ impl Link {
                         break;
                     }
                     self.forget(&line);
+                    wait = (timeliness == Timeliness::InTime).then_some(deadline);
                 }
             }
         }

@@ -45,6 +45,9 @@ pub enum Event {
     TryEnds {
         to: Ticket,
     },
+    NextTry {
+        to: Ticket,
+    },
     /// A router's answer reaches a client, or an error does.
     Heard {
         asker: Asker,

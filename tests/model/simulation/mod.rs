@@ -57,6 +57,8 @@ pub enum Sabotage {
     DoubtsWithoutAttempt,
     /// What may still come to the store is taken back at once.
     HastyDoubts,
+    /// A second try is sent while the first may still come.
+    HastyTries,
     /// What its agent has renewed is taken back all the same.
     DoubtsDespiteRenewal,
     /// An allocation reads first and writes later.
@@ -219,6 +221,7 @@ impl World {
     fn happens(&mut self, event: Event) {
         match event {
             Event::Asked { router, asker, op } => self.ask(router, asker, op),
+            Event::NextTry { to } => self.try_once(to),
             Event::Executed { to, op, not_after } => self.executed(to, op, not_after),
             Event::SecondHalf { to, call, pod, pool } => {
                 let answer = self.store.poke(call, pod, pool, self.now);

@@ -68,8 +68,10 @@ impl World {
         self.try_once(Ticket { router, life, request, number: 1 });
     }
 
-    fn try_once(&mut self, to: Ticket) {
-        let Some(open) = self.routers[to.router].open.get_mut(&to.request) else { return };
+    pub fn try_once(&mut self, to: Ticket) {
+        let router = &mut self.routers[to.router];
+        let is_alive = router.life == to.life;
+        let Some(open) = router.open.get_mut(&to.request).filter(|_| is_alive) else { return };
         open.number = to.number;
         let limit = open.started + if to.number == 1 { FIRST_TRY } else { BUDGET };
         let mut op = open.op.clone();
@@ -158,8 +160,11 @@ impl World {
         open.may_have_run = true;
         // (where a line breaks, there may not be another)
         let is_cut_off = self.now < open.started + FIRST_TRY && self.dice.percent(50);
+        // A try that may still come to the store is waited out before the next.
+        let hastes = open.op.is_timeless() || self.settings.sabotage == Some(Sabotage::HastyTries);
+        let next = if hastes { self.now } else { open.started + FIRST_TRY };
         match to.number {
-            1 if !is_cut_off => self.try_once(Ticket { number: 2, ..to }),
+            1 if !is_cut_off => self.at(next, Event::NextTry { to: Ticket { number: 2, ..to } }),
             _ => self.close(to, None),
         }
     }
