@@ -50,7 +50,7 @@ impl Kept {
             self.dropped += 1;
         }
         if matches!(debt, Debt::Doubt { .. }) {
-            // Nothing is done for a request that began longer ago than it may take.
+            // Who hung up did not wait until nothing could come any more.
             self.doubts.push_back((Instant::now() + BUDGET, debt));
         } else {
             self.debts.push_back(debt);

@@ -210,13 +210,7 @@ impl Link {
     ) -> Result<Reply, Failure> {
         let mut may_have_run = false;
         let mut last = StoreError::Unavailable("no answer in time".into());
-        let mut wait = None;
         for limit in [FIRST_TRY, BUDGET] {
-            if let Some(until) = wait {
-                // What may still be on a line that is gone must not come after this try: it
-                // could undo what was done since.
-                tokio::time::sleep_until(until).await;
-            }
             let deadline = tokio::time::Instant::from_std(started + limit);
             let mut line = match timeout_at(deadline, self.line()).await {
                 Ok(Ok(line)) => line,
@@ -255,13 +249,20 @@ impl Link {
                 }
                 None => {
                     may_have_run = true;
-                    if error.is_timeout() && self.is_heard() {
+                    let is_busy = error.is_timeout() && self.is_heard();
+                    if !is_busy {
+                        self.forget(&line);
+                    }
+                    if timeliness == Timeliness::InTime {
+                        // What may still be on its way is waited out, on a line that is gone,
+                        // too: coming later, it could undo what was done since.
+                        tokio::time::sleep_until(deadline).await;
+                    }
+                    if is_busy {
                         // It is there, and has too much to do; a second try is more of it.
                         last = StoreError::Busy;
                         break;
                     }
-                    self.forget(&line);
-                    wait = (timeliness == Timeliness::InTime).then_some(deadline);
                 }
             }
         }

@@ -45,7 +45,7 @@ pub enum Event {
     TryEnds {
         to: Ticket,
     },
-    NextTry {
+    HangsUp {
         to: Ticket,
     },
     /// A router's answer reaches a client, or an error does.

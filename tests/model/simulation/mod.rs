@@ -55,9 +55,9 @@ pub enum Sabotage {
     FreshAttempts,
     /// What is taken back is not compared with the attempt it stems from.
     DoubtsWithoutAttempt,
-    /// What may still come to the store is taken back at once.
+    /// What somebody asked for who hung up is taken back at once, and may come after that.
     HastyDoubts,
-    /// A second try is sent while the first may still come.
+    /// A try whose line breaks is not waited out.
     HastyTries,
     /// What its agent has renewed is taken back all the same.
     DoubtsDespiteRenewal,
@@ -221,7 +221,7 @@ impl World {
     fn happens(&mut self, event: Event) {
         match event {
             Event::Asked { router, asker, op } => self.ask(router, asker, op),
-            Event::NextTry { to } => self.try_once(to),
+            Event::HangsUp { to } => self.hangs_up(to),
             Event::Executed { to, op, not_after } => self.executed(to, op, not_after),
             Event::SecondHalf { to, call, pod, pool } => {
                 let answer = self.store.poke(call, pod, pool, self.now);

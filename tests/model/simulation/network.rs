@@ -36,9 +36,9 @@ impl World {
         Some(if is_slow { self.dice.between(20, SLOWEST) } else { self.dice.between(1, 20) })
     }
 
-    /// When the line to the store breaks on which a request was just sent, if it does. What is
-    /// on its way arrives all the same.
-    pub fn line_breaks(&mut self) -> Option<Millis> {
+    /// When the line on which something was just sent breaks, if it does. What is on its way
+    /// arrives all the same.
+    pub fn breaks(&mut self) -> Option<Millis> {
         let chance = if self.is_calm { 0 } else { self.weather.lost };
         self.dice.percent(chance).then(|| self.now + self.dice.between(1, 50))
     }

@@ -64,14 +64,35 @@ impl World {
         it.last_request += 1;
         let (request, life) = (it.last_request, it.life);
         let open = Open { asker, op, started: self.now, number: 1, may_have_run: false };
+        let may_hang_up =
+            matches!((&open.asker, &open.op), (Asker::Client { .. }, Op::Allocate { .. }));
         it.open.insert(request, open);
-        self.try_once(Ticket { router, life, request, number: 1 });
+        let to = Ticket { router, life, request, number: 1 };
+        if may_hang_up && let Some(at) = self.breaks() {
+            self.at(at, Event::HangsUp { to });
+        }
+        self.try_once(to);
     }
 
-    pub fn try_once(&mut self, to: Ticket) {
+    /// A caller does not wait any longer. What it asked for is on its way.
+    pub fn hangs_up(&mut self, to: Ticket) {
         let router = &mut self.routers[to.router];
-        let is_alive = router.life == to.life;
-        let Some(open) = router.open.get_mut(&to.request).filter(|_| is_alive) else { return };
+        if router.life != to.life {
+            return;
+        }
+        let Some(Open { asker, op, started, .. }) = router.open.remove(&to.request) else { return };
+        let Op::Allocate { call, attempt, .. } = op else { return };
+        self.at(self.now, Event::Heard { asker, op, answer: None });
+        self.judge.allocate_closes(call, started + BUDGET);
+        let is_hasty = self.settings.sabotage == Some(Sabotage::HastyDoubts);
+        let due = self.now + if is_hasty { 0 } else { BUDGET };
+        self.note(None, Some(call), || format!("r{}: c{call} hangs up", to.router));
+        let debt = Op::Release { call, pod: None, stems_from: Some(attempt) };
+        self.routers[to.router].debts.push((due, debt));
+    }
+
+    fn try_once(&mut self, to: Ticket) {
+        let Some(open) = self.routers[to.router].open.get_mut(&to.request) else { return };
         open.number = to.number;
         let limit = open.started + if to.number == 1 { FIRST_TRY } else { BUDGET };
         let mut op = open.op.clone();
@@ -90,8 +111,10 @@ impl World {
             _ => {}
         }
         self.note(op.pod(), op.call(), || format!("r{}: try {} of {op:?}", to.router, to.number));
-        let ends = self.line_breaks().map_or(limit, |at| at.min(limit));
-        self.at(ends, Event::TryEnds { to });
+        // A line that breaks ends a try at once only where nothing has to be waited out.
+        let hastes = op.is_timeless() || self.settings.sabotage == Some(Sabotage::HastyTries);
+        let breaks = if hastes { self.breaks() } else { None };
+        self.at(breaks.map_or(limit, |at| at.min(limit)), Event::TryEnds { to });
         let is_twice = self.settings.sabotage == Some(Sabotage::ExecutedTwice);
         if let Some(delay) = self.delay() {
             let op = op.clone();
@@ -160,11 +183,8 @@ impl World {
         open.may_have_run = true;
         // (where a line breaks, there may not be another)
         let is_cut_off = self.now < open.started + FIRST_TRY && self.dice.percent(50);
-        // A try that may still come to the store is waited out before the next.
-        let hastes = open.op.is_timeless() || self.settings.sabotage == Some(Sabotage::HastyTries);
-        let next = if hastes { self.now } else { open.started + FIRST_TRY };
         match to.number {
-            1 if !is_cut_off => self.at(next, Event::NextTry { to: Ticket { number: 2, ..to } }),
+            1 if !is_cut_off => self.try_once(Ticket { number: 2, ..to }),
             _ => self.close(to, None),
         }
     }
@@ -187,10 +207,7 @@ impl World {
                 Op::Release { .. } => Some(op.clone()),
                 _ => None,
             };
-            // What may still come to the store is taken back after it has.
-            let is_hasty = self.settings.sabotage == Some(Sabotage::HastyDoubts);
-            let waits = matches!(op, Op::Allocate { .. }) && !is_hasty;
-            let due = self.now + if waits { BUDGET } else { 0 };
+            let due = self.now;
             self.routers[to.router].debts.extend(debt.map(|debt| (due, debt)));
         }
         match asker {
