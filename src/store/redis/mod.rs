@@ -141,9 +141,11 @@ impl Redis {
         Ok(())
     }
 
-    /// Runs a script that must be done while its caller waits.
+    /// Runs a script that must be done while its caller waits, or only looks.
     async fn run(&self, script: &Script, args: &[&str]) -> Result<Answer, StoreError> {
-        let answer = self.link.run(script, args, Timeliness::InTime).await?;
+        let timeliness =
+            if script.is_reading() { Timeliness::Whenever } else { Timeliness::InTime };
+        let answer = self.link.run(script, args, timeliness).await?;
         self.found(answer)
     }
 

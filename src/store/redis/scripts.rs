@@ -10,6 +10,13 @@ pub struct Script {
     pub function: String,
 }
 
+impl Script {
+    /// Whether it only looks.
+    pub fn is_reading(&self) -> bool {
+        matches!(self.name, "call" | "calls" | "pod" | "pods" | "pool_load" | "status")
+    }
+}
+
 /// The library as Redis takes it.
 #[derive(Clone)]
 pub struct Library {
