@@ -225,3 +225,38 @@ fn who_says_nothing_makes_room_for_others() {
     let away: f64 = away.unwrap().split(' ').next_back().unwrap().parse().unwrap();
     assert!(away >= 41.0, "{away}");
 }
+
+#[test]
+fn who_keeps_us_waiting_keeps_nobody_out() {
+    let router = Router::start(&[("MAX_CONNECTIONS", "20"), ("HTTP_READ_TIMEOUT", "30s")]);
+    let open = || std::net::TcpStream::connect(router.address).unwrap();
+    // A stream that is told something, clients that were answered, and bodies that never come.
+    let mut looking = open();
+    looking.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    write!(looking, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
+    assert!(looking.read(&mut [0; 4096]).unwrap() > 0);
+    let slow: Vec<_> = (0..15)
+        .map(|_| {
+            let mut stream = open();
+            let head = "POST /api/v1/twilio/allocate HTTP/1.1\r\nhost: r\r\n";
+            write!(stream, "{head}content-length: 99\r\n\r\na").unwrap();
+            stream
+        })
+        .collect();
+    let answered: Vec<_> = (0..10)
+        .map(|_| {
+            let mut connection = router.connect();
+            assert_eq!(connection.get("/ready").status, 200);
+            connection
+        })
+        .collect();
+    // Newcomers all at once.
+    thread::scope(|scope| {
+        for _ in 0..15 {
+            scope.spawn(|| assert_eq!(router.connect().get("/ready").status, 200));
+        }
+    });
+    thread::sleep(Duration::from_millis(600));
+    assert!(looking.read(&mut [0; 4096]).unwrap() > 0, "who is told something stays");
+    drop((slow, answered));
+}

@@ -12,7 +12,11 @@ use std::{
 
 use axum::{Router, body::Body, http::StatusCode};
 use futures_util::FutureExt;
-use hyper::{body::Incoming, server::conn::http1, service::service_fn};
+use hyper::{
+    body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint},
+    server::conn::http1,
+    service::service_fn,
+};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use rustls::ServerConfig;
 use tokio::{
@@ -165,12 +169,12 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
         request.extensions_mut().insert(peer);
         let (routes, seat) = (routes.clone(), seat.clone());
         async move {
-            let response = routes.oneshot(request.map(Body::new)).await?;
+            let request = request.map(|body| Body::new(Asked { body, seat: seat.clone() }));
+            let response = routes.oneshot(request).await?;
             // An upgraded connection has no more heads to wait for.
-            if response.status() != StatusCode::SWITCHING_PROTOCOLS {
-                seat.change_turn();
-            }
-            Ok::<_, Infallible>(response)
+            let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+            let turn = (!is_upgrade).then(|| Turn(seat));
+            Ok::<_, Infallible>(response.map(|body| Told { body, _turn: turn }))
         }
     });
     let mut server = http1::Builder::new();
@@ -186,6 +190,74 @@ async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, 
     };
     if let Err(error) = finished {
         tracing::debug!(%peer, %error, "connection ended");
+    }
+}
+
+/// What a client sends, for which it can keep us waiting.
+struct Asked {
+    body: Incoming,
+    seat: Arc<Seat>,
+}
+
+impl HttpBody for Asked {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        let polled = Pin::new(&mut self.body).poll_frame(cx);
+        self.seat.await_body(polled.is_pending());
+        polled
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+impl Drop for Asked {
+    fn drop(&mut self) {
+        self.seat.await_body(false);
+    }
+}
+
+/// What a client is told; when that is done it is its turn again.
+struct Told {
+    body: Body,
+    _turn: Option<Turn>,
+}
+
+struct Turn(Arc<Seat>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.change_turn();
+    }
+}
+
+impl HttpBody for Told {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        Pin::new(&mut self.body).poll_frame(cx)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
     }
 }
 
@@ -240,7 +312,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Punctual<S> {
         if read.is_ready() {
             this.seat.hear();
         }
-        if !this.seat.is_clients_turn() {
+        if !turn.is_multiple_of(2) {
             return read;
         }
         let begun = this.head.take_if(|head| head.turn == turn);
