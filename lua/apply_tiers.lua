@@ -1,12 +1,13 @@
 -- Puts another tier table in force. The views of pools whose kind has changed, or
 -- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[2..6]: who asks, tier document ('' to leave the one there is), chain, stage, the table that it replaces ('' for any:
---   chain and entries, sorted, one a line); then a tier and its entry, again and again
+-- ARGV[2..6]: who asks, tier document ('' to leave the one there is), chain, stage, what it depends on ('' for nothing,
+--   '=' and the table that it replaces: chain and entries, sorted, one a line, '@' and the tier document there is); then a
+--   tier and its entry, again and again
 --   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
 --   chain, by which other scripts know that they may work; 'adopted' after it
--- Replies: {applied, now}   {unchanged, now}   {changed, now}: it is another table already   {lost, now}: the store is not set up
+-- Replies: {applied, now}   {unchanged, now}   {changed, now}: it is another already   {lost, now}: the store is not set up
 operation('apply_tiers', {'allow-oom'}, function(ARGV)
-  local by, stage, instead_of = ARGV[2], ARGV[5], ARGV[6]
+  local by, stage, depends_on = ARGV[2], ARGV[5], ARGV[6]
   if stage == '' and not is_set_up() then return {'lost', now} end
   local fresh = {}
   for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
@@ -30,9 +31,16 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
   end
   for name in pairs(fresh) do same = same and before[name] ~= nil end
   local is_same = stage == '' and same and before[':chain']
-  if instead_of ~= '' and not is_same then
-    table.sort(lines)
-    if table.concat(lines, '\n') ~= instead_of then return {'changed', now} end
+  if depends_on ~= '' and not is_same then
+    local is
+    if string.sub(depends_on, 1, 1) == '@' then
+      local document = try('GET', P .. 'tier:config')
+      is = '@' .. (type(document) == 'string' and document or '')
+    else
+      table.sort(lines)
+      is = '=' .. table.concat(lines, '\n')
+    end
+    if is ~= depends_on then return {'changed', now} end
   end
   if ARGV[3] ~= '' then run('SET', P .. 'tier:config', ARGV[3]) end
   if is_same then return {'unchanged', now} end

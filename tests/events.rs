@@ -97,6 +97,10 @@ fn nobody_replaces_what_they_have_not_seen() {
         }
         let (acme, nobody) = ("/api/v1/merchants/acme", "/api/v1/merchants/nobody");
         assert_eq!(ask("PUT", nobody, "{}", "*").status, 412, "there is nothing to change");
+        let head = [("content-type", "application/json"), ("if-none-match", "*")];
+        let mut connection = router.connect();
+        assert_eq!(connection.send("PUT", acme, &head, b"{}").status, 412, "there is one");
+        assert_eq!(connection.send("PUT", nobody, &head, b"{}").status, 200);
         assert_eq!(ask("DELETE", acme, "", "\"x\"").status, 412);
         assert_eq!(ask("DELETE", acme, "", "*").status, 200);
     });

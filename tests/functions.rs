@@ -165,3 +165,33 @@ fn only_what_is_ours_and_can_be_loaded_again_is_taken_away() {
     assert!(libraries(&server).contains(&"smart_router_deadbeef0000".to_owned()));
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut server.connection()).unwrap();
 }
+
+/// A replica that follows the tier document reads it first, and writes the table later.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_follows_a_tier_document_does_not_undo_a_newer_one() {
+    let server = RedisServer::start(&[]);
+    let scripts = Scripts::default();
+    let apply = scripts.apply_tiers.function.clone();
+    let _store = store(&server, scripts).await;
+    let mut redis = server.connection();
+    let document: String = redis::cmd("GET").arg("voice:tier:config").query(&mut redis).unwrap();
+    let table = |redis: &mut redis::Connection| -> Option<String> {
+        redis::cmd("HGET").arg("voice:tiers").arg("tin").query(redis).unwrap()
+    };
+    for (read, word, entry) in [
+        ("@what it was before".to_owned(), "changed", None),
+        ("@".to_owned(), "changed", None),
+        (format!("@{document}"), "applied", Some("exclusive 1 spread 1")),
+    ] {
+        let answer: Vec<redis::Value> = redis::cmd("FCALL")
+            .arg(&apply)
+            .arg(1)
+            .arg("voice:")
+            .arg(&[0])
+            .arg(&["", "", "tin=exclusive:1:spread", "", &read, "tin", "exclusive 1 spread 1"])
+            .query(&mut redis)
+            .unwrap();
+        assert_eq!(redis::from_redis_value_ref::<String>(&answer[0]).unwrap(), word, "{read}");
+        assert_eq!(table(&mut redis).as_deref(), entry);
+    }
+}

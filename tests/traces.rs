@@ -356,13 +356,16 @@ fn a_collector_may_want_tls_and_a_certificate() {
     quiet.allocate("CA1");
     std::thread::sleep(Duration::from_secs(3));
     assert_eq!(collector.count(), before);
+    let odd = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_SDK_DISABLED", "true")];
+    for settings in [&odd[..1], &[odd[0], odd[1], ("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]] {
+        assert!(program(settings).arg("check-config").status().unwrap().success(), "{settings:?}");
+    }
 }
 
 #[test]
 fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
     for (name, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "=collector: expected a URL that begins"),
-        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "=grpc: expected http/json or http/protobuf"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:hunter2@c", "=http://***@c: expected a URL"),
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "http://", "=http://: expected a URL"),
         ("OTEL_EXPORTER_OTLP_HEADERS", "hunter2", "=(hidden): expected name=value"),
@@ -372,8 +375,14 @@ fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
         ("OTEL_RESOURCE_ATTRIBUTES", "a", "=a: expected name=value"),
         ("OTEL_TRACES_SAMPLER", "xray", "=xray: expected one of always_on, always_off"),
         ("OTEL_TRACES_SAMPLER_ARG", "1.5", "=1.5: expected a number from 0 to 1"),
+        ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "=grpc: expected http/json or http/protobuf"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "=/nowhere: expected files that can"),
     ] {
-        let output = program(&[(name, value)]).arg("serve").output().unwrap();
+        // (these two matter only where there is a collector)
+        let collector = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4318");
+        let settings = [collector, (name, value)];
+        let output = program(&settings[usize::from(name == collector.0)..]);
+        let output = { output }.arg("serve").output().unwrap();
         let printed = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(1), "{printed}");
         assert!(printed.contains(&format!("{name}{expected}")), "{printed}");

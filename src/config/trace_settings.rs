@@ -43,7 +43,7 @@ pub struct TraceSettings {
     pub otel_exporter_otlp_client_key: Option<PathBuf>,
 
     /// How the collector is spoken to: OTLP's JSON over HTTP, whichever of the two is named
-    #[arg(long, env, value_name = "NAME", default_value = "http/json", value_parser = ["http/json", "http/protobuf"])]
+    #[arg(long, env, value_name = "NAME", default_value = "http/json")]
     pub otel_exporter_otlp_protocol: String,
 
     /// No traces, whatever else is set: true
@@ -71,6 +71,8 @@ pub struct TraceSettings {
     pub otel_traces_sampler_arg: Option<f64>,
 }
 
+/// JSON is sent either way: whoever takes one of these takes it on the same port.
+const PROTOCOLS: [&str; 2] = ["http/json", "http/protobuf"];
 const SERVICE: &str = "smart-router";
 const PAIRS: &str = "name=value, separated by commas, values percent-encoded";
 
@@ -87,11 +89,16 @@ impl TraceSettings {
                 (None, Some(base)) => format!("{}/v1/traces", base.trim_end_matches('/')),
                 (None, None) => return Ok(None),
             };
-        let url = url_of(&url).expect("it was checked when it was read");
-        let tls = self.tls(&url)?;
         if self.otel_sdk_disabled {
             return Ok(None);
         }
+        let protocol = &self.otel_exporter_otlp_protocol;
+        if !PROTOCOLS.contains(&protocol.as_str()) {
+            let expected = PROTOCOLS.join(" or ");
+            return Err(ConfigError::new("OTEL_EXPORTER_OTLP_PROTOCOL", protocol, expected));
+        }
+        let url = url_of(&url).expect("it was checked when it was read");
+        let tls = self.tls(&url)?;
         let sampler = Sampler::named(&self.otel_traces_sampler, ratio);
         Ok(Some(TraceConfig {
             collector: Collector {
@@ -114,7 +121,9 @@ impl TraceSettings {
         let is_safe = url.scheme_str() == Some("https");
         let settings = is_safe.then(|| trust.settings()).transpose();
         settings.map_err(|wrong| {
-            ConfigError::new("OTEL_EXPORTER_OTLP_CERTIFICATE", "", format!("its files: {wrong}"))
+            let file = path(&self.otel_exporter_otlp_certificate);
+            let expected = format!("files that can be used; {wrong}");
+            ConfigError::new("OTEL_EXPORTER_OTLP_CERTIFICATE", file, expected)
         })
     }
 
@@ -154,9 +163,6 @@ impl TraceSettings {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let hidden = if self.otel_exporter_otlp_headers.is_some() { "(hidden)" } else { "" };
         let ratio = self.otel_traces_sampler_arg.map(|ratio| ratio.to_string());
-        let path = |path: &Option<PathBuf>| {
-            path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
-        };
         vec![
             ("OTEL_EXPORTER_OTLP_ENDPOINT", text(&self.otel_exporter_otlp_endpoint)),
             ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", text(&self.otel_exporter_otlp_traces_endpoint)),
@@ -176,6 +182,10 @@ impl TraceSettings {
             ("OTEL_TRACES_SAMPLER_ARG", ratio.unwrap_or_default()),
         ]
     }
+}
+
+fn path(path: &Option<PathBuf>) -> String {
+    path.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
 }
 
 /// `a=b,c=d`, values percent-encoded.

@@ -20,23 +20,27 @@ fn tag_of(text: &str) -> String {
     format!("\"{}\"", &sha256_hex(text.as_bytes())[..16])
 }
 
-/// What a request says it would change.
-pub struct IfMatch(Option<String>);
+/// What a request says it would change: something that has one of these tags, and none of
+/// those.
+pub struct IfMatch {
+    wanted: Option<String>,
+    unwanted: Option<String>,
+}
 
 impl IfMatch {
     /// Refuses a change of what is another by now. Nothing has no tag.
     pub fn check(&self, present: Option<&str>) -> Result<(), ApiError> {
-        let Self(Some(wanted)) = self else { return Ok(()) };
-        let is_one = |tag: &str| match (tag.trim(), present) {
-            ("*", present) => present.is_some(),
-            (tag, Some(text)) => tag == tag_of(text),
-            (_, None) => false,
+        let is_one = |tags: &String| {
+            tags.split(',').any(|tag| match (tag.trim(), present) {
+                ("*", present) => present.is_some(),
+                (tag, Some(text)) => tag == tag_of(text),
+                (_, None) => false,
+            })
         };
-        if wanted.split(',').any(is_one) {
-            Ok(())
-        } else {
-            Err(changed(StatusCode::PRECONDITION_FAILED))
+        if self.wanted.as_ref().is_none_or(is_one) && !self.unwanted.as_ref().is_some_and(is_one) {
+            return Ok(());
         }
+        Err(changed(StatusCode::PRECONDITION_FAILED))
     }
 }
 
@@ -49,15 +53,16 @@ impl<S: Sync> FromRequestParts<S> for IfMatch {
     type Rejection = ApiError;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
-        text_of(&parts.headers).map(Self)
+        let text = |name| text_of(&parts.headers, name);
+        Ok(Self { wanted: text(header::IF_MATCH)?, unwanted: text(header::IF_NONE_MATCH)? })
     }
 }
 
-fn text_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
+fn text_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<String>, ApiError> {
     let mut all = Vec::new();
-    for value in headers.get_all(header::IF_MATCH) {
-        let text = value.to_str().map_err(|_| ApiError::bad_request("If-Match is no text"))?;
-        all.push(text);
+    for value in headers.get_all(&name) {
+        let text = value.to_str();
+        all.push(text.map_err(|_| ApiError::bad_request(format!("{name} is no text")))?);
     }
     Ok((!all.is_empty()).then(|| all.join(",")))
 }
@@ -66,6 +71,7 @@ fn text_of(headers: &HeaderMap) -> Result<Option<String>, ApiError> {
 pub fn guarded(endpoint: Endpoint) -> Endpoint {
     endpoint
         .header("If-Match", schemas::text(), "The `ETag` of what is to be changed.")
+        .header("If-None-Match", schemas::text(), "`*`: only if there is nothing yet.")
         .fails(409, "Somebody else changed it in the same moment.")
         .fails(412, "It is no longer what `If-Match` says.")
 }

@@ -55,7 +55,8 @@ const LOOK: Duration = Duration::from_millis(500);
 const SHARE: u32 = 10;
 /// Events that one message carries, and that one look takes.
 const IN_ONE_MESSAGE: usize = 200;
-const IN_ONE_LOOK: usize = 5_000;
+const IN_ONE_LOOK: usize = 20_000;
+const IN_ONE_STEP: usize = 5_000;
 /// How often the pools are looked at while nobody else does.
 const GLANCE: Duration = Duration::from_secs(5);
 /// Events that are read in one step on the way back.
@@ -222,8 +223,15 @@ impl Live {
 
     async fn look_at_events(&self, watch: &mut Watch) -> Result<(), StoreError> {
         let Some(from) = watch.seen else { return self.look_back(watch).await };
-        let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
-        if fresh.len() == IN_ONE_LOOK {
+        let mut fresh = self.store.events_after(from, IN_ONE_STEP).await?;
+        let mut is_all = fresh.len() < IN_ONE_STEP;
+        while !is_all && fresh.len() < IN_ONE_LOOK {
+            let known = fresh.last().map_or(from, |logged| logged.id);
+            let more = self.store.events_after(known, IN_ONE_STEP).await?;
+            is_all = more.len() < IN_ONE_STEP;
+            fresh.extend(more);
+        }
+        if !is_all {
             // More happens than anybody can follow: what is told is what happened last.
             let mut last = self.store.events_before(None, IN_ONE_MESSAGE).await?;
             last.reverse();
@@ -374,9 +382,9 @@ pub fn described() -> Endpoint {
 /// `GET /live`: what the page shows, as it changes.
 pub async fn live(State(context): Shared, headers: HeaderMap) -> Response {
     let pass = Pass::new(&context, &headers);
-    let listener = context.live.listen();
+    let mut listener = context.live.listen();
     let stopping = context.lifecycle.stopping.clone();
-    let first: Vec<Told> = listener.first.clone();
+    let first = std::mem::take(&mut listener.first);
     let messages =
         stream::unfold((listener, first.into_iter()), move |(mut listener, mut first)| {
             let stopping = stopping.clone();

@@ -69,14 +69,15 @@ impl Counts {
 
 impl Tally {
     /// Counts events, and forgets what is no longer recent. Replicas that have counted for
-    /// long forget as much as one that has just begun never knew.
+    /// long forget as much as one that has just begun never knew, but for what rates need.
     pub fn note(&mut self, events: &[Logged], now: Millis) {
         for Logged { id, event } in events {
             self.seconds.entry(id.at / 1_000).or_default().note(event);
         }
         self.events += events.len();
         while let Some(oldest) = self.seconds.first_entry()
-            && (oldest.key() * 1_000 + RECENT < now || self.events > MOST)
+            && let age = (now / 1_000).saturating_sub(*oldest.key())
+            && (age * 1_000 > RECENT || self.events > MOST && age > AVERAGED)
         {
             self.events -= oldest.remove().events;
         }
@@ -132,6 +133,17 @@ mod tests {
         let ats: Vec<Millis> = history.iter().map(|(at, _)| *at).collect();
         assert_eq!(ats, [15_000, 16_000, 17_000, 18_000, 19_000, 20_000], "no more is known");
         assert_eq!(tally.history(2, 20_000).len(), 3);
+    }
+
+    #[test]
+    fn rates_are_right_however_much_happens() {
+        let mut tally = Tally::default();
+        for second in 1..=20_u64 {
+            let event = logged(second * 1_000, "allocated", "");
+            tally.note(&vec![event; 15_000], second * 1_000);
+        }
+        assert_eq!(tally.rates(20)["allocated"], 15_000.0);
+        assert_eq!(tally.seconds.len(), AVERAGED as usize + 1);
     }
 
     #[test]

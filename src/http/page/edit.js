@@ -2,7 +2,7 @@
 
 import { confirmChange } from "./confirm.js";
 import { byId, el, setText, showText } from "./dom.js";
-import { ask, look } from "./net.js";
+import { ask, look, NOTHING } from "./net.js";
 import { merchantWords, plural, poolName } from "./words.js";
 
 // So many names of pods are listed; the rest is counted.
@@ -166,7 +166,11 @@ function merchantItem({ merchant_id: id, document }) {
 
 const merchantPath = (id) => `/merchants/${encodeURIComponent(id)}`;
 
-function openForm(id, text) {
+// The tag of what is being edited: nobody else's change is replaced unseen.
+let editedTag = NOTHING;
+
+function openForm(id, text, tag) {
+  editedTag = tag;
   const form = byId("merchant-form");
   form.hidden = false;
   byId("merchant-id").value = id;
@@ -184,7 +188,8 @@ function closeForm() {
 // The list may be old; what is edited is what the router has now.
 async function editMerchant(id) {
   try {
-    openForm(id, pretty(await ask("GET", merchantPath(id))));
+    const { answer, tag } = await look(merchantPath(id));
+    openForm(id, pretty(answer), tag);
     showText(byId("merchants-error"), "");
   } catch (error) {
     showText(byId("merchants-error"), error.message);
@@ -192,15 +197,19 @@ async function editMerchant(id) {
 }
 
 async function deleteMerchant(id) {
+  const found = await look(merchantPath(id)).catch((error) => {
+    showText(byId("merchants-error"), error.message);
+  });
+  if (!found) return;
   const sentences = [
-    `The document of ${id} is deleted. Its new calls take the default chain, without limits of their own; its live calls go on.`,
+    `New calls of ${id} ${merchantWords(found.answer ?? {})}. That document is deleted: they take the default chain, without limits of their own; its live calls go on.`,
   ];
   const answer = await confirmChange({
     title: `Delete merchant ${id}?`,
     sentences,
     action: "Delete",
     isDangerous: true,
-    send: () => ask("DELETE", merchantPath(id)),
+    send: () => ask("DELETE", merchantPath(id), undefined, found.tag),
   });
   if (answer) afterChange(`${id} was deleted.`);
 }
@@ -209,16 +218,6 @@ function afterChange(text) {
   setText(byId("merchants-note"), text);
   loadMerchants();
 }
-
-// The tag of the document that a merchant has; null if it has none.
-const tagOf = (id) =>
-  look(merchantPath(id)).then(
-    ({ tag }) => tag,
-    (error) => {
-      if (error.status === 404) return null;
-      throw error;
-    },
-  );
 
 async function saveMerchant() {
   const id = byId("merchant-id").value.trim();
@@ -230,7 +229,7 @@ async function saveMerchant() {
     return showText(byId("merchant-error"), `This is not JSON: ${error.message}`);
   }
   try {
-    const tag = await tagOf(id);
+    const tag = editedTag;
     const before = tag
       ? `The document that ${id} has now is replaced.`
       : `${id} has no document yet.`;
@@ -264,7 +263,7 @@ export function startEdit() {
   byId("tiers-reload").addEventListener("click", loadTiers);
   byId("merchants-more").addEventListener("click", () => loadMerchants(merchantsNext));
   byId("merchants-new").addEventListener("click", () =>
-    openForm("", pretty({ fallback: ["gold"], dedicated_only: false, max_calls: 50 })),
+    openForm("", pretty({ fallback: ["gold"], dedicated_only: false, max_calls: 50 }), NOTHING),
   );
   byId("merchant-cancel").addEventListener("click", closeForm);
   byId("merchant-form").addEventListener("submit", (event) => {

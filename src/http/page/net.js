@@ -59,6 +59,7 @@ function describe({ error, details }) {
 async function send(method, path, body, withToken, tag) {
   const headers = authorized(withToken);
   if (tag) headers["If-Match"] = tag;
+  else if (tag === NOTHING) headers["If-None-Match"] = "*";
   if (body !== undefined) headers["Content-Type"] = "application/json";
   const response = await fetch(API + path, {
     method,
@@ -75,6 +76,9 @@ async function send(method, path, body, withToken, tag) {
   });
   return { answer, tag: response.headers.get("ETag") };
 }
+
+/** The tag of what is not there yet. */
+export const NOTHING = "";
 
 /** What there is, and the tag of this version of it. */
 export async function look(path) {

@@ -221,8 +221,7 @@ impl Store for Redis {
             if !self.link.is_up() {
                 return Err(StoreError::Unavailable("Redis is out".into()));
             }
-            let document = serde_json::Value::from(tiers.clone()).to_string();
-            self.put_tiers(tiers, &document, edit).await
+            self.edit_tiers(tiers, edit).await
         })
     }
 

@@ -16,7 +16,7 @@ use super::{
     link::{Failure, Timeliness},
     operations::unexpected,
     reply::Reply as Answer,
-    table,
+    table::{self, DependsOn},
 };
 use crate::{
     domain::{
@@ -42,8 +42,13 @@ const DEBTS_AT_ONCE: usize = 256;
 /// The tier document as it stands in Redis.
 enum Document {
     Absent,
-    Bad,
-    Good { tiers: Tiers, warnings: Vec<String> },
+    /// Its text, if it is text.
+    Bad(Option<String>),
+    Good {
+        text: String,
+        tiers: Tiers,
+        warnings: Vec<String>,
+    },
 }
 
 fn text_of(tiers: &Tiers) -> String {
@@ -190,15 +195,15 @@ impl Redis {
             Ok(Some(text)) => text,
             Err(error) if error.code().is_some() => {
                 self.report_tiers(&error.to_string());
-                return Ok(Document::Bad);
+                return Ok(Document::Bad(None));
             }
             Err(error) => return Err(StoreError::Unavailable(error.to_string())),
         };
         match Tiers::parse(&text, Origin::Store) {
-            Ok((tiers, warnings)) => Ok(Document::Good { tiers, warnings }),
+            Ok((tiers, warnings)) => Ok(Document::Good { text, tiers, warnings }),
             Err(error) => {
                 self.report_tiers(&error.to_string());
-                Ok(Document::Bad)
+                Ok(Document::Bad(Some(text)))
             }
         }
     }
@@ -223,20 +228,20 @@ impl Redis {
         let is_absent = matches!(document, Document::Absent);
         let tiers = match (document, table::read(&fields)) {
             (Document::Good { tiers, .. }, _) => tiers,
-            (Document::Absent | Document::Bad, Ok(table)) => table,
-            (Document::Absent | Document::Bad, Err(_)) => self.in_force(),
+            (Document::Absent | Document::Bad(_), Ok(table)) => table,
+            (Document::Absent | Document::Bad(_), Err(_)) => self.in_force(),
         };
         // A document that is there, good or bad, is left to those who wrote it.
         let text = if is_absent { text_of(&tiers) } else { String::new() };
-        let _ = self.put_tiers(&tiers, &text, Edit::ANY).await?;
+        let _ = self.put_tiers(&tiers, &text, "", DependsOn::Nothing).await?;
         Ok(())
     }
 
     /// Follows a document that someone has changed, and mends a table that is not
     /// as it should be.
     async fn follow_tiers(&self) -> Result<(), StoreError> {
-        let tiers = match self.tier_document().await? {
-            Document::Good { tiers, warnings } => {
+        let (tiers, document) = match self.tier_document().await? {
+            Document::Good { text, tiers, warnings } => {
                 if tiers != self.in_force() {
                     warnings
                         .iter()
@@ -244,15 +249,17 @@ impl Redis {
                     tracing::info!("the tiers have changed in Redis");
                     self.nudge.notify_one();
                 }
-                tiers
+                (tiers, Some(text))
             }
-            Document::Bad => self.in_force(),
+            Document::Bad(text) => (self.in_force(), text),
             Document::Absent => {
                 self.report_tiers("it is gone");
-                self.in_force()
+                (self.in_force(), Some(String::new()))
             }
         };
-        let _ = self.put_tiers(&tiers, "", Edit::ANY).await?;
+        // Who has changed the document since has changed the table, too.
+        let depends_on = document.as_deref().map_or(DependsOn::Nothing, DependsOn::Document);
+        let _ = self.put_tiers(&tiers, "", "", depends_on).await?;
         Ok(())
     }
 
@@ -260,14 +267,25 @@ impl Redis {
         self.tiers.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// Puts the tiers that somebody has written in force.
+    pub(super) async fn edit_tiers(
+        &self,
+        tiers: &Tiers,
+        edit: Edit<'_, Tiers>,
+    ) -> Result<Result<(), Changed>, StoreError> {
+        let depends_on = edit.instead_of.map_or(DependsOn::Nothing, DependsOn::Table);
+        self.put_tiers(tiers, &text_of(tiers), edit.by, depends_on).await
+    }
+
     /// Puts a tier table in force, and every pod where it belongs then.
-    pub(super) async fn put_tiers(
+    async fn put_tiers(
         &self,
         tiers: &Tiers,
         document: &str,
-        edit: Edit<'_, Tiers>,
+        by: &str,
+        depends_on: DependsOn<'_>,
     ) -> Result<Result<(), Changed>, StoreError> {
-        let answer = self.put_table(tiers, document, edit, "").await?;
+        let answer = self.put_table(tiers, document, by, depends_on, "").await?;
         let answer = self.found(answer)?;
         if answer.word == "changed" {
             return Ok(Err(Changed));
@@ -292,12 +310,13 @@ impl Redis {
         &self,
         tiers: &Tiers,
         document: &str,
-        edit: Edit<'_, Tiers>,
+        by: &str,
+        depends_on: DependsOn<'_>,
         stage: &str,
     ) -> Result<Answer, StoreError> {
         let (chain, entries) = (table::chain(tiers), table::entries(tiers));
-        let instead_of = edit.instead_of.map(table::lines).unwrap_or_default();
-        let mut args = vec![edit.by, document, &chain, stage, &instead_of];
+        let depends_on = depends_on.text();
+        let mut args = vec![by, document, &chain, stage, &depends_on];
         args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
         Ok(self.link.attempt(&self.scripts.apply_tiers, &args, Timeliness::InTime).await?)
     }
@@ -390,11 +409,11 @@ impl Redis {
         tracing::info!("taking over what the older router left");
         let (tiers, is_absent) = match self.tier_document().await? {
             Document::Good { tiers, .. } => (tiers, false),
-            Document::Bad => (self.in_force(), false),
+            Document::Bad(_) => (self.in_force(), false),
             Document::Absent => (self.in_force(), true),
         };
         let document = if is_absent { text_of(&tiers) } else { String::new() };
-        self.put_table(&tiers, "", Edit::ANY, "adopting").await?;
+        self.put_table(&tiers, "", "", DependsOn::Nothing, "adopting").await?;
         *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers.clone();
         for (pattern, is_merchant) in [("pool:*:assigned", false), ("merchant:*:assigned", true)] {
             for key in self.scan(pattern).await? {
@@ -442,7 +461,7 @@ impl Redis {
             dropped += answer.number()?;
             self.command::<()>(cmd("PEXPIRE").arg(lock).arg(ADOPTION.as_millis() as u64)).await?;
         }
-        self.put_table(&tiers, &document, Edit::ANY, "adopted").await?;
+        self.put_table(&tiers, &document, "", DependsOn::Nothing, "adopted").await?;
         // From here on the store is ours; views that are not right yet harm nobody,
         // because facts are looked at before a pod is given.
         self.audit_all().await?;

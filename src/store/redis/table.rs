@@ -15,6 +15,24 @@ use crate::{
 
 const CHAIN: &str = ":chain";
 
+/// What a table that is written depends on.
+pub enum DependsOn<'a> {
+    Nothing,
+    Table(&'a Tiers),
+    /// The document is still this one.
+    Document(&'a str),
+}
+
+impl DependsOn<'_> {
+    pub fn text(&self) -> String {
+        match self {
+            Self::Nothing => String::new(),
+            Self::Table(tiers) => format!("={}", lines(tiers)),
+            Self::Document(text) => format!("@{text}"),
+        }
+    }
+}
+
 /// Kind, cap and strategy of a tier, in words.
 fn words(tier: &Tier) -> (&'static str, u32, &'static str) {
     match tier.kind {
@@ -52,7 +70,7 @@ pub fn entries(tiers: &Tiers) -> Vec<(String, String)> {
 }
 
 /// All of it, sorted, one a line.
-pub fn lines(tiers: &Tiers) -> String {
+fn lines(tiers: &Tiers) -> String {
     let entries = entries(tiers);
     let mut lines: Vec<String> =
         entries.iter().map(|(name, entry)| format!("{name} {entry}")).collect();
