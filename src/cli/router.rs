@@ -20,20 +20,33 @@ pub struct RouterArgs {
         long,
         env = "SMART_ROUTER_URL",
         value_name = "URL",
-        default_value = "http://localhost:8080"
+        default_value = "http://localhost:8080",
+        global = true
     )]
     pub router: String,
     /// A token of its API, where it wants one
-    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
+    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN", global = true)]
     token: Option<Secret>,
     /// Certificate authority of a router with https://, besides the system's (PEM)
-    #[arg(long, env = "SMART_ROUTER_CA_FILE", value_name = "PATH")]
+    #[arg(long, env = "SMART_ROUTER_CA_FILE", value_name = "PATH", global = true)]
     ca_file: Option<PathBuf>,
     /// Certificate to show to a router that wants one (PEM)
-    #[arg(long, env = "SMART_ROUTER_CERT_FILE", value_name = "PATH", requires = "key_file")]
+    #[arg(
+        long,
+        env = "SMART_ROUTER_CERT_FILE",
+        value_name = "PATH",
+        requires = "key_file",
+        global = true
+    )]
     cert_file: Option<PathBuf>,
     /// The certificate's private key (PEM)
-    #[arg(long, env = "SMART_ROUTER_KEY_FILE", value_name = "PATH", requires = "cert_file")]
+    #[arg(
+        long,
+        env = "SMART_ROUTER_KEY_FILE",
+        value_name = "PATH",
+        requires = "cert_file",
+        global = true
+    )]
     key_file: Option<PathBuf>,
 }
 

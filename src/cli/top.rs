@@ -113,7 +113,11 @@ fn view(seen: &Seen, width: usize, height: usize) -> String {
     let Seen { state, events, is_lost } = seen;
     let rate = |name: &str| text(&state["rates"][name]);
     let latency = |name: &str| text(&state["latency_ms"]["allocate"][name]);
-    let store = if state["store"]["is_up"] == true { "up" } else { "OUT" };
+    let store = match state["store"]["is_up"].as_bool() {
+        None => "not heard of yet",
+        Some(true) => "up",
+        Some(false) => "OUT",
+    };
     let mut lines = vec![
         format!(
             "smart-router {}   {} live calls, {} waiting   store {} {store}",

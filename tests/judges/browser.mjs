@@ -202,6 +202,21 @@ const judges = {
     await until("what it replaces is said", async () => /have changed since you loaded/.test(await text(page, "#confirm-text")));
     await page.click("#confirm-yes");
     await until("applies it knowingly", async () => (await api("GET", "/tiers")).body.tiers[tier].target === 41);
+    // The same with a merchant, from when its form was opened.
+    await page.click("#merchants-new");
+    await page.fill("#merchant-id", "acme");
+    await page.fill("#merchant-text", '{"max_calls": 1}');
+    await page.click("#merchant-form button[type=submit]");
+    await page.click("#confirm-yes");
+    await page.click('[data-merchant="acme"] [data-act="edit"]');
+    await until("its form", async () => (await page.inputValue("#merchant-text")).includes("max_calls"));
+    assert.equal((await api("PUT", "/merchants/acme", { max_calls: 2 })).status, 200);
+    await page.fill("#merchant-text", '{"max_calls": 3}');
+    await page.click("#merchant-form button[type=submit]");
+    await page.click("#confirm-yes");
+    await until("is told", async () => /somebody else has changed it/.test(await text(page, "#confirm-error")));
+    await page.click("#confirm-no");
+    assert.equal((await api("GET", "/merchants/acme")).body.max_calls, 2, "the other's stays");
     assert.deepEqual(page.wrong, []);
   },
 

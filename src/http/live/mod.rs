@@ -55,8 +55,7 @@ const LOOK: Duration = Duration::from_millis(500);
 const SHARE: u32 = 10;
 /// Events that one message carries, and that one look takes.
 const IN_ONE_MESSAGE: usize = 200;
-const IN_ONE_LOOK: usize = 20_000;
-const IN_ONE_STEP: usize = 5_000;
+const IN_ONE_LOOK: usize = 5_000;
 /// How often the pools are looked at while nobody else does.
 const GLANCE: Duration = Duration::from_secs(5);
 /// Events that are read in one step on the way back.
@@ -223,15 +222,8 @@ impl Live {
 
     async fn look_at_events(&self, watch: &mut Watch) -> Result<(), StoreError> {
         let Some(from) = watch.seen else { return self.look_back(watch).await };
-        let mut fresh = self.store.events_after(from, IN_ONE_STEP).await?;
-        let mut is_all = fresh.len() < IN_ONE_STEP;
-        while !is_all && fresh.len() < IN_ONE_LOOK {
-            let known = fresh.last().map_or(from, |logged| logged.id);
-            let more = self.store.events_after(known, IN_ONE_STEP).await?;
-            is_all = more.len() < IN_ONE_STEP;
-            fresh.extend(more);
-        }
-        if !is_all {
+        let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
+        if fresh.len() == IN_ONE_LOOK {
             // More happens than anybody can follow: what is told is what happened last.
             let mut last = self.store.events_before(None, IN_ONE_MESSAGE).await?;
             last.reverse();
