@@ -194,7 +194,8 @@ impl Caller<'_> {
                 if let Some(pod) = &pod {
                     body["pod_name"] = json!(pod);
                 }
-                let answer = self.world.heard(http::post(self.router(), "/api/v1/renew", &body));
+                let answer = http::post(self.router(), "/api/v1/renew", &body);
+                let answer = self.world.heard(at, answer);
                 let what = What::Renew { call: call.into(), pod, said: said(&answer) };
                 self.world.history.note(at, what);
             }
@@ -287,7 +288,7 @@ impl Caller<'_> {
                 http::get(to, &format!("/api/v1/exotel/allocate?CallSid={call}{query}"))
             }
         };
-        let outcome = match self.world.heard(answer) {
+        let outcome = match self.world.heard(began, answer) {
             // (the older procedure says no more when it has no pod)
             Ok(answer) if self.is_plain && answer.status == 503 => Outcome::Refused(503),
             Ok(answer) => read(format, &answer),
@@ -331,7 +332,7 @@ impl Caller<'_> {
         }
         let began = self.world.history.now();
         let answer = http::get(self.router(), &format!("/api/v1/calls/{call}"));
-        if let Ok(answer) = self.world.heard(answer) {
+        if let Ok(answer) = self.world.heard(began, answer) {
             let found: Value = serde_json::from_str(&answer.body).unwrap_or_default();
             let found = match answer.status {
                 200 => found["pod_name"].as_str().map(str::to_owned),
@@ -361,7 +362,7 @@ impl Caller<'_> {
             body["pod_name"] = json!(pod);
         }
         let answer = http::post(self.router(), "/api/v1/release", &body);
-        let said = said(&self.world.heard(answer));
+        let said = said(&self.world.heard(began, answer));
         self.world.history.note(began, What::Release { call: call.into(), said });
         said
     }

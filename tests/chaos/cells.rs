@@ -269,12 +269,18 @@ pub static CELLS: [Cell; 35] = [
         name: "reply-lost",
         says: "Redis does it and the answer is lost",
         fault: |scene| {
-            scene.pause(200, 400);
-            scene.world.history.fault("answers are lost");
-            for seat in &scene.world.seats {
-                seat.to_redis.set(|faults| faults.lose_answers = true);
+            for _ in 0..2 {
+                scene.pause(200, 400);
+                scene.world.history.fault("answers are lost");
+                let lose = |lose| {
+                    for seat in &scene.world.seats {
+                        seat.to_redis.set(|faults| faults.lose_answers = lose);
+                    }
+                };
+                lose(true);
+                scene.pause(900, 1_400);
+                lose(false);
             }
-            scene.pause(900, 1_400);
         },
         broken: TAKE_BACK,
         broken_says: TAKE_BACK_SAYS,

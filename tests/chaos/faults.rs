@@ -68,7 +68,7 @@ fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
 /// acknowledges in the moments before it knows is not promised to last, so nobody hears it.
 pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Backend)) {
     let world = scene.world;
-    let doubt = world.doubt.write().unwrap();
+    let mut doubt = world.doubt.write().unwrap();
     thread::sleep(Duration::from_millis(50));
     world.history.fault(what);
     how(&mut world.store());
@@ -82,6 +82,8 @@ pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Bac
         asked.is_ok_and(|told| told.contains("connected_slaves:0"))
     };
     scene.until(Duration::from_millis(500), is_alone);
+    // Answers may still be on their way.
+    *doubt = world.history.now();
     drop(doubt);
 }
 

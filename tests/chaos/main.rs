@@ -150,8 +150,8 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
             tally.lock().unwrap().ran(cell.name, &verdict);
         }
         Build::Broken => {
-            // A fault may miss its moment; five times in a row it does not.
-            let caught = (0..5).find_map(|number| {
+            // A fault may miss its moment; ten times in a row it does not.
+            let caught = (0..10).find_map(|number| {
                 let verdict = run::run(cell, seed + number, Build::Broken);
                 if let Some(failed) = &verdict.failed {
                     println!("{} (broken): could not be run: {failed}", cell.name);

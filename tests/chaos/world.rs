@@ -51,8 +51,8 @@ pub struct World {
     /// The pods there are.
     pub pods: Mutex<Vec<String>>,
     pub is_over: AtomicBool,
-    /// Held while Redis may forget what it acknowledges.
-    pub doubt: RwLock<()>,
+    /// Held while Redis may forget what it acknowledges; until when it last did.
+    pub doubt: RwLock<Duration>,
     pub settings: BTreeMap<&'static str, String>,
     /// How often a pod of a name has come or gone.
     generations: Mutex<BTreeMap<String, usize>>,
@@ -64,10 +64,14 @@ pub struct World {
 }
 
 impl World {
-    /// What a caller hears of an answer: of one that Redis may forget, nothing, when it is
-    /// over.
-    pub fn heard(&self, answer: Result<Answer, Failure>) -> Result<Answer, Failure> {
-        if self.doubt.try_read().is_ok() {
+    /// What a caller who asked at that time hears of an answer: of one that Redis may forget,
+    /// nothing, when it is over.
+    pub fn heard(
+        &self,
+        asked: Duration,
+        answer: Result<Answer, Failure>,
+    ) -> Result<Answer, Failure> {
+        if self.doubt.try_read().is_ok_and(|until| *until <= asked) {
             return answer;
         }
         drop(self.doubt.read());
