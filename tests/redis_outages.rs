@@ -179,12 +179,17 @@ fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
     child.wait().unwrap();
 }
 
+/// A router whose line to Redis goes through a proxy.
+fn behind(proxy: &Proxy, tiers: &str) -> Router {
+    let url = format!("redis://{}", proxy.address);
+    Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)])
+}
+
 #[test]
 fn an_allocation_whose_answer_was_lost_is_taken_back_and_a_repeated_one_never() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::to(server.port);
-    let url = format!("redis://{}", proxy.address);
-    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    let router = behind(&proxy, r#"{"gold": 3}"#);
     router.allocate("told");
     proxy.lose_answers(true);
     assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "lost"})).0, 503);
@@ -211,10 +216,7 @@ fn an_allocation_whose_answer_was_lost_is_taken_back_and_a_repeated_one_never() 
 fn what_several_asked_for_at_once_is_taken_back_when_none_of_them_has_heard() {
     let server = RedisServer::start(&[]);
     let proxies = [Proxy::to(server.port), Proxy::to(server.port)];
-    let routers = proxies.each_ref().map(|proxy| {
-        let url = format!("redis://{}", proxy.address);
-        Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 3}"#)])
-    });
+    let routers = proxies.each_ref().map(|proxy| behind(proxy, r#"{"gold": 3}"#));
     proxies.iter().for_each(|proxy| proxy.lose_answers(true));
     thread::scope(|scope| {
         for router in &routers {
@@ -253,8 +255,7 @@ fn what_a_caller_asked_for_who_has_hung_up_is_taken_back() {
 fn what_comes_to_redis_on_a_line_that_is_gone_is_taken_back_nevertheless() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::to(server.port);
-    let url = format!("redis://{}", proxy.address);
-    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let router = behind(&proxy, r#"{"gold": 1}"#);
     let other = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     let was_given = |call: &str| {
         other.get(&format!("/api/v1/calls/{call}")).1.to_string().contains("allocated")
@@ -296,8 +297,7 @@ fn asks(router: &Router, call: &str) -> std::net::TcpStream {
 fn what_comes_to_redis_on_a_line_that_is_gone_does_not_bring_a_call_back() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::to(server.port);
-    let url = format!("redis://{}", proxy.address);
-    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let router = behind(&proxy, r#"{"gold": 1}"#);
     for number in 0..3 {
         let call = format!("CA{number}");
         proxy.hold_requests(true);
@@ -321,8 +321,7 @@ fn what_comes_to_redis_on_a_line_that_is_gone_does_not_bring_a_call_back() {
 fn a_release_that_was_kept_does_not_end_a_later_call_of_the_same_id() {
     let server = RedisServer::start(&[]);
     let proxy = Proxy::to(server.port);
-    let url = format!("redis://{}", proxy.address);
-    let cut_off = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let cut_off = behind(&proxy, r#"{"gold": 1}"#);
     let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     proxy.lose_answers(true);
     assert_eq!(cut_off.release("CA1").0, 503, "kept");

@@ -145,7 +145,7 @@ impl Seat {
     /// First goes who was never answered and has had the time to ask, then who was answered
     /// before; who has just come goes last. Of equals, who was silent for longest.
     fn worth(&self, now: u64) -> (u8, u64) {
-        let is_new = now - self.came.min(now) < GRACE.as_millis() as u64;
+        let is_new = now.saturating_sub(self.came) < GRACE.as_millis() as u64;
         let class = match (self.turn() > 1, is_new) {
             (false, false) => 0,
             (true, _) => 1,
