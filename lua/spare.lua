@@ -1,29 +1,42 @@
--- Gives calls that could not tell us of themselves more time: those with a short
--- lease, because their stream has not started yet or they have not come for their
--- pod, and those that wait.
--- ARGV[2..5]: which (calls, waiting), deadline to go on from, most calls, time from now (ms)
--- Replies: {spared, now, deadline to go on from ('' at the end)}
+-- Extends pending calls after an outage, one page per step: provisional and handed-off calls (short leases), and
+-- waiting calls. The bound is fixed by the first step of a pass. A call that a step extends leaves the range of the
+-- pass, so that the pass ends whatever the latency and however many calls there are.
+-- ARGV[2..7]: index (calls, waiting), bound (ms; '' in the first step), time from now (ms; sets the bound), page size,
+--   deadline and call of the last entry that stayed in range ('' at first)
+-- Replies: {spared, now, bound, is done (1, 0), deadline and call to go on after}
 operation('spare', {'allow-oom'}, function(ARGV)
-  local until_then = now + tonumber(ARGV[5])
-  local due = read('ZRANGEBYSCORE', P .. ARGV[2], ARGV[3], '(' .. format('%.0f', until_then), 'WITHSCORES', 'LIMIT', 0, ARGV[4])
-  for i = 1, #due, 2 do
-    local call = due[i]
-    if ARGV[2] == 'waiting' then
-      local place = place_of(call)
-      if place and place.waits and set_poll_by(call, place, until_then) then
-        reseat({{call = call, score = tonumber(place.score)}})
-      end
-    else
-      local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
-      if (record[2] or '') ~= '' then
-        local f = readable_facts_of(record[1])
-        extend(f, call, until_then, nil, record[3])
-        if f then place_calls(f) end
-      end
-    end
+  local index, page_size, after, last = ARGV[2], tonumber(ARGV[5]), ARGV[6], ARGV[7]
+  local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now + tonumber(ARGV[4])
+  local key, look_up = P .. index, index == 'waiting' and view or read
+
+  local function extend_waiting(call)
+    local place = place_of(call)
+    if not (place and place.waits) then return false end
+    if set_poll_by(call, place, bound) then reseat({{call = call, score = tonumber(place.score)}}) end
+    return true
   end
-  if #due < 2 * tonumber(ARGV[4]) then return {'spared', now, ''} end
-  -- Where all have one deadline, those beyond the first so many go without.
-  local last = due[#due]
-  return {'spared', now, last == due[2] and '(' .. last or last}
+
+  local function extend_call(call)
+    local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
+    if (record[2] or '') == '' then return false end
+    local f = readable_facts_of(record[1])
+    extend(f, call, bound, nil, record[3])
+    if f then place_calls(f) end
+    return true
+  end
+
+  local from = 0
+  if after ~= '' then
+    -- The last entry may have moved or ended since; entries of the same deadline are then looked at again.
+    local rank = look_up('ZSCORE', key, last) == after and run('ZRANK', key, last)
+    from = rank and rank + 1 or run('ZCOUNT', key, '-inf', '(' .. after)
+  end
+  local page = look_up('ZRANGE', key, from, from + page_size - 1, 'WITHSCORES')
+  for i = 1, #page, 2 do
+    local call, deadline = page[i], page[i + 1]
+    if tonumber(deadline) >= bound then return {'spared', now, text_of(bound), 1, '', ''} end
+    local done, extended = pcall(index == 'waiting' and extend_waiting or extend_call, call)
+    if not (done and extended) then after, last = deadline, call end
+  end
+  return {'spared', now, text_of(bound), #page < 2 * page_size and 1 or 0, after, last}
 end)

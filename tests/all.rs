@@ -30,6 +30,7 @@ mod metrics;
 mod nginx;
 mod openapi;
 mod pods;
+mod recovery;
 mod redis_connections;
 mod redis_hands;
 mod redis_odd;

@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -20,6 +20,8 @@ pub struct Proxy {
     /// On so many lines, the oldest, what is sent waits.
     hold: Arc<AtomicUsize>,
     is_cut: Arc<AtomicBool>,
+    /// One-way latency in microseconds.
+    latency: Arc<AtomicU64>,
     /// The lines there have been, as the router sees them.
     near: Arc<Mutex<Vec<TcpStream>>>,
 }
@@ -31,6 +33,8 @@ impl Proxy {
         let (mute, garble) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let (hold, is_cut) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
         let near = Arc::<Mutex<Vec<TcpStream>>>::default();
+        let latency = Arc::<AtomicU64>::default();
+        let slow = latency.clone();
         let shared = (mute.clone(), garble.clone());
         let (held, cut, lines) = (hold.clone(), is_cut.clone(), near.clone());
         let mut dice = Dice(5);
@@ -47,8 +51,10 @@ impl Proxy {
                     lines.len()
                 };
                 let held = held.clone();
+                let (slow, back) = (slow.clone(), slow.clone());
                 thread::spawn(move || {
                     pass(from, to, |_| {
+                        wait(&slow);
                         while number <= held.load(Ordering::Relaxed) {
                             thread::sleep(Duration::from_millis(1));
                         }
@@ -59,6 +65,7 @@ impl Proxy {
                 let mut dice = Dice(dice.roll(usize::MAX) as u64);
                 thread::spawn(move || {
                     pass(server, client, |bytes| {
+                        wait(&back);
                         if garble.load(Ordering::Relaxed) && dice.roll(20) == 0 {
                             bytes[dice.roll(bytes.len())] = b"0-:$*\r\n \xffx9_#"[dice.roll(13)];
                         }
@@ -67,7 +74,12 @@ impl Proxy {
                 });
             }
         });
-        Self { address, mute, garble, hold, is_cut, near }
+        Self { address, mute, garble, hold, is_cut, latency, near }
+    }
+
+    /// Delays everything by `one_way` in each direction.
+    pub fn set_latency(&self, one_way: Duration) {
+        self.latency.store(one_way.as_micros() as u64, Ordering::Relaxed);
     }
 
     /// From now on answers are lost, or no longer.
@@ -93,6 +105,13 @@ impl Proxy {
     /// From now on one of twenty answers has a wrong byte, or no longer.
     pub fn garble_answers(&self, garble: bool) {
         self.garble.store(garble, Ordering::Relaxed);
+    }
+}
+
+fn wait(latency: &AtomicU64) {
+    let micros = latency.load(Ordering::Relaxed);
+    if micros > 0 {
+        thread::sleep(Duration::from_micros(micros));
     }
 }
 

@@ -31,6 +31,8 @@ use crate::{
 const SCHEMA: u64 = 1;
 /// How often Redis is tried while it is out.
 const PROBE: Duration = Duration::from_millis(200);
+/// How long a recovery may go on once the program stops.
+const SHUTDOWN_GRACE: Duration = Duration::from_secs(2);
 /// How often the tier document is looked at.
 const REFRESH: Duration = Duration::from_secs(10);
 
@@ -78,7 +80,11 @@ impl Redis {
                     self.kept().next_due().map_or(next, |due| due.min(next))
                 }
             } else {
-                match self.recover().await {
+                let recovered = tokio::select! {
+                    recovered = self.recover() => recovered,
+                    () = self.shutdown_grace_over() => return,
+                };
+                match recovered {
                     Ok(()) => {
                         tracing::info!("Redis is in use");
                         said.clear();
@@ -108,6 +114,13 @@ impl Redis {
                 () = self.stopping.cancelled() => return self.leave().await,
             }
         }
+    }
+
+    /// Ends a grace period after the program was told to stop: a recovery that is under way may
+    /// flush deferred writes meanwhile, but must not delay the exit for longer.
+    async fn shutdown_grace_over(&self) {
+        self.stopping.cancelled().await;
+        tokio::time::sleep(SHUTDOWN_GRACE).await;
     }
 
     /// Does what is still owed before the program ends, if it can be done soon.

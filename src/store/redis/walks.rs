@@ -21,7 +21,7 @@ use crate::{
 /// Calls that are looked at in one step, and steps that one page may take.
 const LOOKED_AT: &str = "100";
 const STEPS: usize = 20;
-/// Calls that are spared in one step.
+/// Pending calls that one step looks at.
 const SPARED: &str = "100";
 
 impl Redis {
@@ -125,15 +125,21 @@ impl Redis {
         Ok(entries.into_iter().filter_map(read).collect())
     }
 
+    /// Extends all pending calls, page by page. Every page has the bound that the first one
+    /// fixed: a bound that moved with the clock would make extended calls due again.
     pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
         let time = time.to_string();
-        for which in ["calls", "waiting"] {
-            let mut from = "-inf".to_owned();
-            while !from.is_empty() {
-                let args = [which, from.as_str(), SPARED, &time];
+        for index in ["calls", "waiting"] {
+            let (mut bound, mut deadline, mut call) = (String::new(), String::new(), String::new());
+            loop {
+                let args = [index, &bound, &time, SPARED, &deadline, &call];
                 let script = &self.scripts.spare;
                 let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
-                from = answer.text()?;
+                bound = answer.text()?;
+                if answer.flag()? {
+                    break;
+                }
+                (deadline, call) = (answer.text()?, answer.text()?);
             }
         }
         Ok(())
