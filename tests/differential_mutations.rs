@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 46] = [
+const MUTATIONS: [(&str, &str, &str); 47] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1]\n    or", ""),
     (
         "an ended call goes on counting",
@@ -168,6 +168,11 @@ const MUTATIONS: [(&str, &str, &str); 46] = [
     ("refusals are told as something else", "tell('refused',", "tell('waiting',"),
     ("ends are told with the wrong cause", "cause .. ' ' .. text_of(lasted(c.at))", "'agent 0'"),
     ("a new pod is not told", "    tell('joined',", "    local _ = ('joined'):format("),
+    (
+        "a waiting call is connected to a pod that left service",
+        "local place = not (f and serving(f)) and requeue(",
+        "local place = false and requeue(",
+    ),
     ("who waits is found by the wrong merchant", "row[is_waiting and 3 or 4]", "row[4]"),
 ];
 

@@ -439,3 +439,20 @@ fn who_has_waited_long_enough_does_not_begin_again() {
         assert_eq!(router.release("CA1").0, 200);
     });
 }
+
+#[test]
+fn a_waiting_call_is_not_connected_to_a_pod_that_drains() {
+    each_store(&[], |router| {
+        let mut connection = router.connect();
+        let pod = call(&mut connection, "CA1").pod().unwrap();
+        let first = call(&mut connection, "CA2");
+        assert_eq!(router.release("CA1").0, 200);
+        assert_eq!(router.get("/api/v1/calls/CA2").1["pod_name"], pod.as_str(), "it was handed off");
+        assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+        let second = again(router, "CA2", &first);
+        assert!(second.waits(), "{second:?}");
+        assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": pod})).0, 200);
+        assert_eq!(again(router, "CA2", &second).pod(), Some(pod));
+        assert_eq!(router.release("CA2").0, 200);
+    });
+}

@@ -1,12 +1,18 @@
 -- again: a call that has a pod, was handed one, or waits, asks again.
 
+-- The fields of a call's record that decide what a repeated request is answered.
+local function record_of_repeat(call)
+  return read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts',
+    'merchant_id', 'at')
+end
+
 -- What a call asks for, and its record, if there is one. ARGV as in allocate.lua.
 local function asked(ARGV)
   local key = P .. 'call:' .. ARGV[2]
   local q = {call = ARGV[2], merchant = ARGV[3], lease = ARGV[4], life = ARGV[5], attempt = ARGV[6], stage = ARGV[7] or '',
     attempts = ARGV[8] or '', tried = ''}
   if run('EXISTS', key) == 1 then
-    q.record = read('HMGET', key, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts', 'merchant_id', 'at')
+    q.record = record_of_repeat(ARGV[2])
   end
   if ARGV[9] and ARGV[9] ~= '' then
     local time, patience, most, most_per_merchant = string.match(ARGV[9], '^(%d+) (%d+) (%d+) (%d+)$')
@@ -32,15 +38,24 @@ local function without_attempt(attempts, attempt)
 end
 
 -- What a call that asks again is told; nil if it is a new one.
-local function told_again(q)
+local told_again
+function told_again(q)
   local call, record, stage = q.call, q.record, q.stage
   if not record then return nil end
   local key = P .. 'call:' .. call
   if record[1] then
     local pool = pool_text(record[2])
     if record[5] == 'handed' then
-      -- It comes for the pod that it was handed while it waited: its lease begins.
       local f = facts_of(record[1])
+      local place = not (f and serving(f)) and requeue(f, call, record_to_end(call))
+      if place then
+        -- The pod has left service since the hand-off: another pod, or the old place in the queues.
+        if f then resettle(f, false) end
+        reseat({{call = call, score = tonumber(place.score)}})
+        q.record = record_of_repeat(call)
+        return told_again(q)
+      end
+      -- It comes for the pod that it was handed while it waited: its lease begins.
       extend(f, call, now + q.lease, nil, record[7])
       run('HSET', key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
       run('PEXPIRE', key, q.life)

@@ -131,26 +131,37 @@ local function resettle(f, service)
   if not placed then place_calls(f) end
 end
 
--- Ends all calls of a pod: call, source pool and how long it lasted, of each. Those
--- that were handed the pod and have not come for it have their places back, and are
--- the second part of the answer.
+-- Takes a handed-off call back from its pod: it has its old place in the queues again. `f` is the pod, nil if it is
+-- unknown; `c` the call's record. Answers the place; nil for any other call.
+local function requeue(f, call, c)
+  local place = c.stage == 'handed' and place_of(call)
+  if not place then return nil end
+  read_table(f and f.tier)
+  -- The deadline may have been extended since.
+  place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now)
+  run('ZREM', P .. 'calls', call)
+  if f then f.calls = f.calls - run('ZREM', f.calls_key, call) end
+  end_call(f, call, c, 'pod_gone')
+  set_place(call, place)
+  return place
+end
+
+-- Ends all calls of a pod: call, source pool and how long it lasted, of each. Handed-off calls
+-- are requeued instead, and are the second part of the answer.
 local function end_calls(f)
   local ended, seatless = {}, {}
   local calls = run('ZRANGE', f.calls_key, 0, -1)
   table.sort(calls)
   for _, call in ipairs(calls) do
     local c = record_to_end(call)
-    local place = c.stage == 'handed' and place_of(call)
-    -- Its lease may have been prolonged since.
-    if place then place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now) end
-    run('ZREM', P .. 'calls', call)
-    run('ZREM', f.calls_key, call)
-    f.calls = f.calls - 1
-    end_call(f, call, c, 'pod_gone')
+    local place = requeue(f, call, c)
     if place then
-      set_place(call, place)
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
+      run('ZREM', P .. 'calls', call)
+      run('ZREM', f.calls_key, call)
+      f.calls = f.calls - 1
+      end_call(f, call, c, 'pod_gone')
       for _, value in ipairs({call, pool_text(c.pool, f.tier), lasted(c.at)}) do ended[#ended + 1] = value end
     end
   end

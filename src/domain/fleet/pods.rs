@@ -142,16 +142,10 @@ impl Fleet {
         calls.sort();
         let (mut over, mut seatless) = (Vec::new(), Vec::new());
         for call in calls {
-            let place = self.calls.get(&call).and_then(|facts| facts.place.clone());
-            let poll_by = self.calls.get(&call).map_or(0, |facts| facts.until);
-            let ended = self.end(&call, Cause::PodGone, now);
-            match place {
-                None => over.extend(ended),
-                Some(mut place) => {
-                    place.poll_by = poll_by;
-                    self.record(Change::Waits { call: call.clone(), place });
-                    seatless.push(call);
-                }
+            if self.requeue(&call, now) {
+                seatless.push(call);
+            } else {
+                over.extend(self.end(&call, Cause::PodGone, now));
             }
         }
         (over, seatless)

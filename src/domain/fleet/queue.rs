@@ -6,7 +6,7 @@ use std::collections::{BTreeSet, HashMap};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocate, Allocation, Change, Fleet, Refusal, Tried,
+    Allocate, Allocation, Cause, Change, Fleet, Pod, Refusal, Tried,
     calls::{Call, Why},
 };
 use crate::domain::{
@@ -228,8 +228,14 @@ impl Fleet {
         Some(Refusal { tried, malformed_merchant: None, why })
     }
 
-    /// A call asks for the pod that it was handed while it waited. Its lease begins.
+    /// A call asks for the pod that it was handed while it waited. Its lease begins. If the pod
+    /// has left service since, the call is handed another pod, or waits again in its old place.
     pub(super) fn fetch(&mut self, request: &Allocate, now: Millis) -> Option<Allocation> {
+        let pod = self.calls.get(&request.call)?.pod.clone();
+        if !self.pods.get(&pod).is_some_and(Pod::is_serving) && self.requeue(&request.call, now) {
+            self.settle(&pod);
+            self.reseat(vec![request.call.clone()]);
+        }
         let call = self.calls.get(&request.call)?;
         let since = call.place.as_ref()?.since;
         let allocation = Allocation {
@@ -245,6 +251,17 @@ impl Fleet {
         });
         self.start_over(request);
         Some(allocation)
+    }
+
+    /// Takes a handed-off call back from its pod: it has its old place in the queues again.
+    /// Answers false for any other call.
+    pub(super) fn requeue(&mut self, call: &CallSid, now: Millis) -> bool {
+        let Some(known) = self.calls.get(call) else { return false };
+        let Some(place) = known.place.clone() else { return false };
+        let place = Place { poll_by: known.until, ..place };
+        self.end(call, Cause::PodGone, now);
+        self.record(Change::Waits { call: call.clone(), place });
+        true
     }
 
     /// A call gives its place up, if it has one.

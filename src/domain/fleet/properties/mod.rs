@@ -345,18 +345,27 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
     let sid = request.call.clone();
     let packed = fullest_with_room(fleet);
     let is_final = request.after.as_ref().is_some_and(|after| after.is_final);
-    let was_handed = witness.handed.contains_key(&sid);
+    let has_lost_service = witness.lost_service(&sid, fleet);
+    if has_lost_service {
+        witness.requeue(&sid);
+    }
     // One whose pools are no more begins again.
     let is_stranded =
         |waiter: &witness::Waiter| waiter.pools.iter().all(|pool| fleet.tiers.kind(pool).is_none());
     if witness.waiting.get(&sid).is_some_and(is_stranded) {
         witness.waiting.remove(&sid);
     }
+    let was_handed = witness.handed.contains_key(&sid)
+        || has_lost_service && witness.waiting.contains_key(&sid);
     if is_final && !was_handed && witness.calls.contains_key(&sid) {
         witness.forget(&sid);
     }
     match fleet.allocate(request, now) {
         Ok(got) => {
+            if has_lost_service {
+                // It was handed another pod in the same step.
+                witness.hear(fleet, now);
+            }
             if let (false, None, None, Some(Kind::Shared { strategy: Fill::Pack, .. })) =
                 (got.was_existing, got.waited, &request.after, fleet.tiers.kind(&got.pool))
             {

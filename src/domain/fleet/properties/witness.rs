@@ -86,6 +86,19 @@ impl Witness {
         assert!(self.waiting.insert(call, waiter).is_none(), "it waited before");
     }
 
+    /// A handed-off call waits again.
+    pub fn requeue(&mut self, call: &CallSid) {
+        let waiter = self.handed.remove(call).expect("it was handed a pod");
+        self.calls.remove(call);
+        self.leases.remove(call);
+        self.waiting.insert(call.clone(), waiter);
+    }
+
+    /// Whether a call was handed a pod that is out of service by now (I5).
+    pub fn lost_service(&self, call: &CallSid, fleet: &Fleet) -> bool {
+        self.handed.contains_key(call) && !fleet.pods[&self.calls[call]].is_serving()
+    }
+
     /// Hears which calls were handed a pod, and which had to give it back because
     /// the pod has gone.
     pub fn hear(&mut self, fleet: &mut Fleet, now: Millis) {
@@ -93,12 +106,7 @@ impl Witness {
         let has_lost_it =
             |call: &&CallSid| fleet.queue.get(call).is_some() || handed.contains(call);
         let back: Vec<CallSid> = self.handed.keys().filter(has_lost_it).cloned().collect();
-        for call in back {
-            let waiter = self.handed.remove(&call).expect("it was handed a pod");
-            self.calls.remove(&call);
-            self.leases.remove(&call);
-            self.waiting.insert(call, waiter);
-        }
+        back.iter().for_each(|call| self.requeue(call));
         for call in handed {
             let Some(facts) = fleet.calls.get(&call).cloned() else { continue };
             let Some(waiter) = self.waiting.remove(&call) else {

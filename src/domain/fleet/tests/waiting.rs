@@ -247,3 +247,41 @@ fn a_pod_that_is_moved_or_comes_serves_who_waits_there() {
     see(&mut fleet, "p2", PodFacts { pin: Some(name("gold")), ..ready() });
     assert_eq!(pod_of(&fleet, "c2").unwrap(), "p2");
 }
+
+#[test]
+fn a_handed_off_pod_that_left_service_is_not_fetched() {
+    type Leave = fn(&mut Fleet);
+    let leaves: [(&str, Leave); 4] = [
+        ("draining", |fleet| drop(fleet.drain(&name("p1"), 1_000, NOW).unwrap())),
+        ("terminating", |fleet| drop(see(fleet, "p1", PodFacts { terminating: true, ..ready() }))),
+        ("not ready", |fleet| drop(see(fleet, "p1", PodFacts { ready: false, ..ready() }))),
+        ("quarantined", |fleet| {
+            let (pod, quarantined_until) = (name("p1"), Some(NOW + 60_000));
+            fleet.replay(Change::Health { pod, failures: 3, quarantined_until });
+        }),
+    ];
+    for (state, leave) in leaves {
+        let mut fleet = busy();
+        waits(&mut fleet, &ask_patient("a"));
+        waits(&mut fleet, &ask_patient("b"));
+        end(&mut fleet, "first", Cause::Agent, NOW);
+        leave(&mut fleet);
+        let told = why(&mut fleet, &ask_patient("a"), NOW);
+        assert!(matches!(told, Why::Waiting { is_new: false, .. }), "{state}: {told:?}");
+        assert_eq!(fleet.status().waiting, 2, "{state}");
+        // It is still ahead of the call that came after it.
+        see(&mut fleet, "p2", ready());
+        assert_eq!(give(&mut fleet, &ask_patient("a")), "p2", "{state}");
+    }
+}
+
+#[test]
+fn a_handed_off_pod_that_left_service_is_replaced_by_a_free_one() {
+    let mut fleet = busy();
+    waits(&mut fleet, &ask_patient("a"));
+    end(&mut fleet, "first", Cause::Agent, NOW);
+    fleet.drain(&name("p1"), 1_000, NOW).unwrap();
+    see(&mut fleet, "p2", ready());
+    assert_eq!(give(&mut fleet, &ask_patient("a")), "p2");
+    assert_eq!(fleet.pod(&name("p1")).unwrap().calls, []);
+}
