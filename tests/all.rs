@@ -35,6 +35,7 @@ mod redis_connections;
 mod redis_hands;
 mod redis_odd;
 mod redis_outages;
+mod redis_refusals;
 mod release;
 mod renew;
 mod rescue;

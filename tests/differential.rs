@@ -78,7 +78,7 @@ impl World {
         let config = RedisConfig { ttls, scripts, ..store_config(&server, table(0)) };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
-        assert!(store.is_up(), "Redis is in use");
+        assert_eq!(store.outage(), None);
         let plain = server.connection();
         let mut fleet = Fleet::new(table(0), now + TRUST);
         fleet.keep_events();

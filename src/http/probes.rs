@@ -25,6 +25,10 @@ struct Ready {
     status: &'static str,
     /// `up` or `down`.
     store: &'static str,
+    /// Why the store is down: the code of Redis's error, `timeout` or `unreachable`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    reason: Option<String>,
 }
 
 pub fn health_described() -> Endpoint {
@@ -33,11 +37,11 @@ pub fn health_described() -> Endpoint {
 
 pub fn ready_described() -> Endpoint {
     Endpoint::new(Group::Router, "Whether calls should be sent here")
-        .gives(Ready { status: "ready", store: "up" })
+        .gives(Ready { status: "ready", store: "up", reason: None })
         .gives_with(
             503,
             "The store was not reached yet, or the router stops.",
-            Ready { status: "starting", store: "down" },
+            Ready { status: "starting", store: "down", reason: Some("unreachable".into()) },
         )
 }
 
@@ -56,6 +60,7 @@ pub async fn ready(State(context): Shared) -> Response {
         }
         false => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
     };
-    let store = if context.store.is_up() { "up" } else { "down" };
-    (status, Json(Ready { status: word, store })).into_response()
+    let reason = context.store.outage();
+    let store = if reason.is_none() { "up" } else { "down" };
+    (status, Json(Ready { status: word, store, reason })).into_response()
 }

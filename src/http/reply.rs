@@ -100,7 +100,9 @@ impl From<InvalidName> for ApiError {
 impl From<StoreError> for ApiError {
     fn from(error: StoreError) -> Self {
         let status = match error {
-            StoreError::Unavailable(_) | StoreError::Busy => StatusCode::SERVICE_UNAVAILABLE,
+            StoreError::Unavailable(_) | StoreError::Busy | StoreError::Full(_) => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             StoreError::Failed(_) => StatusCode::INTERNAL_SERVER_ERROR,
         };
         Self::new(status, error.to_string())

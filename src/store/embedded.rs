@@ -409,8 +409,8 @@ impl Store for Embedded {
         self.shared.lock().now()
     }
 
-    fn is_up(&self) -> bool {
-        true
+    fn outage(&self) -> Option<String> {
+        None
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

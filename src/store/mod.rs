@@ -38,6 +38,8 @@ pub enum StoreError {
     Unavailable(String),
     #[error("the store has more to do than it can: ask again in a moment")]
     Busy,
+    #[error("the store is full and takes no new calls: {0}")]
+    Full(String),
     #[error("the store refused: {0}")]
     Failed(String),
 }
@@ -48,6 +50,7 @@ impl StoreError {
         match self {
             Self::Unavailable(_) => "unavailable",
             Self::Busy => "busy",
+            Self::Full(_) => "full",
             Self::Failed(_) => "failed",
         }
     }
@@ -140,8 +143,8 @@ pub trait Store: Send + Sync + 'static {
     /// What the store's clock shows, as far as we know: that of events and leases.
     fn now(&self) -> Millis;
 
-    /// Whether the store answered when it was last asked.
-    fn is_up(&self) -> bool;
+    /// Why the store can't be used, in a word; `None` while it can.
+    fn outage(&self) -> Option<String>;
 
     /// Makes durable what is not, and lets go of files and connections.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;

@@ -12,6 +12,7 @@ pub mod redis;
 
 use std::{
     net::{SocketAddr, TcpListener},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
     path::PathBuf,
     process::{Child, Command, Stdio},
     sync::{
@@ -258,12 +259,18 @@ impl Router {
 
 impl Drop for Router {
     fn drop(&mut self) {
+        let mut stopped = Ok(());
         if !thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
-            self.books_balance();
-            self.signal("TERM");
-            assert_eq!(self.wait_for_exit(Duration::from_secs(10)), Some(0));
+            stopped = catch_unwind(AssertUnwindSafe(|| {
+                self.books_balance();
+                self.signal("TERM");
+                assert_eq!(self.wait_for_exit(Duration::from_secs(10)), Some(0));
+            }));
         }
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if let Err(panic) = stopped {
+            resume_unwind(panic);
+        }
     }
 }

@@ -148,6 +148,11 @@ impl RedisServer {
         self.client().get_connection().unwrap()
     }
 
+    /// Takes the directory away, so that the next snapshot fails.
+    pub fn lose_directory(&self) {
+        fs::remove_dir_all(&self.directory).unwrap();
+    }
+
     pub fn signal(&self, name: &str) {
         let sent =
             Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();

@@ -197,7 +197,7 @@ impl Live {
                 tracing::debug!(%error, "the page cannot look at the store");
             }
             let status = looked.ok();
-            since.note(status.as_ref(), status.is_some() && self.store.is_up());
+            since.note(status.as_ref(), status.is_some() && self.store.outage().is_none());
             if is_watched {
                 self.tell_state(&since, &mut watch, status);
             }
@@ -305,7 +305,8 @@ impl Live {
 
     fn tell_state(&self, since: &Since, watch: &mut Watch, status: Option<Status>) {
         let at = self.store.now();
-        let is_up = status.is_some() && self.store.is_up();
+        let outage = self.store.outage();
+        let is_up = status.is_some() && outage.is_none();
         // (they are counted from events)
         let rates = self.about.has_events.then(|| watch.tally.rates(at / 1_000));
         let latencies = watch.latencies.lately(&self.metrics);
@@ -317,7 +318,7 @@ impl Live {
                 "started_at": (at / 1_000).saturating_sub(self.started.elapsed().as_secs()),
                 "draining_ttl": self.about.draining_ttl / 1_000,
             },
-            "store": {"kind": self.about.store, "is_up": is_up},
+            "store": {"kind": self.about.store, "is_up": is_up, "reason": outage},
             "leader": {
                 "is_leader": self.metrics.leader.get() == 1,
                 "name": self.lifecycle.leader(),

@@ -130,7 +130,8 @@ export function showHeader({ at, router, store, leader, cluster, active_calls, w
     `${router.name} ${router.version}, up ${span(at / 1000 - router.started_at)}`,
   );
   const kind = store.kind === "redis" ? "Redis" : store.kind;
-  showFact("fact-store", `${kind}, ${store.is_up ? "up" : "out"}`, !store.is_up);
+  const outage = store.reason ? `down (${store.reason})` : "down";
+  showFact("fact-store", `${kind}, ${store.is_up ? "up" : outage}`, !store.is_up);
   showFact("fact-leader", leaderWords(leader, store, cluster));
   showFact(
     "fact-cluster",

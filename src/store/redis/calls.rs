@@ -49,9 +49,7 @@ impl Redis {
         let args = without_empty_end(&args);
         let unheard = Unheard { store: self, call: &request.call, attempt: &attempt };
         let mut outcome = self.link.run(&self.scripts.allocate, args, Timeliness::InTime).await;
-        if let Err(Failure::NotRun(error)) = &outcome
-            && is_full(error)
-        {
+        if let Err(Failure::NotRun(error @ StoreError::Full(_))) = &outcome {
             // A full Redis takes no new calls; those it has are told so.
             let error = error.clone();
             outcome = self.link.run(&self.scripts.ask_again, args, Timeliness::InTime).await;
@@ -201,10 +199,6 @@ pub(super) fn release_args<'a>(
 ) -> [&'a str; 6] {
     let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
     [request.call.as_str(), request.cause.as_str(), pod, stems_from, number, asked]
-}
-
-fn is_full(error: &StoreError) -> bool {
-    matches!(error, StoreError::Failed(error) if error.contains("OOM"))
 }
 
 fn hold(request: &Allocate) -> String {

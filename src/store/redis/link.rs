@@ -19,6 +19,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
     address::Address,
+    errors::{Class, classify, is_not_loaded, reason, store_error},
     gate::{Claim, Gate},
     reply::Reply,
     scripts::{LIBRARIES, Library, Script, VERSION},
@@ -89,6 +90,8 @@ pub struct Link {
     /// Since when, and what it has been at most.
     lately: Mutex<(Instant, i64)>,
     is_open: AtomicBool,
+    /// Why Redis was last out of use, in a word.
+    reason: Mutex<String>,
     gate: Gate,
     /// When Redis last answered, on our clock (ms).
     heard: AtomicU64,
@@ -113,6 +116,7 @@ impl Link {
             lately: Mutex::new((Instant::now(), i64::MIN)),
             // Nothing is known of Redis yet.
             is_open: AtomicBool::new(true),
+            reason: Mutex::new("unreachable".into()),
             gate: Gate::new(),
             heard: AtomicU64::new(0),
             opened: Notify::new(),
@@ -133,9 +137,26 @@ impl Link {
     pub fn open_circuit(&self) {
         if !self.is_open.swap(true, Ordering::Relaxed) {
             self.metrics.circuit_open.set(1);
-            tracing::error!("Redis does not answer; refusing at once until it does");
+            tracing::error!(
+                reason = self.reason(),
+                "Redis cannot be used; the circuit breaker refuses requests until it can"
+            );
         }
         self.opened.notify_one();
+    }
+
+    /// Remembers why Redis can't be used, for probes and the page.
+    pub fn note_reason(&self, reason: impl Into<String>) {
+        *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason.into();
+    }
+
+    fn note_outage(&self, error: &RedisError) {
+        self.note_reason(reason(error));
+    }
+
+    /// Why Redis can't be used, or could not last.
+    pub fn reason(&self) -> String {
+        self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Runs a script for a request: at once refused while the circuit is open.
@@ -215,7 +236,7 @@ impl Link {
             let mut line = match timeout_at(deadline, self.line()).await {
                 Ok(Ok(line)) => line,
                 Ok(Err(error)) => {
-                    last = unavailable(&error);
+                    last = StoreError::Unavailable(error.to_string());
                     continue;
                 }
                 Err(_) => continue,
@@ -241,13 +262,20 @@ impl Link {
                 Ok(Err(error)) => error,
                 Err(_) => io::Error::from(io::ErrorKind::TimedOut).into(),
             };
-            last = unavailable(&error);
-            match error.code() {
-                Some(code) if is_elsewhere(code) => self.redirect(&line, &error),
-                Some(_) => {
-                    return Err(failure(may_have_run, StoreError::Failed(error.to_string())));
+            last = store_error(&error);
+            match classify(&error) {
+                Class::Elsewhere => {
+                    self.note_outage(&error);
+                    self.redirect(&line, &error);
                 }
-                None => {
+                Class::Denied => {
+                    // A command inside of the function may be denied after others have run.
+                    self.note_outage(&error);
+                    return Err(Failure::Unknown(last));
+                }
+                Class::Full | Class::Final => return Err(failure(may_have_run, last)),
+                Class::Io => {
+                    self.note_outage(&error);
                     may_have_run = true;
                     let is_busy = error.is_timeout() && self.is_heard();
                     if !is_busy {
@@ -343,7 +371,7 @@ impl Link {
         let mut line = self.line().await?;
         let outcome = command.query_async(&mut line.connection).await;
         if let Err(error) = &outcome
-            && error.code().is_none_or(is_elsewhere)
+            && matches!(classify(error), Class::Io | Class::Elsewhere)
         {
             self.redirect(&line, error);
         }
@@ -366,7 +394,7 @@ impl Link {
         }
         let connection = self.connect().await;
         *failed = connection.is_err().then(Instant::now);
-        let connection = connection?;
+        let connection = connection.inspect_err(|error| self.note_outage(error))?;
         let line = Line { number: self.lines.fetch_add(1, Ordering::Relaxed), connection };
         *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(line.clone());
         Ok(line)
@@ -468,31 +496,4 @@ fn failure(may_have_run: bool, error: StoreError) -> Failure {
 /// Whether a library is a version of ours, and not another's of a similar name.
 fn is_version(name: Option<&str>) -> bool {
     name.is_some_and(|it| it.len() == VERSION && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
-}
-
-/// Whether Redis does not have our library.
-fn is_not_loaded(error: &RedisError) -> bool {
-    error.code() == Some("ERR")
-        && error.detail().is_some_and(|detail| detail.contains("Function not found"))
-}
-
-/// Errors of a server that is not, or not yet, the one to ask.
-fn is_elsewhere(code: &str) -> bool {
-    matches!(
-        code,
-        "READONLY"
-            | "MOVED"
-            | "ASK"
-            | "LOADING"
-            | "MASTERDOWN"
-            | "CLUSTERDOWN"
-            | "TRYAGAIN"
-            | "NOREPLICAS"
-            | "BUSY"
-            | "MISCONF"
-    )
-}
-
-fn unavailable(error: &RedisError) -> StoreError {
-    StoreError::Unavailable(error.to_string())
 }

@@ -4,6 +4,7 @@
 mod address;
 mod audit;
 mod calls;
+mod errors;
 mod gate;
 mod kept;
 mod link;
@@ -152,6 +153,7 @@ impl Redis {
     /// A store that is empty has to be set up again before anything else.
     fn found(&self, answer: Answer) -> Result<Answer, StoreError> {
         if answer.word == "lost" {
+            self.link.note_reason("empty");
             self.link.open_circuit();
             return Err(StoreError::Unavailable("Redis is empty and being set up".into()));
         }

@@ -386,8 +386,8 @@ impl Store for Redis {
         self.link.time().unwrap_or_else(wall_clock)
     }
 
-    fn is_up(&self) -> bool {
-        self.link.is_up()
+    fn outage(&self) -> Option<String> {
+        (!self.link.is_up()).then(|| self.link.reason())
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     domain::{
+        Millis,
         fleet::{Cause, Changed, Edit, Release},
         names::Pool,
         tiers::{Origin, Tiers},
@@ -366,35 +367,41 @@ impl Redis {
         Ok(())
     }
 
+    /// Runs a deferred write. One that Redis would refuse for ever is dropped: it must not keep
+    /// the others, and the recovery, waiting.
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
-        let (release, stems_from, asked) = match debt {
+        let outcome = match debt {
             Debt::Confirm(confirm) => {
                 let args = self.confirm_args(confirm);
                 let args = args.each_ref().map(String::as_str);
-                let script = &self.scripts.confirm;
-                let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
-                return done.map(drop).map_err(StoreError::from);
+                self.link.attempt(&self.scripts.confirm, &args, Timeliness::Whenever).await
             }
-            Debt::Release { release, asked } => (release.clone(), "", *asked),
+            Debt::Release { release, asked } => self.pay_release(release, "", *asked).await,
             Debt::Doubt { call, attempt } => {
-                let unsure = Release::new(call.clone(), None);
-                (Release { cause: Cause::Abandoned, ..unsure }, attempt.as_str(), None)
+                let release =
+                    Release { cause: Cause::Abandoned, ..Release::new(call.clone(), None) };
+                self.pay_release(&release, attempt, None).await
             }
         };
-        let (call, number) = (&release.call, number_text(release.attempt));
-        let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
-        let args = release_args(&release, stems_from, &number, &asked);
-        match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
-            Err(
-                Failure::NotRun(StoreError::Failed(error))
-                | Failure::Unknown(StoreError::Failed(error)),
-            ) => {
-                // Redis is there and will never take it.
-                tracing::error!(call_sid = %call, error, "a kept release was refused");
+        match outcome.map(drop).map_err(StoreError::from) {
+            Err(StoreError::Failed(error)) => {
+                tracing::error!(?debt, error, "Redis refused a deferred write; it is dropped");
                 Ok(())
             }
-            outcome => outcome.map(drop).map_err(StoreError::from),
+            outcome => outcome,
         }
+    }
+
+    async fn pay_release(
+        &self,
+        release: &Release,
+        stems_from: &str,
+        asked: Option<Millis>,
+    ) -> Result<Answer, Failure> {
+        let number = number_text(release.attempt);
+        let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
+        let args = release_args(release, stems_from, &number, &asked);
+        self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await
     }
 
     /// Takes over what the older router left. It must be stopped by now.
