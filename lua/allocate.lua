@@ -143,9 +143,10 @@ local function answer(q)
   local again = q.after and leave_pod(q) or told_again(q)
   if again then return again end
   local tiers_key = P .. 'tiers'
-  local chain = checked(tiers_key, try('HGET', tiers_key, ':chain'))
-  if not chain then return {'lost', now} end
-  local document = q.merchant ~= '' and read('HGET', P .. 'merchant:config', q.merchant)
+  local chain = try('HGET', tiers_key, ':chain')
+  -- A table that is missing or of the wrong type is written again by the recovery.
+  if type(chain) ~= 'string' then return {'lost', now} end
+  local document = q.merchant ~= '' and try('HGET', P .. 'merchant:config', q.merchant)
   local wishes = document and wishes_of(document) or NO_WISHES
   local steps = steps_of(wishes, chain)
   local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)

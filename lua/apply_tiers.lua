@@ -11,14 +11,16 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
   if stage == '' and not is_set_up() then return {'lost', now} end
   local fresh = {}
   for i = 7, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
-  local fields = read('HGETALL', P .. 'tiers')
+  -- A table of the wrong type is replaced: the document and the settings say what it was.
+  local fields = try('HGETALL', P .. 'tiers')
+  if fields.err then fields = {} end
   local same, trusting, waiting = true, nil, nil
   local before, lines = {}, {}
   for i = 1, #fields, 2 do
     if fields[i] == ':trusting_until' then
       trusting = fields[i + 1]
     elseif fields[i] == ':waiting' then
-      waiting = fields[i + 1]
+      waiting = true
     elseif fields[i] == ':chain' then
       same = same and fields[i + 1] == ARGV[4]
       before[fields[i]] = true
@@ -57,7 +59,7 @@ operation('apply_tiers', {'allow-oom'}, function(ARGV)
   if stage ~= 'adopting' then run('HSET', P .. 'tiers', ':chain', ARGV[4]) end
   if stage == 'adopted' then run('SET', P .. 'schema', '1') end
   if trusting then run('HSET', P .. 'tiers', ':trusting_until', trusting) end
-  if waiting then run('HSET', P .. 'tiers', ':waiting', waiting) end
+  if waiting or count('ZCARD', P .. 'waiting') > 0 then run('HSET', P .. 'tiers', ':waiting', '1') end
   for name, text in pairs(fresh) do run('HSET', P .. 'tiers', name, text) end
   if stage == '' then tell('tiers', '', '', '', '', by) end
   return {'applied', now}

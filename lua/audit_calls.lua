@@ -4,7 +4,12 @@
 -- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
 operation('audit_calls', {'allow-oom'}, function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local scanned = read('ZSCAN', P .. 'calls', ARGV[2], 'COUNT', ARGV[3])
+  local scanned = try('ZSCAN', P .. 'calls', ARGV[2], 'COUNT', ARGV[3])
+  if scanned.err then
+    -- The audit of the pods fills the index again.
+    run('DEL', P .. 'calls')
+    return {'audited', now, '0', 0, {P .. 'calls'}}
+  end
   local repaired, seen = {}, 0
 
   -- Whether a call had to be put right.

@@ -69,6 +69,7 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
     end
     local before = views(f)
     local wrong = index_drain(f)
+    if run('HSETNX', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
     wrong = drop_calls(f) or wrong
     if f.quarantined and not try('ZSCORE', P .. 'quarantined', f.pod) then
       view('ZADD', P .. 'quarantined', now, f.pod)

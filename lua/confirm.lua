@@ -16,7 +16,7 @@ operation('confirm', {'allow-oom'}, function(ARGV)
     tell('confirmed', call, pod, '', record[3])
     return {'confirmed', now}
   end
-  if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+  if not has_tiers() then return {'lost', now} end
   local missed = end_of(call)
   if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= missed.attempts or not f or f.calls >= cap_of(f) then
     return {'unknown', now}

@@ -3,7 +3,7 @@
 -- Replies: {draining, now, live calls, until}   {unknown, now}   {lost, now}: the store is empty
 operation('drain', {'allow-oom'}, function(ARGV)
   local f = facts_of(ARGV[2])
-  if not f then return {read('HEXISTS', P .. 'tiers', ':chain') == 1 and 'unknown' or 'lost', now} end
+  if not f then return {has_tiers() and 'unknown' or 'lost', now} end
   local before = try('ZSCORE', P .. 'draining', f.pod)
   before = type(before) == 'string' and tonumber(before) or 0
   local deadline = max(f.draining and before or 0, now + tonumber(ARGV[3]))

@@ -6,7 +6,7 @@
 operation('observe_pod', {}, function(ARGV)
   local refused = fence(ARGV[2])
   if refused then return refused end
-  if not is_set_up() or read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+  if not is_set_up() or not has_tiers() then return {'lost', now} end
   local pod, uid, address, ready, terminating, restarts, pin =
     ARGV[3], ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9]
   local f = facts_of(pod)

@@ -5,7 +5,8 @@ operation('pool_load', {'no-writes'}, function(ARGV)
   local tier, calls, free = ARGV[2], 0, 0
   local kind = kind_of(tier)
   local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
-  local scanned = read('SSCAN', names_of(tier).assigned, ARGV[3], 'COUNT', ARGV[4])
+  local scanned = try('SSCAN', names_of(tier).assigned, ARGV[3], 'COUNT', ARGV[4])
+  if scanned.err then return {'load', now, '0', 0, 0} end
   for _, pod in ipairs(scanned[2]) do
     local f = readable_facts_of(pod)
     if f then

@@ -47,7 +47,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
         run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
         if record[3] == 'provisional' then tell('confirmed', call, pod, '', record[2]) end
       end
-    elseif not pod and read('HEXISTS', P .. 'tiers', ':chain') == 0 then
+    elseif not pod and not has_tiers() then
       return {'lost', now}
     else
       local kept = pod and unknown or adopt(call)

@@ -7,7 +7,9 @@
 operation('spare', {'allow-oom'}, function(ARGV)
   local index, page_size, after, last = ARGV[2], tonumber(ARGV[5]), ARGV[6], ARGV[7]
   local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now + tonumber(ARGV[4])
-  local key, look_up = P .. index, index == 'waiting' and view or read
+  local key = P .. index
+  -- An index of the wrong type holds nothing to extend; the audit replaces it.
+  if count('ZCARD', key) == 0 then return {'spared', now, text_of(bound), 1, '', ''} end
 
   local function extend_waiting(call)
     local place = place_of(call)
@@ -28,10 +30,10 @@ operation('spare', {'allow-oom'}, function(ARGV)
   local from = 0
   if after ~= '' then
     -- The last entry may have moved or ended since; entries of the same deadline are then looked at again.
-    local rank = look_up('ZSCORE', key, last) == after and run('ZRANK', key, last)
+    local rank = run('ZSCORE', key, last) == after and run('ZRANK', key, last)
     from = rank and rank + 1 or run('ZCOUNT', key, '-inf', '(' .. after)
   end
-  local page = look_up('ZRANGE', key, from, from + page_size - 1, 'WITHSCORES')
+  local page = run('ZRANGE', key, from, from + page_size - 1, 'WITHSCORES')
   for i = 1, #page, 2 do
     local call, deadline = page[i], page[i + 1]
     if tonumber(deadline) >= bound then return {'spared', now, text_of(bound), 1, '', ''} end

@@ -2,17 +2,18 @@
 -- Replies: {status, now, live calls, calls that wait, {tier table: field, value, ...},
 --   {tier, assigned, available, leaving, not ready, in quarantine, calls that wait, ...}}
 operation('status', {'no-writes'}, function(ARGV)
-  local pools = {}
-  for _, tier in ipairs(read('SMEMBERS', P .. 'pools')) do
+  if not has_tiers() then return {'lost', now} end
+  local tiers, pools = run('HGETALL', P .. 'tiers'), {}
+  for _, tier in ipairs(try('SMEMBERS', P .. 'pools')) do
     local key = names_of(tier).available
     local kind = run('TYPE', key).ok
     pools[#pools + 1] = tier
-    pools[#pools + 1] = read('SCARD', names_of(tier).assigned)
+    pools[#pools + 1] = count('SCARD', names_of(tier).assigned)
     pools[#pools + 1] = kind == 'set' and run('SCARD', key) or kind == 'zset' and run('ZCARD', key) or 0
-    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 1, 1)
-    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 2, 2)
-    pools[#pools + 1] = read('ZCOUNT', names_of(tier).out, 3, 3)
+    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 1, 1)
+    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 2, 2)
+    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 3, 3)
     pools[#pools + 1] = count('ZCARD', names_of(tier).queue)
   end
-  return {'status', now, read('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), read('HGETALL', P .. 'tiers'), pools}
+  return {'status', now, count('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), tiers, pools}
 end)

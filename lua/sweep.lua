@@ -4,7 +4,7 @@
 --   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty}
 operation('sweep', {'allow-oom'}, function(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
-  if not is_set_up() then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+  if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
   entry('')
   local is_flagged = is_waited_for
   for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[2])) do
@@ -19,7 +19,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(read('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  for _, call in ipairs(try('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local c = record_to_end(call)
     local f = c.pod and readable_facts_of(c.pod, call)
     local cause = CAUSES[c.stage] or 'lease'

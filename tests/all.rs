@@ -46,3 +46,4 @@ mod traces;
 mod waiting;
 mod waiting_odd;
 mod webhooks;
+mod wrong_types;

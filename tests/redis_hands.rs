@@ -16,6 +16,11 @@ fn a_key_of_the_wrong_type_is_named_and_nothing_is_half_written() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, TIERS)[0];
     let mut plain = server.connection();
+    // The audit replaces the index; its first run comes right after the start, the next in 30 s.
+    eventually(Duration::from_secs(5), "the first audit is over", || {
+        let done = r#"smart_router_store_duration_seconds_count{operation="audit_pool"} 9"#;
+        router.connect().get("/metrics").text().contains(done)
+    });
     let held = router.allocate("CA0")["pod_name"].as_str().unwrap().to_owned();
     let index: Vec<(String, f64)> = plain.zrange_withscores("voice:calls", 0, -1).unwrap();
     let free: usize = plain.scard("voice:pool:gold:available").unwrap();

@@ -169,7 +169,7 @@ fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
     let mut connection = Connection::open(address);
     assert_eq!(
         connection.get("/ready").json(),
-        (503, json!({"status": "starting", "store": "down"}))
+        (503, json!({"status": "starting", "store": "down", "reason": "unreachable"}))
     );
     assert_eq!(connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"})).status, 503);
     let _server = RedisServer::start_on(port);

@@ -85,7 +85,7 @@ function told_again(q)
   local is_there = false
   for tier in string.gmatch(place.pools, '%S+') do is_there = is_there or kind_of(tier) ~= nil end
   if not is_there then
-    if read('HEXISTS', P .. 'tiers', ':chain') == 0 then return {'lost', now} end
+    if not has_tiers() then return {'lost', now} end
     -- No pool that it waits for is there any more: it begins again.
     leave(call)
     return nil

@@ -136,6 +136,11 @@ local function is_set_up()
   return run('EXISTS', P .. 'schema') == 1
 end
 
+-- Whether a tier table is in force. One of the wrong type is none: the recovery writes it again.
+local function has_tiers()
+  return try('HEXISTS', P .. 'tiers', ':chain') == 1
+end
+
 local parse_entry = remembered(function(text)
   local kind, cap, strategy, target = string.match(text, '^(%a+) (%d+) (%a+) (%d+)$')
   return kind and {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)} or false
@@ -145,8 +150,7 @@ end)
 local function entry(name)
   if not entries then entries = {} end
   if entries[name] == nil then
-    local key = P .. 'tiers'
-    local found = checked(key, try('HMGET', key, name, ':trusting_until', ':waiting'))
+    local found = try('HMGET', P .. 'tiers', name, ':trusting_until', ':waiting')
     entries[name] = found[1] and parse_entry(found[1]) or false
     -- (an entry that makes no sense is none; the table is written anew soon)
     trusting_until = tonumber(found[2] or 0)

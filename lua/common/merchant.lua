@@ -69,6 +69,8 @@ end)
 
 local TOO_LONG = nothing('longer than 4096 bytes')
 local function wishes_of(document)
+  -- Documents that can't be read are malformed: the call has the default chain.
+  if type(document) == 'table' then return nothing(P .. 'merchant:config: ' .. document.err) end
   return #document > 4096 and TOO_LONG or read_wishes(document)
 end
 

@@ -67,7 +67,10 @@ local function set_poll_by(call, place, poll_by)
   end
   run('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
   run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, poll_by) - now) + SLACK)
-  view('ZADD', P .. 'waiting', poll_by, call)
+  if view('ZADD', P .. 'waiting', poll_by, call) > 0 then
+    missing = missing + 1
+    run('HSET', P .. 'tiers', ':waiting', '1')
+  end
   if place.merchant ~= '' then
     view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
     view('ZADD', live_key(place.merchant), poll_by, call)

@@ -135,7 +135,14 @@ impl Control {
         facts: &PodFacts,
         epoch: Option<u64>,
     ) -> Result<bool, StoreError> {
-        let observed = self.store.observe_pod(name, facts, epoch).await?;
+        let observed = match self.store.observe_pod(name, facts, epoch).await {
+            // The keys of one pod must not keep the others from being compared.
+            Err(StoreError::Failed(error)) => {
+                tracing::error!(pod = %name, error, "the store refused a pod; skipping it");
+                return Ok(false);
+            }
+            observed => observed?,
+        };
         let Ok(Observed { joined, ended, pool }) = observed else {
             return Ok(true);
         };
@@ -162,7 +169,13 @@ impl Control {
         departure: Departure,
         epoch: Option<u64>,
     ) -> Result<Result<Removed, Fenced>, StoreError> {
-        let removed = self.store.remove_pod(name, uid, departure, epoch).await?;
+        let removed = match self.store.remove_pod(name, uid, departure, epoch).await {
+            Err(StoreError::Failed(error)) => {
+                tracing::error!(pod = %name, error, "the store refused to remove a pod; skipping it");
+                return Ok(Ok(Removed::NotThere));
+            }
+            removed => removed?,
+        };
         match &removed {
             Ok(Removed::Busy) => tracing::debug!(pod = %name, "pod leaves when its calls end"),
             Ok(Removed::Gone { ended }) => {

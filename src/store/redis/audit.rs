@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::{Redis, link::Timeliness, scripts::Script};
+use super::{Redis, errors::is_wrong_type, link::Timeliness, scripts::Script};
 use crate::{
     domain::{fleet::Audited, names::Pool},
     store::StoreError,
@@ -58,8 +58,7 @@ impl Redis {
             all.pods += audited.pods;
             all.repaired += audited.repaired;
         }
-        let pools: Vec<String> =
-            self.command(redis::cmd("SMEMBERS").arg(self.key("pools"))).await?;
+        let pools = self.pools().await?;
         for pool in &pools {
             if pool.parse::<Pool>().is_err() {
                 tracing::warn!(pool, "voice:pools holds what is no pool; taking it out");
@@ -73,19 +72,59 @@ impl Redis {
         Ok(all)
     }
 
-    /// The names of all pods, in order.
+    /// All pools that ever held a pod.
+    async fn pools(&self) -> Result<Vec<String>, StoreError> {
+        match self.link.command(redis::cmd("SMEMBERS").arg(self.key("pools"))).await {
+            Err(error) if is_wrong_type(&error) => {
+                // The pods of the next audit put their pools back.
+                self.drop_key("pools").await?;
+                Ok(Vec::new())
+            }
+            pools => pools.map_err(|error| StoreError::Unavailable(error.to_string())),
+        }
+    }
+
+    /// The names of all pods, in order. The audit of a pod lists it again where the list is lost.
     async fn pod_names(&self) -> Result<Vec<String>, StoreError> {
-        let mut names = BTreeSet::new();
-        let mut cursor = 0u64;
-        loop {
-            let mut scan = redis::cmd("HSCAN");
-            scan.arg(self.key("pod:metadata")).arg(cursor).arg("COUNT").arg(500);
-            let (next, pairs): (u64, Vec<String>) = self.command(&scan).await?;
-            names.extend(pairs.into_iter().step_by(2));
-            cursor = next;
-            if cursor == 0 {
+        match self.scan_members("HSCAN", "pod:metadata").await {
+            Err(error) if is_wrong_type(&error) => self.drop_key("pod:metadata").await?,
+            names => {
+                let names = names.map_err(|error| StoreError::Unavailable(error.to_string()))?;
                 return Ok(names.into_iter().collect());
             }
         }
+        let mut names = BTreeSet::new();
+        for pool in self.pools().await?.iter().filter_map(|pool| pool.parse::<Pool>().ok()) {
+            let members = self.scan_members("SSCAN", &format!("{pool}:assigned")).await;
+            names.extend(members.unwrap_or_default());
+        }
+        Ok(names.into_iter().collect())
+    }
+
+    /// The fields of a hash or the members of a set.
+    async fn scan_members(
+        &self,
+        command: &str,
+        key: &str,
+    ) -> Result<BTreeSet<String>, redis::RedisError> {
+        let step = if command == "HSCAN" { 2 } else { 1 };
+        let mut members = BTreeSet::new();
+        let mut cursor = 0u64;
+        loop {
+            let mut scan = redis::cmd(command);
+            scan.arg(self.key(key)).arg(cursor).arg("COUNT").arg(500);
+            let (next, page): (u64, Vec<String>) = self.link.command(&scan).await?;
+            members.extend(page.into_iter().step_by(step));
+            cursor = next;
+            if cursor == 0 {
+                return Ok(members);
+            }
+        }
+    }
+
+    /// Deletes a derived key of the wrong type.
+    async fn drop_key(&self, key: &str) -> Result<(), StoreError> {
+        tracing::warn!(key, "the key has the wrong type; it is derived, so it is replaced");
+        self.command(redis::cmd("DEL").arg(self.key(key))).await
     }
 }

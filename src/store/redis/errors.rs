@@ -64,6 +64,11 @@ pub fn store_error(error: &RedisError) -> StoreError {
     }
 }
 
+/// Whether a key holds another type than it should.
+pub fn is_wrong_type(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE")
+}
+
 /// Whether Redis does not have our library.
 pub fn is_not_loaded(error: &RedisError) -> bool {
     error.code() == Some("ERR")

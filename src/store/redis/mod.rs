@@ -30,6 +30,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::scripts::Scripts;
 use self::{
     address::Address,
+    errors::is_wrong_type,
     kept::{Debt, Kept},
     link::{Link, Timeliness},
     reply::Reply as Answer,
@@ -201,6 +202,22 @@ impl Redis {
             return Err(StoreError::Unavailable("Redis is out".into()));
         }
         self.command(command).await
+    }
+
+    /// The same; `None` where the key has the wrong type, and so holds nothing of ours.
+    async fn ask_unless_wrong_type<T: redis::FromRedisValue>(
+        &self,
+        command: &redis::Cmd,
+    ) -> Result<Option<T>, StoreError> {
+        if !self.link.is_up() {
+            return Err(StoreError::Unavailable("Redis is out".into()));
+        }
+        match self.link.command(command).await {
+            Err(error) if is_wrong_type(&error) => Ok(None),
+            outcome => {
+                outcome.map(Some).map_err(|error| StoreError::Unavailable(error.to_string()))
+            }
+        }
     }
 
     /// A plain command, off the path of calls.

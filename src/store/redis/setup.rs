@@ -12,6 +12,7 @@ use redis::cmd;
 use super::{
     Redis,
     calls::{number_text, release_args},
+    errors::is_wrong_type,
     kept::Debt,
     link::{Failure, Timeliness},
     operations::unexpected,
@@ -238,7 +239,12 @@ impl Redis {
     /// the table that the scripts use, else our own tiers.
     async fn take_tiers(&self) -> Result<(), StoreError> {
         let document = self.tier_document().await?;
-        let fields: Vec<String> = self.command(cmd("HGETALL").arg(self.key("tiers"))).await?;
+        // A table of the wrong type is written again.
+        let fields = self.link.command(cmd("HGETALL").arg(self.key("tiers"))).await;
+        let fields: Vec<String> = match fields {
+            Err(error) if is_wrong_type(&error) => Vec::new(),
+            fields => fields.map_err(|error| StoreError::Unavailable(error.to_string()))?,
+        };
         let is_absent = matches!(document, Document::Absent);
         let tiers = match (document, table::read(&fields)) {
             (Document::Good { tiers, .. }, _) => tiers,
@@ -451,7 +457,7 @@ impl Redis {
                 let pods = self.link.command::<Vec<String>>(cmd("SMEMBERS").arg(&key)).await;
                 let pods = match pods {
                     Ok(pods) => pods,
-                    Err(error) if error.code() == Some("WRONGTYPE") => {
+                    Err(error) if is_wrong_type(&error) => {
                         tracing::warn!(key, "not the pods of a pool; left alone");
                         continue;
                     }

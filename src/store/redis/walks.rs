@@ -117,7 +117,8 @@ impl Redis {
     ) -> Result<Vec<Logged>, StoreError> {
         let mut command = redis::cmd(command);
         command.arg(self.key("events")).arg(&range).arg("COUNT").arg(most);
-        let entries: Vec<(String, Vec<String>)> = self.ask(&command).await?;
+        let entries = self.ask_unless_wrong_type(&command).await?;
+        let entries: Vec<(String, Vec<String>)> = entries.unwrap_or_default();
         let read = |(id, fields): (String, Vec<String>)| {
             let event = Event::read(fields.first()?, fields.get(1)?)?;
             Some(Logged { id: id.parse().ok()?, event })

@@ -1,0 +1,247 @@
+//! Every documented key with every wrong type, while a router runs and when one starts.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use redis::{Connection, cmd};
+use smart_router::{
+    domain::{
+        fleet::{Allocate, CallQuery, Edit, Hold, PodFacts, Release, Renew},
+        tiers::{Origin, Tiers},
+    },
+    store::{Redis, RedisConfig, Store},
+};
+
+use crate::support::{
+    Router,
+    redis::{RedisServer, ready_pod, store_config},
+};
+
+const LEASE: u64 = 60_000;
+const TYPES: [(&str, &[&str]); 6] = [
+    ("string", &["SET", "x"]),
+    ("list", &["LPUSH", "x"]),
+    ("set", &["SADD", "x"]),
+    ("zset", &["ZADD", "1", "x"]),
+    ("hash", &["HSET", "x", "y"]),
+    ("stream", &["XADD", "*", "x", "y"]),
+];
+
+/// What becomes of a key of the wrong type.
+#[derive(Clone, Copy, PartialEq)]
+enum Expected {
+    /// It is derived: every operation goes on, and a sweep or an audit replaces it.
+    Replaced,
+    /// It is a fact: operations that need it name it, all others go on.
+    Reported,
+}
+use Expected::{Replaced, Reported};
+
+const KEYS: [(&str, &str, Expected); 29] = [
+    ("pool:gold:available", "set", Replaced),
+    ("pool:basic:available", "zset", Replaced),
+    ("pool:gold:assigned", "set", Replaced),
+    ("pool:gold:out", "zset", Replaced),
+    ("merchant:acme:pods", "set", Replaced),
+    ("pod:tier:busy", "string", Reported),
+    ("pod:busy", "hash", Reported),
+    ("pod:draining:drained", "string", Reported),
+    ("lease:busy", "string", Replaced),
+    ("pod:metadata", "hash", Replaced),
+    ("call:busy", "hash", Reported),
+    ("call:waiting", "hash", Reported),
+    ("merchant:config", "hash", Reported),
+    ("tier:config", "string", Reported),
+    ("pod:calls:busy", "zset", Reported),
+    ("calls", "zset", Replaced),
+    ("draining", "zset", Replaced),
+    ("tiers", "hash", Replaced),
+    ("pools", "set", Replaced),
+    ("merchant:m1:calls", "zset", Replaced),
+    ("merchant:m1:rate", "list", Replaced),
+    ("waiting", "zset", Replaced),
+    ("queue:gold", "zset", Replaced),
+    ("merchant:m1:waiting", "zset", Replaced),
+    ("tickets", "string", Replaced),
+    ("quarantined", "zset", Replaced),
+    ("ended", "zset", Replaced),
+    ("events", "stream", Replaced),
+    ("leader:epoch", "string", Replaced),
+];
+
+fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
+    text.parse().unwrap()
+}
+
+fn tiers() -> Tiers {
+    let text = r#"{"tiers": {"gold": {"target": 4}, "acme": {"target": 1},
+        "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
+    Tiers::parse(text, Origin::Settings).unwrap().0
+}
+
+async fn start(server: &RedisServer) -> Arc<Redis> {
+    let config = store_config(server, tiers());
+    let ttls = smart_router::config::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
+    let store = Redis::start(RedisConfig { ttls, ..config }).unwrap();
+    store.first_contact(Duration::from_secs(5)).await.unwrap();
+    store
+}
+
+fn patient(call: &str) -> Allocate {
+    let hold = Hold { time: 60_000, patience: 30_000, most: 10, most_per_merchant: 10 };
+    Allocate { hold: Some(hold), ..ask(call) }
+}
+
+fn ask(call: &str) -> Allocate {
+    Allocate::new(name(call), Some(name("m1")), LEASE)
+}
+
+/// Pods of every pool: call `busy` on pod `busy`, call `other` on pod `other`, a call that waits.
+async fn fill(store: &Redis) {
+    let document = r#"{"max_calls": 100, "max_rate": 1000, "fallback": ["gold"]}"#;
+    store.set_merchant(&name("m1"), Some(document), Edit::ANY).await.unwrap().unwrap();
+    let join = async |pod: &str| {
+        store.observe_pod(&name(pod), &ready_pod(), None).await.unwrap().unwrap();
+    };
+    join("acme-0").await;
+    for pod in ["busy", "other"] {
+        join(pod).await;
+        assert_eq!(store.allocate(&patient(pod)).await.unwrap().unwrap().pod, name(pod));
+    }
+    join("drained").await;
+    store.drain(&name("drained"), 60_000).await.unwrap().unwrap();
+    let pinned = PodFacts { pin: Some(name("basic")), ..ready_pod() };
+    store.observe_pod(&name("shared"), &pinned, None).await.unwrap().unwrap();
+    store.allocate(&patient("waiting")).await.unwrap().unwrap_err();
+}
+
+fn spoil(redis: &mut Connection, key: &str, (_, command): (&str, &[&str])) {
+    cmd("DEL").arg(key).exec(redis).unwrap();
+    cmd(command[0]).arg(key).arg(&command[1..]).exec(redis).unwrap();
+}
+
+fn type_of(redis: &mut Connection, key: &str) -> String {
+    cmd("TYPE").arg(key).query(redis).unwrap()
+}
+
+/// All that goes on around a key; the first operation that fails.
+async fn go_on(store: &Redis, key: &str) -> Result<(), String> {
+    let told = |what: &'static str| move |error| format!("{what}: {error}");
+    store.sweep(100).await.map_err(told("sweep"))?;
+    // A sweep that finds no tier table makes the store recover.
+    let started = Instant::now();
+    while store.outage().is_some() && started.elapsed() < Duration::from_secs(5) {
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+    store.audit().await.map_err(told("audit"))?;
+    store.status().await.map_err(told("status"))?;
+    store.tiers().await.map_err(told("tiers"))?;
+    store.pods().await.map_err(told("pods"))?;
+    store.stocks().await.map_err(told("stocks"))?;
+    for waiting in [false, true] {
+        let query = CallQuery { waiting, most: 10, ..CallQuery::default() };
+        store.calls(&query).await.map_err(told("calls"))?;
+    }
+    store.events_before(None, 10).await.map_err(told("events"))?;
+    store.spare(1_000).await.map_err(told("extend pending calls"))?;
+    let renew = Renew { calls: vec![name("other")], pod: None, lease_ttl: LEASE };
+    let renewed = store.renew(&renew).await.map_err(told("renew"))?;
+    if !renewed.unknown.is_empty() {
+        return Err("the other call is unknown".into());
+    }
+    // The other call ends, and its pod goes to the waiting call, which asks again for it. Where
+    // a queue was lost, its first question puts it back.
+    let released = store.release(&Release::new(name("other"), None)).await;
+    released.map_err(told("release"))?.map_err(|_| "the other call is gone".to_owned())?;
+    if key != "call:waiting" {
+        let asked = store.allocate(&patient("waiting")).await.map_err(told("fetch"))?;
+        if asked.is_err() {
+            let fetched = store.allocate(&patient("waiting")).await.map_err(told("fetch"))?;
+            fetched.map_err(|refusal| format!("the waiting call: {refusal:?}"))?;
+        }
+    }
+    // A pod comes and takes a new call; the next call waits.
+    let observed = store.observe_pod(&name("new"), &ready_pod(), Some(1)).await;
+    observed.map_err(told("observe"))?.unwrap();
+    let got = store.allocate(&ask("new")).await.map_err(told("allocate"))?;
+    got.map_err(|refusal| format!("a new call: {refusal:?}"))?;
+    let _ = store.allocate(&patient("late")).await.map_err(told("wait"))?;
+    store.drain(&name("new"), 1_000).await.map_err(told("drain"))?.unwrap();
+    store.undrain(&name("new")).await.map_err(told("undrain"))?.unwrap();
+    store.sweep(100).await.map_err(told("sweep"))?;
+    store.audit().await.map_err(told("audit"))?;
+    Ok(())
+}
+
+#[tokio::test]
+async fn a_key_of_the_wrong_type_stops_nothing_else() {
+    let server = RedisServer::start(&[]);
+    let mut redis = server.connection();
+    let mut failures = Vec::new();
+    for (key, right, expected) in KEYS {
+        for wrong in TYPES.into_iter().filter(|(name, _)| *name != right) {
+            let (key, full) = (key, format!("voice:{key}"));
+            cmd("FLUSHALL").exec(&mut redis).unwrap();
+            let store = start(&server).await;
+            fill(&store).await;
+            spoil(&mut redis, &full, wrong);
+            let case = format!("{key} as a {}", wrong.0);
+            if let Err(error) = go_on(&store, key).await {
+                failures.push(format!("{case}: {error}"));
+            }
+            let is = type_of(&mut redis, &full);
+            if expected == Replaced && is != right && is != "none" {
+                failures.push(format!("{case}: still a {is}"));
+            }
+            store.close().await;
+        }
+    }
+    assert!(failures.is_empty(), "{}\n{} in all", failures.join("\n"), failures.len());
+}
+
+#[test]
+fn a_pod_whose_key_has_the_wrong_type_keeps_no_router_from_being_ready() {
+    let server = RedisServer::start(&[]);
+    let settings = [
+        ("REDIS_URL", &*server.url()),
+        ("PODS", "a=h:1,b=h:2,c=h:3"),
+        ("VOICE_AGENT_BASE_URL", "wss://v"),
+        ("TIER_CONFIG", r#"{"gold": 3}"#),
+        ("LOG_LEVEL", "off"),
+    ];
+    drop(Router::start(&settings));
+    let mut redis = server.connection();
+    spoil(&mut redis, "voice:pod:b", TYPES[0]);
+    cmd("DEL").arg(&["voice:pod:c", "voice:pod:metadata"]).exec(&mut redis).unwrap();
+    let router = Router::start(&settings);
+    let given = ["1", "2"].map(|call| router.allocate(call)["pod_name"].clone());
+    assert!(given.iter().all(|pod| pod == "a" || pod == "c"), "{given:?}");
+}
+
+#[tokio::test]
+async fn a_router_starts_over_a_key_of_the_wrong_type() {
+    let server = RedisServer::start(&[]);
+    let mut redis = server.connection();
+    let mut failures = Vec::new();
+    for (key, right, _) in KEYS {
+        for wrong in TYPES.into_iter().filter(|(name, _)| *name != right) {
+            let (key, full) = (key, format!("voice:{key}"));
+            cmd("FLUSHALL").exec(&mut redis).unwrap();
+            let store = start(&server).await;
+            fill(&store).await;
+            store.close().await;
+            spoil(&mut redis, &full, wrong);
+            let store = start(&server).await;
+            let case = format!("{key} as a {}", wrong.0);
+            if let Some(reason) = store.outage() {
+                failures.push(format!("{case}: not started: {reason}"));
+            } else if let Err(error) = go_on(&store, key).await {
+                failures.push(format!("{case}: {error}"));
+            }
+            store.close().await;
+        }
+    }
+    assert!(failures.is_empty(), "{}\n{} in all", failures.join("\n"), failures.len());
+}
