@@ -3,11 +3,12 @@
 use std::time::Instant;
 
 use smart_router::domain::{
-    fleet::{Allocate, Fleet, PodFacts, Release},
+    fleet::{Allocate, Fleet, PodFacts, PodOrigin, PodWriter, Release},
     names::CallSid,
     tiers::{Origin, Tiers},
 };
 
+const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 const PODS: usize = 100_000;
 const CALLS: usize = 50_000;
 const ROUNDS: usize = 7;
@@ -24,7 +25,7 @@ fn fleet(tiers: &str) -> Fleet {
             pin: None,
         };
         let name = format!("voice-agent-{number}").parse().unwrap();
-        fleet.observe_pod(&name, &facts, None, 0).unwrap();
+        fleet.observe_pod(&name, &facts, WRITER, 0).unwrap();
     }
     fleet
 }

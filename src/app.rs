@@ -1,6 +1,11 @@
 //! How the parts are put together, and in which order they stop.
 
-use std::{net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use anyhow::Context as _;
 use axum::Router;
@@ -16,7 +21,8 @@ use crate::{
     agent::{Agents, Desk},
     cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed, Source},
+    control::{Control, ListFile, PodFeed, Reconciled, Source},
+    domain::fleet::Claimant,
     http::{
         self, Context,
         crowd::Crowd,
@@ -123,14 +129,14 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         tls: tls.clone(),
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
+        origin: config.pods.origin(),
+        force_origin: AtomicBool::new(config.force_pod_origin),
     });
-    if let Source::Feed(feed) = &source {
+    if matches!(source, Source::Feed(_)) {
         // Without a Lease every replica does the leader's work.
         metrics.leader.set(1);
-        if let Err(error) = control.reconcile(feed).await {
-            tracing::error!(%error, "starting without the store; not ready until it is there");
-        }
     }
+    claim_pods(&control, &source).await?;
 
     let agents = simulated.then(|| {
         let lease_ttl = config.ttls.lease;
@@ -264,6 +270,29 @@ async fn open_store(
             Ok(redis)
         }
     }
+}
+
+/// Claims the pods of the store, and compares them with a list of our own. Pods of another
+/// origin are none of this router's business: it does not start over them.
+async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
+    let refused = match source {
+        Source::Feed(feed) => match control.reconcile(feed, true).await {
+            Ok(Reconciled::Refused(refused)) => Ok(Some(refused)),
+            Ok(Reconciled::Done { .. }) => Ok(None),
+            Err(error) => Err(error),
+        },
+        Source::Cluster { .. } => {
+            control.claim(Claimant::Leader { epoch: None }).await.map(Result::err)
+        }
+    };
+    match refused {
+        Ok(None) => {}
+        Ok(Some(refused)) => anyhow::bail!("FORCE_POD_ORIGIN=off: {}", control.explain(&refused)),
+        Err(error) => {
+            tracing::error!(%error, "starting without the store; not ready until it is there");
+        }
+    }
+    Ok(())
 }
 
 async fn warn_about(config: &Config, store: &dyn Store) {

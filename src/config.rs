@@ -31,7 +31,7 @@ use crate::{
     },
     domain::{
         Millis,
-        fleet::Hold,
+        fleet::{Hold, PodOrigin},
         tiers::{Origin, Tiers},
     },
     networks::Networks,
@@ -178,6 +178,8 @@ pub struct Config {
     pub http: HttpConfig,
     pub store: StoreConfig,
     pub pods: PodSource,
+    /// Takes the store over from another origin of pods.
+    pub force_pod_origin: bool,
     pub agent_port: u16,
     /// Base of WebSocket URLs; with simulated agents it may depend on the port
     /// that is found free at start-up.
@@ -213,6 +215,19 @@ pub struct Config {
     settings: Settings,
 }
 
+impl PodSource {
+    /// What the store calls the origin of these pods.
+    pub fn origin(&self) -> PodOrigin {
+        match self {
+            Self::Simulated => PodOrigin::Simulated,
+            Self::List(_) | Self::File(_) => PodOrigin::List,
+            Self::Cluster(cluster) => {
+                PodOrigin::Kubernetes { namespace: cluster.namespace.clone() }
+            }
+        }
+    }
+}
+
 impl Config {
     pub fn new(settings: Settings) -> Result<Self, ConfigError> {
         let pods = pod_source(&settings)?;
@@ -245,6 +260,7 @@ impl Config {
             },
             store: store(&settings)?,
             pods,
+            force_pod_origin: settings.force_pod_origin,
             agent_port: settings.voice_agent_port,
             agent_base_url: settings.voice_agent_base_url.clone(),
             ws_path: settings.ws_path_template.clone(),
@@ -307,6 +323,7 @@ impl Config {
             ("DATA_DIR", path(&s.data_dir)),
             ("PODS", text(&s.pods)),
             ("PODS_FILE", path(&s.pods_file)),
+            ("FORCE_POD_ORIGIN", if s.force_pod_origin { "on" } else { "off" }.into()),
             ("HTTP_BIND", self.http.api.ip().to_string()),
             ("HTTP_PORT", s.http_port.to_string()),
             ("METRICS_PORT", s.metrics_port.to_string()),
@@ -410,8 +427,20 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
     }
     // A developer's default kubeconfig alone never counts as a cluster.
     let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
-    let in_a_pod = set("KUBERNETES_SERVICE_HOST") && Path::new(SERVICE_ACCOUNT).exists();
-    if in_a_pod || set("KUBECONFIG") {
+    let host = std::env::var("KUBERNETES_SERVICE_HOST").unwrap_or_default();
+    let has_token = Path::new(SERVICE_ACCOUNT).exists();
+    if !host.is_empty() && !has_token && !set("KUBECONFIG") {
+        // Simulated agents instead would take the pods of the fleet out of a shared store.
+        return Err(ConfigError::new(
+            "KUBERNETES_SERVICE_HOST",
+            host,
+            format!(
+                "a service account token in {SERVICE_ACCOUNT}, because this is a pod of a cluster: \
+                 set automountServiceAccountToken: true, or name the agents with PODS or PODS_FILE"
+            ),
+        ));
+    }
+    if !host.is_empty() || set("KUBECONFIG") {
         return Ok(PodSource::Cluster(ClusterConfig {
             namespace: settings.namespace.clone(),
             selector: settings.pod_label_selector.clone(),

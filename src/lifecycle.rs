@@ -14,6 +14,8 @@ pub struct Lifecycle {
     /// The cluster was there, and can't be followed.
     pub is_cluster_lost: AtomicBool,
     leader: Mutex<Option<String>>,
+    /// Why the store refuses this router's pods.
+    pods_refused: Mutex<Option<String>>,
     pub stopping: CancellationToken,
 }
 
@@ -31,6 +33,17 @@ impl Lifecycle {
 
     pub fn set_leader(&self, name: Option<String>) {
         *self.leader.lock().unwrap_or_else(PoisonError::into_inner) = name;
+    }
+
+    /// Why the store refuses this router's pods, if it does.
+    pub fn pods_refused(&self) -> Option<String> {
+        self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers whether that is news.
+    pub fn set_pods_refused(&self, reason: Option<String>) -> bool {
+        let mut known = self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *known, reason.clone()) != reason
     }
 
     pub fn is_ready(&self) -> bool {

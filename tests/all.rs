@@ -29,6 +29,7 @@ mod load;
 mod metrics;
 mod nginx;
 mod openapi;
+mod origins;
 mod pods;
 mod recovery;
 mod redis_connections;

@@ -13,7 +13,7 @@ use smart_router::{
     store::{Redis, RedisConfig, Store},
 };
 
-use crate::support::redis::{RedisServer, ready_pod, store_config};
+use crate::support::redis::{RedisServer, WRITER, ready_pod, store_config};
 
 struct World {
     server: RedisServer,
@@ -33,7 +33,7 @@ impl World {
         let world = Self { server, store };
         for name in ["a", "b", "c", "d"] {
             let facts = ready_pod();
-            world.store.observe_pod(&name.parse().unwrap(), &facts, None).await.unwrap().unwrap();
+            world.store.observe_pod(&name.parse().unwrap(), &facts, WRITER).await.unwrap().unwrap();
         }
         world
     }

@@ -8,7 +8,7 @@ use smart_router::{
     domain::{
         fleet::{
             Allocation, CallQuery, Cause, Confirm, Departure, Edit, Event, EventKind, Fleet, Found,
-            PodFacts, PodStatus, Refusal, Release, Removed, Renew,
+            PodFacts, PodStatus, PodWriter, Refusal, Release, Removed, Renew,
         },
         merchant::Malformed,
         names::{CallSid, PodName, Pool},
@@ -154,24 +154,26 @@ impl World {
                     restarts: (dice.roll(10) / 9) as u32,
                     pin: PINS[dice.roll(PINS.len())].map(|pin| pin.parse().unwrap()),
                 };
-                let epoch = dice.roll(3) as u64;
-                let epoch = dice.sometimes(epoch);
-                let mut redis = store.observe_pod(&pod, &facts, epoch).await.map_err(down)?;
+                let (origin, epoch) = dice.writer(fleet, now);
+                let writer = PodWriter { origin: &origin, epoch };
+                let mut redis = store.observe_pod(&pod, &facts, writer).await.map_err(down)?;
                 fleet.favour(chosen(&store).await?);
-                let mut ours = fleet.observe_pod(&pod, &facts, epoch, now);
+                let mut ours = fleet.observe_pod(&pod, &facts, writer, now);
                 for ended in [&mut redis, &mut ours].into_iter().flatten() {
                     ended.ended.sort_by(|a, b| a.call.cmp(&b.call));
                 }
-                same!(format!("observe {pod} {facts:?} {epoch:?}"), redis, ours);
-                format!("observe {pod} {facts:?} {epoch:?}")
+                same!(format!("observe {pod} {facts:?} {writer:?}"), redis, ours);
+                format!("observe {pod} {facts:?} {writer:?}")
             }
             35 => {
                 let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
                 let departure = [Departure::Now, Departure::WhenIdle][dice.roll(2)];
+                let (origin, epoch) = dice.writer(fleet, now);
+                let writer = PodWriter { origin: &origin, epoch };
                 let mut redis =
-                    store.remove_pod(&pod, &uid, departure, None).await.map_err(down)?;
+                    store.remove_pod(&pod, &uid, departure, writer).await.map_err(down)?;
                 fleet.favour(chosen(&store).await?);
-                let mut ours = fleet.remove_pod(&pod, &uid, departure, None, now);
+                let mut ours = fleet.remove_pod(&pod, &uid, departure, writer, now);
                 for removed in [&mut redis, &mut ours] {
                     if let Ok(Removed::Gone { ended }) = removed {
                         ended.sort_by(|a, b| a.call.cmp(&b.call));
@@ -184,10 +186,12 @@ impl World {
                 let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
                 let to: Pool =
                     ["gold", "basic", "merchant:acme", "loose"][dice.roll(4)].parse().unwrap();
+                let (origin, epoch) = dice.writer(fleet, now);
+                let writer = PodWriter { origin: &origin, epoch };
                 same!(
                     "move",
-                    store.move_pod(&pod, &uid, &to, None).await.map_err(down)?,
-                    fleet.move_pod(&pod, &uid, &to, None)
+                    store.move_pod(&pod, &uid, &to, writer).await.map_err(down)?,
+                    fleet.move_pod(&pod, &uid, &to, writer)
                 );
                 format!("move {pod} {uid} to {to}")
             }
@@ -245,10 +249,13 @@ impl World {
                 "spare".into()
             }
             42 => {
-                let epoch = dice.roll(4) as u64;
-                let epoch = dice.sometimes(epoch);
-                same!("epoch", store.epoch(epoch).await.map_err(down)?, fleet.epoch(epoch));
-                format!("epoch {epoch:?}")
+                let claim = dice.claim(fleet, now);
+                same!(
+                    format!("{claim:?}"),
+                    store.claim_pods(&claim).await.map_err(down)?,
+                    fleet.claim_pods(&claim, now)
+                );
+                format!("{claim:?}")
             }
             _ => return self.wait(dice).await,
         };

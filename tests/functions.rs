@@ -13,7 +13,7 @@ use smart_router::{
 
 use crate::support::{
     Router, eventually, program,
-    redis::{RedisServer, ready_pod, store_config},
+    redis::{RedisServer, WRITER, ready_pod, store_config},
 };
 
 /// A store of some version, in use.
@@ -46,7 +46,7 @@ async fn routers_of_two_versions_share_a_redis() {
     let server = RedisServer::start(&[]);
     let old = store(&server, Scripts::default()).await;
     let facts = ready_pod();
-    old.observe_pod(&"a".parse().unwrap(), &facts, None).await.unwrap().unwrap();
+    old.observe_pod(&"a".parse().unwrap(), &facts, WRITER).await.unwrap().unwrap();
     a_call(&old, "CA1").await;
     assert_eq!(libraries(&server).len(), 1);
 

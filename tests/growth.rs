@@ -20,7 +20,7 @@ use smart_router::{
     store::{Redis, RedisConfig, Scripts, Store},
 };
 
-use self::support::redis::{RedisServer, ready_pod, store_config};
+use self::support::redis::{RedisServer, WRITER, ready_pod, store_config};
 
 const FEW: usize = 50;
 const MANY: usize = 50_000;
@@ -70,7 +70,7 @@ impl World {
             (from..to).map(|number| format!("voice-agent-{number}").parse().unwrap()).collect();
         for some in names.chunks(AT_ONCE) {
             for observed in
-                join_all(some.iter().map(|name| self.store.observe_pod(name, &facts, None))).await
+                join_all(some.iter().map(|name| self.store.observe_pod(name, &facts, WRITER))).await
             {
                 observed.unwrap().unwrap();
             }

@@ -41,11 +41,7 @@ const REFUSALS: [Refusal; 6] = [
         begin: &["CONFIG SET save 3600,1", "BGSAVE"],
         end: &["CONFIG SET save ,"],
     },
-    Refusal {
-        code: "READONLY",
-        begin: &["REPLICAOF 127.0.0.1 1"],
-        end: &["REPLICAOF NO ONE"],
-    },
+    Refusal { code: "READONLY", begin: &["REPLICAOF 127.0.0.1 1"], end: &["REPLICAOF NO ONE"] },
     Refusal {
         code: "NOREPLICAS",
         begin: &["CONFIG SET min-replicas-to-write 1"],

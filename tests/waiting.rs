@@ -447,7 +447,11 @@ fn a_waiting_call_is_not_connected_to_a_pod_that_drains() {
         let pod = call(&mut connection, "CA1").pod().unwrap();
         let first = call(&mut connection, "CA2");
         assert_eq!(router.release("CA1").0, 200);
-        assert_eq!(router.get("/api/v1/calls/CA2").1["pod_name"], pod.as_str(), "it was handed off");
+        assert_eq!(
+            router.get("/api/v1/calls/CA2").1["pod_name"],
+            pod.as_str(),
+            "it was handed off"
+        );
         assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
         let second = again(router, "CA2", &first);
         assert!(second.waits(), "{second:?}");

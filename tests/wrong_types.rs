@@ -8,7 +8,10 @@ use std::{
 use redis::{Connection, cmd};
 use smart_router::{
     domain::{
-        fleet::{Allocate, CallQuery, Edit, Hold, PodFacts, Release, Renew},
+        fleet::{
+            Allocate, CallQuery, Claim, Claimant, Edit, Hold, PodFacts, PodOrigin, PodWriter,
+            Release, Renew,
+        },
         tiers::{Origin, Tiers},
     },
     store::{Redis, RedisConfig, Store},
@@ -16,7 +19,7 @@ use smart_router::{
 
 use crate::support::{
     Router,
-    redis::{RedisServer, ready_pod, store_config},
+    redis::{RedisServer, WRITER, ready_pod, store_config},
 };
 
 const LEASE: u64 = 60_000;
@@ -39,7 +42,7 @@ enum Expected {
 }
 use Expected::{Replaced, Reported};
 
-const KEYS: [(&str, &str, Expected); 29] = [
+const KEYS: [(&str, &str, Expected); 31] = [
     ("pool:gold:available", "set", Replaced),
     ("pool:basic:available", "zset", Replaced),
     ("pool:gold:assigned", "set", Replaced),
@@ -69,6 +72,8 @@ const KEYS: [(&str, &str, Expected); 29] = [
     ("ended", "zset", Replaced),
     ("events", "stream", Replaced),
     ("leader:epoch", "string", Replaced),
+    ("origin", "string", Replaced),
+    ("pod_list", "hash", Replaced),
 ];
 
 fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
@@ -83,7 +88,8 @@ fn tiers() -> Tiers {
 
 async fn start(server: &RedisServer) -> Arc<Redis> {
     let config = store_config(server, tiers());
-    let ttls = smart_router::config::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
+    let ttls =
+        smart_router::config::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
     let store = Redis::start(RedisConfig { ttls, ..config }).unwrap();
     store.first_contact(Duration::from_secs(5)).await.unwrap();
     store
@@ -103,7 +109,7 @@ async fn fill(store: &Redis) {
     let document = r#"{"max_calls": 100, "max_rate": 1000, "fallback": ["gold"]}"#;
     store.set_merchant(&name("m1"), Some(document), Edit::ANY).await.unwrap().unwrap();
     let join = async |pod: &str| {
-        store.observe_pod(&name(pod), &ready_pod(), None).await.unwrap().unwrap();
+        store.observe_pod(&name(pod), &ready_pod(), WRITER).await.unwrap().unwrap();
     };
     join("acme-0").await;
     for pod in ["busy", "other"] {
@@ -113,7 +119,7 @@ async fn fill(store: &Redis) {
     join("drained").await;
     store.drain(&name("drained"), 60_000).await.unwrap().unwrap();
     let pinned = PodFacts { pin: Some(name("basic")), ..ready_pod() };
-    store.observe_pod(&name("shared"), &pinned, None).await.unwrap().unwrap();
+    store.observe_pod(&name("shared"), &pinned, WRITER).await.unwrap().unwrap();
     store.allocate(&patient("waiting")).await.unwrap().unwrap_err();
 }
 
@@ -162,8 +168,12 @@ async fn go_on(store: &Redis, key: &str) -> Result<(), String> {
             fetched.map_err(|refusal| format!("the waiting call: {refusal:?}"))?;
         }
     }
-    // A pod comes and takes a new call; the next call waits.
-    let observed = store.observe_pod(&name("new"), &ready_pod(), Some(1)).await;
+    // A list of pods is claimed; a pod comes and takes a new call; the next call waits.
+    let by = Claimant::List { digest: "d".into(), is_new: true };
+    let claim = Claim { origin: PodOrigin::List, by, force: false };
+    store.claim_pods(&claim).await.map_err(told("claim"))?.unwrap();
+    let observed =
+        store.observe_pod(&name("new"), &ready_pod(), PodWriter { epoch: 1, ..WRITER }).await;
     observed.map_err(told("observe"))?.unwrap();
     let got = store.allocate(&ask("new")).await.map_err(told("allocate"))?;
     got.map_err(|refusal| format!("a new call: {refusal:?}"))?;

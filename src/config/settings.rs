@@ -44,6 +44,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "PATH")]
     pub pods_file: Option<PathBuf>,
 
+    /// on takes the pods of the store over from another origin (simulated, list or a namespace of Kubernetes) at the start; off refuses to start over them
+    #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
+    pub force_pod_origin: bool,
+
     /// Address to listen on. Default: 0.0.0.0, with simulated agents 127.0.0.1
     #[arg(long, env, value_name = "IP", value_parser = values::bind_address)]
     pub http_bind: Option<IpAddr>,

@@ -8,6 +8,7 @@ use super::Control;
 use crate::{
     cluster::{Cluster, Lock, Renewal, explain},
     config::LeaderConfig,
+    domain::fleet::Claimant,
     store::StoreError,
 };
 
@@ -52,10 +53,17 @@ impl Control {
         let mut said = String::new();
         while !self.lifecycle.stopping.is_cancelled() {
             let asked = Instant::now();
-            let floor = match self.store.epoch(None).await {
-                Ok(current) => {
+            let floor = match self.claim(Claimant::Leader { epoch: None }).await {
+                Ok(Ok(current)) => {
                     self.lifecycle.store_reached();
-                    current.unwrap_or_default()
+                    current
+                }
+                // The pods of another origin are not this cluster's to lead.
+                Ok(Err(_)) => {
+                    tokio::select! {
+                        () = sleep(config.retry_period) => continue,
+                        () = self.lifecycle.stopping.cancelled() => return,
+                    }
                 }
                 // A term whose epoch is too small is given up at its first write.
                 Err(_) => 0,
@@ -139,9 +147,10 @@ impl Control {
         let mut pause = PAUSE.0;
         loop {
             // Those before us must not write any more, even if we have nothing to.
-            let halt = match self.store.epoch(epoch).await {
-                Ok(Ok(_)) => {
-                    let Err(halt) = self.follow_cluster(cluster, epoch, &mut pause).await;
+            let halt = match self.claim(Claimant::Leader { epoch }).await {
+                Ok(Ok(epoch)) => {
+                    let writer = self.writer(epoch);
+                    let Err(halt) = self.follow_cluster(cluster, writer, &mut pause).await;
                     halt
                 }
                 Ok(Err(_)) => Halt::Fenced,

@@ -1,12 +1,18 @@
 //! What happens without being asked: sweeps, audits, and pods that come and go.
 
+mod claim;
 mod leader;
 pub mod pod_list;
 mod pods;
 mod upkeep;
 mod watch;
 
-use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    panic::AssertUnwindSafe,
+    sync::{Arc, atomic::AtomicBool},
+    time::Duration,
+};
 
 use futures_util::FutureExt;
 use tokio::{
@@ -15,10 +21,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::pods::{ListFile, PodFeed};
+pub use self::pods::{ListFile, PodFeed, Reconciled};
 use crate::{
-    access::Access, cluster::Cluster, config::LeaderConfig, lifecycle::Lifecycle, metrics::Metrics,
-    store::Store, tls::Tls,
+    access::Access, cluster::Cluster, config::LeaderConfig, domain::fleet::PodOrigin,
+    lifecycle::Lifecycle, metrics::Metrics, store::Store, tls::Tls,
 };
 
 /// How often overdue leases and drains are looked for.
@@ -47,6 +53,10 @@ pub struct Control {
     pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
+    /// Where this router's pods come from.
+    pub origin: PodOrigin,
+    /// The next claim takes the store over from another origin.
+    pub force_origin: AtomicBool,
 }
 
 impl Control {
@@ -58,7 +68,10 @@ impl Control {
         tasks.spawn(self.clone().supervise("secrets", Self::follow_secrets));
         match source {
             Source::Feed(feed) => {
-                tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())))
+                let is_new = !self.lifecycle.is_ready();
+                tasks.spawn(
+                    self.supervise("pods", move |control| control.follow(feed.clone(), is_new)),
+                )
             }
             Source::Cluster { cluster, leader, identity } => {
                 tasks.spawn(self.supervise("leader", move |control| {

@@ -1,5 +1,8 @@
 //! Pods without a cluster: a list of names and addresses.
 
+use aws_lc_rs::digest::{Context, SHA256};
+use data_encoding::HEXLOWER;
+
 use crate::domain::{fleet::PodFacts, names::PodName};
 
 /// A pod of a list.
@@ -23,6 +26,15 @@ impl ListedPod {
             pin: None,
         }
     }
+}
+
+/// What tells a list from others: a hash of its pods, which are sorted by name.
+pub fn digest(pods: &[ListedPod]) -> String {
+    let mut context = Context::new(&SHA256);
+    for pod in pods {
+        context.update(format!("{}={}\n", pod.name, pod.address).as_bytes());
+    }
+    HEXLOWER.encode(&context.finish().as_ref()[..16])
 }
 
 /// Reads `name=host:port` entries, separated by commas or lines; a missing port

@@ -17,7 +17,10 @@ use super::{
 use crate::{
     domain::{
         assign,
-        fleet::{Departure, EndedCall, Fenced, Observed, PodFacts, PodStatus, Removed},
+        fleet::{
+            ClaimRefused, Claimant, Departure, EndedCall, Observed, PodFacts, PodStatus, PodWriter,
+            Removed, WriteRefused,
+        },
         names::PodName,
         tiers::Tiers,
     },
@@ -29,6 +32,9 @@ use crate::{
 const LOOK: Duration = Duration::from_secs(1);
 /// Steps that are on their way to the store at one time.
 pub(super) const AT_ONCE: usize = 512;
+
+/// How often a list is claimed, so that it stays in force.
+const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where the list of pods comes from.
 #[derive(Clone)]
@@ -46,6 +52,17 @@ pub struct ListFile {
     pods: Vec<ListedPod>,
 }
 
+impl PodFeed {
+    /// What tells this list from others. Simulated pods follow the tiers of the store, which
+    /// all replicas share.
+    fn digest(&self) -> String {
+        match self {
+            Self::Fixed(pods) | Self::File(ListFile { pods, .. }) => pod_list::digest(pods),
+            Self::Simulated => "simulated".into(),
+        }
+    }
+}
+
 impl ListFile {
     pub fn open(path: PathBuf, agent_port: u16) -> Result<Self, String> {
         let read = move |text: &str| pod_list::parse(text, agent_port);
@@ -61,10 +78,19 @@ impl ListFile {
     }
 }
 
+/// What became of a comparison.
+pub enum Reconciled {
+    /// The store's pods are those of the list; so many leave when their last call ends.
+    Done { leaving: usize },
+    /// The store takes the pods of another origin, or of a newer list.
+    Refused(ClaimRefused),
+}
+
 impl Control {
-    /// Follows the list for as long as the process lives.
-    pub(super) async fn follow(self: Arc<Self>, mut feed: PodFeed) {
-        let mut due = Instant::now();
+    /// Follows the list for as long as the process lives. `is_new` says whether the list was
+    /// read since it was last claimed.
+    pub(super) async fn follow(self: Arc<Self>, mut feed: PodFeed, mut is_new: bool) {
+        let (mut due, mut claim_due) = (Instant::now(), Instant::now() + CLAIM_INTERVAL);
         let mut look = super::ticks(LOOK);
         loop {
             let nudged = tokio::select! {
@@ -75,14 +101,27 @@ impl Control {
                 PodFeed::File(file) => file.look(),
                 PodFeed::Fixed(_) | PodFeed::Simulated => false,
             };
+            is_new |= changed;
             if !nudged && !changed && Instant::now() < due {
+                if Instant::now() >= claim_due {
+                    claim_due = Instant::now() + CLAIM_INTERVAL;
+                    if !matches!(self.claim_list(&feed, is_new).await, Ok(Ok(_))) {
+                        due = Instant::now();
+                    }
+                }
                 continue;
             }
-            due = Instant::now() + self.reconcile_interval;
-            match self.reconcile(&feed).await {
-                // Someone is still on the phone with a pod that leaves.
-                Ok(leaving) if leaving > 0 => due = Instant::now() + LOOK,
-                Ok(_) => {}
+            (due, claim_due) =
+                (Instant::now() + self.reconcile_interval, Instant::now() + CLAIM_INTERVAL);
+            match self.reconcile(&feed, is_new).await {
+                Ok(Reconciled::Done { leaving }) => {
+                    is_new = false;
+                    if leaving > 0 {
+                        // A pod that leaves still has calls.
+                        due = Instant::now() + LOOK;
+                    }
+                }
+                Ok(Reconciled::Refused(_)) => due = claim_due,
                 Err(error) => {
                     tracing::warn!(%error, "cannot compare the pods");
                     due = Instant::now() + LOOK;
@@ -91,9 +130,21 @@ impl Control {
         }
     }
 
-    /// Brings the store's pods in line with the list. Answers how many pods are
-    /// leaving, and stay until their last call ends.
-    pub async fn reconcile(&self, feed: &PodFeed) -> Result<usize, StoreError> {
+    /// Claims the store for a list of pods; the epoch of its writes.
+    async fn claim_list(
+        &self,
+        feed: &PodFeed,
+        is_new: bool,
+    ) -> Result<Result<u64, ClaimRefused>, StoreError> {
+        self.claim(Claimant::List { digest: feed.digest(), is_new }).await
+    }
+
+    /// Brings the store's pods in line with the list.
+    pub async fn reconcile(&self, feed: &PodFeed, is_new: bool) -> Result<Reconciled, StoreError> {
+        let epoch = match self.claim_list(feed, is_new).await? {
+            Ok(epoch) => epoch,
+            Err(refused) => return Ok(Reconciled::Refused(refused)),
+        };
         let tiers = self.store.tiers().await?;
         let simulated;
         let list = match feed {
@@ -105,37 +156,51 @@ impl Control {
         };
         let known: HashMap<PodName, PodStatus> =
             self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        let changed = list.iter().map(|pod| (&pod.name, pod.facts()));
-        let changed: Vec<_> = changed
-            .filter(|(name, facts)| known.get(*name).is_none_or(|pod| pod.facts != *facts))
-            .collect();
-        for some in changed.chunks(AT_ONCE) {
-            let observed =
-                join_all(some.iter().map(|(name, facts)| self.observe(name, facts, None))).await;
-            observed.into_iter().collect::<Result<Vec<_>, _>>()?;
-        }
-        let listed: HashSet<&PodName> = list.iter().map(|pod| &pod.name).collect();
-        let gone: Vec<_> = known.values().filter(|pod| !listed.contains(&pod.name)).collect();
-        let mut leaving = 0;
+        let listed: HashMap<&PodName, PodFacts> =
+            list.iter().map(|pod| (&pod.name, pod.facts())).collect();
+        // A name with another address is another pod. The one before leaves first, with its calls.
+        let is_gone =
+            |pod: &&PodStatus| listed.get(&pod.name).is_none_or(|facts| facts.uid != pod.facts.uid);
+        let gone: Vec<_> = known.values().filter(is_gone).collect();
+        let mut leaving = HashSet::new();
         for some in gone.chunks(AT_ONCE) {
-            for left in join_all(some.iter().map(|pod| self.leave(pod))).await {
-                leaving += usize::from(!left?);
+            let left = join_all(some.iter().map(|pod| self.leave(pod, epoch))).await;
+            for (pod, left) in some.iter().zip(left) {
+                if !left? {
+                    leaving.insert(&pod.name);
+                }
             }
         }
-        self.rebalance(&tiers, None).await?;
+        let is_news = |(name, facts): &(&PodName, PodFacts)| {
+            known.get(*name).is_none_or(|pod| pod.facts != *facts) && !leaving.contains(*name)
+        };
+        let mut changed: Vec<_> =
+            list.iter().map(|pod| (&pod.name, pod.facts())).filter(is_news).collect();
+        changed.sort_by_key(|(name, _)| *name);
+        for some in changed.chunks(AT_ONCE) {
+            let observed =
+                some.iter().map(|(name, facts)| self.observe(name, facts, self.writer(epoch)));
+            for refused in join_all(observed).await {
+                if refused? {
+                    self.note_claim(Some(&ClaimRefused::Superseded));
+                    return Ok(Reconciled::Refused(ClaimRefused::Superseded));
+                }
+            }
+        }
+        self.rebalance(&tiers, self.writer(epoch)).await?;
         self.lifecycle.store_reached();
         self.metrics.compared();
-        Ok(leaving)
+        Ok(Reconciled::Done { leaving: leaving.len() })
     }
 
-    /// Takes note of a pod; answers whether a newer leader has fenced us off.
+    /// Takes note of a pod; answers whether the store refuses this writer.
     pub(super) async fn observe(
         &self,
         name: &PodName,
         facts: &PodFacts,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<bool, StoreError> {
-        let observed = match self.store.observe_pod(name, facts, epoch).await {
+        let observed = match self.store.observe_pod(name, facts, writer).await {
             // The keys of one pod must not keep the others from being compared.
             Err(StoreError::Failed(error)) => {
                 tracing::error!(pod = %name, error, "the store refused a pod; skipping it");
@@ -167,9 +232,9 @@ impl Control {
         name: &PodName,
         uid: &str,
         departure: Departure,
-        epoch: Option<u64>,
-    ) -> Result<Result<Removed, Fenced>, StoreError> {
-        let removed = match self.store.remove_pod(name, uid, departure, epoch).await {
+        writer: PodWriter<'_>,
+    ) -> Result<Result<Removed, WriteRefused>, StoreError> {
+        let removed = match self.store.remove_pod(name, uid, departure, writer).await {
             Err(StoreError::Failed(error)) => {
                 tracing::error!(pod = %name, error, "the store refused to remove a pod; skipping it");
                 return Ok(Ok(Removed::NotThere));
@@ -189,13 +254,14 @@ impl Control {
 
     /// A pod has left the list: it takes no more calls, and is forgotten when
     /// it has none. Answers whether it is gone.
-    async fn leave(&self, pod: &PodStatus) -> Result<bool, StoreError> {
+    async fn leave(&self, pod: &PodStatus, epoch: u64) -> Result<bool, StoreError> {
+        let writer = self.writer(epoch);
         // First the mark: whether it is idle can be asked only once that stands.
         if !pod.facts.terminating {
             let facts = PodFacts { terminating: true, ..pod.facts.clone() };
-            self.observe(&pod.name, &facts, None).await?;
+            self.observe(&pod.name, &facts, writer).await?;
         }
-        let gone = self.forget(&pod.name, &pod.facts.uid, Departure::WhenIdle, None).await?;
+        let gone = self.forget(&pod.name, &pod.facts.uid, Departure::WhenIdle, writer).await?;
         Ok(gone != Ok(Removed::Busy))
     }
 
@@ -203,12 +269,12 @@ impl Control {
     pub(super) async fn rebalance(
         &self,
         tiers: &Tiers,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<(), StoreError> {
         let stocks = self.store.stocks().await?;
         for shift in assign::rebalance(tiers, &stocks) {
             for (pod, uid) in self.store.movable_pods(&shift.from, shift.pods).await? {
-                if self.store.move_pod(&pod, &uid, &shift.to, epoch).await?.is_ok() {
+                if self.store.move_pod(&pod, &uid, &shift.to, writer).await?.is_ok() {
                     tracing::info!(%pod, from = %shift.from, to = %shift.to, "pod moved");
                 }
             }

@@ -25,7 +25,7 @@ use super::{
 use crate::{
     cluster::{Cluster, ClusterPod, is_expired, pods::Seen},
     domain::{
-        fleet::{Departure, PodFacts, PodStatus, Removed},
+        fleet::{Departure, PodFacts, PodStatus, PodWriter, Removed},
         names::PodName,
     },
     store::StoreError,
@@ -118,7 +118,7 @@ impl Control {
     pub(super) async fn follow_cluster(
         &self,
         cluster: &Cluster,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
         pause: &mut Duration,
     ) -> Result<Infallible, Halt> {
         let mut following = Following::default();
@@ -134,7 +134,7 @@ impl Control {
             let limit = following.fresh.as_ref().map_or(again, |fresh| fresh.limit);
             let (told, from) = tokio::select! {
                 told = next(following.fresh.as_mut().map(|fresh| &mut fresh.events)), if is_rested[0] => {
-                    (self.read_list(cluster, &mut following, told, epoch).await?, 0)
+                    (self.read_list(cluster, &mut following, told, writer).await?, 0)
                 }
                 told = next(following.current.as_mut()), if is_rested[1] => {
                     if told.iter().any(|event| matches!(event, Ok(Event::Init))) {
@@ -142,7 +142,7 @@ impl Control {
                         let events = following.current.take().expect("it has just spoken");
                         following.begin(cluster);
                         following.fresh.as_mut().expect("it has just begun").events = events;
-                        (self.read_list(cluster, &mut following, told, epoch).await?, 0)
+                        (self.read_list(cluster, &mut following, told, writer).await?, 0)
                     } else {
                         (told, 1)
                     }
@@ -162,7 +162,7 @@ impl Control {
                 () = sleep_until(balance.unwrap_or(again)), if balance.is_some() => {
                     balance = None;
                     let tiers = self.store.tiers().await?;
-                    self.rebalance(&tiers, epoch).await?;
+                    self.rebalance(&tiers, writer).await?;
                     continue;
                 }
             };
@@ -210,7 +210,7 @@ impl Control {
                 }
             }
             if !changes.is_empty() {
-                self.apply(changes, epoch).await?;
+                self.apply(changes, writer).await?;
                 balance = balance.or_else(|| Some(Instant::now() + SETTLE));
             }
         }
@@ -224,7 +224,7 @@ impl Control {
         cluster: &Cluster,
         following: &mut Following,
         told: Vec<Told>,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<Vec<Told>, Halt> {
         let mut rest = Vec::new();
         for event in told {
@@ -241,7 +241,7 @@ impl Control {
                 Ok(Event::InitDone) => {
                     let Fresh { events, listed, .. } =
                         following.fresh.take().expect("it has just spoken");
-                    self.compare(listed, following, epoch).await?;
+                    self.compare(listed, following, writer).await?;
                     self.metrics.compared();
                     following.current = Some(events);
                     following.dead.swap(0, 1);
@@ -278,7 +278,7 @@ impl Control {
         &self,
         listed: Changes,
         following: &mut Following,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<(), Halt> {
         let started = Instant::now();
         let tiers = self.store.tiers().await?;
@@ -306,8 +306,8 @@ impl Control {
             changes.insert(name, change);
         }
         let count = changes.len();
-        self.apply(changes, epoch).await?;
-        self.rebalance(&tiers, epoch).await?;
+        self.apply(changes, writer).await?;
+        self.rebalance(&tiers, writer).await?;
         self.lifecycle.store_reached();
         let took_ms = started.elapsed().as_millis() as u64;
         tracing::debug!(pods = known.len(), changes = count, took_ms, "compared with the cluster");
@@ -316,12 +316,12 @@ impl Control {
 
     /// Tells the store, pods by name so that those who come together get their
     /// pools in an order.
-    async fn apply(&self, changes: Changes, epoch: Option<u64>) -> Result<(), Halt> {
+    async fn apply(&self, changes: Changes, writer: PodWriter<'_>) -> Result<(), Halt> {
         let mut changes: Vec<_> = changes.into_iter().collect();
         changes.sort_by(|(a, _), (b, _)| a.cmp(b));
         for some in changes.chunks(AT_ONCE) {
             let told =
-                join_all(some.iter().map(|(name, change)| self.tell(name, change, epoch))).await;
+                join_all(some.iter().map(|(name, change)| self.tell(name, change, writer))).await;
             for fenced in told {
                 if fenced? {
                     return Err(Halt::Fenced);
@@ -336,20 +336,20 @@ impl Control {
         &self,
         name: &PodName,
         change: &Change,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<bool, StoreError> {
         let uid = match change {
-            Change::Present(facts) => return self.observe(name, facts, epoch).await,
+            Change::Present(facts) => return self.observe(name, facts, writer).await,
             Change::Unreadable => return Ok(false),
             Change::Gone { uid } => uid,
         };
-        match self.forget(name, uid, Departure::Now, epoch).await? {
+        match self.forget(name, uid, Departure::Now, writer).await? {
             Err(_) => Ok(true),
             Ok(Removed::NotThere) => {
                 // The cluster has no pod of that name; the store may have one from
                 // before.
                 let Some(pod) = self.store.pod(name).await? else { return Ok(false) };
-                let gone = self.forget(name, &pod.facts.uid, Departure::Now, epoch).await?;
+                let gone = self.forget(name, &pod.facts.uid, Departure::Now, writer).await?;
                 Ok(gone.is_err())
             }
             Ok(Removed::Gone { .. } | Removed::Busy) => Ok(false),

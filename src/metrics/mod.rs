@@ -199,6 +199,8 @@ pub struct Metrics {
     pub leader: Gauge,
     pub leader_epoch: Gauge<u64, AtomicU64>,
     last_comparison: Gauge,
+    /// The store refuses this router's pods.
+    pub pods_refused: Gauge,
     certificate_ends: Gauge,
     pub store: StoreMetrics,
     pub spans: SpanMetrics,
@@ -234,6 +236,7 @@ impl Default for Metrics {
             leader_epoch: Gauge::default(),
             certificate_ends: Gauge::default(),
             last_comparison: Gauge::default(),
+            pods_refused: Gauge::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
         };
@@ -355,6 +358,11 @@ impl Metrics {
             "last_comparison_timestamp_seconds",
             "When this replica last compared the store's pods with the list or the cluster",
             self.last_comparison.clone(),
+        );
+        ours.register(
+            "pods_refused",
+            "1 while the store refuses this replica's pods: another origin, or a newer list of pods",
+            self.pods_refused.clone(),
         );
         ours.register(
             "store_circuit_open",

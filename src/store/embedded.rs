@@ -21,10 +21,10 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallPage, CallQuery, Change, Changed, Confirm, Confirmed,
-        Departure, Drained, Edit, EventId, EventLog, Fenced, Fleet, Found, Logged, MoveRefused,
-        NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
-        Renewed, Status, Swept, Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Change, Changed, Claim, ClaimRefused,
+        Confirm, Confirmed, Departure, Drained, Edit, EventId, EventLog, Fleet, Found, Logged,
+        MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release,
+        Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -278,9 +278,9 @@ impl Store for Embedded {
         &'a self,
         pod: &'a PodName,
         facts: &'a PodFacts,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Observed, Fenced>> {
-        self.step("observe_pod", move |fleet, now| fleet.observe_pod(pod, facts, epoch, now))
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Observed, WriteRefused>> {
+        self.step("observe_pod", move |fleet, now| fleet.observe_pod(pod, facts, writer, now))
     }
 
     fn remove_pod<'a>(
@@ -288,9 +288,11 @@ impl Store for Embedded {
         pod: &'a PodName,
         uid: &'a str,
         departure: Departure,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Removed, Fenced>> {
-        self.step("remove_pod", move |fleet, now| fleet.remove_pod(pod, uid, departure, epoch, now))
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Removed, WriteRefused>> {
+        self.step("remove_pod", move |fleet, now| {
+            fleet.remove_pod(pod, uid, departure, writer, now)
+        })
     }
 
     fn move_pod<'a>(
@@ -298,13 +300,13 @@ impl Store for Embedded {
         pod: &'a PodName,
         uid: &'a str,
         to: &'a Pool,
-        epoch: Option<u64>,
+        writer: PodWriter<'a>,
     ) -> Reply<'a, Result<(), MoveRefused>> {
-        self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, epoch))
+        self.step("move_pod", move |fleet, _| fleet.move_pod(pod, uid, to, writer))
     }
 
-    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
-        self.step("epoch", move |fleet, _| fleet.epoch(epoch))
+    fn claim_pods<'a>(&'a self, claim: &'a Claim) -> Reply<'a, Result<u64, ClaimRefused>> {
+        self.step("claim_pods", |fleet, now| fleet.claim_pods(claim, now))
     }
 
     fn apply_tiers<'a>(

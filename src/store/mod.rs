@@ -22,10 +22,10 @@ use crate::domain::{
     Millis,
     assign::Stock,
     fleet::{
-        Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Confirm, Confirmed, Departure,
-        Drained, Edit, EventId, Fenced, Found, Logged, MoveRefused, NotReleased, Observed,
-        PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept,
-        Undrained, UnknownPod,
+        Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused, Confirm,
+        Confirmed, Departure, Drained, Edit, EventId, Found, Logged, MoveRefused, NotReleased,
+        Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, Removed, Renew,
+        Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -77,28 +77,27 @@ pub trait Store: Send + Sync + 'static {
     -> Reply<'a, Result<Drained, UnknownPod>>;
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>>;
 
-    /// The epoch of the leader's writes. A larger one is adopted, a smaller one
-    /// refused, and `None` only asks.
-    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>>;
+    /// Claims the pods of the store for a source of pods; the epoch of its writes.
+    fn claim_pods<'a>(&'a self, claim: &'a Claim) -> Reply<'a, Result<u64, ClaimRefused>>;
     fn observe_pod<'a>(
         &'a self,
         pod: &'a PodName,
         facts: &'a PodFacts,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Observed, Fenced>>;
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Observed, WriteRefused>>;
     fn remove_pod<'a>(
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
         departure: Departure,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Removed, Fenced>>;
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Removed, WriteRefused>>;
     fn move_pod<'a>(
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
         to: &'a Pool,
-        epoch: Option<u64>,
+        writer: PodWriter<'a>,
     ) -> Reply<'a, Result<(), MoveRefused>>;
     fn apply_tiers<'a>(
         &'a self,

@@ -1,7 +1,7 @@
 //! What may happen to a fleet, by the roll of a die.
 
 use smart_router::domain::{
-    fleet::{After, Allocate, Fleet, Hold},
+    fleet::{After, Allocate, Claim, Claimant, Fleet, Hold, PodOrigin},
     names::{CallSid, MerchantId, PodName},
     tiers::{Origin, Tiers},
 };
@@ -74,6 +74,38 @@ impl Dice {
 
     pub fn merchant(&mut self) -> MerchantId {
         format!("m{}", self.roll(3)).parse().unwrap()
+    }
+
+    fn origin(&mut self) -> PodOrigin {
+        let namespace = "ns".into();
+        [PodOrigin::Simulated, PodOrigin::List, PodOrigin::Kubernetes { namespace }][self.roll(3)]
+            .clone()
+    }
+
+    /// A writer of pods: mostly the one in office, else one of another origin or epoch.
+    pub fn writer(&mut self, fleet: &mut Fleet, now: u64) -> (PodOrigin, u64) {
+        let is_owner = self.roll(12) > 0;
+        loop {
+            let origin = self.origin();
+            let by = Claimant::Leader { epoch: None };
+            let ask = Claim { origin: origin.clone(), by, force: false };
+            match fleet.claim_pods(&ask, now) {
+                Ok(epoch) if self.roll(12) == 0 => return (origin, (epoch + 1).saturating_sub(2)),
+                Ok(epoch) => return (origin, epoch + (self.roll(12) / 11) as u64),
+                Err(_) if is_owner => {}
+                Err(_) => return (origin, self.roll(3) as u64),
+            }
+        }
+    }
+
+    pub fn claim(&mut self, fleet: &mut Fleet, now: u64) -> Claim {
+        let (origin, epoch) = self.writer(fleet, now);
+        let by = match self.roll(3) {
+            0 => Claimant::Leader { epoch: self.sometimes(epoch) },
+            _ => Claimant::List { digest: format!("d{}", self.roll(3)), is_new: self.roll(3) == 0 },
+        };
+        let origin = if self.roll(8) == 0 { self.origin() } else { origin };
+        Claim { origin, by, force: self.roll(4) == 0 }
     }
 
     pub fn allocate(&mut self, fleet: &Fleet) -> Allocate {

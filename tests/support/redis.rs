@@ -11,7 +11,10 @@ use std::{
 
 use smart_router::{
     config::Ttls,
-    domain::{fleet::PodFacts, tiers::Tiers},
+    domain::{
+        fleet::{PodFacts, PodOrigin, PodWriter},
+        tiers::Tiers,
+    },
     metrics::StoreMetrics,
     store::{RedisConfig, Scripts},
 };
@@ -208,6 +211,9 @@ pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
         scripts: Scripts::default(),
     }
 }
+
+/// The writer of pods in tests that are not about fencing.
+pub const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 
 /// A pod that is ready.
 pub fn ready_pod() -> PodFacts {

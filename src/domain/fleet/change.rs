@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Cause, End, Event, Fleet, Place};
+use super::{Call, Cause, End, Event, Fleet, Place, PodOrigin};
 use crate::domain::{
     Millis,
     merchant::Step,
@@ -42,6 +42,10 @@ pub enum Change {
     Began { trusting_until: Millis },
     /// The fencing epoch of the leader's writes rose.
     Epoch { epoch: u64 },
+    /// The pods come from another origin.
+    Origin { origin: PodOrigin },
+    /// Another list of pods is in force.
+    List { digest: String, at: Millis },
     /// Another tier table is in force.
     Tiers {
         tiers: Tiers,
@@ -126,6 +130,11 @@ impl Fleet {
             Change::Epoch { epoch: self.epoch },
             Change::Tiers { tiers: self.tiers.clone(), by: String::new() },
         ];
+        changes.extend(self.origin.clone().map(|origin| Change::Origin { origin }));
+        if let Some(list) = &self.list {
+            let (digest, at) = (list.digest.clone(), list.followed_at);
+            changes.push(Change::List { digest, at });
+        }
         for (id, merchant) in &self.merchants {
             let document = Some(merchant.document.clone());
             changes.push(Change::Merchant { id: id.clone(), document, by: String::new() });

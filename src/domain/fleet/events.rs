@@ -61,8 +61,10 @@ kinds! {
     Quarantined "quarantined"
     /// It is given calls again.
     Restored "restored"
-    /// Another leader; its epoch.
+    /// Another leader, or another list of pods; its epoch.
     Leader "leader"
+    /// The pods come from another origin; which.
+    Origin "origin"
     /// Another tier table is in force.
     Tiers "tiers"
     MerchantSet "merchant_set"
@@ -320,6 +322,7 @@ impl Fleet {
                 }
             }
             Change::Epoch { epoch } => Event::new(Kind::Leader).with(epoch.to_string()),
+            Change::Origin { origin } => Event::new(Kind::Origin).with(origin.to_string()),
             Change::Tiers { by, .. } => Event::new(Kind::Tiers).with(by),
             Change::Merchant { id, document, by } => {
                 let kind =
@@ -327,6 +330,7 @@ impl Fleet {
                 Event { merchant: Some(id.clone()), ..Event::new(kind).with(by) }
             }
             Change::Began { .. }
+            | Change::List { .. }
             | Change::Spared { .. }
             | Change::Remembered { .. }
             | Change::Forgotten { .. }

@@ -23,6 +23,7 @@ mod tests;
 mod upkeep;
 mod view;
 mod views;
+mod writers;
 
 use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -38,7 +39,7 @@ pub use self::{
     ends::{Cause, End},
     events::{Event, EventId, EventLog, Kind as EventKind, Logged},
     moves::{Move, moves},
-    pods::{Changed, Departure, Edit, Fenced, MoveRefused, Observed, Removed},
+    pods::{Changed, Departure, Edit, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
     upkeep::{Audited, Swept},
@@ -46,11 +47,13 @@ pub use self::{
         CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,
         WaitingCall,
     },
+    writers::{Claim, ClaimRefused, Claimant, LIST_TTL, PodOrigin, PodWriter, WriteRefused},
 };
 use self::{
     ends::Ends,
     queue::Queue,
     views::{Placed, PoolView},
+    writers::PodList,
 };
 use super::{
     Millis, assign,
@@ -166,7 +169,10 @@ pub struct Fleet {
     trusting_until: Millis,
     /// Calls that ended while we were trusting: they must not come back.
     ended: Ended,
+    /// The origin of the pods, once one has written.
+    origin: Option<PodOrigin>,
     epoch: u64,
+    list: Option<PodList>,
     tiers: Tiers,
     merchants: HashMap<MerchantId, Merchant>,
     pods: HashMap<PodName, Pod>,
@@ -199,7 +205,9 @@ impl Fleet {
         Self {
             trusting_until,
             ended: Ended::default(),
+            origin: None,
             epoch: 0,
+            list: None,
             tiers,
             merchants: HashMap::new(),
             pods: HashMap::new(),

@@ -80,13 +80,15 @@ pub fn moves(tiers: &Tiers, pods: &[PodStatus]) -> Vec<Move> {
 mod tests {
     use super::*;
     use crate::domain::{
-        fleet::{Allocate, Edit, Fleet, PodFacts},
+        fleet::{Allocate, Edit, Fleet, PodFacts, PodOrigin, PodWriter},
         tiers::Origin,
     };
 
     fn table(text: &str) -> Tiers {
         Tiers::parse(text, Origin::Settings).unwrap().0
     }
+
+    const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 
     #[test]
     fn what_is_foretold_happens() {
@@ -101,7 +103,7 @@ mod tests {
                 pin: None,
             };
             let name = format!("p{number}").parse().unwrap();
-            fleet.observe_pod(&name, &facts, None, 0).unwrap();
+            fleet.observe_pod(&name, &facts, WRITER, 0).unwrap();
         }
         let busy = Allocate::new("CA1".parse().unwrap(), None, 1_000);
         let busy = fleet.allocate(&busy, 0).unwrap().pod;
@@ -115,7 +117,7 @@ mod tests {
             .unwrap();
         for shift in assign::rebalance(&next, &fleet.stocks()) {
             for (pod, uid) in fleet.movable_pods(&shift.from, shift.pods) {
-                fleet.move_pod(&pod, &uid, &shift.to, None).unwrap();
+                fleet.move_pod(&pod, &uid, &shift.to, WRITER).unwrap();
             }
         }
         let count = |pool: &str, pods: &[(PodName, Option<Pool>)]| {

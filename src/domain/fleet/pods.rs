@@ -1,20 +1,12 @@
 //! Pods come, change, move and go; so do tiers and merchants. These are the
 //! writes of a leader, and carry its epoch.
 
-use super::{Cause, Change, EndedCall, Fleet, Pod, PodFacts};
+use super::{Cause, Change, EndedCall, Fleet, Pod, PodFacts, PodWriter, WriteRefused};
 use crate::domain::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
-
-/// The write of a leader that has been replaced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("refused: epoch {epoch} was replaced by {current}")]
-pub struct Fenced {
-    pub epoch: u64,
-    pub current: u64,
-}
 
 /// A change of what people have set.
 #[derive(Debug)]
@@ -67,10 +59,10 @@ pub enum Removed {
 }
 
 /// Why a pod stays where it is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MoveRefused {
     #[error(transparent)]
-    Fenced(#[from] Fenced),
+    Write(#[from] WriteRefused),
     #[error("no such pod")]
     NotThere,
     #[error("the pod is busy, draining, not ready, or pinned by a label")]
@@ -80,35 +72,16 @@ pub enum MoveRefused {
 }
 
 impl Fleet {
-    /// Refuses a smaller epoch and adopts a larger one. `None` is a writer
-    /// without a lease, who never competes with one.
-    fn fence(&mut self, epoch: Option<u64>) -> Result<(), Fenced> {
-        match epoch {
-            Some(epoch) if epoch < self.epoch => Err(Fenced { epoch, current: self.epoch }),
-            Some(epoch) if epoch > self.epoch => {
-                self.record(Change::Epoch { epoch });
-                Ok(())
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// The epoch of the leader's writes; a larger one is adopted.
-    pub fn epoch(&mut self, epoch: Option<u64>) -> Result<u64, Fenced> {
-        self.fence(epoch)?;
-        Ok(self.epoch)
-    }
-
     /// Takes note of a pod as it is now. Another UID, or a restarted agent,
     /// means that the calls on it are over.
     pub fn observe_pod(
         &mut self,
         name: &PodName,
         facts: &PodFacts,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
         now: Millis,
-    ) -> Result<Observed, Fenced> {
-        self.fence(epoch)?;
+    ) -> Result<Observed, WriteRefused> {
+        self.fence(writer)?;
         let (mut observed, mut seatless) = (Observed::default(), Vec::new());
         let known = self.pods.get(name);
         let replaced = known.is_some_and(|pod| pod.facts.uid != facts.uid);
@@ -157,10 +130,10 @@ impl Fleet {
         name: &PodName,
         uid: &str,
         departure: Departure,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
         now: Millis,
-    ) -> Result<Removed, Fenced> {
-        self.fence(epoch)?;
+    ) -> Result<Removed, WriteRefused> {
+        self.fence(writer)?;
         match self.pods.get(name).filter(|pod| pod.facts.uid == uid) {
             None => return Ok(Removed::NotThere),
             Some(pod) if departure == Departure::WhenIdle && !pod.calls.is_empty() => {
@@ -180,9 +153,9 @@ impl Fleet {
         name: &PodName,
         uid: &str,
         to: &Pool,
-        epoch: Option<u64>,
+        writer: PodWriter<'_>,
     ) -> Result<(), MoveRefused> {
-        self.fence(epoch)?;
+        self.fence(writer)?;
         if !self.tiers.wants(to) {
             return Err(MoveRefused::UnknownPool);
         }

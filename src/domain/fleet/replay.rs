@@ -1,6 +1,6 @@
 //! The one place that changes a fact.
 
-use super::{Change, Fleet, Merchant, Pod, calls::Call};
+use super::{Change, Fleet, Merchant, Pod, PodList, calls::Call};
 use crate::domain::{
     Millis,
     merchant::MerchantConfig,
@@ -13,6 +13,8 @@ impl Fleet {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
+            Change::Origin { origin } => self.origin = Some(origin),
+            Change::List { digest, at } => self.list = Some(PodList { digest, followed_at: at }),
             Change::Tiers { tiers, .. } => {
                 self.tiers = tiers;
                 let names: Vec<PodName> = self.pods.keys().cloned().collect();

@@ -331,7 +331,7 @@ impl Live {
             "events": if self.about.has_events { "on" } else { "off" },
             "rates": rates,
             "latency_ms": latencies,
-            "warnings": warnings(since, watch.tally.lately(), status.as_ref()),
+            "warnings": warnings(since, watch.tally.lately(), status.as_ref(), self.lifecycle.pods_refused()),
         });
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);

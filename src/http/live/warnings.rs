@@ -44,12 +44,20 @@ impl Since {
 }
 
 /// All there is to warn of.
-pub fn warnings(since: &Since, lately: Counts, status: Option<&Status>) -> Vec<Value> {
+pub fn warnings(
+    since: &Since,
+    lately: Counts,
+    status: Option<&Status>,
+    pods_refused: Option<String>,
+) -> Vec<Value> {
     let mut found = Vec::new();
     let mut warn = |level: &str, text: String| found.push(json!({"level": level, "text": text}));
     if let Some(out) = since.out {
         let time = spoken(out.elapsed());
         warn("error", format!("the store has not answered for {time}: calls are refused"));
+    }
+    if let Some(reason) = pods_refused {
+        warn("error", format!("the store refuses this router's pods: {reason}"));
     }
     let Some(status) = status else { return found };
     for pool in &status.pools {

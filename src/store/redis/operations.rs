@@ -16,10 +16,11 @@ use crate::{
         Millis,
         assign::Stock,
         fleet::{
-            Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Confirm,
-            Confirmed, Departure, Drained, Edit, EventId, Fenced, Found, Logged, MoveRefused,
-            NotReleased, Observed, PodFacts, PodStatus, Refusal, Release, Released, Removed, Renew,
-            Renewed, Status, Swept, Undrained, UnknownPod,
+            Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim,
+            ClaimRefused, Claimant, Confirm, Confirmed, Departure, Drained, Edit, EventId, Found,
+            LIST_TTL, Logged, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter,
+            Refusal, Release, Released, Removed, Renew, Renewed, Status, Swept, Undrained,
+            UnknownPod, WriteRefused,
         },
         merchant::Step,
         names::{CallSid, MerchantId, PodName, Pool},
@@ -31,10 +32,6 @@ use crate::{
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
 
-pub(super) fn epoch_text(epoch: Option<u64>) -> String {
-    epoch.map(|epoch| epoch.to_string()).unwrap_or_default()
-}
-
 pub(super) fn flag(flag: bool) -> &'static str {
     if flag { "1" } else { "0" }
 }
@@ -43,8 +40,13 @@ pub(super) fn unexpected(answer: &Answer) -> StoreError {
     StoreError::Failed(format!("the store answered {:?}, which nobody expects", answer.word))
 }
 
-pub(super) fn fenced(answer: &mut Answer, epoch: Option<u64>) -> Result<Fenced, StoreError> {
-    Ok(Fenced { epoch: epoch.unwrap_or_default(), current: answer.number()? })
+/// Why a write of pods was refused; `None` if it was not.
+fn write_refused(answer: &mut Answer, epoch: u64) -> Result<Option<WriteRefused>, StoreError> {
+    Ok(match answer.word.as_str() {
+        "fenced" => Some(WriteRefused::Fenced { epoch, current: answer.number()? }),
+        "foreign" => Some(WriteRefused::Foreign { owner: answer.parse()? }),
+        _ => None,
+    })
 }
 
 fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
@@ -125,13 +127,25 @@ impl Store for Redis {
         })
     }
 
-    fn epoch(&self, epoch: Option<u64>) -> Reply<'_, Result<u64, Fenced>> {
+    fn claim_pods<'a>(&'a self, claim: &'a Claim) -> Reply<'a, Result<u64, ClaimRefused>> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.epoch, &[&epoch_text(epoch)]).await?;
-            if answer.word == "fenced" {
-                return Ok(Err(fenced(&mut answer, epoch)?));
+            let (epoch, digest, is_new) = match &claim.by {
+                Claimant::Leader { epoch } => (*epoch, "", false),
+                Claimant::List { digest, is_new } => (None, digest.as_str(), *is_new),
+            };
+            let epoch_text = epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
+            let origin = claim.origin.to_string();
+            let list_ttl = LIST_TTL.to_string();
+            let args = [&origin, &epoch_text, digest, flag(is_new), flag(claim.force), &list_ttl];
+            let mut answer = self.run(&self.scripts.claim_pods, &args).await?;
+            if let Some(refused) = write_refused(&mut answer, epoch.unwrap_or_default())? {
+                return Ok(Err(refused.into()));
             }
-            Ok(Ok(answer.number()?))
+            match answer.word.as_str() {
+                "claimed" => Ok(Ok(answer.number()?)),
+                "superseded" => Ok(Err(ClaimRefused::Superseded)),
+                _ => Err(unexpected(&answer)),
+            }
         })
     }
 
@@ -139,13 +153,15 @@ impl Store for Redis {
         &'a self,
         pod: &'a PodName,
         facts: &'a PodFacts,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Observed, Fenced>> {
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Observed, WriteRefused>> {
         Box::pin(async move {
             let pin = facts.pin.as_ref().map(Step::to_string).unwrap_or_default();
-            let (epoch_text, restarts) = (epoch_text(epoch), facts.restarts.to_string());
+            let restarts = facts.restarts.to_string();
+            let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
             let args = [
-                &epoch_text,
+                &origin,
+                &epoch,
                 pod.as_str(),
                 &facts.uid,
                 &facts.address,
@@ -155,8 +171,10 @@ impl Store for Redis {
                 &pin,
             ];
             let mut answer = self.run(&self.scripts.observe_pod, &args).await?;
+            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+                return Ok(Err(refused));
+            }
             match answer.word.as_str() {
-                "fenced" => Ok(Err(fenced(&mut answer, epoch)?)),
                 "observed" => Ok(Ok(Observed {
                     joined: answer.flag()?,
                     pool: answer.parse_some()?,
@@ -172,17 +190,20 @@ impl Store for Redis {
         pod: &'a PodName,
         uid: &'a str,
         departure: Departure,
-        epoch: Option<u64>,
-    ) -> Reply<'a, Result<Removed, Fenced>> {
+        writer: PodWriter<'a>,
+    ) -> Reply<'a, Result<Removed, WriteRefused>> {
         Box::pin(async move {
             let departure = match departure {
                 Departure::Now => "now",
                 Departure::WhenIdle => "when_idle",
             };
-            let args = [&epoch_text(epoch), pod.as_str(), uid, departure];
+            let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
+            let args = [&origin, &epoch, pod.as_str(), uid, departure];
             let mut answer = self.run(&self.scripts.remove_pod, &args).await?;
+            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+                return Ok(Err(refused));
+            }
             Ok(Ok(match answer.word.as_str() {
-                "fenced" => return Ok(Err(fenced(&mut answer, epoch)?)),
                 "gone" => Removed::Gone { ended: answer.ended_on(pod)? },
                 "busy" => Removed::Busy,
                 "not_there" => Removed::NotThere,
@@ -196,14 +217,17 @@ impl Store for Redis {
         pod: &'a PodName,
         uid: &'a str,
         to: &'a Pool,
-        epoch: Option<u64>,
+        writer: PodWriter<'a>,
     ) -> Reply<'a, Result<(), MoveRefused>> {
         Box::pin(async move {
-            let args = [&epoch_text(epoch), pod.as_str(), uid, &to.as_tier_value()];
+            let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
+            let args = [&origin, &epoch, pod.as_str(), uid, &to.as_tier_value()];
             let mut answer = self.run(&self.scripts.move_pod, &args).await?;
+            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+                return Ok(Err(refused.into()));
+            }
             Ok(match answer.word.as_str() {
                 "moved" => Ok(()),
-                "fenced" => Err(MoveRefused::Fenced(fenced(&mut answer, epoch)?)),
                 "not_there" => Err(MoveRefused::NotThere),
                 "not_idle" => Err(MoveRefused::NotIdle),
                 "unknown_pool" => Err(MoveRefused::UnknownPool),

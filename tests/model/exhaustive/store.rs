@@ -6,7 +6,10 @@ use std::collections::HashMap;
 use serde_json::json;
 use smart_router::domain::{
     Millis,
-    fleet::{Allocate, Change, Departure, Fleet, PodFacts, Release, Removed},
+    fleet::{
+        Allocate, Change, Claim, Claimant, Departure, Fleet, PodFacts, PodOrigin, PodWriter,
+        Release, Removed,
+    },
     names::{CallSid, PodName},
     tiers::{Origin, Tiers},
 };
@@ -113,7 +116,8 @@ impl Stores {
         };
         let mut fleet = Fleet::new(stores.tiers.clone(), 0);
         for pod in &stores.pods {
-            fleet.observe_pod(pod, &facts_of(0, false), Some(1), NOW).expect("the first epoch");
+            let writer = writer(&mut fleet, Some(1));
+            fleet.observe_pod(pod, &facts_of(0, false), writer, NOW).expect("the first epoch");
         }
         stores.number(&fleet, [0; CALLS]);
         stores
@@ -243,14 +247,15 @@ impl Stores {
                 Ok(_) => Answer::Undrained,
                 Err(_) => Answer::NotFound,
             },
-            Op::Epoch { epoch } => taken(fleet.epoch(Some(epoch.into())).is_ok()),
+            Op::Epoch { epoch } => taken(begin_term(fleet, epoch.into())),
             Op::Observe { pod, uid, is_terminating, epoch } => {
                 let facts = facts_of(uid, is_terminating);
-                taken(fleet.observe_pod(pod_name(pod), &facts, epoch.map(u64::from), NOW).is_ok())
+                let writer = writer(fleet, epoch.map(u64::from));
+                taken(fleet.observe_pod(pod_name(pod), &facts, writer, NOW).is_ok())
             }
             Op::Remove { pod, uid, epoch } => {
-                let (uid, epoch) = (format!("u{uid}"), epoch.map(u64::from));
-                match fleet.remove_pod(pod_name(pod), &uid, Departure::Now, epoch, NOW) {
+                let (uid, writer) = (format!("u{uid}"), writer(fleet, epoch.map(u64::from)));
+                match fleet.remove_pod(pod_name(pod), &uid, Departure::Now, writer, NOW) {
                     Ok(Removed::NotThere | Removed::Busy) => Answer::NotFound,
                     gone => taken(gone.is_ok()),
                 }
@@ -274,6 +279,21 @@ fn ranked(change: Change) -> (u8, String, Change) {
         _ => 0,
     };
     (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
+}
+
+/// A leader of a term; without one it writes with whatever epoch is in force, as one that
+/// nothing fences would.
+fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
+    let origin = &PodOrigin::List;
+    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
+    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
+    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
+}
+
+/// The leader of a new term makes itself known.
+fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
+    let by = Claimant::Leader { epoch: Some(epoch) };
+    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

@@ -7,8 +7,8 @@ use serde_json::json;
 use smart_router::domain::{
     Millis,
     fleet::{
-        Allocate, Change, Departure, Edit, Fleet, Found, NotReleased, PodFacts, Release, Removed,
-        Renew,
+        Allocate, Change, Claim, Claimant, Departure, Edit, Fleet, Found, MoveRefused, NotReleased,
+        PodFacts, PodOrigin, PodWriter, Release, Removed, Renew,
     },
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Origin, Tiers},
@@ -216,14 +216,16 @@ impl Store {
                 Ok(_) => Answer::Undrained,
                 Err(_) => Answer::UnknownPod,
             },
-            Op::Epoch { epoch } => taken(self.facts.fleet.epoch(Some(*epoch)).is_ok()),
+            Op::Epoch { epoch } => taken(begin_term(&mut self.facts.fleet, *epoch)),
             Op::Observe { pod, seen, epoch } => {
                 let facts = facts_of(seen);
-                taken(self.facts.fleet.observe_pod(&self.pods[*pod], &facts, *epoch, now).is_ok())
+                let writer = writer(&mut self.facts.fleet, *epoch);
+                taken(self.facts.fleet.observe_pod(&self.pods[*pod], &facts, writer, now).is_ok())
             }
             Op::Remove { pod, uid, epoch } => {
                 let (name, uid) = (&self.pods[*pod], format!("u{uid}"));
-                match self.facts.fleet.remove_pod(name, &uid, Departure::Now, *epoch, now) {
+                let writer = writer(&mut self.facts.fleet, *epoch);
+                match self.facts.fleet.remove_pod(name, &uid, Departure::Now, writer, now) {
                     Ok(Removed::NotThere) => Answer::NotThere,
                     gone => taken(gone.is_ok()),
                 }
@@ -231,8 +233,9 @@ impl Store {
             Op::Move { pod, uid, to, epoch } => {
                 let pool: Pool = to.parse().expect("a pool");
                 let (name, uid) = (&self.pods[*pod], format!("u{uid}"));
-                match self.facts.fleet.move_pod(name, &uid, &pool, *epoch) {
-                    Err(smart_router::domain::fleet::MoveRefused::Fenced(_)) => Answer::Fenced,
+                let writer = writer(&mut self.facts.fleet, *epoch);
+                match self.facts.fleet.move_pod(name, &uid, &pool, writer) {
+                    Err(MoveRefused::Write(_)) => Answer::Fenced,
                     Ok(()) => Answer::Taken,
                     Err(_) => Answer::NotThere,
                 }
@@ -338,6 +341,21 @@ impl Store {
         self.facts.fleet.replay(serde_json::from_value(facts).expect("a call"));
         Answer::Given { pod, is_shared: pool == "pool:basic", is_new: true }
     }
+}
+
+/// A leader of a term; without one it writes with whatever epoch is in force, as one that
+/// nothing fences would.
+fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
+    let origin = &PodOrigin::List;
+    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
+    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
+    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
+}
+
+/// The leader of a new term makes itself known.
+fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
+    let by = Claimant::Leader { epoch: Some(epoch) };
+    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

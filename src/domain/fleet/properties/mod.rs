@@ -253,10 +253,11 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                 restarts,
                 pin,
             };
-            match fleet.observe_pod(&name, &facts, epoch, *now) {
+            let epoch = epoch.unwrap_or(fleet.epoch);
+            match fleet.observe_pod(&name, &facts, writer(epoch), *now) {
                 Ok(observed) => {
-                    assert!(epoch.is_none_or(|epoch| epoch >= witness.epoch), "I9");
-                    witness.epoch = witness.epoch.max(epoch.unwrap_or(0));
+                    assert!(epoch >= witness.epoch, "I9");
+                    witness.epoch = epoch;
                     witness.end(&observed.ended);
                     let before = witness.seen.insert(name.clone(), facts.clone());
                     if before.is_some_and(|before| before.uid != facts.uid) {
@@ -266,15 +267,17 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
                         assert_eq!(kept.count(), 0, "a replaced pod kept calls");
                     }
                 }
-                Err(fenced) => {
-                    assert!(epoch.unwrap() < witness.epoch, "I9");
-                    assert_eq!(fenced.current, witness.epoch);
+                Err(refused) => {
+                    assert!(epoch < witness.epoch, "I9");
+                    let current = witness.epoch;
+                    assert_eq!(refused, WriteRefused::Fenced { epoch, current });
                 }
             }
         }
         Step::Remove { pod: name, uid, departure } => {
+            let (uid, writer) = (format!("u{uid}"), writer(fleet.epoch));
             if let Ok(Removed::Gone { ended }) =
-                fleet.remove_pod(&pod(name), &format!("u{uid}"), departure, None, *now)
+                fleet.remove_pod(&pod(name), &uid, departure, writer, *now)
             {
                 assert!(ended.is_empty() || departure == Departure::Now, "a call was cut");
                 witness.end(&ended);
@@ -285,7 +288,7 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
         Step::Move { pod: name, uid, to } => {
             let busy = witness.calls_on(&pod(name)) > 0 || witness.drains.contains_key(&pod(name));
             let to = to.parse().unwrap();
-            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, None);
+            let moved = fleet.move_pod(&pod(name), &format!("u{uid}"), &to, writer(fleet.epoch));
             assert!(moved.is_err() || !busy, "moved a busy or draining pod");
         }
         Step::Tiers { table: index } => fleet.apply_tiers(&table(index), Edit::ANY).unwrap(),
@@ -341,6 +344,10 @@ fn allocate(
     Allocate { provisional, returns: true, hold, after, ..Allocate::new(call, merchant, LEASE) }
 }
 
+fn writer(epoch: u64) -> PodWriter<'static> {
+    PodWriter { origin: &PodOrigin::List, epoch }
+}
+
 fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request: &Allocate) {
     let sid = request.call.clone();
     let packed = fullest_with_room(fleet);
@@ -355,8 +362,8 @@ fn allocate_once(fleet: &mut Fleet, witness: &mut Witness, now: Millis, request:
     if witness.waiting.get(&sid).is_some_and(is_stranded) {
         witness.waiting.remove(&sid);
     }
-    let was_handed = witness.handed.contains_key(&sid)
-        || has_lost_service && witness.waiting.contains_key(&sid);
+    let was_handed =
+        witness.handed.contains_key(&sid) || has_lost_service && witness.waiting.contains_key(&sid);
     if is_final && !was_handed && witness.calls.contains_key(&sid) {
         witness.forget(&sid);
     }

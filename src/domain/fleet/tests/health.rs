@@ -164,7 +164,7 @@ fn a_good_call_an_operator_or_another_pod_ends_a_quarantine() {
     assert!(fleet.quarantines.is_empty());
 
     fail_thrice(&mut fleet, "p1");
-    fleet.remove_pod(&name("p1"), "u1", Departure::Now, None, NOW).unwrap();
+    fleet.remove_pod(&name("p1"), "u1", Departure::Now, WRITER, NOW).unwrap();
     assert!(fleet.quarantines.is_empty());
 }
 
@@ -188,7 +188,7 @@ fn a_pod_in_quarantine_gives_its_pool_no_room() {
     let refused = fleet.allocate(&ask("c6"), NOW).unwrap_err();
     assert_eq!(refused.tried[0].reason, Reason::AtCapacity);
     for pod in ["p2", "p3", "p4", "p5"] {
-        fleet.remove_pod(&name(pod), "u1", Departure::Now, None, NOW).unwrap();
+        fleet.remove_pod(&name(pod), "u1", Departure::Now, WRITER, NOW).unwrap();
     }
     let refused = fleet.allocate(&ask("c6"), NOW).unwrap_err();
     assert_eq!(refused.tried[0].reason, Reason::Empty);

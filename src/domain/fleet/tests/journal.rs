@@ -39,7 +39,7 @@ fn a_compacted_journal_tells_the_whole_story() {
     for pod in ["p1", "p2", "p3"] {
         see(&mut fleet, pod, ready());
     }
-    fleet.epoch(Some(4)).unwrap();
+    leads(&mut fleet, Some(4)).unwrap();
     fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 9}"#), Edit::ANY).unwrap();
     give_on(&mut fleet, &ask_returning("broken"), "p1");
     end(&mut fleet, "broken", Cause::Unconfirmed, NOW);
@@ -51,7 +51,7 @@ fn a_compacted_journal_tells_the_whole_story() {
     let mut read = Fleet::new(table(r#"{"x": 1}"#), 0);
     fleet.facts().into_iter().for_each(|change| read.replay(change));
     assert_eq!(read.trusting_until, NOW + 1_000);
-    assert_eq!(read.epoch(None), Ok(4));
+    assert_eq!(leads(&mut read, None), Ok(4));
     assert_eq!(read.tiers(), fleet.tiers());
     assert_eq!(read.merchant(&name("m")), Some(r#"{"max_calls": 9}"#));
     assert_eq!(read.pods(), fleet.pods());
@@ -91,7 +91,7 @@ fn a_line_about_a_pod_that_has_gone_changes_nothing() {
     give(&mut fleet, &ask("c1"));
     let changes = fleet.take_changes();
     end(&mut fleet, "c1", Cause::Agent, NOW);
-    fleet.remove_pod(&name("p1"), "u1", Departure::Now, None, NOW).unwrap();
+    fleet.remove_pod(&name("p1"), "u1", Departure::Now, WRITER, NOW).unwrap();
     changes.into_iter().for_each(|change| fleet.replay(change));
     fleet.replay(Change::Draining { pod: name("p1"), until: Some(NOW) });
     assert_eq!((fleet.active_calls(), fleet.pods()), (0, vec![]));

@@ -18,6 +18,14 @@ use crate::domain::tiers::Origin;
 const NOW: Millis = 1_000_000;
 const LEASE: Millis = 60_000;
 
+/// The writer of pods in tests that are not about fencing.
+pub(super) const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
+
+fn leads(fleet: &mut Fleet, epoch: Option<u64>) -> Result<u64, ClaimRefused> {
+    let by = Claimant::Leader { epoch };
+    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, NOW)
+}
+
 fn name<T: FromStr<Err: Debug>>(text: &str) -> T {
     text.parse().unwrap()
 }
@@ -41,6 +49,7 @@ fn ready() -> PodFacts {
 /// So many pods in service, `p1` and on.
 fn fleet(tiers: &str, pods: usize) -> Fleet {
     let mut fleet = Fleet::new(table(tiers), 0);
+    leads(&mut fleet, Some(0)).unwrap();
     for number in 1..=pods {
         see(&mut fleet, &format!("p{number}"), ready());
     }
@@ -49,7 +58,7 @@ fn fleet(tiers: &str, pods: usize) -> Fleet {
 }
 
 fn see(fleet: &mut Fleet, pod: &str, facts: PodFacts) -> Observed {
-    fleet.observe_pod(&name(pod), &facts, None, NOW).unwrap()
+    fleet.observe_pod(&name(pod), &facts, WRITER, NOW).unwrap()
 }
 
 fn ask(call: &str) -> Allocate {

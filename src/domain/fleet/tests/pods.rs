@@ -13,21 +13,28 @@ fn renewed_pod(uid: &str, restarts: u32) -> PodFacts {
     PodFacts { uid: uid.into(), restarts, ..ready() }
 }
 
+/// No write of this writer changes anything.
+fn refuses(fleet: &mut Fleet, writer: PodWriter<'_>, why: &WriteRefused) {
+    let refused = Err(why.clone());
+    assert_eq!(fleet.observe_pod(&name("p2"), &ready(), writer, NOW).map(drop), refused);
+    let removed = fleet.remove_pod(&name("p1"), "u1", Departure::Now, writer, NOW);
+    assert_eq!(removed.map(drop), refused);
+    let moved = fleet.move_pod(&name("p1"), "u1", &name("tin"), writer);
+    assert_eq!(moved, Err(why.clone().into()));
+    assert_eq!(fleet.take_changes(), []);
+}
+
 #[test]
 fn a_leader_that_was_replaced_writes_nothing() {
     let mut fleet = gold_and_tin(1);
-    assert_eq!(fleet.epoch(None), Ok(0));
-    assert_eq!(fleet.epoch(Some(3)), Ok(3));
-    assert_eq!(fleet.epoch(Some(3)), Ok(3));
+    assert_eq!(leads(&mut fleet, None), Ok(0));
+    assert_eq!(leads(&mut fleet, Some(3)), Ok(3));
+    assert_eq!(leads(&mut fleet, Some(3)), Ok(3));
     assert_eq!(fleet.take_changes(), [Change::Epoch { epoch: 3 }]);
-    let fenced = Fenced { epoch: 2, current: 3 };
-    assert_eq!(fleet.epoch(Some(2)), Err(fenced));
-    assert_eq!(fleet.observe_pod(&name("p2"), &ready(), Some(2), NOW), Err(fenced));
-    assert_eq!(fleet.remove_pod(&name("p1"), "u1", Departure::Now, Some(2), NOW), Err(fenced));
-    let moved = fleet.move_pod(&name("p1"), "u1", &name("tin"), Some(2));
-    assert_eq!(moved, Err(MoveRefused::Fenced(fenced)));
-    assert_eq!(fleet.take_changes(), []);
-    assert_eq!(fleet.epoch(None), Ok(3));
+    let fenced = WriteRefused::Fenced { epoch: 2, current: 3 };
+    assert_eq!(leads(&mut fleet, Some(2)), Err(fenced.clone().into()));
+    refuses(&mut fleet, PodWriter { epoch: 2, ..WRITER }, &fenced);
+    assert_eq!(leads(&mut fleet, None), Ok(3));
 }
 
 #[test]
@@ -37,7 +44,7 @@ fn another_uid_is_another_pod() {
     assert!(!see(&mut fleet, "p1", ready()).joined);
     give(&mut fleet, &ask("c1"));
     fleet.drain(&name("p1"), 1_000, NOW).unwrap();
-    let observed = fleet.observe_pod(&name("p1"), &renewed_pod("u2", 0), None, NOW + 5).unwrap();
+    let observed = fleet.observe_pod(&name("p1"), &renewed_pod("u2", 0), WRITER, NOW + 5).unwrap();
     assert!(observed.joined);
     let ended = EndedCall {
         call: name("c1"),
@@ -87,7 +94,7 @@ fn a_removal_is_for_the_pod_it_names() {
     let mut fleet = gold_and_tin(2);
     give_on(&mut fleet, &ask("c1"), "p1");
     let mut remove = |pod: &str, uid: &str, departure| match fleet
-        .remove_pod(&name(pod), uid, departure, None, NOW)
+        .remove_pod(&name(pod), uid, departure, WRITER, NOW)
         .unwrap()
     {
         Removed::Gone { ended } => format!("gone, {} ended", ended.len()),
@@ -111,7 +118,7 @@ fn idle_pods_may_be_moved_and_others_not() {
     let movable = |fleet: &Fleet, most| fleet.movable_pods(&name("gold"), most);
     assert_eq!(movable(&fleet, 9), [(name("p4"), "u1".to_string())]);
     let mut moves = |pod: &str, uid: &str, to: &str| {
-        fleet.move_pod(&name(pod), uid, &name(to), None).map(|()| fleet.take_changes().len())
+        fleet.move_pod(&name(pod), uid, &name(to), WRITER).map(|()| fleet.take_changes().len())
     };
     for pod in ["p1", "p2", "p3", "p5"] {
         assert_eq!(moves(pod, "u1", "tin"), Err(MoveRefused::NotIdle), "{pod}");
@@ -179,4 +186,69 @@ fn what_somebody_has_changed_meanwhile_is_not_replaced() {
     assert_eq!(fleet.set_merchant(&id, Some("{}"), edit("")), Ok(()));
     assert_eq!(fleet.set_merchant(&id, None, edit("")), Err(Changed));
     assert_eq!(fleet.set_merchant(&id, None, edit("{}")), Ok(()));
+}
+
+fn kubernetes(namespace: &str) -> PodOrigin {
+    PodOrigin::Kubernetes { namespace: namespace.into() }
+}
+
+fn claim_list(
+    fleet: &mut Fleet,
+    digest: &str,
+    is_new: bool,
+    now: Millis,
+) -> Result<u64, ClaimRefused> {
+    let by = Claimant::List { digest: digest.into(), is_new };
+    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, now)
+}
+
+#[test]
+fn pods_of_another_origin_are_not_written() {
+    let origins = [PodOrigin::Simulated, PodOrigin::List, kubernetes("a"), kubernetes("b")];
+    for owner in &origins {
+        for other in origins.iter().filter(|other| *other != owner) {
+            let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
+            fleet.keep_changes();
+            let writer = PodWriter { origin: owner, epoch: 1 };
+            fleet.observe_pod(&name("p1"), &ready(), writer, NOW).unwrap();
+            fleet.take_changes();
+            let foreign = WriteRefused::Foreign { owner: owner.clone() };
+            refuses(&mut fleet, PodWriter { origin: other, epoch: 9 }, &foreign);
+            let by = Claimant::List { digest: "d".into(), is_new: true };
+            let mut claim = Claim { origin: other.clone(), by, force: false };
+            assert_eq!(fleet.claim_pods(&claim, NOW), Err(foreign.into()));
+            claim.force = true;
+            assert_eq!(fleet.claim_pods(&claim, NOW), Ok(2), "{other} takes over from {owner}");
+            let foreign = WriteRefused::Foreign { owner: other.clone() };
+            fleet.take_changes();
+            refuses(&mut fleet, writer, &foreign);
+        }
+    }
+}
+
+#[test]
+fn a_store_of_an_earlier_leader_belongs_to_its_cluster() {
+    let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
+    fleet.replay(Change::Epoch { epoch: 7 });
+    fleet.keep_changes();
+    let foreign = WriteRefused::Foreign { owner: kubernetes("") };
+    refuses(&mut fleet, PodWriter { epoch: 8, ..WRITER }, &foreign);
+    let (origin, epoch) = (&kubernetes("prod"), 8);
+    fleet.observe_pod(&name("p1"), &ready(), PodWriter { origin, epoch }, NOW).unwrap();
+}
+
+#[test]
+fn the_list_that_was_read_last_is_in_force_while_it_is_followed() {
+    let mut fleet = Fleet::new(table(r#"{"gold": 9}"#), 0);
+    assert_eq!(claim_list(&mut fleet, "a", true, NOW), Ok(0));
+    assert_eq!(claim_list(&mut fleet, "a", true, NOW), Ok(0), "a second replica joins");
+    assert_eq!(claim_list(&mut fleet, "b", true, NOW), Ok(1));
+    assert_eq!(claim_list(&mut fleet, "a", false, NOW), Err(ClaimRefused::Superseded));
+    let fenced = WriteRefused::Fenced { epoch: 0, current: 1 };
+    fleet.keep_changes();
+    assert_eq!(fleet.observe_pod(&name("p1"), &ready(), WRITER, NOW).map(drop), Err(fenced));
+    assert_eq!(claim_list(&mut fleet, "b", false, NOW + 20_000), Ok(1));
+    let refused = claim_list(&mut fleet, "a", false, NOW + 20_000 + LIST_TTL - 1);
+    assert_eq!(refused, Err(ClaimRefused::Superseded));
+    assert_eq!(claim_list(&mut fleet, "a", false, NOW + 20_000 + LIST_TTL), Ok(2));
 }

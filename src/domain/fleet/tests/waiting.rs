@@ -177,7 +177,7 @@ fn a_call_whose_pod_went_before_it_came_for_it_waits_again() {
     waits(&mut fleet, &ask_patient("a"));
     end(&mut fleet, "b1", Cause::Agent, NOW);
     assert_eq!(fleet.take_handed(), [name("z")]);
-    fleet.remove_pod(&name("p1"), "u1", Departure::Now, None, NOW).unwrap();
+    fleet.remove_pod(&name("p1"), "u1", Departure::Now, WRITER, NOW).unwrap();
     assert!(
         matches!(fleet.find(&name("z")), Some(Found::Waiting(it)) if it.poll_by == NOW + 3_000)
     );
@@ -201,7 +201,7 @@ fn it_is_given_another_pod_at_once_if_there_is_one() {
     give_on(&mut fleet, &ask("c"), "p2");
     fleet.take_handed();
     // There is room for one of them, and z came first.
-    fleet.remove_pod(&name("p1"), "u1", Departure::Now, None, NOW).unwrap();
+    fleet.remove_pod(&name("p1"), "u1", Departure::Now, WRITER, NOW).unwrap();
     assert_eq!(fleet.take_handed(), [name("z")]);
     assert_eq!(fleet.status().waiting, 1);
 }
@@ -241,7 +241,7 @@ fn a_pod_that_is_moved_or_comes_serves_who_waits_there() {
         fleet(r#"{"tiers": {"gold": {}, "tin": {}}, "default_chain": ["gold", "tin"]}"#, 1);
     fleet.set_merchant(&name("m"), Some(r#"{"fallback": ["gold"]}"#), Edit::ANY).unwrap();
     waits(&mut fleet, &patient_for("m", "c1"));
-    fleet.move_pod(&name("p1"), "u1", &name("gold"), None).unwrap();
+    fleet.move_pod(&name("p1"), "u1", &name("gold"), WRITER).unwrap();
     assert_eq!(pod_of(&fleet, "c1").unwrap(), "p1");
     waits(&mut fleet, &patient_for("m", "c2"));
     see(&mut fleet, "p2", PodFacts { pin: Some(name("gold")), ..ready() });
