@@ -322,7 +322,7 @@ fn series() -> BTreeSet<String> {
     assert_eq!(router.connect().get("/api/v1/status").status, 401);
     // What Redis refuses.
     let mut redis = server.connection();
-    let key = "voice:merchant:config";
+    let key = "voice:call:J5";
     redis::cmd("DEL").arg(key).exec(&mut redis).unwrap();
     redis::cmd("SET").arg(key).arg("junk").exec(&mut redis).unwrap();
     assert_eq!(ask(json!({"call_sid": "J5", "merchant_id": "acme"})), 500);

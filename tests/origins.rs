@@ -86,13 +86,13 @@ fn force_pod_origin_takes_the_pods_over() {
     let mut forced = settings("list", &kube, &url);
     forced.push(("FORCE_POD_ORIGIN", "on"));
     let router = Router::start(&forced);
-    assert_eq!(pods(&router), [r#""a" "idle""#, r#""b" "idle""#]);
+    assert_eq!(pods(&router), [r#""a" "available""#, r#""b" "available""#]);
     // The router of the origin before reports it, and writes nothing any more.
     eventually(Duration::from_secs(20), "it is reported", || {
         let metrics = before.connect().get("/metrics").text();
         metrics.contains("smart_router_pods_refused 1")
     });
-    assert_eq!(pods(&router), [r#""a" "idle""#, r#""b" "idle""#]);
+    assert_eq!(pods(&router), [r#""a" "available""#, r#""b" "available""#]);
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn lists_that_differ_are_reported_and_end_no_call() {
     for call in ["CA1", "CA2"] {
         assert_eq!(first.get(&format!("/api/v1/calls/{call}")).0, 200, "{call} was cut");
     }
-    assert_eq!(pods(&second), [r#""a" "terminating""#, r#""b" "busy""#, r#""c" "idle""#]);
+    assert_eq!(pods(&second), [r#""a" "terminating""#, r#""b" "busy""#, r#""c" "available""#]);
     assert_eq!(second.get("/api/v1/pod/a").1["address"], "h:1", "the old pod stays for its call");
     // With its last call the old pod goes, and the new one comes.
     assert_eq!(second.release(on_a).0, 200);

@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::support::{
     Router, eventually,
+    kube::Kube,
     provider::{Heard, PUBLIC_URL, again, call},
     redis::RedisServer,
 };
@@ -213,22 +214,25 @@ fn a_pod_on_which_calls_break_is_left_alone_for_a_while() {
 
 #[test]
 fn a_pod_that_was_replaced_needs_no_explanation() {
-    let list = crate::support::scratch().join("pods");
-    std::fs::write(&list, "a=127.0.0.1:1\nb=127.0.0.1:2\n").unwrap();
-    let pods = [
-        ("PODS_FILE", list.to_str().unwrap()),
+    let kube = Kube::start();
+    ["a", "b", "c"].iter().for_each(|pod| kube.add(pod));
+    let cluster = [
+        ("KUBECONFIG", kube.config.to_str().unwrap()),
+        ("HTTP_BIND", "127.0.0.1"),
         ("VOICE_AGENT_BASE_URL", "ws://agents"),
-        ("TIER_CONFIG", r#"{"gold": 2}"#),
+        ("TIER_CONFIG", r#"{"gold": 3}"#),
     ];
-    each_store(&pods, |router| {
+    each_store(&cluster, |router| {
+        eventually(10 * SECOND, "the pods are known", || {
+            router.status()["pools"]["gold"]["available"] == 3
+        });
         let heard = call(&mut router.connect(), "CA1");
-        // Other agents, under the same names.
-        let ports = std::fs::read_to_string(&list).unwrap().replace("127.0.0.1:", "127.0.0.1:1");
-        std::fs::write(&list, ports).unwrap();
+        // Another pod under the same name.
+        let pod = heard.pod().unwrap();
+        kube.delete(&pod);
+        kube.add(&pod);
         eventually(5 * SECOND, "its agent is gone", || pod_of(router, "CA1").is_none());
-        let started = Instant::now();
         let second = again(router, "CA1", &heard);
-        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
         assert!(second.pod().is_some() && second.pod() != heard.pod(), "{second:?}");
         assert_eq!(release(router, "CA1", &second.pod().unwrap()), 200);
     });

@@ -359,7 +359,7 @@ fn a_full_redis_refuses_calls_and_still_releases() {
     let mut plain = server.connection();
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("1").exec(&mut plain).unwrap();
     let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA2"}));
-    assert_eq!(status, 500, "{answer}");
+    assert_eq!(status, 503, "{answer}");
     assert!(answer["error"].as_str().unwrap().contains("OOM"), "{answer}");
     assert_eq!(router.allocate("CA1")["was_existing"], true);
     assert_eq!(router.release("CA1").0, 200);

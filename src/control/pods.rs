@@ -156,41 +156,74 @@ impl Control {
         };
         let known: HashMap<PodName, PodStatus> =
             self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        // A name with another address is another pod, which joins when the one before has left
+        // with its calls. (A pod that was adopted from the older router has no address yet.)
+        let is_same = |known: &PodStatus, facts: &PodFacts| {
+            known.facts.uid == facts.uid || known.facts.uid.is_empty()
+        };
         let listed: HashMap<&PodName, PodFacts> =
             list.iter().map(|pod| (&pod.name, pod.facts())).collect();
-        // A name with another address is another pod. The one before leaves first, with its calls.
-        let is_gone =
-            |pod: &&PodStatus| listed.get(&pod.name).is_none_or(|facts| facts.uid != pod.facts.uid);
-        let gone: Vec<_> = known.values().filter(is_gone).collect();
-        let mut leaving = HashSet::new();
-        for some in gone.chunks(AT_ONCE) {
-            let left = join_all(some.iter().map(|pod| self.leave(pod, epoch))).await;
-            for (pod, left) in some.iter().zip(left) {
-                if !left? {
-                    leaving.insert(&pod.name);
-                }
+        let (mut joining, mut replacing) = (Vec::new(), Vec::new());
+        for pod in list {
+            match known.get(&pod.name) {
+                Some(before) if !is_same(before, &listed[&pod.name]) => replacing.push(&pod.name),
+                Some(before) if before.facts == listed[&pod.name] => {}
+                _ => joining.push(&pod.name),
             }
         }
-        let is_news = |(name, facts): &(&PodName, PodFacts)| {
-            known.get(*name).is_none_or(|pod| pod.facts != *facts) && !leaving.contains(*name)
-        };
-        let mut changed: Vec<_> =
-            list.iter().map(|pod| (&pod.name, pod.facts())).filter(is_news).collect();
-        changed.sort_by_key(|(name, _)| *name);
-        for some in changed.chunks(AT_ONCE) {
-            let observed =
-                some.iter().map(|(name, facts)| self.observe(name, facts, self.writer(epoch)));
-            for refused in join_all(observed).await {
-                if refused? {
-                    self.note_claim(Some(&ClaimRefused::Superseded));
-                    return Ok(Reconciled::Refused(ClaimRefused::Superseded));
-                }
-            }
+        let leaving: Vec<_> = known
+            .values()
+            .filter(|pod| listed.get(&pod.name).is_none_or(|facts| !is_same(pod, facts)))
+            .collect();
+        // First new pods join: there must be no moment without any.
+        let mut refused = self.join(&joining, &listed, epoch).await?;
+        let staying = self.leave_all(&leaving, epoch).await?;
+        replacing.retain(|name| !staying.contains(*name));
+        refused |= self.join(&replacing, &listed, epoch).await?;
+        if refused {
+            self.note_claim(Some(&ClaimRefused::Superseded));
+            return Ok(Reconciled::Refused(ClaimRefused::Superseded));
         }
         self.rebalance(&tiers, self.writer(epoch)).await?;
         self.lifecycle.store_reached();
         self.metrics.compared();
-        Ok(Reconciled::Done { leaving: leaving.len() })
+        Ok(Reconciled::Done { leaving: staying.len() })
+    }
+
+    /// Notes pods of a list; answers whether the store refuses this writer.
+    async fn join(
+        &self,
+        names: &[&PodName],
+        listed: &HashMap<&PodName, PodFacts>,
+        epoch: u64,
+    ) -> Result<bool, StoreError> {
+        let mut refused = false;
+        for some in names.chunks(AT_ONCE) {
+            let observed =
+                some.iter().map(|name| self.observe(name, &listed[*name], self.writer(epoch)));
+            for outcome in join_all(observed).await {
+                refused |= outcome?;
+            }
+        }
+        Ok(refused)
+    }
+
+    /// Takes pods that left the list out; those that stay until their last call ends.
+    async fn leave_all(
+        &self,
+        pods: &[&PodStatus],
+        epoch: u64,
+    ) -> Result<HashSet<PodName>, StoreError> {
+        let mut staying = HashSet::new();
+        for some in pods.chunks(AT_ONCE) {
+            let left = join_all(some.iter().map(|pod| self.leave(pod, epoch))).await;
+            for (pod, left) in some.iter().zip(left) {
+                if !left? {
+                    staying.insert(pod.name.clone());
+                }
+            }
+        }
+        Ok(staying)
     }
 
     /// Takes note of a pod; answers whether the store refuses this writer.
