@@ -9,12 +9,11 @@ use std::{
 use redis::Commands;
 
 use super::{
-    clock::shifted_clock,
     proxy::Moment,
     store::Backend,
     world::{ROUTERS, World},
 };
-use crate::support::chance::Dice;
+use crate::support::{chance::Dice, clock::WallClock};
 
 /// Where a fault happens.
 pub struct Scene<'a> {
@@ -124,8 +123,7 @@ pub fn shift_clock(scene: &Scene, seconds: i64) {
     scene.world.history.fault(format!("a router starts again, {seconds} s off"));
     let death = scene.world.dies(router);
     seat.killer()();
-    let library = shifted_clock().to_str().unwrap().to_owned();
-    seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
+    seat.start_with(&WallClock::ahead(seconds).settings());
     scene.until(Duration::from_secs(2), || seat.is_ready());
     scene.world.is_back(death);
     scene.pause(1_500, 2_000);

@@ -2,6 +2,7 @@
 
 pub mod certificates;
 pub mod chance;
+pub mod clock;
 pub mod collector;
 pub mod kube;
 pub mod nginx;
