@@ -8,6 +8,7 @@ mod allocate;
 mod bad_input;
 mod browser;
 mod callbacks;
+mod clock;
 mod cluster;
 mod commands;
 mod config;
