@@ -17,6 +17,7 @@ mod cost;
 mod deploy;
 mod differential;
 mod differential_mutations;
+mod disk;
 mod drain;
 mod events;
 mod functions;

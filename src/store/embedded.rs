@@ -34,6 +34,9 @@ use crate::{metrics::StoreMetrics, traces};
 /// Events that are read back from a journal at most, and that a compacted one begins with.
 const EVENTS: usize = 100_000;
 const KEPT_IN_JOURNAL: usize = 2_000;
+/// Changes and events that may wait for the disk before events have to, too: the bound of
+/// what is in memory, and of the length of a line.
+const AHEAD_OF_DISK: usize = 1_000;
 /// Pods that are audited in one step.
 const AUDIT_BATCH: usize = 500;
 
@@ -144,17 +147,18 @@ impl Embedded {
                 let outcome = step(&mut state.fleet, now);
                 let events = state.fleet.take_events();
                 let changes = state.fleet.take_changes();
-                if self.durable.is_some() {
-                    // On disk with what they tell of, or with what comes next.
+                if self.durable.is_some() && !(events.is_empty() && changes.is_empty()) {
+                    let has_changed = !changes.is_empty();
                     let told = events.iter().cloned().map(|event| Change::Told { at: now, event });
                     state.pending.extend(told);
-                }
-                events.into_iter().for_each(|event| state.events.push(event, now));
-                if !changes.is_empty() {
                     state.pending.extend(changes);
-                    state.commit += 1;
+                    // Events alone are written behind the answer, as long as the disk keeps up.
+                    if has_changed || state.pending.len() > AHEAD_OF_DISK {
+                        state.commit += 1;
+                    }
                     self.shared.work.notify_one();
                 }
+                events.into_iter().for_each(|event| state.events.push(event, now));
                 (outcome, state.commit, state.fleet.take_handed())
             };
             if let Some(durable) = &self.durable {
@@ -240,16 +244,17 @@ fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
         };
         match written {
             Ok(()) => drop(publish.send(commit)),
-            Err(error) => stop(&error),
+            Err(error) => stop(journal.path(), &error),
         }
     }
 }
 
 /// After a failed write or sync nobody knows what the disk holds, and trying
 /// again may lie. The next start reads what is there.
-fn stop(error: &io::Error) -> ! {
+fn stop(path: &Path, error: &io::Error) -> ! {
+    let directory = path.parent().unwrap_or(path).display();
     eprintln!(
-        "smart-router: the journal cannot be written ({error}); stopping so that no answer is given that a restart would undo"
+        "smart-router: DATA_DIR={directory}: the journal cannot be written: {error}; stopping so that no answer is given that a restart would undo"
     );
     std::process::exit(74);
 }
