@@ -193,6 +193,26 @@ fn id(event: &Value) -> (u64, u64) {
     (at.parse().unwrap(), number.parse().unwrap())
 }
 
+#[test]
+fn calls_are_served_while_the_clock_of_redis_is_stepped() {
+    let clock = WallClock::ahead(0);
+    let server = RedisServer::with_clock(&clock);
+    let url = server.url();
+    let router = Router::start(&[
+        ("REDIS_URL", &url),
+        ("TIER_CONFIG", r#"{"gold": 5}"#),
+        ("LEASE_TTL", "3s"),
+        ("LOG_LEVEL", "off"),
+    ]);
+    router.allocate("CA1");
+    for (number, ahead) in [-HOUR, HOUR, 0].into_iter().enumerate() {
+        clock.set_ahead(ahead);
+        router.allocate(&format!("step-{number}"));
+        router.allocate(&format!("next-{number}"));
+        eventually(SOON, "all leases end", || router.status()["active_calls"] == 0);
+    }
+}
+
 /// A Redis whose clock stands still, pods in one exclusive tier, and the time.
 async fn redis_at_rest(pods: usize) -> (RedisServer, Arc<Redis>, u64) {
     let now = unix_millis();
