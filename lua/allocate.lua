@@ -67,7 +67,9 @@ local function exceeded(merchant, wishes)
   if wishes.max_rate == 0 then return 'max_rate' end
   if wishes.max_rate then
     local nth = try('LINDEX', rate_key(merchant), wishes.max_rate - 1)
-    if type(nth) == 'string' and now - (tonumber(nth) or 0) < 1000 then return 'max_rate' end
+    local age = type(nth) == 'string' and now - (tonumber(nth) or 0)
+    -- A call of the future was counted before the clock was set back.
+    if age and age >= 0 and age < 1000 then return 'max_rate' end
   end
 end
 

@@ -27,7 +27,13 @@ operation('claim_pods', {'allow-oom'}, function(ARGV)
       list = {}
     end
     if list[1] and list[1] ~= digest then
-      if not is_new and now < (tonumber(list[2]) or 0) + tonumber(ARGV[7]) then return {'superseded', now} end
+      local followed_at = tonumber(list[2]) or 0
+      if followed_at > now then
+        -- The clock was set back.
+        followed_at = now
+        run('HSET', key, 'followed_at', text_of(now))
+      end
+      if not is_new and now < followed_at + tonumber(ARGV[7]) then return {'superseded', now} end
       current = current + 1
     end
     adopt_writer(origin, current)

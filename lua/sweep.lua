@@ -1,10 +1,36 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
--- ARGV[2]: at most so many of each
+-- ARGV[2..3]: at most so many of each, the longest lease (ms)
 -- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
 --   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty}
+
+-- Bounds what the clock that was set back has prolonged: no lease lasts longer than from now,
+-- no place longer than it was given. Of each at most so many, the furthest deadlines first.
+-- Answers whether there were any.
+local function bound(most, lease)
+  local latest, found = text_of(now + lease), false
+  for _, call in ipairs(try('ZRANGEBYSCORE', P .. 'calls', '(' .. latest, '+inf', 'LIMIT', 0, most)) do
+    local record = record_of(call, 'pod_name', 'merchant_id')
+    local f = record[1] and readable_facts_of(record[1])
+    extend(f, call, latest, nil, record[2])
+    if f then place_calls(f) end
+    found = true
+  end
+  for _, call in ipairs(view('ZREVRANGE', P .. 'waiting', 0, most - 1)) do
+    local place = place_of(call)
+    if place and place.waits and wait_from_now(call, place) then
+      set_poll_by(call, place, math.min(place.poll_by, place.ends))
+      found = true
+    end
+  end
+  return found
+end
+
 operation('sweep', {'allow-oom'}, function(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
   if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+  local latest = try('GET', P .. 'clock')
+  latest = type(latest) == 'string' and tonumber(latest) or 0
+  if now + 1000 >= latest or not bound(ARGV[2], ARGV[3]) then run('SET', P .. 'clock', text_of(now)) end
   entry('')
   local is_flagged = is_waited_for
   for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[2])) do
@@ -50,7 +76,10 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       undrained[#undrained + 1] = pod
     end
   end
-  for _, pod in ipairs(view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  local over = view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[2])
+  -- A minute is the longest: one that lasts longer was begun before the clock was set back.
+  if not over[1] then over = view('ZRANGEBYSCORE', P .. 'quarantined', '(' .. text_of(now + 60000), '+inf', 'LIMIT', 0, ARGV[2]) end
+  for _, pod in ipairs(over) do
     local f = readable_facts_of(pod)
     if f then
       -- One more bad call, and it is back there.

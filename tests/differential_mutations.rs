@@ -183,7 +183,7 @@ async fn the_comparison_catches_scripts_that_are_broken_on_purpose() {
         assert!(whole.contains(from), "{what}: no script contains {from:?}");
     }
     for (what, from, to) in MUTATIONS {
-        let scripts = Scripts::edited(|code| code.replace(from, to));
+        let scripts = || Scripts::edited(|code| code.replace(from, to));
         let caught = compare(7, 40_000, scripts).await;
         assert!(caught.is_err(), "not caught: {what}");
         println!("caught: {what}: {}", caught.unwrap_err().lines().next().unwrap_or_default());

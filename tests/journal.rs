@@ -2,8 +2,6 @@ use std::{
     collections::HashMap,
     fs,
     io::Write,
-    path::Path,
-    process::{Command, Stdio},
     sync::atomic::{AtomicUsize, Ordering},
     thread,
     time::Duration,
@@ -11,12 +9,10 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, free_port, program, raw::head, scratch};
-
-const JSON: [(&str, &str); 1] = [("content-type", "application/json")];
+use crate::support::{Connection, Router, free_port, program, scratch};
 
 /// Allocates calls until the router dies; what it acknowledged.
-fn allocate_until_death(
+pub fn allocate_until_death(
     router: &Router,
     next: &AtomicUsize,
     acknowledged: &AtomicUsize,
@@ -27,11 +23,8 @@ fn allocate_until_death(
     };
     loop {
         let call = format!("CA{}", next.fetch_add(1, Ordering::Relaxed));
-        let body = json!({"call_sid": call}).to_string();
-        let request =
-            [head("POST", "/api/v1/allocate", &JSON, body.len()), body.into_bytes()].concat();
-        let Some(answer) = connection.try_write(&request).then(|| connection.answer()).flatten()
-        else {
+        let body = json!({"call_sid": call});
+        let Some(answer) = connection.try_post("/api/v1/allocate", &body) else {
             return known;
         };
         let (status, answer) = answer.json();
@@ -193,53 +186,4 @@ fn the_journal_is_compacted_while_it_is_in_use() {
     let router = router.kill_and_restart();
     assert_eq!(router.get("/api/v1/calls/keeper").0, 200);
     assert_eq!(router.status()["active_calls"], 1);
-}
-
-/// A library that makes fdatasync fail while a file exists.
-fn failing_sync(directory: &Path) -> String {
-    let source = directory.join("fail.c");
-    let library = directory.join("fail.so");
-    let code = r#"
-        #define _GNU_SOURCE
-        #include <errno.h>
-        #include <stdlib.h>
-        #include <unistd.h>
-        #include <sys/syscall.h>
-        int fdatasync(int fd) {
-            if (access(getenv("FAIL_SYNC"), F_OK) == 0) { errno = EIO; return -1; }
-            return syscall(SYS_fdatasync, fd);
-        }"#;
-    fs::write(&source, code).unwrap();
-    let built =
-        Command::new("cc").args(["-shared", "-fPIC", "-o"]).arg(&library).arg(&source).status();
-    assert!(built.unwrap().success());
-    library.to_str().unwrap().to_owned()
-}
-
-#[test]
-fn a_failed_sync_stops_the_process_before_it_answers() {
-    let directory = scratch();
-    let (library, switch) = (failing_sync(&directory), directory.join("fail"));
-    let data = directory.join("data");
-    let (api, metrics) = (free_port().to_string(), free_port().to_string());
-    let settings = [
-        ("HTTP_PORT", api.as_str()),
-        ("METRICS_PORT", metrics.as_str()),
-        ("LOG_LEVEL", "off"),
-        ("DATA_DIR", data.to_str().unwrap()),
-        ("LD_PRELOAD", &library),
-        ("FAIL_SYNC", switch.to_str().unwrap()),
-    ];
-    let mut router = Router::start_with(&settings, Stdio::null());
-    router.allocate("CA1");
-    fs::write(&switch, "").unwrap();
-    let mut connection = router.connect();
-    let body = json!({"call_sid": "CA2"}).to_string();
-    connection
-        .write(&[head("POST", "/api/v1/allocate", &JSON, body.len()), body.into_bytes()].concat());
-    assert!(connection.answer().is_none(), "an answer that is not on disk");
-    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(74));
-    fs::remove_file(&switch).unwrap();
-    let router = router.kill_and_restart();
-    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
 }

@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::support::{
     Router, eventually,
-    provider::{PUBLIC_URL, call},
+    provider::{Heard, PUBLIC_URL, call},
     proxy::Proxy,
     redis::RedisServer,
 };
@@ -23,14 +23,16 @@ fn distant_redis() -> (RedisServer, Proxy, String) {
     (server, proxy, url)
 }
 
-/// Places calls `c0`, `c1`, … as Twilio does, over eight connections.
+/// Places calls `c0`, `c1`, … as Twilio does, over eight connections. A call that is refused
+/// because the machine is too busy asks again.
 fn place_calls(router: &Router, count: usize) {
     thread::scope(|scope| {
         for client in 0..8 {
             scope.spawn(move || {
                 let mut connection = router.connect();
                 for number in (client..count).step_by(8) {
-                    call(&mut connection, &format!("c{number}"));
+                    let sid = format!("c{number}");
+                    while matches!(call(&mut connection, &sid), Heard::HangUp(_)) {}
                 }
             });
         }

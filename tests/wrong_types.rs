@@ -42,7 +42,7 @@ enum Expected {
 }
 use Expected::{Replaced, Reported};
 
-const KEYS: [(&str, &str, Expected); 31] = [
+const KEYS: [(&str, &str, Expected); 32] = [
     ("pool:gold:available", "set", Replaced),
     ("pool:basic:available", "zset", Replaced),
     ("pool:gold:assigned", "set", Replaced),
@@ -73,6 +73,7 @@ const KEYS: [(&str, &str, Expected); 31] = [
     ("events", "stream", Replaced),
     ("leader:epoch", "string", Replaced),
     ("origin", "string", Replaced),
+    ("clock", "string", Replaced),
     ("pod_list", "hash", Replaced),
 ];
 

@@ -82,6 +82,7 @@ function told_again(q)
   end
   local place = record[5] == 'waiting' and place_of(call)
   if not place then return nil end
+  wait_from_now(call, place)
   local is_there = false
   for tier in string.gmatch(place.pools, '%S+') do is_there = is_there or kind_of(tier) ~= nil end
   if not is_there then

@@ -50,6 +50,16 @@ local function set_place(call, place)
   tell('waiting', call, '', '', place.merchant, place.tried)
 end
 
+-- A place taken in the future is taken now: the clock was set back since, and nobody waits for
+-- longer than agreed. Answers whether it was one.
+local function wait_from_now(call, place)
+  local ahead = place.since - now
+  if ahead <= 0 then return false end
+  place.since, place.ends = now, place.ends - ahead
+  run('HSET', P .. 'call:' .. call, 'since', text_of(now), 'until', text_of(place.ends))
+  return true
+end
+
 -- When a call that asks now has to ask again: three times it may miss, and once when
 -- its time is over.
 local function next_poll(ends, patience)

@@ -91,9 +91,9 @@ impl Shown {
 }
 
 pub fn shown(logged: &Logged) -> Shown {
-    let Logged { id, event } = logged;
+    let Logged { id, at, event } = logged;
     Shown {
-        at: id.at,
+        at: *at,
         call_sid: event.call.clone(),
         detail: Some(event.detail.clone()).filter(|detail| !detail.is_empty()),
         event: event.kind,

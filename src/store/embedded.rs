@@ -14,8 +14,8 @@ use tokio::sync::watch;
 
 use super::{
     Reply, Store, Wakes,
+    clock::Clock,
     journal::{Directory, Journal, JournalError},
-    wall_clock,
 };
 use crate::domain::{
     Millis,
@@ -34,6 +34,9 @@ use crate::{metrics::StoreMetrics, traces};
 /// Events that are read back from a journal at most, and that a compacted one begins with.
 const EVENTS: usize = 100_000;
 const KEPT_IN_JOURNAL: usize = 2_000;
+/// Changes and events that may wait for the disk before events have to, too: the bound of
+/// what is in memory, and of the length of a line.
+const AHEAD_OF_DISK: usize = 1_000;
 /// Pods that are audited in one step.
 const AUDIT_BATCH: usize = 500;
 
@@ -56,20 +59,12 @@ struct Shared {
 struct State {
     fleet: Fleet,
     events: EventLog,
-    clock: Millis,
+    clock: Clock,
     /// Decided, and not yet handed to the writer.
     pending: Vec<Change>,
     /// Counts the steps that changed something.
     commit: u64,
     closing: bool,
-}
-
-impl State {
-    /// The time, which never runs backwards here whatever the clock does.
-    fn now(&mut self) -> Millis {
-        self.clock = self.clock.max(wall_clock());
-        self.clock
-    }
 }
 
 impl Shared {
@@ -107,12 +102,7 @@ impl Embedded {
                         "cut an unfinished record off the journal"
                     );
                 }
-                for change in recovered.changes {
-                    match change {
-                        Change::Told { at, event } => state.events.push(event, at),
-                        change => state.fleet.replay(change),
-                    }
-                }
+                state.recover(recovered.changes);
             }
         }
         let journal = directory.begin(&state.facts())?;
@@ -133,8 +123,8 @@ impl Embedded {
         let mut state = self.shared.lock();
         let kept = state.events.before(None, most);
         state.events = EventLog::keeping(most);
-        for Logged { id, event } in kept.into_iter().rev() {
-            state.events.push(event, id.at);
+        for Logged { at, event, .. } in kept.into_iter().rev() {
+            state.events.push(event, at);
         }
         if most > 0 {
             state.fleet.keep_events();
@@ -153,21 +143,22 @@ impl Embedded {
             let _call = traces::store_call("embedded", operation, None);
             let (outcome, commit, handed) = {
                 let mut state = self.shared.lock();
-                let now = state.now();
+                let now = state.clock.now();
                 let outcome = step(&mut state.fleet, now);
                 let events = state.fleet.take_events();
                 let changes = state.fleet.take_changes();
-                if self.durable.is_some() {
-                    // On disk with what they tell of, or with what comes next.
+                if self.durable.is_some() && !(events.is_empty() && changes.is_empty()) {
+                    let has_changed = !changes.is_empty();
                     let told = events.iter().cloned().map(|event| Change::Told { at: now, event });
                     state.pending.extend(told);
-                }
-                events.into_iter().for_each(|event| state.events.push(event, now));
-                if !changes.is_empty() {
                     state.pending.extend(changes);
-                    state.commit += 1;
+                    // Events alone are written behind the answer, as long as the disk keeps up.
+                    if has_changed || state.pending.len() > AHEAD_OF_DISK {
+                        state.commit += 1;
+                    }
                     self.shared.work.notify_one();
                 }
+                events.into_iter().for_each(|event| state.events.push(event, now));
                 (outcome, state.commit, state.fleet.take_handed())
             };
             if let Some(durable) = &self.durable {
@@ -184,19 +175,50 @@ impl Embedded {
 impl State {
     fn new(tiers: Tiers) -> Self {
         let (fleet, events) = (Fleet::new(tiers, 0), EventLog::keeping(EVENTS));
-        Self { fleet, events, clock: 0, pending: Vec::new(), commit: 0, closing: false }
+        let (clock, pending) = (Clock::start(), Vec::new());
+        Self { fleet, events, clock, pending, commit: 0, closing: false }
     }
 
-    /// What a journal begins with: all facts, and the last events.
+    /// What a journal begins with: all facts, the last events, and the time.
     fn facts(&self) -> Vec<Change> {
         let mut facts = self.fleet.facts();
         let told = self.events.before(None, KEPT_IN_JOURNAL).into_iter().rev();
-        facts.extend(told.map(|Logged { id, event }| Change::Told { at: id.at, event }));
+        facts.extend(told.map(|Logged { at, event, .. }| Change::Told { at, event }));
+        facts.push(Change::Time { at: self.clock.now() });
         facts
     }
 
+    /// Takes over what a journal holds. If it ends later than the clock shows, the clock was
+    /// set back since, and all deadlines move along: none is further away than it was.
+    fn recover(&mut self, changes: Vec<Change>) {
+        let mut ended_at = 0;
+        for change in changes {
+            match change {
+                Change::Told { at, event } => self.events.push(event, at),
+                Change::Time { at } => ended_at = at,
+                change => self.fleet.replay(change),
+            }
+        }
+        let ahead = ended_at.saturating_sub(self.clock.now());
+        if ahead > 0 {
+            tracing::warn!(
+                seconds = ahead as f64 / 1_000.0,
+                "the journal ends later than the clock shows now; deadlines are set back by as much"
+            );
+            self.fleet.shift(-(ahead as i64));
+        }
+    }
+
+    fn follow_wall_clock(&mut self) {
+        if let Some(by) = self.clock.follow_wall_clock() {
+            let seconds = by as f64 / 1_000.0;
+            tracing::warn!(seconds, "the wall clock was stepped; deadlines move along");
+            self.fleet.shift(by);
+        }
+    }
+
     fn begin(&mut self, lease_ttl: Millis) {
-        let trusting_until = self.now() + lease_ttl;
+        let trusting_until = self.clock.now() + lease_ttl;
         self.fleet.replay(Change::Began { trusting_until });
     }
 }
@@ -211,7 +233,8 @@ fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
         if state.pending.is_empty() {
             return;
         }
-        let changes = std::mem::take(&mut state.pending);
+        let mut changes = std::mem::take(&mut state.pending);
+        changes.push(Change::Time { at: state.clock.now() });
         let commit = state.commit;
         let facts = journal.wants_compaction().then(|| state.facts());
         drop(state);
@@ -221,16 +244,17 @@ fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
         };
         match written {
             Ok(()) => drop(publish.send(commit)),
-            Err(error) => stop(&error),
+            Err(error) => stop(journal.path(), &error),
         }
     }
 }
 
 /// After a failed write or sync nobody knows what the disk holds, and trying
 /// again may lie. The next start reads what is there.
-fn stop(error: &io::Error) -> ! {
+fn stop(path: &Path, error: &io::Error) -> ! {
+    let directory = path.parent().unwrap_or(path).display();
     eprintln!(
-        "smart-router: the journal cannot be written ({error}); stopping so that no answer is given that a restart would undo"
+        "smart-router: DATA_DIR={directory}: the journal cannot be written: {error}; stopping so that no answer is given that a restart would undo"
     );
     std::process::exit(74);
 }
@@ -327,6 +351,7 @@ impl Store for Embedded {
     }
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {
+        self.shared.lock().follow_wall_clock();
         self.step("sweep", move |fleet, now| fleet.sweep(most, now))
     }
 
@@ -408,7 +433,7 @@ impl Store for Embedded {
     }
 
     fn now(&self) -> Millis {
-        self.shared.lock().now()
+        self.shared.lock().clock.now()
     }
 
     fn outage(&self) -> Option<String> {

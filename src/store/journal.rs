@@ -106,6 +106,10 @@ impl Journal {
         let record = line(&changes)?;
         self.file.write_all(&record)?;
         self.file.sync_data()?;
+        // A file whose name was taken away is written and synced all the same, and lost.
+        if matches!(self.directory.journal.try_exists(), Ok(false)) {
+            return Err(io::Error::other("the file was removed or renamed"));
+        }
         self.length += record.len() as u64;
         Ok(())
     }
@@ -117,23 +121,32 @@ impl Journal {
         Ok(())
     }
 
+    /// The file, for messages.
+    pub fn path(&self) -> &Path {
+        &self.directory.journal
+    }
+
     pub fn wants_compaction(&self) -> bool {
         self.length > COMPACT_FROM && self.length > COMPACT_GROWTH * self.compacted
     }
 }
 
 /// Writes a whole journal. The new file is complete and on disk before it takes
-/// the name of the old one.
+/// the name of the old one; if it cannot be, it leaves nothing behind on a disk that is full.
 fn replace(path: &Path, facts: &[Change]) -> io::Result<(File, u64)> {
+    let fresh = path.with_extension("new");
+    write_whole(&fresh, path, facts).inspect_err(|_| drop(fs::remove_file(&fresh)))
+}
+
+fn write_whole(fresh: &Path, path: &Path, facts: &[Change]) -> io::Result<(File, u64)> {
     let mut bytes = line(&Header { smart_router_journal: VERSION })?;
     for some in facts.chunks(1024) {
         bytes.extend(line(&some)?);
     }
-    let fresh = path.with_extension("new");
-    let mut file = File::create(&fresh)?;
+    let mut file = File::create(fresh)?;
     file.write_all(&bytes)?;
     file.sync_all()?;
-    fs::rename(&fresh, path)?;
+    fs::rename(fresh, path)?;
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
     Ok((file, bytes.len() as u64))
 }

@@ -1,6 +1,7 @@
 //! What the rest of the program sees of the fleet: one method per operation,
 //! whatever keeps the facts.
 
+mod clock;
 mod embedded;
 mod journal;
 mod redis;

@@ -8,7 +8,8 @@ use super::{
     census::SOON,
     faults::{
         expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, lose_primary,
-        mistake_types, pause_leader, replace_pods, shift_clock, some_pod, two_leaders,
+        mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock, some_pod,
+        two_leaders,
     },
     history::What,
     proxy::Moment,
@@ -42,7 +43,7 @@ const PLAIN: Cell = Cell {
     broken_says: PROCEDURE_SAYS,
 };
 
-pub static CELLS: [Cell; 35] = [
+pub static CELLS: [Cell; 36] = [
     Cell {
         name: "kill-before-sending",
         says: "kill -9 of a router that is about to ask Redis",
@@ -336,6 +337,17 @@ pub static CELLS: [Cell; 35] = [
         broken: Broken::OwnClock,
         broken_says: "deadlines by the router's own clock",
         ..PLAIN
+    },
+    Cell {
+        name: "redis-clock-back",
+        says: "Redis's clock is set back by 5 min",
+        backend: Kind::Clocked,
+        settings: &[("LEASE_TTL", "3s")],
+        style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
+        fault: |scene| set_back_redis(scene, 300),
+        allowed: Duration::from_secs(7),
+        broken: Broken::Edit(&[(" or not bound(ARGV[2], ARGV[3]) then", " or true then")]),
+        broken_says: "leases last longer by the step",
     },
     Cell {
         name: "leader-paused",

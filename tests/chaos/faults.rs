@@ -9,12 +9,11 @@ use std::{
 use redis::Commands;
 
 use super::{
-    clock::shifted_clock,
     proxy::Moment,
     store::Backend,
     world::{ROUTERS, World},
 };
-use crate::support::chance::Dice;
+use crate::support::{chance::Dice, clock::WallClock};
 
 /// Where a fault happens.
 pub struct Scene<'a> {
@@ -118,14 +117,33 @@ pub fn kill(scene: &Scene, moment: Moment) {
     }
 }
 
+/// Sets Redis's clock back while a call is left that no caller knows of.
+pub fn set_back_redis(scene: &Scene, seconds: i64) {
+    let router = scene.roll(ROUTERS);
+    let seat = &scene.world.seats[router];
+    scene
+        .world
+        .history
+        .fault(format!("a router is killed and Redis's clock set back by {seconds} s"));
+    let death = scene.world.dies(router);
+    seat.to_redis.trap(Moment::AfterReply, seat.killer());
+    let is_dead = scene.until(Duration::from_secs(3), || !seat.is_alive());
+    scene.world.store().clock.as_ref().expect("Redis has a clock of its own").set_ahead(-seconds);
+    seat.to_redis.disarm();
+    scene.expect(is_dead, "a router is killed");
+    seat.start();
+    scene.until(Duration::from_secs(2), || seat.is_ready());
+    scene.world.is_back(death);
+    scene.pause(500, 1_000);
+}
+
 pub fn shift_clock(scene: &Scene, seconds: i64) {
     let router = scene.roll(ROUTERS);
     let seat = &scene.world.seats[router];
     scene.world.history.fault(format!("a router starts again, {seconds} s off"));
     let death = scene.world.dies(router);
     seat.killer()();
-    let library = shifted_clock().to_str().unwrap().to_owned();
-    seat.start_with(&[("LD_PRELOAD", library), ("CLOCK_SHIFT", seconds.to_string())]);
+    seat.start_with(&WallClock::ahead(seconds).settings());
     scene.until(Duration::from_secs(2), || seat.is_ready());
     scene.world.is_back(death);
     scene.pause(1_500, 2_000);

@@ -8,7 +8,6 @@ mod callers;
 mod cell;
 mod cells;
 mod census;
-mod clock;
 mod faults;
 mod history;
 mod http;

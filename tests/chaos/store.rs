@@ -10,7 +10,7 @@ use std::{
 use redis::Commands;
 
 use super::{cell::Broken, proxy::Proxy};
-use crate::support::{free_port, redis::RedisServer, scratch};
+use crate::support::{clock::WallClock, free_port, redis::RedisServer, scratch};
 
 /// Which Redis a cell has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +21,8 @@ pub enum Kind {
     Durable,
     /// Three servers, three Sentinels, the recommended settings.
     Sentinels,
+    /// In memory only, with a clock that can be stepped.
+    Clocked,
 }
 
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "everysec"];
@@ -38,12 +40,18 @@ pub struct Backend {
     pub proxies: Vec<Proxy>,
     sentinels: Vec<RedisServer>,
     kind: Kind,
+    /// The clock of a server that has one of its own.
+    pub clock: Option<WallClock>,
 }
 
 impl Backend {
     /// `is_sound`: with the settings that we recommend.
     pub fn start(kind: Kind, is_sound: bool) -> Self {
+        let clock = (kind == Kind::Clocked).then(|| WallClock::ahead(0));
         let (servers, proxies, sentinels) = match kind {
+            Kind::Clocked => {
+                (clock.iter().map(RedisServer::with_clock).collect(), Vec::new(), Vec::new())
+            }
             Kind::Plain => (vec![RedisServer::start(&[])], Vec::new(), Vec::new()),
             Kind::Durable => (vec![RedisServer::start(&DURABLE)], Vec::new(), Vec::new()),
             // (how they find each other is not what is tried here)
@@ -51,7 +59,7 @@ impl Backend {
                 (0..3).find_map(|_| watched(is_sound)).expect("the Sentinels find each other")
             }
         };
-        Self { servers, proxies, sentinels, kind }
+        Self { servers, proxies, sentinels, kind, clock }
     }
 
     /// Where the first server is.

@@ -2,7 +2,9 @@
 
 pub mod certificates;
 pub mod chance;
+pub mod clock;
 pub mod collector;
+pub mod disk;
 pub mod kube;
 pub mod nginx;
 pub mod provider;

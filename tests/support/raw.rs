@@ -86,6 +86,21 @@ impl Connection {
     }
 
     /// The same, but the server may go away.
+    pub fn try_post(&mut self, path: &str, body: &Value) -> Option<Answer> {
+        self.try_json("POST", path, body)
+    }
+
+    pub fn try_put(&mut self, path: &str, body: &Value) -> Option<Answer> {
+        self.try_json("PUT", path, body)
+    }
+
+    fn try_json(&mut self, method: &str, path: &str, body: &Value) -> Option<Answer> {
+        let body = body.to_string();
+        let json = [("content-type", "application/json")];
+        let request = [&head(method, path, &json, body.len()), body.as_bytes()].concat();
+        if self.try_write(&request) { self.answer() } else { None }
+    }
+
     pub fn try_form(&mut self, path: &str, body: &str) -> Option<Answer> {
         let form = [("content-type", "application/x-www-form-urlencoded")];
         let request = [&head("POST", path, &form, body.len()), body.as_bytes()].concat();

@@ -19,7 +19,7 @@ use smart_router::{
     store::{RedisConfig, Scripts},
 };
 
-use super::{eventually, free_port, scratch};
+use super::{clock::WallClock, eventually, free_port, scratch};
 
 pub struct RedisServer {
     child: Child,
@@ -70,11 +70,11 @@ fn server_command() -> Command {
 
 impl RedisServer {
     pub fn start(args: &[&str]) -> Self {
-        Self::launch(free_port(), scratch(), args, None)
+        Self::launch(free_port(), scratch(), args, &[], None)
     }
 
     pub fn start_on(port: u16) -> Self {
-        Self::launch(port, scratch(), &[], None)
+        Self::launch(port, scratch(), &[], &[], None)
     }
 
     /// A server that speaks in its own way: waits only until its port is open.
@@ -102,10 +102,24 @@ impl RedisServer {
             .open(directory.join("clock"))
             .unwrap();
         file.write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
-        Self::launch(free_port(), directory, &[], Some(file))
+        let held = directory.join("clock").to_str().unwrap().to_owned();
+        let library = held_clock().to_str().unwrap().to_owned();
+        let environment = [("LD_PRELOAD", library), ("HELD_CLOCK", held)];
+        Self::launch(free_port(), directory, &[], &environment, Some(file))
     }
 
-    fn launch(port: u16, directory: PathBuf, args: &[&str], clock: Option<File>) -> Self {
+    /// A server with a clock that can be stepped.
+    pub fn with_clock(clock: &WallClock) -> Self {
+        Self::launch(free_port(), scratch(), &[], &clock.settings(), None)
+    }
+
+    fn launch(
+        port: u16,
+        directory: PathBuf,
+        args: &[&str],
+        environment: &[(&str, String)],
+        clock: Option<File>,
+    ) -> Self {
         let mut command = server_command();
         command.args([
             "--port",
@@ -116,9 +130,7 @@ impl RedisServer {
             directory.to_str().unwrap(),
         ]);
         command.args(args).stdout(Stdio::null());
-        if clock.is_some() {
-            command.env("LD_PRELOAD", held_clock()).env("HELD_CLOCK", directory.join("clock"));
-        }
+        command.envs(environment.iter().map(|(name, value)| (*name, value)));
         let server = Self {
             child: command.spawn().expect("redis-server is installed"),
             port,
@@ -175,7 +187,7 @@ impl RedisServer {
     /// Kills the server, if it lives, and starts it again with what it has on disk.
     pub fn restart(&mut self, args: &[&str]) {
         self.kill();
-        let fresh = Self::launch(self.port, self.directory.clone(), args, None);
+        let fresh = Self::launch(self.port, self.directory.clone(), args, &[], None);
         let old = std::mem::replace(self, fresh);
         std::mem::forget(old);
     }

@@ -113,6 +113,10 @@ pub enum Change {
     Left { call: CallSid },
     /// Something worth telling happened. It changes no fact.
     Told { at: Millis, event: Event },
+    /// What the clock showed when this was written. It changes no fact.
+    Time { at: Millis },
+    /// The clock was stepped by so many ms, and every time moved along.
+    Shifted { by: i64 },
     /// How a pod has fared, and until when it is given no calls for that.
     Health {
         pod: PodName,

@@ -145,6 +145,13 @@ impl Ends {
         self.by_call.remove(call);
     }
 
+    pub fn shift(&mut self, by: i64) {
+        let ends = self.by_call.values_mut().map(|end| &mut end.at);
+        for at in ends.chain(self.order.iter_mut().map(|(at, _)| at)) {
+            *at = at.saturating_add_signed(by);
+        }
+    }
+
     pub fn iter(&self) -> impl Iterator<Item = (&CallSid, &End)> {
         self.by_call.iter()
     }

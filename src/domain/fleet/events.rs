@@ -161,6 +161,8 @@ impl FromStr for EventId {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Logged {
     pub id: EventId,
+    /// When it happened (ms). Earlier than its id says after the clock was set back: ids rise.
+    pub at: Millis,
     pub event: Event,
 }
 
@@ -189,7 +191,7 @@ impl EventLog {
         if self.kept.len() == self.most {
             self.kept.pop_front();
         }
-        self.kept.push_back(Logged { id: self.last, event });
+        self.kept.push_back(Logged { id: self.last, at: now, event });
     }
 
     /// The first events after one.
@@ -335,7 +337,9 @@ impl Fleet {
             | Change::Remembered { .. }
             | Change::Forgotten { .. }
             | Change::Polled { .. }
-            | Change::Told { .. } => return None,
+            | Change::Told { .. }
+            | Change::Time { .. }
+            | Change::Shifted { .. } => return None,
         })
     }
 }

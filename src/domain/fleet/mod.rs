@@ -18,6 +18,7 @@ mod properties;
 mod queue;
 mod renew;
 mod replay;
+mod shift;
 #[cfg(test)]
 mod tests;
 mod upkeep;

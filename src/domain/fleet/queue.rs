@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     Allocate, Allocation, Cause, Change, Fleet, Pod, Refusal, Tried,
     calls::{Call, Why},
+    shift::shift_deadlines,
 };
 use crate::domain::{
     Millis, merchant,
@@ -127,6 +128,11 @@ impl Queue {
             place.poll_by = poll_by;
             self.polls.insert((poll_by, call.clone()));
         }
+    }
+
+    pub fn shift(&mut self, by: i64) {
+        self.places.values_mut().for_each(|place| place.shift(by));
+        shift_deadlines(&mut self.polls, by);
     }
 
     pub fn get(&self, call: &CallSid) -> Option<&Place> {

@@ -88,7 +88,8 @@ impl Fleet {
             }
             Change::Remembered { call, end } => self.ends.insert(call, end),
             Change::Forgotten { call } => self.ends.remove(&call),
-            Change::Told { .. } => {}
+            Change::Told { .. } | Change::Time { .. } => {}
+            Change::Shifted { by } => self.shift_times(by),
             Change::Waits { call, place } => {
                 self.count(place.merchant.as_ref());
                 self.queue.insert(call, place);

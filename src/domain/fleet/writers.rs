@@ -189,7 +189,9 @@ impl Fleet {
         now: Millis,
     ) -> Result<(), ClaimRefused> {
         let mut epoch = self.epoch;
-        if let Some(list) = self.list.as_ref().filter(|list| list.digest != digest) {
+        if let Some(list) = self.list.as_mut().filter(|list| list.digest != digest) {
+            // A clock that was set back must not keep an abandoned list in force.
+            list.followed_at = list.followed_at.min(now);
             if !is_new && now < list.followed_at + LIST_TTL {
                 return Err(ClaimRefused::Superseded);
             }

@@ -244,7 +244,7 @@ impl Live {
         let now = self.store.now();
         let mut events = self.store.events_before(None, STEP).await?;
         let is_enough = |events: &[Logged]| {
-            let is_old = |oldest: &Logged| oldest.id.at + tally::RECENT < now;
+            let is_old = |oldest: &Logged| oldest.at + tally::RECENT < now;
             events.len() >= tally::MOST || events.last().is_none_or(is_old)
         };
         while !is_enough(&events) {

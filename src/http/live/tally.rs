@@ -71,8 +71,9 @@ impl Tally {
     /// Counts events, and forgets what is no longer recent. Replicas that have counted for
     /// long forget as much as one that has just begun never knew, but for what rates need.
     pub fn note(&mut self, events: &[Logged], now: Millis) {
-        for Logged { id, event } in events {
-            self.seconds.entry(id.at / 1_000).or_default().note(event);
+        for Logged { at, event, .. } in events {
+            // Redis gives events the time of the last before its clock was set back.
+            self.seconds.entry(now.min(*at) / 1_000).or_default().note(event);
         }
         self.events += events.len();
         while let Some(oldest) = self.seconds.first_entry()
@@ -80,6 +81,12 @@ impl Tally {
             && (age * 1_000 > RECENT || self.events > MOST && age > AVERAGED)
         {
             self.events -= oldest.remove().events;
+        }
+        // The clock was set back.
+        while let Some(newest) = self.seconds.last_entry()
+            && *newest.key() > now / 1_000 + AVERAGED
+        {
+            self.events -= newest.remove().events;
         }
     }
 
@@ -117,7 +124,7 @@ mod tests {
 
     fn logged(at: Millis, kind: &str, detail: &str) -> Logged {
         let event = Event::read(kind, &format!("CA1 a pool:gold  {detail}")).unwrap();
-        Logged { id: EventId { at, number: 0 }, event }
+        Logged { id: EventId { at, number: 0 }, at, event }
     }
 
     #[test]
@@ -133,6 +140,17 @@ mod tests {
         let ats: Vec<Millis> = history.iter().map(|(at, _)| *at).collect();
         assert_eq!(ats, [15_000, 16_000, 17_000, 18_000, 19_000, 20_000], "no more is known");
         assert_eq!(tally.history(2, 20_000).len(), 3);
+    }
+
+    #[test]
+    fn a_clock_set_back_leaves_rates_right() {
+        let mut tally = Tally::default();
+        tally.note(&[logged(5_000_000, "refused", "no_pods")], 5_000_000);
+        // A stream in Redis gives later entries the time of the last one.
+        tally.note(&vec![logged(5_000_000, "allocated", ""); 10], 1_000_000);
+        assert_eq!(tally.rates(1_001)["allocated"], 2.0);
+        assert_eq!(tally.lately().no_pods, 0, "it happened in the future");
+        assert_eq!(tally.events, 10);
     }
 
     #[test]

@@ -123,7 +123,7 @@ impl Redis {
         &self,
         request: &Release,
     ) -> Result<Result<Released, NotReleased>, StoreError> {
-        let (number, asked) = (number_text(request.attempt), self.link.time());
+        let (number, asked) = (number_text(request.attempt), self.link.clock.now());
         let args = release_args(request, "", &number, "");
         let args = without_empty_end(&args);
         let answer = self.link.run(&self.scripts.release, args, Timeliness::Whenever).await;

@@ -6,7 +6,7 @@ use std::{
     io,
     sync::{
         Mutex, PoisonError, RwLock,
-        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -19,6 +19,7 @@ use tokio::{sync::Notify, time::timeout_at};
 
 use super::{
     address::Address,
+    clock::RedisClock,
     errors::{Class, classify, is_not_loaded, reason, store_error},
     gate::{Claim, Gate},
     reply::Reply,
@@ -33,10 +34,6 @@ use crate::{
 
 /// All that a request may take, both tries and the way to a new connection.
 pub const BUDGET: Duration = Duration::from_millis(750);
-/// Who has answered within this time (ms) is there.
-const LATELY: u64 = 200;
-/// For so long the truest word about Redis's clock counts.
-const CLOCK_WINDOW: Duration = Duration::from_secs(2);
 /// What the first try may take of it.
 const FIRST_TRY: Duration = Duration::from_millis(400);
 
@@ -83,18 +80,11 @@ pub struct Link {
     connecting: tokio::sync::Mutex<Option<Instant>>,
     /// Where a cluster said the keys are.
     moved: Mutex<Option<(String, u16)>>,
-    started: Instant,
-    /// Redis's clock minus ours (ms), as far as we know: answers take their time, so that the
-    /// largest difference lately is the truest.
-    offset: AtomicI64,
-    /// Since when, and what it has been at most.
-    lately: Mutex<(Instant, i64)>,
+    pub clock: RedisClock,
     is_open: AtomicBool,
     /// Why Redis was last out of use, in a word.
     reason: Mutex<String>,
     gate: Gate,
-    /// When Redis last answered, on our clock (ms).
-    heard: AtomicU64,
     /// Told when the circuit opens, or something is left to do.
     pub opened: Notify,
     pub metrics: StoreMetrics,
@@ -111,14 +101,11 @@ impl Link {
             lines: AtomicU64::new(0),
             connecting: tokio::sync::Mutex::new(None),
             moved: Mutex::new(None),
-            started: Instant::now(),
-            offset: AtomicI64::new(0),
-            lately: Mutex::new((Instant::now(), i64::MIN)),
+            clock: RedisClock::new(),
             // Nothing is known of Redis yet.
             is_open: AtomicBool::new(true),
             reason: Mutex::new("unreachable".into()),
             gate: Gate::new(),
-            heard: AtomicU64::new(0),
             opened: Notify::new(),
             metrics,
         }
@@ -243,7 +230,7 @@ impl Link {
             };
             let not_after = match timeliness {
                 Timeliness::Whenever => 0,
-                Timeliness::InTime => self.redis_time(started + limit),
+                Timeliness::InTime => self.clock.at(started + limit),
             };
             let sent =
                 timeout_at(deadline, self.send(&mut line.connection, script, args, not_after))
@@ -251,7 +238,7 @@ impl Link {
             let error = match sent {
                 Ok(Ok(value)) => {
                     let reply = Reply::new(value).map_err(|error| failure(true, error))?;
-                    self.note_time(reply.time);
+                    self.clock.note(reply.time);
                     if reply.word != "late" {
                         return Ok(reply);
                     }
@@ -277,7 +264,7 @@ impl Link {
                 Class::Io => {
                     self.note_outage(&error);
                     may_have_run = true;
-                    let is_busy = error.is_timeout() && self.is_heard();
+                    let is_busy = error.is_timeout() && self.clock.is_heard();
                     if !is_busy {
                         self.forget(&line);
                     }
@@ -404,7 +391,7 @@ impl Link {
         let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = self.address.connect(moved).await?;
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-        self.begin_time(seconds * 1_000 + micros / 1_000);
+        self.clock.begin(seconds * 1_000 + micros / 1_000);
         Ok(connection)
     }
 
@@ -433,50 +420,6 @@ impl Link {
         {
             *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Some((host.into(), port));
         }
-    }
-
-    /// Whether Redis has answered anything lately.
-    fn is_heard(&self) -> bool {
-        let heard = self.heard.load(Ordering::Relaxed);
-        self.started.elapsed().as_millis() as u64 - heard < LATELY
-    }
-
-    fn note_time(&self, redis: Millis) {
-        let ours = self.started.elapsed().as_millis() as i64;
-        self.heard.store(ours as u64, Ordering::Relaxed);
-        let offset = redis as i64 - ours;
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, most) = &mut *lately;
-        *most = offset.max(*most);
-        if since.elapsed() > CLOCK_WINDOW {
-            // A clock may have been set back.
-            self.offset.store(*most, Ordering::Relaxed);
-            (*since, *most) = (Instant::now(), offset);
-        } else {
-            self.offset.fetch_max(*most, Ordering::Relaxed);
-        }
-    }
-
-    /// The same on a new connection: what was known may have been another's clock.
-    fn begin_time(&self, redis: Millis) {
-        let ours = self.started.elapsed().as_millis() as i64;
-        self.heard.store(ours as u64, Ordering::Relaxed);
-        let offset = redis as i64 - ours;
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        *lately = (Instant::now(), offset);
-        self.offset.store(offset, Ordering::Relaxed);
-    }
-
-    /// What Redis's clock shows, if we have ever heard of it.
-    pub fn time(&self) -> Option<Millis> {
-        let has_heard = self.offset.load(Ordering::Relaxed) > 0;
-        has_heard.then(|| self.redis_time(Instant::now()))
-    }
-
-    /// What Redis's clock will show at a moment of ours.
-    fn redis_time(&self, at: Instant) -> Millis {
-        let ours = at.duration_since(self.started).as_millis() as i64;
-        u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
     }
 }
 

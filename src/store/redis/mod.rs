@@ -4,6 +4,7 @@
 mod address;
 mod audit;
 mod calls;
+mod clock;
 mod errors;
 mod gate;
 mod kept;

@@ -265,7 +265,9 @@ impl Store for Redis {
 
     fn sweep(&self, most: usize) -> Reply<'_, Swept> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.sweep, &[&most.to_string()]).await?;
+            let args = [most.to_string(), self.lease_ttl.to_string()];
+            let mut answer =
+                self.run(&self.scripts.sweep, &args.each_ref().map(|it| it.as_str())).await?;
             let swept = Swept {
                 abandoned: abandoned(&answer.texts()?)?,
                 expired: answer.ended()?,
@@ -407,7 +409,7 @@ impl Store for Redis {
     }
 
     fn now(&self) -> Millis {
-        self.link.time().unwrap_or_else(wall_clock)
+        self.link.clock.now().unwrap_or_else(wall_clock)
     }
 
     fn outage(&self) -> Option<String> {

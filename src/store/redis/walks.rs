@@ -11,7 +11,7 @@ use super::{
 use crate::{
     domain::{
         Millis,
-        fleet::{CallCursor, CallPage, CallQuery, Event, Logged, PodStatus, PoolStatus},
+        fleet::{CallCursor, CallPage, CallQuery, Event, EventId, Logged, PodStatus, PoolStatus},
         names::{MerchantId, Pool},
         tiers::Tiers,
     },
@@ -121,7 +121,8 @@ impl Redis {
         let entries: Vec<(String, Vec<String>)> = entries.unwrap_or_default();
         let read = |(id, fields): (String, Vec<String>)| {
             let event = Event::read(fields.first()?, fields.get(1)?)?;
-            Some(Logged { id: id.parse().ok()?, event })
+            let id: EventId = id.parse().ok()?;
+            Some(Logged { id, at: id.at, event })
         };
         Ok(entries.into_iter().filter_map(read).collect())
     }

@@ -95,6 +95,10 @@ enum Step {
     Wait {
         ms: Millis,
     },
+    /// The clock is stepped.
+    Shift {
+        by: i64,
+    },
 }
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
@@ -124,6 +128,7 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         2 => (1..4usize).prop_map(|most| Step::Sweep { most }),
         1 => Just(Step::Audit),
         3 => (1..400u64).prop_map(|ms| Step::Wait { ms }),
+        1 => (-900..900i64).prop_map(|by| Step::Shift { by }),
     ];
     prop::collection::vec(step, STEPS)
 }
@@ -325,6 +330,11 @@ fn step_once(fleet: &mut Fleet, witness: &mut Witness, now: &mut Millis, step: S
             assert_eq!(fleet.audit(&names).repaired, 0, "a view was out of line");
         }
         Step::Wait { ms } => *now += ms,
+        Step::Shift { by } => {
+            fleet.shift(by);
+            let told = witness.leases.values_mut().chain(witness.drains.values_mut());
+            told.chain([now]).for_each(|time| *time = time.saturating_add_signed(by));
+        }
     }
 }
 

@@ -46,6 +46,15 @@ fn calls_that_wait_count_too_and_nobody_waits_for_a_limit() {
 }
 
 #[test]
+fn calls_of_the_future_are_none_of_this_second() {
+    let mut fleet = limited(r#"{"max_rate": 2}"#);
+    assert_eq!([asks(&mut fleet, "c1", NOW), asks(&mut fleet, "c2", NOW)], [None, None]);
+    let then = NOW - 500_000;
+    assert_eq!([asks(&mut fleet, "c3", then), asks(&mut fleet, "c4", then)], [None, None]);
+    assert_eq!(asks(&mut fleet, "c5", then), TOO_FAST);
+}
+
+#[test]
 fn a_merchant_has_so_many_new_calls_within_any_second() {
     let mut fleet = limited(r#"{"max_rate": 2}"#);
     assert_eq!(asks(&mut fleet, "c1", NOW), None);

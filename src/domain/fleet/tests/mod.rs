@@ -7,6 +7,7 @@ mod limits;
 mod pods;
 mod renew;
 mod rescue;
+mod shift;
 mod view;
 mod waiting;
 
