@@ -6,6 +6,7 @@ use super::{
     callers::{Odd, Style, USUAL},
     cell::{Broken, Cell},
     census::SOON,
+    crowd,
     faults::{
         expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, lose_primary,
         mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock, some_pod,
@@ -43,7 +44,7 @@ const PLAIN: Cell = Cell {
     broken_says: PROCEDURE_SAYS,
 };
 
-pub static CELLS: [Cell; 36] = [
+pub static CELLS: [Cell; 37] = [
     Cell {
         name: "kill-before-sending",
         says: "kill -9 of a router that is about to ask Redis",
@@ -320,6 +321,28 @@ pub static CELLS: [Cell; 36] = [
             "place.merchant, place.tried)\n",
         )]),
         broken_says: "a call that is handed a pod does not count there",
+        ..PLAIN
+    },
+    Cell {
+        name: "stall-with-a-crowd",
+        says: "Redis stalls with 1,000 waiting and 1,000 provisional calls, 2–6 ms away",
+        settings: &[
+            ("TIER_CONFIG", crowd::TIERS),
+            ("CONNECT_TIMEOUT", "6s"),
+            ("HOLD_TIME", "1m"),
+            ("HOLD_POLL", "2s"),
+            ("HOLD_MAX", "3000"),
+            ("HOLD_MAX_PER_MERCHANT", "3000"),
+            ("PUBLIC_URL", "http://router.example.com"),
+        ],
+        style: Style { waits: true, clients: 6, hold: (20, 300), ..USUAL },
+        fault: crowd::stall,
+        allowed: Duration::from_secs(14),
+        broken: Broken::Edit(&[(
+            "local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now",
+            "local bound = now",
+        )]),
+        broken_says: "the bound of a recovery moves with the clock",
         ..PLAIN
     },
     Cell {

@@ -8,6 +8,7 @@ mod callers;
 mod cell;
 mod cells;
 mod census;
+mod crowd;
 mod faults;
 mod history;
 mod http;

@@ -1,0 +1,118 @@
+//! A thousand waiting and a thousand provisional calls, milliseconds from Redis.
+
+use std::{
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::json;
+
+use super::{
+    faults::Scene,
+    http,
+    world::{ROUTERS, World},
+};
+
+/// With a pool that takes all provisional calls of the crowd on one pod.
+pub const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}, "crowd": {"type": "shared", "target": 1, "max_concurrent": 1000}}, "default_chain": ["gold", "basic"]}"#;
+const CALLS: usize = 1_000;
+const POD: &str = "crowd-0";
+/// Merchants whose calls go to the pod of the crowd, or wait for a pool without pods.
+const MERCHANTS: [(&str, &str); 2] = [
+    ("crowd", r#"{"fallback": ["crowd"]}"#),
+    ("patient", r#"{"pool": "nowhere", "dedicated_only": true}"#),
+];
+
+/// Stalls Redis while the crowd is there, and sends the crowd home.
+pub fn stall(scene: &Scene) {
+    let world = scene.world;
+    for seat in &world.seats {
+        let limits = (Duration::from_millis(1), Duration::from_millis(3));
+        seat.to_redis.set(|faults| faults.delay = Some(limits));
+    }
+    world.kube.add_with(POD, |pod| {
+        pod["metadata"]["labels"]["smart-router/tier"] = json!("crowd");
+    });
+    for (merchant, document) in MERCHANTS {
+        let path = format!("/api/v1/merchants/{merchant}");
+        let put = http::ask(
+            world.seats[0].address,
+            "PUT",
+            &path,
+            "application/json",
+            document.as_bytes(),
+        );
+        scene.expect(put.is_ok_and(|answer| answer.status == 200), "the merchants of the crowd");
+    }
+    gather(world);
+    let counts = counts(world);
+    scene.expect(counts == Some((CALLS, CALLS)), &format!("a crowd, not {counts:?}"));
+    world.history.fault("Redis stalls");
+    world.store().servers[0].signal("STOP");
+    scene.pause(1_200, 1_800);
+    world.store().servers[0].signal("CONT");
+    scene.pause(300, 500);
+    world.kube.delete(POD);
+    send_home(world);
+}
+
+/// Calls `merchant-0` and on, as Twilio places them, by eight callers.
+fn gather(world: &World) {
+    let until = Instant::now() + Duration::from_secs(20);
+    thread::scope(|scope| {
+        for caller in 0..8 {
+            scope.spawn(move || {
+                for number in (caller..CALLS).step_by(8) {
+                    for (merchant, _) in MERCHANTS {
+                        let path = format!("/api/v1/twilio/allocate?merchant_id={merchant}");
+                        let form = format!("CallSid={merchant}-{number}");
+                        let is_in = |router: usize| {
+                            let to = world.seats[router % ROUTERS].address;
+                            let kind = "application/x-www-form-urlencoded";
+                            let answer = http::ask(to, "POST", &path, kind, form.as_bytes());
+                            answer.is_ok_and(|answer| !answer.body.contains("<Hangup/>"))
+                        };
+                        let mut router = number;
+                        while !is_in(router) && Instant::now() < until {
+                            router += 1;
+                            thread::sleep(Duration::from_millis(20));
+                        }
+                    }
+                }
+            });
+        }
+    });
+}
+
+/// The provisional and the waiting calls of the crowd, as the store counts them.
+fn counts(world: &World) -> Option<(usize, usize)> {
+    let mut redis = world.store().connection()?;
+    let count = |redis: &mut redis::Connection, key: &str| {
+        redis::cmd("ZCARD").arg(key).query::<usize>(redis).ok()
+    };
+    let provisional = count(&mut redis, &format!("voice:pod:calls:{POD}"))?;
+    Some((provisional, count(&mut redis, "voice:merchant:patient:waiting")?))
+}
+
+fn send_home(world: &World) {
+    let until = Instant::now() + Duration::from_secs(10);
+    thread::scope(|scope| {
+        for caller in 0..8 {
+            scope.spawn(move || {
+                for number in (caller..CALLS).step_by(8) {
+                    let call = json!({"call_sid": format!("patient-{number}")});
+                    let is_gone = |router: usize| {
+                        let to = world.seats[router % ROUTERS].address;
+                        let answer = http::post(to, "/api/v1/release", &call);
+                        answer.is_ok_and(|answer| matches!(answer.status, 200 | 404))
+                    };
+                    let mut router = number;
+                    while !is_gone(router) && Instant::now() < until {
+                        router += 1;
+                        thread::sleep(Duration::from_millis(20));
+                    }
+                }
+            });
+        }
+    });
+}
