@@ -14,6 +14,9 @@ use crate::secrets::{Secret, is_same};
 pub struct Jambonz;
 
 const SIGNATURE: &str = "jambonz-signature";
+/// Of the audio in both directions (Hz): what telephone lines carry, and the default of
+/// `listen`. The direction back has no default.
+const SAMPLE_RATE: u32 = 8_000;
 
 impl Dialect for Jambonz {
     fn call_field(&self) -> &'static str {
@@ -41,7 +44,15 @@ impl Dialect for Jambonz {
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
-        let mut listen = json!({"verb": "listen", "url": stream.url});
+        // Audio from the agent is played as it comes only where streaming is asked for: by
+        // default jambonz drops the binary frames, and the caller hears nothing.
+        let mut listen = json!({
+            "verb": "listen",
+            "url": stream.url,
+            "sampleRate": SAMPLE_RATE,
+            "bidirectionalAudio":
+                {"enabled": true, "streaming": true, "sampleRate": SAMPLE_RATE},
+        });
         if let Some(url) = stream.status_url {
             listen["actionHook"] = json!(url);
         }
