@@ -143,6 +143,13 @@ checked_name!(
     NAME
 );
 checked_name!(
+    /// A telephony provider by the name that a JSON caller gave it.
+    Carrier,
+    "provider",
+    is_name,
+    NAME
+);
+checked_name!(
     /// The flow of a voice agent; `v2` is the one that shows in the URL.
     Flow,
     "flow",

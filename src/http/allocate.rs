@@ -22,7 +22,7 @@ use crate::{
     domain::{
         Millis,
         fleet::{After, Allocate, Allocation, Hold, Refusal, Why},
-        names::{CallSid, PodName, Pool},
+        names::{CallSid, Carrier, PodName, Pool},
     },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
@@ -229,9 +229,12 @@ pub async fn allocate(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
-    let provider = match body.provider.as_deref() {
-        None | Some("") => Provider::default(),
-        Some(name) => name.parse()?,
+    let (provider, carrier) = match body.provider.as_deref() {
+        None | Some("") => (Provider::default(), None),
+        Some(name) => match name.parse() {
+            Ok(provider) => (provider, None),
+            Err(_) => (Provider::default(), Some(name.parse::<Carrier>()?)),
+        },
     };
     let parts = CallParts {
         call: body.call_sid.as_deref(),
@@ -239,7 +242,7 @@ pub async fn allocate(
         flow: body.flow.as_deref(),
         template: body.template.as_deref(),
     };
-    let request = CallRequest::new(provider, parts)?;
+    let request = CallRequest { carrier, ..CallRequest::new(provider, parts)? };
     let wait: Option<Span> = match body.wait.as_deref() {
         None | Some("" | "0" | "0s") => None,
         Some(text) => Some(text.parse().map_err(|expected| {

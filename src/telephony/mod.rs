@@ -25,7 +25,7 @@ pub use self::{
     webhook::{Content, Covered, Forged, Webhook},
 };
 use crate::{
-    domain::names::{CallSid, Flow, InvalidName, MerchantId, Template},
+    domain::names::{CallSid, Carrier, Flow, InvalidName, MerchantId, Template},
     secrets::{self, Secret},
 };
 
@@ -222,6 +222,8 @@ pub struct CallRequest {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub provider: Provider,
+    /// The provider in the stream URL, where a JSON caller names one that has no webhooks here.
+    pub carrier: Option<Carrier>,
     pub flow: Flow,
     pub template: Template,
 }
@@ -244,9 +246,15 @@ impl CallRequest {
             call: parts.call.unwrap_or_default().parse()?,
             merchant: given(parts.merchant).map(MerchantId::try_from).transpose()?,
             provider,
+            carrier: None,
             flow: given(parts.flow).unwrap_or_else(|| "v2".into()).parse()?,
             template: template.parse()?,
         })
+    }
+
+    /// What stands for the provider in the stream URL.
+    pub fn provider_name(&self) -> &str {
+        self.carrier.as_ref().map_or(self.provider.as_str(), Carrier::as_str)
     }
 
     /// Reads a webhook: the call's id from what the provider sent, the rest
