@@ -114,6 +114,8 @@ pub struct Way {
     pub returns: bool,
     pub hold: Option<Hold>,
     pub after: Option<After>,
+    /// A store that has not answered by then counts as one that is out.
+    pub answer_by: Option<Instant>,
 }
 
 /// Asks the store for a pod, and counts and notes what came of it.
@@ -133,7 +135,13 @@ pub async fn connect(
         after: way.after,
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
-    let outcome = context.store.allocate(&allocate).await;
+    let asked = context.store.allocate(&allocate);
+    let outcome = match way.answer_by {
+        None => asked.await,
+        Some(until) => tokio::time::timeout_at(until, asked)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Unavailable("no answer in time".into()))),
+    };
     let malformed = match &outcome {
         Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
         Ok(Err(refusal)) => refusal.malformed_merchant.as_ref(),

@@ -2,13 +2,15 @@
 //! Providers that speak to the caller always get 200 with a document, because
 //! anything else is a dead line; only what is not genuine gets 403 and no word.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{
     extract::{OriginalUri, Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
+
+use tokio::time::Instant;
 
 use super::{
     ApiError, Context, Noted, Shared,
@@ -89,9 +91,10 @@ pub async fn after_stream(
         let noted = Noted { call: Some(call.call), outcome: "over", ..Noted::default() };
         return noted.on(answer(provider.dialect().goodbye()));
     }
-    let until = Instant::now() + EXPLANATION;
+    let began = Instant::now();
+    let (until, answer_by) = (began + EXPLANATION, Some(began + ANSWER));
     loop {
-        let way = way(&context, provider, Some(after.clone()), since);
+        let way = Way { answer_by, ..way(&context, provider, Some(after.clone()), since) };
         let (noted, outcome) = connect(&context, &call, way).await;
         match &outcome {
             Err(NotConnected::Refused(Refusal { why: Why::Unsettled, .. })) => {}
@@ -101,7 +104,7 @@ pub async fn after_stream(
                 return respond(&context, &call, back, noted, outcome);
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep_until(until.min(Instant::now() + LOOK)).await;
         after.is_final = Instant::now() >= until || context.lifecycle.stopping.is_cancelled();
     }
 }
@@ -119,6 +122,7 @@ fn way(context: &Context, provider: Provider, after: Option<After>, since: Optio
             config.hold(config.time.saturating_sub(waited.saturating_mul(1_000)))
         }),
         after,
+        answer_by: None,
     }
 }
 
@@ -207,7 +211,11 @@ fn unix_seconds() -> u64 {
 
 /// How long the end of a stream may go unexplained: the agent's release may be on
 /// its way.
-const EXPLANATION: Duration = Duration::from_secs(2);
+const EXPLANATION: Duration = Duration::from_secs(1);
+/// How long the whole answer to a call that comes back may take. Every webhook is answered within
+/// two seconds (I8): a stalled store, which takes up to 750 ms to give up, must not add to the
+/// time for the explanation.
+const ANSWER: Duration = Duration::from_millis(1_500);
 /// More nobody is given.
 const MOST_ATTEMPTS: u32 = 100;
 const LOOK: Duration = Duration::from_millis(100);
