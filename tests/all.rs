@@ -28,6 +28,7 @@ mod live;
 mod load;
 mod metrics;
 mod nginx;
+mod observers;
 mod older_clients;
 mod openapi;
 mod pods;

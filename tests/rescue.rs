@@ -189,8 +189,10 @@ fn a_pod_on_which_calls_break_is_left_alone_for_a_while() {
         assert_eq!(shown["is_quarantined"], true, "{shown}");
         let pool = &router.status()["pools"]["gold"];
         assert_eq!((&pool["quarantined"], &pool["available"]), (&json!(1), &json!(0)), "{pool}");
-        let metrics = router.connect().get("/metrics").text();
-        assert!(metrics.contains("smart_router_pool_quarantined_pods{tier=\"gold\"} 1"));
+        eventually(5 * SECOND, "the gauge follows", || {
+            let metrics = router.connect().get("/metrics").text();
+            metrics.contains("smart_router_pool_quarantined_pods{tier=\"gold\"} 1")
+        });
         // No more than a fifth: the next that fails goes on.
         let (_, freed) = router.release("busy-0");
         let worse = freed["pod_name"].as_str().unwrap().to_owned();

@@ -24,8 +24,10 @@ mod release;
 mod renew;
 mod reply;
 pub mod server;
+pub mod snapshots;
 mod spans;
 mod status;
+pub mod streams;
 mod tiers;
 mod version;
 mod webhooks;
@@ -46,6 +48,8 @@ use self::{
     live::Live,
     openapi::{Route, Routes, get, post, put},
     rate::Rates,
+    snapshots::Snapshots,
+    streams::Streams,
 };
 pub use self::{
     events::Stories,
@@ -86,9 +90,13 @@ pub struct Context {
     /// Tells the pods' loop that the tiers have changed.
     pub nudge: Arc<Notify>,
     pub lifecycle: Arc<Lifecycle>,
+    /// Readings of the whole fleet, shared by all requests.
+    pub snapshots: Arc<Snapshots>,
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
+    /// Open event streams.
+    pub streams: Arc<Streams>,
     /// How often who is not authenticated may ask.
     pub rates: Rates,
     /// Where the spans of requests begin, if anything is traced.
@@ -283,9 +291,13 @@ impl Context {
             has_events: true,
             draining_ttl: 1_000,
         };
+        let snapshots = Snapshots::new(store.clone());
+        let (live_store, shared) = (store.clone(), snapshots.clone());
         Arc::new(Self {
-            live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
+            live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), about),
+            snapshots,
             stories: Stories::default(),
+            streams: Streams::new(metrics.clone()),
             rates: Rates::new(0, Default::default()),
             traces: None,
             store,

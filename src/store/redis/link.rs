@@ -150,7 +150,7 @@ impl Link {
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
-        let Some(inside) = self.gate.enter(claim(script)) else {
+        let Some(inside) = self.gate.enter(Claim::of(script)) else {
             self.metrics.failed(script.name);
             self.traced(script.name).fail("busy");
             return Err(Failure::NotRun(StoreError::Busy));
@@ -169,6 +169,18 @@ impl Link {
             self.open_circuit();
         }
         outcome
+    }
+
+    /// Runs a plain command of an observer: refused like its scripts.
+    pub async fn observe<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        let inside = self.gate.enter(Claim::Observes).ok_or(StoreError::Busy)?;
+        let outcome = self.command(command).await;
+        if outcome.is_ok() {
+            inside.answered();
+        } else {
+            inside.failed();
+        }
+        outcome.map_err(|error| unavailable(&error))
     }
 
     /// How much Redis may be asked at once.
@@ -449,15 +461,6 @@ impl Link {
     fn redis_time(&self, at: Instant) -> Millis {
         let ours = at.duration_since(self.started).as_millis() as i64;
         u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
-    }
-}
-
-/// What a script is for, when there is more to do than Redis can.
-fn claim(script: &Script) -> Claim {
-    match script.name {
-        "release" | "confirm" => Claim::Frees,
-        "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => Claim::New,
-        _ => Claim::Keeps,
     }
 }
 

@@ -198,6 +198,9 @@ impl Redis {
         if !self.link.is_up() {
             return Err(StoreError::Unavailable("Redis is out".into()));
         }
+        if super::is_observing() {
+            return self.link.observe(command).await;
+        }
         self.command(command).await
     }
 
