@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually, raw, redis::RedisServer};
+use crate::support::{Connection, Router, eventually, proxy::Proxy, raw, redis::RedisServer};
 
 /// More than the port of the metrics has room for; there, as many as it has.
 const CLIENTS: usize = 120;
@@ -92,7 +92,9 @@ fn calls_go_on(router: &Router, flood: &Flood, least: usize) {
 #[test]
 fn metrics_cost_the_store_one_reading_a_second_however_many_ask() {
     let server = recording_redis();
-    let url = server.url();
+    let proxy = Proxy::to(server.port);
+    proxy.delay(Duration::from_millis(2));
+    let url = format!("redis://{}", proxy.address);
     let router = Router::start(&[("REDIS_URL", &url), ("RATE_LIMIT", "off")]);
     for (clients, address) in [(LOOKING, router.metrics), (CLIENTS, router.address)] {
         reset(&server);

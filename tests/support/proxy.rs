@@ -5,7 +5,7 @@ use std::{
     net::{Shutdown, SocketAddr, TcpListener, TcpStream},
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -20,6 +20,8 @@ pub struct Proxy {
     /// On so many lines, the oldest, what is sent waits.
     hold: Arc<AtomicUsize>,
     is_cut: Arc<AtomicBool>,
+    /// How long everything takes each way (ms).
+    delay: Arc<AtomicU64>,
     /// The lines there have been, as the router sees them.
     near: Arc<Mutex<Vec<TcpStream>>>,
 }
@@ -30,6 +32,8 @@ impl Proxy {
         let address = listener.local_addr().unwrap();
         let (mute, garble) = (Arc::<AtomicBool>::default(), Arc::<AtomicBool>::default());
         let (hold, is_cut) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());
+        let delay = Arc::<AtomicU64>::default();
+        let pause = delay.clone();
         let near = Arc::<Mutex<Vec<TcpStream>>>::default();
         let shared = (mute.clone(), garble.clone());
         let (held, cut, lines) = (hold.clone(), is_cut.clone(), near.clone());
@@ -46,9 +50,10 @@ impl Proxy {
                     lines.push(client.try_clone().unwrap());
                     lines.len()
                 };
-                let held = held.clone();
+                let (held, there) = (held.clone(), pause.clone());
                 thread::spawn(move || {
                     pass(from, to, |_| {
+                        thread::sleep(Duration::from_millis(there.load(Ordering::Relaxed)));
                         while number <= held.load(Ordering::Relaxed) {
                             thread::sleep(Duration::from_millis(1));
                         }
@@ -56,9 +61,11 @@ impl Proxy {
                     });
                 });
                 let (mute, garble) = shared.clone();
+                let back = pause.clone();
                 let mut dice = Dice(dice.roll(usize::MAX) as u64);
                 thread::spawn(move || {
                     pass(server, client, |bytes| {
+                        thread::sleep(Duration::from_millis(back.load(Ordering::Relaxed)));
                         if garble.load(Ordering::Relaxed) && dice.roll(20) == 0 {
                             bytes[dice.roll(bytes.len())] = b"0-:$*\r\n \xffx9_#"[dice.roll(13)];
                         }
@@ -67,7 +74,12 @@ impl Proxy {
                 });
             }
         });
-        Self { address, mute, garble, hold, is_cut, near }
+        Self { address, mute, garble, hold, is_cut, delay, near }
+    }
+
+    /// From now on everything takes so long each way.
+    pub fn delay(&self, each_way: Duration) {
+        self.delay.store(each_way.as_millis() as u64, Ordering::Relaxed);
     }
 
     /// From now on answers are lost, or no longer.
