@@ -107,6 +107,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         retries: config.retries,
         providers: config.providers.clone(),
         ttls: config.ttls,
+        replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),

@@ -38,6 +38,7 @@ mod redis_odd;
 mod redis_outages;
 mod release;
 mod renew;
+mod replays;
 mod rescue;
 mod shared_redis;
 mod signatures;

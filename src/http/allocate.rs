@@ -21,8 +21,8 @@ use crate::{
     config::Span,
     domain::{
         Millis,
-        fleet::{After, Allocate, Allocation, Hold, Refusal, Why},
-        names::{CallSid, Carrier, PodName, Pool},
+        fleet::{After, Allocate, Allocation, Hold, Refusal, Signed, Why},
+        names::{CallSid, Carrier, Fingerprint, PodName, Pool},
     },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
@@ -116,6 +116,8 @@ pub struct Way {
     pub after: Option<After>,
     /// A store that has not answered by then counts as one that is out.
     pub answer_by: Option<Instant>,
+    /// Of the request, if a provider has signed it.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Asks the store for a pod, and counts and notes what came of it.
@@ -133,6 +135,9 @@ pub async fn connect(
         returns: way.returns,
         hold: way.hold,
         after: way.after,
+        signed: way
+            .fingerprint
+            .map(|fingerprint| Signed { fingerprint, window: context.replay_window }),
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
     let asked = context.store.allocate(&allocate);

@@ -429,7 +429,9 @@ impl Metrics {
             Why::Limit(limit) => return self.limited(limit.as_str()),
             // It is not decided yet, or was counted before.
             Why::Unsettled | Why::Waiting { is_new: false, .. } => return,
-            Why::Over | Why::Waiting { .. } => return self.allocated(None, refusal.why.as_str()),
+            Why::Over | Why::Replayed | Why::Waiting { .. } => {
+                return self.allocated(None, refusal.why.as_str());
+            }
             Why::Spent => drop(self.lost.inc()),
             Why::TimeOver { waited } => self.waited("time_over", waited),
             Why::NoPods | Why::QueueFull => {}

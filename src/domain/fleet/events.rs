@@ -330,6 +330,7 @@ impl Fleet {
             | Change::Spared { .. }
             | Change::Remembered { .. }
             | Change::Forgotten { .. }
+            | Change::Seen { .. }
             | Change::Polled { .. }
             | Change::Told { .. } => return None,
         })

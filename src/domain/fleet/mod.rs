@@ -18,6 +18,7 @@ mod properties;
 mod queue;
 mod renew;
 mod replay;
+mod seen;
 #[cfg(test)]
 mod tests;
 mod upkeep;
@@ -41,6 +42,7 @@ pub use self::{
     pods::{Changed, Departure, Edit, Fenced, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
+    seen::Signed,
     upkeep::{Audited, Swept},
     view::{
         CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,
@@ -50,6 +52,7 @@ pub use self::{
 use self::{
     ends::Ends,
     queue::Queue,
+    seen::Seen,
     views::{Placed, PoolView},
 };
 use super::{
@@ -178,6 +181,8 @@ pub struct Fleet {
     /// a second it is of no use.
     admissions: HashMap<MerchantId, VecDeque<Millis>>,
     ends: Ends,
+    /// Signed requests that were answered.
+    seen: Seen,
     queue: Queue,
     /// Calls that were handed a pod and may be waiting to hear of it.
     handed: Vec<CallSid>,
@@ -208,6 +213,7 @@ impl Fleet {
             merchant_calls: HashMap::new(),
             admissions: HashMap::new(),
             ends: Ends::default(),
+            seen: Seen::default(),
             queue: Queue::default(),
             handed: Vec::new(),
             leases: BTreeSet::new(),

@@ -150,12 +150,11 @@ impl Gate {
 }
 
 impl Inside<'_> {
-    pub fn answered(self) {
-        self.gate.watch(Instant::now(), 1, self.gate.is_idle());
-        self.failed();
-    }
-
-    pub fn failed(mut self) {
+    /// Redis has answered, or failed to.
+    pub fn done(mut self, is_answered: bool) {
+        if is_answered {
+            self.gate.watch(Instant::now(), 1, self.gate.is_idle());
+        }
         self.is_over = true;
     }
 }
@@ -197,10 +196,10 @@ mod tests {
             longest = longest.max(queue.len());
             for inside in queue.drain(..done.min(queue.len())) {
                 gate.watch(*now, 1, gate.is_idle());
-                inside.failed();
+                inside.done(false);
             }
         }
-        queue.into_iter().for_each(Inside::failed);
+        queue.into_iter().for_each(|inside| inside.done(false));
         [let_in, refused, longest]
     }
 
@@ -241,12 +240,12 @@ mod tests {
         flood(&gate, 200, 10, 1, &mut now);
         let free = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect::<Vec<_>>();
         let room = free.len();
-        free.into_iter().for_each(Inside::failed);
+        free.into_iter().for_each(|inside| inside.done(false));
         let looking: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::Observes)).collect();
         assert!((1..room).contains(&looking.len()), "{} of {room}", looking.len());
         let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect();
         assert_eq!(new.len(), room, "as if nobody looked");
-        looking.into_iter().for_each(Inside::failed);
+        looking.into_iter().for_each(|inside| inside.done(false));
         assert!(gate.enter(Claim::Observes).is_some(), "calls are as many as there may be");
     }
 
@@ -284,7 +283,7 @@ mod tests {
                 None => refused += 1,
             }
             while let Some((_, inside)) = on_their_way.pop_front_if(|(due, _)| *due <= time) {
-                inside.failed();
+                inside.done(false);
                 gate.watch(now, 1, false);
             }
         }

@@ -156,11 +156,7 @@ impl Link {
             return Err(Failure::NotRun(StoreError::Busy));
         };
         let outcome = self.attempt(script, args, timeliness).await;
-        if outcome.is_ok() {
-            inside.answered();
-        } else {
-            inside.failed();
-        }
+        inside.done(outcome.is_ok());
         if let Err(
             Failure::Unknown(StoreError::Unavailable(_))
             | Failure::NotRun(StoreError::Unavailable(_)),
@@ -175,11 +171,7 @@ impl Link {
     pub async fn observe<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
         let inside = self.gate.enter(Claim::Observes).ok_or(StoreError::Busy)?;
         let outcome = self.command(command).await;
-        if outcome.is_ok() {
-            inside.answered();
-        } else {
-            inside.failed();
-        }
+        inside.done(outcome.is_ok());
         outcome.map_err(|error| unavailable(&error))
     }
 

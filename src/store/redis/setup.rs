@@ -21,7 +21,7 @@ use super::{
 use crate::{
     domain::{
         fleet::{Cause, Changed, Edit, Release},
-        names::Pool,
+        names::{Fingerprint, Pool},
         tiers::{Origin, Tiers},
     },
     store::StoreError,
@@ -354,7 +354,7 @@ impl Redis {
     }
 
     async fn pay(&self, debt: &Debt) -> Result<(), StoreError> {
-        let (release, stems_from, asked) = match debt {
+        let (release, stems_from, asked, fingerprint) = match debt {
             Debt::Confirm(confirm) => {
                 let args = self.confirm_args(confirm);
                 let args = args.each_ref().map(String::as_str);
@@ -362,15 +362,17 @@ impl Redis {
                 let done = self.link.attempt(script, &args, Timeliness::Whenever).await;
                 return done.map(drop).map_err(StoreError::from);
             }
-            Debt::Release { release, asked } => (release.clone(), "", *asked),
-            Debt::Doubt { call, attempt } => {
+            Debt::Release { release, asked } => (release.clone(), "", *asked, None),
+            Debt::Doubt { call, attempt, fingerprint } => {
                 let unsure = Release::new(call.clone(), None);
-                (Release { cause: Cause::Abandoned, ..unsure }, attempt.as_str(), None)
+                let unsure = Release { cause: Cause::Abandoned, ..unsure };
+                (unsure, attempt.as_str(), None, fingerprint.as_ref())
             }
         };
         let (call, number) = (&release.call, number_text(release.attempt));
         let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
-        let args = release_args(&release, stems_from, &number, &asked);
+        let mut args = release_args(&release, stems_from, &number, &asked).to_vec();
+        args.extend(fingerprint.map(Fingerprint::as_str));
         match self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await {
             Err(
                 Failure::NotRun(StoreError::Failed(error))

@@ -33,6 +33,7 @@ fn every_provider_says_when_a_call_or_a_stream_is_over() {
             query: Params::default(),
             sent: Params::default(),
             covered: Covered::Everything,
+            fingerprint: None,
         };
         let (webhook, dialect) = (webhook.read().unwrap(), provider.dialect());
         if is_stream { dialect.stream_is_over(&webhook) } else { dialect.call_is_over(&webhook) }
@@ -199,7 +200,8 @@ proptest! {
             is_get: sent.is_get, public_url: BASE, target: &sent.target, headers: &headers,
             body: &sent.body, content: if sent.is_json { Content::Json } else { Content::Form }, at: NOW,
             query: Params::default(), sent: Params::default(),
-         covered: Covered::Everything };
+         covered: Covered::Everything,
+            fingerprint: None };
         if let Ok(webhook) = webhook.read() {
             provider.dialect().call_is_over(&webhook);
             provider.dialect().stream_is_over(&webhook);

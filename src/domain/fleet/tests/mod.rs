@@ -7,6 +7,7 @@ mod limits;
 mod pods;
 mod renew;
 mod rescue;
+mod seen;
 mod view;
 mod waiting;
 
