@@ -15,6 +15,7 @@ use crate::{
         tiers::Tiers,
     },
     store::{Reply, Store, StoreError, observing},
+    traces,
 };
 
 /// How old gauges may be: whoever asks, they are read once in this time.
@@ -112,7 +113,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
         let (this, asked) = (self.clone(), Instant::now());
         // In a task of its own: clients that hang up must not end a reading that others wait for,
         // and make each of them begin another.
-        let reading = tokio::spawn(async move {
+        let reading = tokio::spawn(traces::carried(async move {
             let mut last = this.0.lock().await;
             if let Some(last) = last.as_ref().filter(|last| last.began + max_age >= asked) {
                 return last.clone();
@@ -130,7 +131,7 @@ impl<T: Send + Sync + 'static> Shared<T> {
             let reading = Reading { began, took: began.elapsed(), outcome, last_good };
             *last = Some(reading.clone());
             reading
-        });
+        }));
         reading.await.unwrap_or_else(|error| Reading {
             began: asked,
             took: Duration::ZERO,
