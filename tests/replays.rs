@@ -188,33 +188,20 @@ fn a_signature_is_of_one_call_however_its_text_is_divided() {
             [("AccountSid", "AC1"), ("CallSid", &call), ("From", "+1"), ("ParentCallSid", &parent)];
         let genuine = Signed::twilio(ALLOCATE, &params);
         let pod = genuine.heard(router).pod().unwrap();
-        // Each has the same text when names and values stand in a row.
-        let from = format!("{call}From+1Parent");
+        // Each has the same text when names and values stand in a row, and so verifies.
+        let (longer, rest) = (format!("{call}F"), format!("+1ParentCallSid{parent}"));
         let account = format!("AC1CallSid{call}From+1Parent");
-        let divided = [
-            vec![("AccountSid", "AC1"), ("CallSid", from.as_str()), ("ParentCallSid", &parent)],
-            vec![("AccountSid", "AC1"), ("CallSid", &from[..35]), ("rom", "+1")],
-            vec![("AccountSid", account.as_str()), ("CallSid", &parent)],
-        ];
-        for params in divided {
-            let other = Signed { body: form(&params), ..genuine.clone() };
-            let text = match params.len() {
-                2 => other.send(router).text(),
-                _ => String::from_utf8_lossy(&send_any(router, &other).body).into_owned(),
-            };
-            assert!(!text.contains("/ws/pod/"), "{params:?}: {text}");
+        for params in [
+            &[("AccountSid", "AC1"), ("CallSid", longer.as_str()), ("rom", &rest)][..],
+            &[("AccountSid", &account), ("CallSid", &parent)],
+        ] {
+            let text = Signed { body: form(params), ..genuine.clone() }.send(router).text();
+            assert!(text.contains("<Hangup/>") && !text.contains("/ws/pod/"), "{params:?}: {text}");
         }
         assert_eq!(router.status()["active_calls"], 1);
         assert_eq!(genuine.heard(router).pod(), Some(pod), "a repeat is a repeat");
         assert_eq!(router.release(&call).0, 200);
     });
-}
-
-/// The same, whatever status it has.
-fn send_any(router: &Router, signed: &Signed) -> Answer {
-    let headers: Vec<(&str, &str)> =
-        signed.headers.iter().map(|(name, value)| (*name, value.as_str())).collect();
-    router.connect().send("POST", &signed.path, &headers, signed.body.as_bytes())
 }
 
 #[test]
@@ -368,15 +355,12 @@ fn what_was_seen_is_known_to_all_replicas_and_after_a_restart() {
 
 #[test]
 fn memory_of_requests_ends_with_its_time() {
-    each_store(&[("REPLAY_WINDOW", "1s")], |router| {
+    each_store(&[("REPLAY_WINDOW", "3s")], |router| {
         let request = of_call(&sid(1), ALLOCATE);
         assert!(request.heard(router).pod().is_some());
         assert_eq!(router.release(&sid(1)).0, 200);
         request.is_over(router);
-        eventually(10 * SECOND, "it is forgotten", || {
-            std::thread::sleep(SECOND + SECOND / 10);
-            request.heard(router).pod().is_some()
-        });
+        eventually(20 * SECOND, "it is forgotten", || request.heard(router).pod().is_some());
         assert_eq!(router.release(&sid(1)).0, 200);
     });
 }
