@@ -61,6 +61,7 @@ fn measure(
                     query: Params::default(),
                     sent: Params::default(),
                     covered: Covered::Everything,
+                    fingerprint: None,
                 };
                 let webhook = webhook.read().unwrap();
                 std::hint::black_box(provider.dialect().verify(&webhook, &keys)).unwrap();

@@ -1,6 +1,7 @@
 -- Ends a call at its own request and gives the pod back.
--- ARGV[2..7]: call, cause (agent, provider, operator, stream), and where given: pod it must be on, attempt it must stem from,
---   number of the attempt that is over, when (ms) it was asked for, if that was long ago
+-- ARGV[2..8]: call, cause (agent, provider, operator, stream), and where given: pod it must be on, attempt it must stem from,
+--   number of the attempt that is over, when (ms) it was asked for, if that was long ago,
+--   fingerprint of the signed request that is taken back
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
 --            the same pool and not draining   {not_found, now}
 --          {waited, now, how long}: it had no pod yet, and has left
@@ -32,6 +33,7 @@ operation('release', {'allow-oom'}, function(ARGV)
       if rest then run('HSET', key, 'attempt', rest) end
       return {'not_found', now}
     end
+    if (ARGV[8] or '') ~= '' then run('DEL', P .. 'seen:' .. ARGV[8]) end
   end
   if on ~= '' and on ~= record[1]
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then

@@ -29,10 +29,12 @@ use crate::{
         live::{About, Live},
         rate::Rates,
         server::{Patience, serve},
+        snapshots::Snapshots,
+        streams::Streams,
     },
     lifecycle::Lifecycle,
     metrics::Metrics,
-    store::{Embedded, Redis, RedisConfig, Scripts, Store},
+    store::{Embedded, Redis, RedisConfig, Scripts, Store, observing},
     telephony::WsUrls,
     tls::{Door, Tls},
     traces::Tracer,
@@ -95,7 +97,9 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         has_events: config.events > 0,
         draining_ttl: config.ttls.draining,
     };
-    let live = Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about);
+    let snapshots = Snapshots::new(store.clone());
+    let live =
+        Live::new(store.clone(), snapshots.clone(), metrics.clone(), lifecycle.clone(), about);
     let context = Arc::new(Context {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -109,11 +113,14 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         retries: config.retries,
         providers: config.providers.clone(),
         ttls: config.ttls,
+        replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),
+        snapshots,
         live: live.clone(),
         stories: http::Stories::default(),
+        streams: Streams::new(metrics.clone()),
         rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
         traces: config.traces.clone().map(|traces| Tracer::start(traces, metrics.spans.clone())),
     });
@@ -185,7 +192,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     };
     servers.spawn(serve(listener, door, routes, patience, crowd, closing.clone()));
     let loops = control.start(source);
-    loops.spawn(live.run());
+    loops.spawn(observing(live.run()));
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
     Ok(Running { api, admin, metrics_address, simulated, context, closing, servers, agents, loops })
 }

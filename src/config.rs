@@ -194,6 +194,8 @@ pub struct Config {
     /// How many requests a second of one source that is not authenticated; 0 for any.
     pub rate_limit: u32,
     pub trusted_proxies: Networks,
+    /// How long a signed request is remembered, and gives no pod to a call that is over.
+    pub replay_window: Millis,
     pub stream_status: bool,
     pub busy_action: BusyAction,
     pub hold: Option<HoldConfig>,
@@ -270,6 +272,7 @@ impl Config {
             rate_limit: settings.rate_limit,
             trusted_proxies: settings.trusted_proxies.clone().unwrap_or_default(),
             public_url: settings.public_url.clone(),
+            replay_window: settings.replay_window.millis(),
             stream_status: settings.stream_status || settings.connect_timeout.is_some(),
             busy_action: settings.busy_action,
             hold: hold(&settings)?,
@@ -342,6 +345,7 @@ impl Config {
             ("TLS_CLIENT_CA_FILE", path(&s.tls_client_ca_file)),
             ("RATE_LIMIT", number_or_off(s.rate_limit as usize)),
             ("TRUSTED_PROXIES", self.trusted_proxies.to_string()),
+            ("REPLAY_WINDOW", s.replay_window.to_string()),
             ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
             ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
             ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 use smart_router::{
     config::Ttls,
     domain::{
-        fleet::{Allocate, Confirm, Hold, Release, Renew},
+        fleet::{Allocate, Confirm, Hold, Release, Renew, Signed},
         names::CallSid,
         tiers::{Origin, Tiers},
     },
@@ -112,6 +112,20 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     let release = Release::new(call("CA5"), None);
     let (commands, ..) = world.commands(store.release(&release)).await;
     assert_eq!(commands, 11, "release, nobody waits");
+
+    // Two more for a signed request, which is looked up and remembered.
+    let fingerprint = "0123456789abcdef".parse().unwrap();
+    let signed = Some(Signed { fingerprint, window: 60_000 });
+    let request = Allocate { signed, ..plain("CA7") };
+    let (commands, scripts, _) = world.commands(store.allocate(&request)).await;
+    assert_eq!((commands, scripts), (16, 1), "allocate, signed");
+    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    assert_eq!(commands, 5, "the same signed request again");
+    let release = Release::new(call("CA7"), None);
+    let (commands, ..) = world.commands(store.release(&release)).await;
+    assert_eq!(commands, 11, "release of a call that was signed for");
+    let (commands, _, given) = world.commands(store.allocate(&request)).await;
+    assert_eq!((commands, given.unwrap().is_err()), (4, true), "a replay");
 
     let request = Allocate { provisional: true, ..plain("CA6") };
     let (commands, _, given) = world.commands(store.allocate(&request)).await;

@@ -6,7 +6,7 @@ use smart_router::store::Scripts;
 use crate::differential::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 47] = [
+const MUTATIONS: [(&str, &str, &str); 51] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1]\n    or", ""),
     (
         "an ended call goes on counting",
@@ -174,6 +174,22 @@ const MUTATIONS: [(&str, &str, &str); 47] = [
         "local place = false and requeue(",
     ),
     ("who waits is found by the wrong merchant", "row[is_waiting and 3 or 4]", "row[4]"),
+    (
+        "a replay is given a pod",
+        "if not q.record and run('EXISTS', key) == 1 then",
+        "if false then",
+    ),
+    (
+        "a repeat is refused while its call lives",
+        "if not q.record and run('EXISTS', key) == 1 then",
+        "if run('EXISTS', key) == 1 then",
+    ),
+    ("a place may be asked for again by a replay", "{waiting = true, over", "{over"),
+    (
+        "a signature is remembered for ever",
+        "run('SET', key, '1', 'PX', window)",
+        "run('SET', key, '1')",
+    ),
 ];
 
 #[tokio::test]

@@ -1,8 +1,8 @@
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::support::{Connection, Router};
+use crate::support::{Connection, Router, eventually};
 
 #[test]
 fn metrics_tell_what_happened_without_naming_calls_or_pods() {
@@ -13,7 +13,13 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
     router.release("CA-secret-1");
     router.release("CA-secret-1");
     router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
-    let text = Connection::open(router.metrics).get("/metrics").text();
+    let mut connection = Connection::open(router.metrics);
+    let mut text = String::new();
+    // (gauges may be a second old)
+    eventually(Duration::from_secs(5), "the gauges follow", || {
+        text = connection.get("/metrics").text();
+        text.contains("smart_router_pool_draining_pods{tier=\"basic\"} 1\n")
+    });
     for line in [
         r#"smart_router_allocations_total{source_pool="pool:gold",result="success"} 1"#,
         r#"smart_router_allocations_total{source_pool="pool:gold",result="existing"} 1"#,

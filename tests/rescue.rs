@@ -65,7 +65,7 @@ fn a_call_whose_pod_died_is_given_another() {
         let started = Instant::now();
         let second = again(router, "CA1", &first);
         let pod = second.pod().unwrap();
-        assert!((2 * SECOND..4 * SECOND).contains(&started.elapsed()), "{:?}", started.elapsed());
+        assert!((SECOND..2 * SECOND).contains(&started.elapsed()), "{:?}", started.elapsed());
         assert_ne!(pod, dead);
         assert_eq!(pod_of(router, "CA1"), Some(pod.clone()));
         let (_, shown) = router.get("/api/v1/calls/CA1");
@@ -97,7 +97,7 @@ fn a_call_that_its_agent_or_the_provider_ended_is_hung_up_on() {
         let heard = call(&mut router.connect(), "CA2");
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND);
+                thread::sleep(SECOND / 4);
                 assert_eq!(release(router, "CA2", &heard.pod().unwrap()), 200);
             });
             assert_eq!(again(router, "CA2", &heard), over);
@@ -109,7 +109,7 @@ fn a_call_that_its_agent_or_the_provider_ended_is_hung_up_on() {
         assert_eq!(pod_of(router, "CA3"), None);
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND);
+                thread::sleep(SECOND / 4);
                 assert_eq!(release(router, "CA3", &pod), 404);
             });
             assert_eq!(again(router, "CA3", &heard), over);
@@ -190,8 +190,10 @@ fn a_pod_on_which_calls_break_is_left_alone_for_a_while() {
         assert_eq!(shown["is_quarantined"], true, "{shown}");
         let pool = &router.status()["pools"]["gold"];
         assert_eq!((&pool["quarantined"], &pool["available"]), (&json!(1), &json!(0)), "{pool}");
-        let metrics = router.connect().get("/metrics").text();
-        assert!(metrics.contains("smart_router_pool_quarantined_pods{tier=\"gold\"} 1"));
+        eventually(5 * SECOND, "the gauge follows", || {
+            let metrics = router.connect().get("/metrics").text();
+            metrics.contains("smart_router_pool_quarantined_pods{tier=\"gold\"} 1")
+        });
         // No more than a fifth: the next that fails goes on.
         let (_, freed) = router.release("busy-0");
         let worse = freed["pod_name"].as_str().unwrap().to_owned();
@@ -319,4 +321,47 @@ fn a_call_that_comes_back_while_redis_is_out_comes_back_again() {
     server.signal("CONT");
     eventually(3 * SECOND, "service is back", || router.get("/api/v1/status").0 == 200);
     assert_eq!(again(&router, "CA1", &held), Heard::HangUp(String::new()), "it was released");
+}
+
+/// I8: every webhook is answered within two seconds, whenever Redis stalls.
+#[test]
+fn a_call_that_comes_back_is_answered_in_time_while_redis_stalls() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let mut settings = SETTINGS.to_vec();
+    settings.push(("REDIS_URL", url.as_str()));
+    let router = Router::start(&settings);
+    let mut stats = server.connection();
+    let mut asked = move || -> usize {
+        let info: String = redis::cmd("INFO").arg("commandstats").query(&mut stats).unwrap();
+        let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
+        line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
+    };
+    let mut calls = 0;
+    let mut answered_in = |looks: usize| {
+        calls += 1;
+        let sid = format!("CA{calls}");
+        let heard = call(&mut router.connect(), &sid);
+        let started = Instant::now();
+        let took = thread::scope(|scope| {
+            let answer = scope.spawn(|| again(&router, &sid, &heard));
+            let before = asked();
+            while !answer.is_finished() && asked() < before.saturating_add(looks) {
+                thread::sleep(Duration::from_millis(5));
+            }
+            server.signal("STOP");
+            let _ = answer.join().unwrap();
+            started.elapsed()
+        });
+        server.signal("CONT");
+        eventually(10 * SECOND, "service is back", || router.get("/api/v1/status").0 == 200);
+        router.release(&sid);
+        took
+    };
+    // Redis stalls after so many looks at the call; the last time it does not.
+    for looks in [1, 4, 7, 9, 10, 11, usize::MAX] {
+        // A busy machine adds time of its own: what the router waits for, it waits for each time.
+        let in_time = (0..5).any(|_| answered_in(looks) < 2 * SECOND);
+        assert!(in_time, "when Redis stalls after {looks} looks");
+    }
 }

@@ -81,7 +81,9 @@ fn a_caller_waits_and_gets_the_next_free_pod() {
         assert_eq!(router.get("/api/v1/calls/CA2").1["is_waiting"], false);
         let metrics = connection.get("/metrics").text();
         assert!(metrics.contains("smart_router_wait_seconds_count{result=\"served\"} 1"));
-        assert!(metrics.contains("smart_router_waiting_calls 0"));
+        eventually(5 * SECOND, "the gauge follows", || {
+            connection.get("/metrics").text().contains("smart_router_waiting_calls 0")
+        });
         assert_eq!(router.release("CA2").0, 200);
     });
 }

@@ -148,6 +148,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
         query: Params::default(),
         sent: Params::default(),
         covered: Covered::Everything,
+            fingerprint: None,
     };
     let Ok(webhook) = webhook.read() else { return };
     let dialect = provider.dialect();

@@ -26,7 +26,7 @@ pub struct CallArgs {
     /// Merchant the call is for
     #[arg(long, value_name = "ID")]
     merchant: Option<String>,
-    /// twilio, plivo, exotel, signalwire, telnyx, vonage or jambonz
+    /// Name of the provider in the stream URL
     #[arg(long, value_name = "NAME", default_value = "twilio")]
     provider: String,
     /// Template the agent is asked for

@@ -120,6 +120,10 @@ pub struct Settings {
     #[arg(long, env, value_name = "LIST")]
     pub trusted_proxies: Option<Networks>,
 
+    /// How long a signed webhook is remembered: in this time the same request gives no pod once its call is over
+    #[arg(long, env, value_name = "TIME", default_value = "24h")]
+    pub replay_window: Span,
+
     /// on puts our stream-status URL into the documents that providers get, so that calls end even if their agents forget to release them; needs PUBLIC_URL
     #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
     pub stream_status: bool,

@@ -41,6 +41,10 @@ fn is_call_sid(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(|byte| is_word(byte) || byte == b':')
 }
 
+fn is_fingerprint(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
+}
+
 /// `metadata` is a label too, but `voice:pod:metadata` is another key's name.
 fn is_pod_name(text: &str) -> bool {
     (1..=63).contains(&text.len())
@@ -139,6 +143,21 @@ checked_name!(
     /// The template a voice agent is asked to speak.
     Template,
     "template",
+    is_name,
+    NAME
+);
+checked_name!(
+    /// The beginning of a hash over what a provider has signed, in Base64: tells one signed
+    /// request from any other.
+    Fingerprint,
+    "fingerprint",
+    is_fingerprint,
+    "16 characters of A-Z a-z 0-9 _ -"
+);
+checked_name!(
+    /// A telephony provider by the name that a JSON caller gave it.
+    Carrier,
+    "provider",
     is_name,
     NAME
 );

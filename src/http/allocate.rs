@@ -21,8 +21,8 @@ use crate::{
     config::Span,
     domain::{
         Millis,
-        fleet::{After, Allocate, Allocation, Hold, Refusal, Why},
-        names::{CallSid, PodName, Pool},
+        fleet::{After, Allocate, Allocation, Hold, Refusal, Signed, Why},
+        names::{CallSid, Carrier, Fingerprint, PodName, Pool},
     },
     store::StoreError,
     telephony::{CallParts, CallRequest, Provider},
@@ -114,6 +114,10 @@ pub struct Way {
     pub returns: bool,
     pub hold: Option<Hold>,
     pub after: Option<After>,
+    /// A store that has not answered by then counts as one that is out.
+    pub answer_by: Option<Instant>,
+    /// Of the request, if a provider has signed it.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// Asks the store for a pod, and counts and notes what came of it.
@@ -131,9 +135,18 @@ pub async fn connect(
         returns: way.returns,
         hold: way.hold,
         after: way.after,
+        signed: way
+            .fingerprint
+            .map(|fingerprint| Signed { fingerprint, window: context.replay_window }),
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
-    let outcome = context.store.allocate(&allocate).await;
+    let asked = context.store.allocate(&allocate);
+    let outcome = match way.answer_by {
+        None => asked.await,
+        Some(until) => tokio::time::timeout_at(until, asked)
+            .await
+            .unwrap_or_else(|_| Err(StoreError::Unavailable("no answer in time".into()))),
+    };
     let malformed = match &outcome {
         Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
         Ok(Err(refusal)) => refusal.malformed_merchant.as_ref(),
@@ -229,9 +242,12 @@ pub async fn allocate(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
-    let provider = match body.provider.as_deref() {
-        None | Some("") => Provider::default(),
-        Some(name) => name.parse()?,
+    let (provider, carrier) = match body.provider.as_deref() {
+        None | Some("") => (Provider::default(), None),
+        Some(name) => match name.parse() {
+            Ok(provider) => (provider, None),
+            Err(_) => (Provider::default(), Some(name.parse::<Carrier>()?)),
+        },
     };
     let parts = CallParts {
         call: body.call_sid.as_deref(),
@@ -239,7 +255,7 @@ pub async fn allocate(
         flow: body.flow.as_deref(),
         template: body.template.as_deref(),
     };
-    let request = CallRequest::new(provider, parts)?;
+    let request = CallRequest { carrier, ..CallRequest::new(provider, parts)? };
     let wait: Option<Span> = match body.wait.as_deref() {
         None | Some("" | "0" | "0s") => None,
         Some(text) => Some(text.parse().map_err(|expected| {

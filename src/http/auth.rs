@@ -13,6 +13,7 @@ use super::{ApiError, Context, Noted, body, rate};
 use crate::{
     access::{Bearer, Role},
     secrets::Secret,
+    store::observing,
 };
 
 /// Lets a request through if its token is of the role it needs.
@@ -28,7 +29,7 @@ pub async fn check(
         return noted.on(ApiError::new(StatusCode::FORBIDDEN, error));
     }
     let Some(tokens) = context.access.tokens() else {
-        return next.run(request).await;
+        return run(needed, request, next).await;
     };
     let bearer = token(request.headers()).and_then(|token| tokens.bearer(token));
     if bearer.is_none()
@@ -42,7 +43,15 @@ pub async fn check(
         return refuse(&context, bearer, needed);
     }
     request.extensions_mut().insert(By(bearer));
-    note(next.run(request).await, bearer)
+    note(run(needed, request, next).await, bearer)
+}
+
+/// What viewers ask for only looks: the store refuses it before it refuses a call.
+async fn run(needed: Role, request: Request, next: Next) -> Response {
+    match needed {
+        Role::Viewer => observing(next.run(request)).await,
+        Role::Agent | Role::Admin => next.run(request).await,
+    }
 }
 
 /// Who asks, if that is known.

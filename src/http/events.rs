@@ -10,7 +10,7 @@ use std::{
 use axum::{
     Json,
     extract::State,
-    http::{HeaderMap, StatusCode, header},
+    http::{HeaderMap, StatusCode, header, request::Parts},
     response::{
         IntoResponse, Response,
         sse::{Event as Message, KeepAlive, Sse},
@@ -30,13 +30,14 @@ use super::{
     calls::pool_filter,
     openapi::{Endpoint, Group, schemas},
     query::Query,
+    streams,
 };
 use crate::{
     domain::{
         fleet::{Event, EventId, EventKind, Logged},
         names::{CallSid, MerchantId, PodName, Pool},
     },
-    store::{Store, StoreError},
+    store::{Store, StoreError, observing},
 };
 
 /// Events that are looked at in one step.
@@ -177,9 +178,10 @@ impl Filter {
 
 pub async fn events(
     State(context): Shared,
-    headers: HeaderMap,
+    parts: Parts,
     query: Query,
 ) -> Result<Response, ApiError> {
+    let headers = &parts.headers;
     query.only(&["event", "call", "pod", "pool", "merchant", "limit", "before", "after"])?;
     const ID: &str = "the id of an event";
     let filter = Filter::read(&query)?;
@@ -198,17 +200,21 @@ pub async fn events(
         let error = "this router keeps no events (EVENTS=off)";
         return Err(ApiError::new(StatusCode::NOT_FOUND, error));
     }
-    if wants_stream(&headers) {
+    if wants_stream(headers) {
         if before.is_some() || query.has("limit") {
             return Err(ApiError::bad_request("a stream has neither before nor limit"));
         }
+        let open = streams::open(&context, &parts)?;
         let from = match last_seen.or(after) {
             Some(after) => after,
             None => last(&context).await?,
         };
         let keep_alive = KeepAlive::new().interval(HEARTBEAT);
-        let pass = Pass::new(&context, &headers);
-        let told = told(context, filter, from).take_while(move |_| ready(pass.holds()));
+        let pass = Pass::new(&context, headers);
+        let told = told(context, filter, from).take_while(move |_| {
+            let _counts = &open;
+            ready(pass.holds())
+        });
         return Ok(Sse::new(told).keep_alive(keep_alive).into_response());
     }
     if before.is_some() && after.is_some() {
@@ -291,7 +297,7 @@ fn told(
                 return Some((Ok(message), (context, filter, from, left)));
             }
             // A store that is out has no news; the stream goes on when it is back.
-            let some = context.store.events_after(from, STEP).await.unwrap_or_default();
+            let some = observing(context.store.events_after(from, STEP)).await.unwrap_or_default();
             let is_quiet = some.len() < STEP / 2;
             left = some.into_iter();
             if is_quiet {

@@ -152,7 +152,7 @@ pub async fn put(
         return Err(ApiError::bad_request(error));
     }
     let mut changed = MerchantChanged::new(id);
-    let status = context.store.status().await?;
+    let status = context.snapshots.status().await?;
     changed.warnings = doubts(&body, &config, &tiers, &status.pools);
     let edit =
         Edit { instead_of: Some(present.as_deref().unwrap_or_default()), by: &by.to_string() };

@@ -23,7 +23,6 @@ pub fn described() -> Endpoint {
 }
 
 pub async fn metrics(State(context): Shared) -> Response {
-    let status = context.store.status().await.ok();
-    let text = context.metrics.render(status);
+    let text = context.metrics.render(context.snapshots.recent_status().await);
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
 }

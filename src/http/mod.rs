@@ -24,8 +24,10 @@ mod release;
 mod renew;
 mod reply;
 pub mod server;
+pub mod snapshots;
 mod spans;
 mod status;
+pub mod streams;
 mod tiers;
 mod version;
 mod webhooks;
@@ -46,6 +48,8 @@ use self::{
     live::Live,
     openapi::{Route, Routes, get, post, put},
     rate::Rates,
+    snapshots::Snapshots,
+    streams::Streams,
 };
 pub use self::{
     events::Stories,
@@ -54,7 +58,10 @@ pub use self::{
 use crate::{
     access::{Access, Role},
     config::{BusyAction, HoldConfig, Ttls},
-    domain::fleet::{After, Allocation},
+    domain::{
+        Millis,
+        fleet::{After, Allocation},
+    },
     lifecycle::Lifecycle,
     metrics::Metrics,
     store::Store,
@@ -82,13 +89,19 @@ pub struct Context {
     /// How often a call whose stream is gone is given another pod.
     pub retries: u32,
     pub ttls: Ttls,
+    /// How long a signed request is remembered.
+    pub replay_window: Millis,
     pub read_timeout: Duration,
     /// Tells the pods' loop that the tiers have changed.
     pub nudge: Arc<Notify>,
     pub lifecycle: Arc<Lifecycle>,
+    /// Readings of the whole fleet, shared by all requests.
+    pub snapshots: Arc<Snapshots>,
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
+    /// Open event streams.
+    pub streams: Arc<Streams>,
     /// How often who is not authenticated may ask.
     pub rates: Rates,
     /// Where the spans of requests begin, if anything is traced.
@@ -114,20 +127,18 @@ impl Context {
         })
     }
 
-    /// Where a call that waits asks again. `since` is when it began to (unix seconds).
-    fn waiting_url(&self, request: &CallRequest, since: u64) -> String {
-        self.return_url(request, "allocate", &format!("waiting_since={since}"))
+    /// Where a call that waits asks again. `since` is when it began to (unix seconds), `poll`
+    /// how often it will have asked.
+    fn waiting_url(&self, request: &CallRequest, since: u64, poll: u32) -> String {
+        self.return_url(request, "allocate", &format!("waiting_since={since}&poll={poll}"))
     }
 
-    /// Where a call comes back to whose answer has to wait until the store is there.
-    fn url_back(&self, request: &CallRequest, since: u64, after: Option<&After>) -> String {
-        match after {
-            None => self.waiting_url(request, since),
-            Some(After { pod, attempt, .. }) => {
-                let what = format!("pod_name={pod}&attempt={attempt}&waiting_since={since}");
-                self.return_url(request, "after-stream", &what)
-            }
-        }
+    /// Where a call comes back to whose stream is gone, and whose answer has to wait until the
+    /// store is there.
+    fn after_stream_again_url(&self, request: &CallRequest, since: u64, after: &After) -> String {
+        let After { pod, attempt, .. } = after;
+        let what = format!("pod_name={pod}&attempt={attempt}&waiting_since={since}");
+        self.return_url(request, "after-stream", &what)
     }
 
     fn return_url(&self, request: &CallRequest, endpoint: &str, what: &str) -> String {
@@ -283,9 +294,13 @@ impl Context {
             has_events: true,
             draining_ttl: 1_000,
         };
+        let snapshots = Snapshots::new(store.clone());
+        let (live_store, shared) = (store.clone(), snapshots.clone());
         Arc::new(Self {
-            live: Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about),
+            live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), about),
+            snapshots,
             stories: Stories::default(),
+            streams: Streams::new(metrics.clone()),
             rates: Rates::new(0, Default::default()),
             traces: None,
             store,
@@ -306,6 +321,7 @@ impl Context {
                 connect: None,
                 patience: None,
             },
+            replay_window: 1_000,
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle,

@@ -1,5 +1,7 @@
 //! `/pods`: all pods and what they do.
 
+use std::time::Duration;
+
 use axum::{Json, extract::State};
 use serde::Serialize;
 use utoipa::ToSchema;
@@ -17,6 +19,8 @@ use crate::domain::{
 };
 
 const FILTERS: [&str; 2] = ["pool", "state"];
+/// How old the reading may be from which a list goes on.
+const PAGES_TOGETHER: Duration = Duration::from_secs(5);
 const STATES: [&str; 6] =
     ["available", "busy", "draining", "not_ready", "terminating", "quarantined"];
 
@@ -119,7 +123,10 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, Ap
     }
     let limit = query.limit(100, 1_000)?;
     let after = query.cursor(&FILTERS)?.map(|name| name.parse::<PodName>()).transpose()?;
-    let (pods, tiers) = (context.store.pods().await?, context.store.tiers().await?);
+    // The pages of one list come from one reading, as far as they are asked for in time.
+    let age = if after.is_some() { PAGES_TOGETHER } else { Duration::ZERO };
+    let (pods, tiers) =
+        (context.snapshots.pods_not_older_than(age).await?, context.snapshots.tiers().await?);
     let mut matching = pods.iter().filter(|pod| pool.is_none() || pool == pod.pool).filter(|pod| {
         wanted.is_none_or(|wanted| wanted == state(pod))
             && after.as_ref().is_none_or(|after| pod.name > *after)

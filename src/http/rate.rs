@@ -83,7 +83,7 @@ fn address(text: &str) -> Option<IpAddr> {
 }
 
 /// Whoever has an address of IPv6 has many.
-fn network_of(source: IpAddr) -> IpAddr {
+pub fn network_of(source: IpAddr) -> IpAddr {
     match source {
         IpAddr::V6(it) => Ipv6Addr::from_bits(it.to_bits() & (u128::MAX << 64)).into(),
         source => source,

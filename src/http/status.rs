@@ -92,7 +92,7 @@ pub fn described() -> Endpoint {
 }
 
 pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
-    let status = context.store.status().await?;
+    let status = context.snapshots.status().await?;
     let (mut pools, mut merchants) = (BTreeMap::new(), BTreeMap::new());
     for pool in &status.pools {
         match &pool.pool {

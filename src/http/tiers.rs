@@ -86,8 +86,8 @@ fn example() -> Value {
 }
 
 pub async fn get(State(context): Shared) -> Result<Response, ApiError> {
-    let tiers = context.store.tiers().await?;
-    Ok((tag(&text_of(&tiers)), Json(tiers)).into_response())
+    let tiers = context.snapshots.tiers().await?;
+    Ok((tag(&text_of(&tiers)), Json(&*tiers)).into_response())
 }
 
 fn text_of(tiers: &Tiers) -> String {
@@ -138,7 +138,7 @@ pub async fn put(
         .map_err(|error| ApiError::bad_request(format!("not a tier document: {error}")))?;
     let present = context.store.tiers().await?;
     if_match.check(Some(&text_of(&present)))?;
-    let pods = context.store.pods().await?;
+    let pods = context.snapshots.pods().await?;
     let moves = fleet::moves(&tiers, &pods);
     let busy = moves.iter().filter(|it| it.is_busy && it.to.is_some()).count();
     if busy > 0 {

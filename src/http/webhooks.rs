@@ -2,13 +2,15 @@
 //! Providers that speak to the caller always get 200 with a document, because
 //! anything else is a dead line; only what is not genuine gets 403 and no word.
 
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::{
     extract::{OriginalUri, Request, State},
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
+
+use tokio::time::Instant;
 
 use super::{
     ApiError, Context, Noted, Shared,
@@ -20,10 +22,10 @@ use crate::{
     config::BusyAction,
     domain::{
         fleet::{After, Refusal, Why},
-        names::PodName,
+        names::{InvalidName, PodName},
     },
     telephony::{
-        CallRequest, Content, Covered, Document, Forged, OnHold, Provider, Stream, Webhook,
+        CallRequest, Content, Covered, Document, Forged, Genuine, OnHold, Provider, Stream, Webhook,
     },
     traces,
 };
@@ -35,14 +37,21 @@ pub async fn allocate(State(context): Shared, provider: Provider, request: Reque
         if !missing.is_empty() && call.is_empty() {
             return Err(ApiError::bad_request(missing));
         }
-        Ok((CallRequest::from_webhook(provider, webhook)?, waiting_since(webhook)))
+        let call = CallRequest::from_webhook(provider, webhook)?;
+        // Where the signature does not cover the URL, a callback could be sent here instead.
+        let is_signed = webhook.fingerprint.is_some();
+        if is_signed && provider.dialect().call_is_over(webhook) == Some(true) {
+            return Err(ApiError::bad_request("it says that the call is over"));
+        }
+        Ok((call, Back::read(webhook), webhook.fingerprint.clone()))
     };
-    let (call, since) = match receive(&context, provider, request, Covered::Nothing, read).await {
-        Ok(call) => call,
-        Err(response) => return response,
-    };
-    let (noted, outcome) = connect(&context, &call, way(&context, provider, None, since)).await;
-    let back = Back { since, after: None };
+    let (call, back, fingerprint) =
+        match receive(&context, provider, request, Covered::Nothing, read).await {
+            Ok(asked) => asked,
+            Err(response) => return response,
+        };
+    let way = Way { fingerprint, ..way(&context, provider, None, back.since) };
+    let (noted, outcome) = connect(&context, &call, way).await;
     respond(&context, &call, back, noted, outcome)
 }
 
@@ -58,8 +67,23 @@ struct Back {
     /// When it began to wait, if it has (unix seconds): then it has been answered, and
     /// can't be told that the line is busy.
     since: Option<u64>,
+    /// How often it has asked since. It makes every URL another, so that the signatures of its
+    /// requests differ: the same again is a replay.
+    polls: u32,
     /// Its stream is gone, and it is not settled yet what that means.
     after: Option<After>,
+}
+
+impl Back {
+    fn read(webhook: &Webhook<'_>) -> Self {
+        let polls = webhook.query.get("poll").and_then(|text| text.parse().ok());
+        Self { since: waiting_since(webhook), polls: polls.unwrap_or(0), after: None }
+    }
+
+    /// Where it asks again.
+    fn url(&self, context: &Context, call: &CallRequest, since: u64) -> String {
+        context.waiting_url(call, since, self.polls.saturating_add(1))
+    }
 }
 
 /// `/{provider}/after-stream`: the stream of a call is gone. If its agent did not
@@ -78,9 +102,10 @@ pub async fn after_stream(
             ApiError::bad_request("attempt: expected a number, as in the URL that we gave")
         })?;
         let retries = context.retries;
-        Ok((call, After { pod, attempt, is_final: false, retries }, waiting_since(webhook)))
+        let after = After { pod, attempt, is_final: false, retries };
+        Ok((call, after, Back::read(webhook), webhook.fingerprint.clone()))
     };
-    let (call, mut after, since) =
+    let (call, mut after, back, fingerprint) =
         match receive(&context, provider, request, Covered::Body, read).await {
             Ok(told) => told,
             Err(response) => return response,
@@ -89,19 +114,21 @@ pub async fn after_stream(
         let noted = Noted { call: Some(call.call), outcome: "over", ..Noted::default() };
         return noted.on(answer(provider.dialect().goodbye()));
     }
-    let until = Instant::now() + EXPLANATION;
+    let began = Instant::now();
+    let (until, answer_by) = (began + EXPLANATION, Some(began + ANSWER));
     loop {
-        let way = way(&context, provider, Some(after.clone()), since);
+        let way = way(&context, provider, Some(after.clone()), back.since);
+        let way = Way { answer_by, fingerprint: fingerprint.clone(), ..way };
         let (noted, outcome) = connect(&context, &call, way).await;
         match &outcome {
             Err(NotConnected::Refused(Refusal { why: Why::Unsettled, .. })) => {}
             _ => {
-                let since = Some(since.unwrap_or_else(unix_seconds));
-                let back = Back { since, after: Some(after) };
+                let since = Some(back.since.unwrap_or_else(unix_seconds));
+                let back = Back { since, after: Some(after), ..back };
                 return respond(&context, &call, back, noted, outcome);
             }
         }
-        tokio::time::sleep(LOOK).await;
+        tokio::time::sleep_until(until.min(Instant::now() + LOOK)).await;
         after.is_final = Instant::now() >= until || context.lifecycle.stopping.is_cancelled();
     }
 }
@@ -119,6 +146,7 @@ fn way(context: &Context, provider: Provider, after: Option<After>, since: Optio
             config.hold(config.time.saturating_sub(waited.saturating_mul(1_000)))
         }),
         after,
+        ..Way::default()
     }
 }
 
@@ -151,13 +179,13 @@ fn respond(
     let sentence = match &failure {
         NotConnected::Refused(refusal) => match refusal.why {
             Why::Waiting { is_new, .. } => {
-                let url = context.waiting_url(call, back.since.unwrap_or_else(unix_seconds));
+                let url = back.url(context, call, back.since.unwrap_or_else(unix_seconds));
                 return match hold(context, call, &back, is_new, &url) {
                     Some(document) => noted.on(answer(document)),
                     None => noted.on(refuse(provider, BUSY, ApiError::from(&failure))),
                 };
             }
-            Why::Over => return noted.on(answer(dialect.goodbye())),
+            Why::Over | Why::Replayed => return noted.on(answer(dialect.goodbye())),
             Why::Spent | Why::Unsettled => LOST,
             _ if back.since.is_none() && context.busy_action == BusyAction::Reject => {
                 match dialect.busy() {
@@ -171,7 +199,10 @@ fn respond(
         NotConnected::Store(_) => {
             if let (Some(since), Some(config)) = (back.since, &context.hold)
                 && unix_seconds() < since.saturating_add(config.time / 1_000)
-                && let url = context.url_back(call, since, back.after.as_ref())
+                && let url = match &back.after {
+                    None => back.url(context, call, since),
+                    Some(after) => context.after_stream_again_url(call, since, after),
+                }
                 && let Some(document) = hold(context, call, &back, false, &url)
             {
                 return noted.on(answer(document));
@@ -207,7 +238,11 @@ fn unix_seconds() -> u64 {
 
 /// How long the end of a stream may go unexplained: the agent's release may be on
 /// its way.
-const EXPLANATION: Duration = Duration::from_secs(2);
+const EXPLANATION: Duration = Duration::from_secs(1);
+/// How long the whole answer to a call that comes back may take. Every webhook is answered within
+/// two seconds (I8): a stalled store, which takes up to 750 ms to give up, must not add to the
+/// time for the explanation.
+const ANSWER: Duration = Duration::from_millis(1_500);
 /// More nobody is given.
 const MOST_ATTEMPTS: u32 = 100;
 const LOOK: Duration = Duration::from_millis(100);
@@ -275,17 +310,35 @@ pub async fn receive<T>(
         query: Default::default(),
         sent: Default::default(),
         covered: Covered::Everything,
+        fingerprint: None,
     };
     let mut webhook =
         webhook.read().map_err(|error| unread(BodyError::Malformed(error.to_string()).into()))?;
     if let Some(keys) = &keys {
-        webhook.covered = match provider.dialect().verify(&webhook, keys) {
-            Ok(Covered::Nothing) if least != Covered::Nothing => Err(Forged::Uncovered),
+        let genuine = match provider.dialect().verify(&webhook, keys) {
+            Ok(Genuine { covered: Covered::Nothing, .. }) if least != Covered::Nothing => {
+                Err(Forged::Uncovered)
+            }
             verified => verified,
-        }
-        .map_err(|error| forged(error.to_string(), false))?;
+        };
+        let genuine = genuine.map_err(|error| forged(error.to_string(), false))?;
+        (webhook.covered, webhook.fingerprint) = (genuine.covered, genuine.fingerprint);
+        check_call_id(provider, &webhook).map_err(|error| unusable(error.into()))?;
     }
     take(&webhook).map_err(unusable)
+}
+
+/// Whether a genuine request names its call as its provider does. Some signatures are right for
+/// several divisions of a text into names and values, and so for several ids.
+fn check_call_id(provider: Provider, webhook: &Webhook<'_>) -> Result<(), InvalidName> {
+    let dialect = provider.dialect();
+    let id = webhook.get(dialect.call_field()).unwrap_or_default();
+    match dialect.call_format() {
+        Some(format) if !format.fits(id) => {
+            Err(InvalidName::new(dialect.call_field(), id, format.expected()))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Path and query as they came, before routing took its part off.

@@ -19,12 +19,15 @@ struct Tier {
     tier: String,
 }
 
+/// A status, and when it was read.
+pub type Read = (Arc<Status>, SystemTime);
+
 /// What the store said when it was last asked for its gauges.
 #[derive(Debug, Clone, Default)]
-pub struct StoreGauges(Arc<Mutex<Option<Status>>>);
+pub struct StoreGauges(Arc<Mutex<Option<Read>>>);
 
 impl StoreGauges {
-    pub fn lock(&self) -> MutexGuard<'_, Option<Status>> {
+    pub fn lock(&self) -> MutexGuard<'_, Option<Read>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -49,8 +52,15 @@ const POOL_GAUGES: [PoolGauge; 8] = [
 
 impl Collector for StoreGauges {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let status = self.lock();
-        let Some(status) = &*status else { return Ok(()) };
+        let read = self.lock();
+        let Some((status, at)) = &*read else { return Ok(()) };
+        let descriptor = encoder.encode_descriptor(
+            "store_read_timestamp_seconds",
+            "When the gauges of calls and pools were read from the store, in unix seconds",
+            None,
+            MetricType::Gauge,
+        )?;
+        ConstGauge::new(unix_seconds(*at)).encode(descriptor)?;
         let all = [
             ("active_calls", "Live calls, read from the store", status.active_calls),
             ("waiting_calls", "Calls that wait for a pod, read from the store", status.waiting),
@@ -76,9 +86,11 @@ impl Collector for StoreGauges {
 pub struct Process;
 
 /// When it began (unix seconds); noted when it is first looked at, at the start.
-pub static BEGAN: LazyLock<f64> = LazyLock::new(|| {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
-});
+pub static BEGAN: LazyLock<f64> = LazyLock::new(|| unix_seconds(SystemTime::now()));
+
+fn unix_seconds(at: SystemTime) -> f64 {
+    at.duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
+}
 
 /// The kernel counts a process's time in hundredths of a second.
 const TICKS: f64 = 100.0;

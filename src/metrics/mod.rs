@@ -24,7 +24,7 @@ use prometheus_client::{
 
 use self::gauges::{Process, StoreGauges};
 use crate::domain::{
-    fleet::{EndedCall, Reason, Refusal, Status, Tried, Why},
+    fleet::{EndedCall, Reason, Refusal, Tried, Why},
     merchant::Step,
     names::Pool,
 };
@@ -190,6 +190,7 @@ pub struct Metrics {
     denied: Family<Denied, Counter>,
     /// Connections that had to make room for others, or found none.
     pub turned_away: Counter,
+    pub open_streams: Gauge,
     limited: Family<Denied, Counter>,
     pub drains: Counter,
     pub zombies_recovered: Counter,
@@ -225,6 +226,7 @@ impl Default for Metrics {
             lost: Counter::default(),
             denied: Family::default(),
             turned_away: Counter::default(),
+            open_streams: Gauge::default(),
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
@@ -296,11 +298,20 @@ impl Metrics {
             self.call_duration.clone(),
         );
         ours.register_collector(Box::new(self.store_gauges.clone()));
-        ours.register("denied", "Requests without a valid signature or token", self.denied.clone());
+        ours.register(
+            "denied",
+            "Requests without a valid signature or token, or beyond a limit",
+            self.denied.clone(),
+        );
         ours.register(
             "connections_turned_away",
             "Connections that had to make room for others, or found none",
             self.turned_away.clone(),
+        );
+        ours.register(
+            "open_streams",
+            "Event streams that are open (/live and /events)",
+            self.open_streams.clone(),
         );
         ours.register(
             "limited",
@@ -308,7 +319,7 @@ impl Metrics {
             self.limited.clone(),
         );
         // (so that the first is a rise from zero)
-        for reason in ["unauthorized", "forbidden", "forged", "rate_limited"] {
+        for reason in ["unauthorized", "forbidden", "forged", "rate_limited", "too_many_streams"] {
             drop(self.denied.get_or_create(&Denied { reason }));
         }
         ours.register("drains", "Drains asked for", self.drains.clone());
@@ -426,7 +437,9 @@ impl Metrics {
             Why::Limit(limit) => return self.limited(limit.as_str()),
             // It is not decided yet, or was counted before.
             Why::Unsettled | Why::Waiting { is_new: false, .. } => return,
-            Why::Over | Why::Waiting { .. } => return self.allocated(None, refusal.why.as_str()),
+            Why::Over | Why::Replayed | Why::Waiting { .. } => {
+                return self.allocated(None, refusal.why.as_str());
+            }
             Why::Spent => drop(self.lost.inc()),
             Why::TimeOver { waited } => self.waited("time_over", waited),
             Why::NoPods | Why::QueueFull => {}
@@ -474,7 +487,7 @@ impl Metrics {
 
     /// All metrics as text. Without a status the gauges that the store knows
     /// are left out: an old value would be a lie.
-    pub fn render(&self, status: Option<Status>) -> String {
+    pub fn render(&self, status: Option<gauges::Read>) -> String {
         let mut text = String::new();
         // Another who asks at the same time must not take them away.
         let _alone = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);

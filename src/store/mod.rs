@@ -62,6 +62,20 @@ fn wall_clock() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
 
+tokio::task_local! {
+    static OBSERVING: ();
+}
+
+/// Runs a read for people or monitoring. When the store has more to do than it can, such reads are
+/// refused first: they never displace a call.
+pub fn observing<F: Future>(read: F) -> impl Future<Output = F::Output> {
+    OBSERVING.scope((), read)
+}
+
+fn is_observing() -> bool {
+    OBSERVING.try_with(|()| ()).is_ok()
+}
+
 /// The answer of a store, on its way.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 

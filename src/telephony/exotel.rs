@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{
     Dialect, Document, Stream,
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Forged, Genuine, Webhook},
 };
 use crate::secrets::Secret;
 
@@ -21,10 +21,10 @@ impl Dialect for Exotel {
         "template"
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         let given = webhook.query.get(TOKEN).ok_or(Forged::Missing("auth_token in the query"))?;
         if keys.iter().any(|key| key.is(given)) {
-            Ok(Covered::Everything)
+            Ok(Genuine::with_secret())
         } else {
             Err(Forged::Mismatch)
         }

@@ -4,24 +4,31 @@ use data_encoding::HEXLOWER;
 use serde_json::json;
 
 use super::{
-    Dialect, Document, Stream,
+    CallFormat, Dialect, Document, Stream,
     signature::{Hash, hmac},
     twilio,
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Covered, Forged, Genuine, Webhook},
 };
 use crate::secrets::{Secret, is_same};
 
 pub struct Jambonz;
 
 const SIGNATURE: &str = "jambonz-signature";
+/// Of the audio in both directions (Hz): what telephone lines carry, and the default of
+/// `listen`. The direction back has no default.
+const SAMPLE_RATE: u32 = 8_000;
 
 impl Dialect for Jambonz {
     fn call_field(&self) -> &'static str {
         "call_sid"
     }
 
+    fn call_format(&self) -> Option<CallFormat> {
+        Some(CallFormat::Uuid)
+    }
+
     /// `t=<seconds>,v1=<signature>`, perhaps with several signatures.
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         let malformed = Forged::Malformed(SIGNATURE);
         let header = webhook.header(SIGNATURE)?;
         let parts = || header.split(',').filter_map(|part| part.trim().split_once('='));
@@ -31,17 +38,30 @@ impl Dialect for Jambonz {
         if webhook.body.is_empty() {
             return Err(Forged::Uncovered);
         }
+        let text = [signed_at.as_bytes(), b".", webhook.body].concat();
         let is_signed = |key: &Secret| {
-            let tag = hmac(Hash::Sha256, key, &[signed_at.as_bytes(), b".", webhook.body]);
+            let tag = hmac(Hash::Sha256, key, &[&text]);
             let expected = HEXLOWER.encode(tag.as_ref());
             let mut given = parts().filter(|(name, _)| *name == "v1");
             given.any(|(_, given)| is_same(expected.as_bytes(), given.as_bytes()))
         };
-        if keys.iter().any(is_signed) { Ok(Covered::Body) } else { Err(Forged::Mismatch) }
+        if keys.iter().any(is_signed) {
+            Ok(Genuine::signed(Covered::Body, &text))
+        } else {
+            Err(Forged::Mismatch)
+        }
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
-        let mut listen = json!({"verb": "listen", "url": stream.url});
+        // Audio from the agent is played as it comes only where streaming is asked for: by
+        // default jambonz drops the binary frames, and the caller hears nothing.
+        let mut listen = json!({
+            "verb": "listen",
+            "url": stream.url,
+            "sampleRate": SAMPLE_RATE,
+            "bidirectionalAudio":
+                {"enabled": true, "streaming": true, "sampleRate": SAMPLE_RATE},
+        });
         if let Some(url) = stream.status_url {
             listen["actionHook"] = json!(url);
         }

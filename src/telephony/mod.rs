@@ -22,10 +22,10 @@ pub use self::{
     params::{BadEncoding, Params},
     signature::sha256_hex,
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
-    webhook::{Content, Covered, Forged, Webhook},
+    webhook::{Content, Covered, Forged, Genuine, Webhook},
 };
 use crate::{
-    domain::names::{CallSid, Flow, InvalidName, MerchantId, Template},
+    domain::names::{CallSid, Carrier, Flow, InvalidName, MerchantId, Template},
     secrets::{self, Secret},
 };
 
@@ -70,7 +70,12 @@ pub trait Dialect: Sync {
     }
 
     /// Whether a request is genuine, by any of the keys.
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged>;
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged>;
+
+    /// The format of the ids of calls, where the provider documents one.
+    fn call_format(&self) -> Option<CallFormat> {
+        None
+    }
 
     /// The document that connects a call to an agent.
     fn connect(&self, stream: &Stream<'_>) -> Document;
@@ -122,6 +127,38 @@ pub trait Dialect: Sync {
 
     /// The same of the stream of a call.
     fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
+}
+
+/// A format that a provider gives the ids of its calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CallFormat {
+    /// `CA` and 32 hexadecimal digits.
+    TwilioSid,
+    /// 32 hexadecimal digits, with the hyphens of a UUID or without.
+    Uuid,
+}
+
+impl CallFormat {
+    pub fn fits(self, id: &str) -> bool {
+        let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        match self {
+            Self::TwilioSid => {
+                id.strip_prefix("CA").is_some_and(|rest| rest.len() == 32 && is_hex(rest))
+            }
+            Self::Uuid => {
+                let parts: Vec<&str> = id.split('-').collect();
+                let lengths: Vec<usize> = parts.iter().map(|part| part.len()).collect();
+                matches!(lengths[..], [32] | [8, 4, 4, 4, 12]) && parts.into_iter().all(is_hex)
+            }
+        }
+    }
+
+    pub fn expected(self) -> &'static str {
+        match self {
+            Self::TwilioSid => "CA and 32 hexadecimal digits",
+            Self::Uuid => "a UUID",
+        }
+    }
 }
 
 impl Provider {
@@ -222,6 +259,8 @@ pub struct CallRequest {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub provider: Provider,
+    /// The provider in the stream URL, where a JSON caller names one that has no webhooks here.
+    pub carrier: Option<Carrier>,
     pub flow: Flow,
     pub template: Template,
 }
@@ -244,9 +283,15 @@ impl CallRequest {
             call: parts.call.unwrap_or_default().parse()?,
             merchant: given(parts.merchant).map(MerchantId::try_from).transpose()?,
             provider,
+            carrier: None,
             flow: given(parts.flow).unwrap_or_else(|| "v2".into()).parse()?,
             template: template.parse()?,
         })
+    }
+
+    /// What stands for the provider in the stream URL.
+    pub fn provider_name(&self) -> &str {
+        self.carrier.as_ref().map_or(self.provider.as_str(), Carrier::as_str)
     }
 
     /// Reads a webhook: the call's id from what the provider sent, the rest

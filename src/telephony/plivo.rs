@@ -3,10 +3,10 @@
 use quick_xml::events::BytesText;
 
 use super::{
-    Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, OnHold, Stream,
     params::Params,
     signature::{Hash, check_base64},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Covered, Forged, Genuine, Webhook},
     xml,
 };
 use crate::secrets::Secret;
@@ -31,7 +31,11 @@ impl Dialect for Plivo {
         true
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn call_format(&self) -> Option<CallFormat> {
+        Some(CallFormat::Uuid)
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         let nonce = webhook.header(NONCE)?;
         let lines = || webhook.lines(SIGNATURE).chain(webhook.lines(MAIN_SIGNATURE));
         if lines().next().is_none() {
@@ -44,7 +48,7 @@ impl Dialect for Plivo {
         let given = lines().flat_map(|some| some.split(',')).map(str::trim);
         let text = format!("{}.{nonce}", signed_text(webhook));
         check_base64(Hash::Sha256, keys, text.as_bytes(), given.filter(|one| !one.is_empty()))?;
-        Ok(Covered::Everything)
+        Ok(Genuine::signed(Covered::Everything, text.as_bytes()))
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {

@@ -1,10 +1,10 @@
 //! SignalWire: speaks as Twilio does, and signs under a name of its own.
 
 use super::{
-    Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, OnHold, Stream,
     signature::Hash,
     twilio::{self, Twilio},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Forged, Genuine, Webhook},
 };
 use crate::secrets::Secret;
 
@@ -15,7 +15,11 @@ impl Dialect for SignalWire {
         true
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn call_format(&self) -> Option<CallFormat> {
+        Some(CallFormat::Uuid)
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         twilio::verify(webhook, keys, "x-signalwire-signature", Hash::Sha1)
     }
 

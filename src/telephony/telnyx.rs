@@ -6,7 +6,7 @@ use data_encoding::BASE64;
 use super::{
     Dialect, Document, OnHold, Stream,
     twilio::{self, Twilio},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Covered, Forged, Genuine, Webhook},
 };
 use crate::secrets::{self, Secret};
 
@@ -26,7 +26,7 @@ impl Dialect for Telnyx {
         }
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         let (signature, signed_at) = (webhook.header(SIGNATURE)?, webhook.header(TIMESTAMP)?);
         let is_number =
             !signed_at.is_empty() && signed_at.bytes().all(|byte| byte.is_ascii_digit());
@@ -42,7 +42,11 @@ impl Dialect for Telnyx {
         let is_signed = |key: &Secret| {
             public_key(key).is_ok_and(|key| key.verify_sig(&text, &signature).is_ok())
         };
-        if keys.iter().any(is_signed) { Ok(Covered::Body) } else { Err(Forged::Mismatch) }
+        if keys.iter().any(is_signed) {
+            Ok(Genuine::signed(Covered::Body, &text))
+        } else {
+            Err(Forged::Mismatch)
+        }
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {

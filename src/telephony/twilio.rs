@@ -1,9 +1,9 @@
 //! Twilio: a form with `CallSid`, answered in TwiML.
 
 use super::{
-    Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, OnHold, Stream,
     signature::{Hash, check_base64, sha256_hex},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Covered, Forged, Genuine, Webhook},
     xml,
 };
 use crate::secrets::{Secret, is_same};
@@ -18,7 +18,11 @@ impl Dialect for Twilio {
         true
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn call_format(&self) -> Option<CallFormat> {
+        Some(CallFormat::TwilioSid)
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         // Keys of their own may sign with a newer hash, and a header then says so.
         let hash = match webhook.headers.get("x-twilio-webhooks-signature-settings") {
             None => Hash::Sha1,
@@ -85,7 +89,7 @@ pub fn verify(
     keys: &[Secret],
     header: &'static str,
     hash: Hash,
-) -> Result<Covered, Forged> {
+) -> Result<Genuine, Forged> {
     let given = webhook.header(header)?;
     let mut params = String::new();
     if webhook.is_json() {
@@ -106,7 +110,7 @@ pub fn verify(
     for base in with_and_without_port(webhook.public_url) {
         let text = format!("{base}{}{params}", webhook.target);
         if check_base64(hash, keys, text.as_bytes(), [given]).is_ok() {
-            return Ok(Covered::Everything);
+            return Ok(Genuine::signed(Covered::Everything, text.as_bytes()));
         }
     }
     Err(Forged::Mismatch)

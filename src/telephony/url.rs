@@ -56,7 +56,7 @@ impl WsUrls {
             let (place, rest) = rest.split_once('}').unwrap_or((rest, ""));
             url.push_str(text);
             url.push_str(match place {
-                "provider" => request.provider.as_str(),
+                "provider" => request.provider_name(),
                 "template" => request.template.as_str(),
                 "flow" => request.flow.as_str(),
                 _ if request.flow.as_str() == "v2" => "/v2",

@@ -4,9 +4,9 @@ use data_encoding::BASE64URL_NOPAD;
 use serde_json::{Value, json};
 
 use super::{
-    Dialect, Document, Stream,
+    CallFormat, Dialect, Document, Stream,
     signature::{Hash, hmac, sha256_hex},
-    webhook::{Covered, Forged, Webhook},
+    webhook::{Covered, Forged, Genuine, Webhook},
 };
 use crate::secrets::{Secret, is_same};
 
@@ -21,14 +21,18 @@ impl Dialect for Vonage {
         "uuid"
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Covered, Forged> {
+    fn call_format(&self) -> Option<CallFormat> {
+        Some(CallFormat::Uuid)
+    }
+
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
         let malformed = Forged::Malformed(AUTHORIZATION);
         let (scheme, token) =
             webhook.header(AUTHORIZATION)?.trim().split_once(' ').ok_or(malformed)?;
         if !scheme.eq_ignore_ascii_case("bearer") {
             return Err(malformed);
         }
-        let claims = verified_claims(token.trim(), keys)?;
+        let (claims, signed) = verified_claims(token.trim(), keys)?;
         let time = |name: &str| claims[name].as_u64();
         match (time("iat"), time("exp")) {
             (_, Some(expires)) if expires < webhook.at => return Err(Forged::Stale),
@@ -36,20 +40,21 @@ impl Dialect for Vonage {
             (None, Some(expires)) => webhook.check_time(expires)?,
             (None, None) => return Err(malformed),
         }
-        match claims["payload_hash"].as_str() {
-            None if !webhook.body.is_empty() => Err(Forged::Uncovered),
-            None => Ok(Covered::Nothing),
+        let covered = match claims["payload_hash"].as_str() {
+            None if !webhook.body.is_empty() => return Err(Forged::Uncovered),
+            None => Covered::Nothing,
             Some(promised) => {
                 let hashes = payload_hashes(webhook);
                 let is_whole =
                     hashes.iter().any(|hash| is_same(hash.as_bytes(), promised.as_bytes()));
                 match (is_whole, webhook.body.is_empty()) {
-                    (false, _) => Err(Forged::Mismatch),
-                    (true, true) => Ok(Covered::Everything),
-                    (true, false) => Ok(Covered::Body),
+                    (false, _) => return Err(Forged::Mismatch),
+                    (true, true) => Covered::Everything,
+                    (true, false) => Covered::Body,
                 }
             }
-        }
+        };
+        Ok(Genuine::signed(covered, signed.as_bytes()))
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
@@ -91,8 +96,8 @@ impl Dialect for Vonage {
     }
 }
 
-/// The claims of a token that one of the keys signed.
-fn verified_claims(token: &str, keys: &[Secret]) -> Result<Value, Forged> {
+/// The claims of a token that one of the keys signed, and the part that is signed.
+fn verified_claims<'a>(token: &'a str, keys: &[Secret]) -> Result<(Value, &'a str), Forged> {
     let malformed = Forged::Malformed(AUTHORIZATION);
     let (signed, signature) = token.rsplit_once('.').ok_or(malformed)?;
     let (head, claims) = signed.split_once('.').ok_or(malformed)?;
@@ -112,7 +117,7 @@ fn verified_claims(token: &str, keys: &[Secret]) -> Result<Value, Forged> {
     if read(head)?["alg"] != "HS256" {
         return Err(malformed);
     }
-    read(claims)
+    Ok((read(claims)?, signed))
 }
 
 /// What the hash of the payload may be: that of the body, or, where there is none,

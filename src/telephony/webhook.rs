@@ -1,8 +1,11 @@
 //! A request of a provider, as it came, and what shows that it is genuine.
 
+use aws_lc_rs::digest::{SHA256, digest};
 use axum::http::HeaderMap;
+use data_encoding::BASE64URL_NOPAD;
 
 use super::params::{BadEncoding, Params};
+use crate::domain::names::Fingerprint;
 
 /// A request as it came. Nothing of it is to be believed before it is verified.
 #[derive(Debug, Clone)]
@@ -25,6 +28,8 @@ pub struct Webhook<'a> {
     pub sent: Params,
     /// What of it may be believed, once it is verified.
     pub covered: Covered,
+    /// Tells it from other signed requests, if it is one.
+    pub fingerprint: Option<Fingerprint>,
 }
 
 /// What a body is.
@@ -47,6 +52,28 @@ pub enum Covered {
     /// Nothing; it only shows that the sender is genuine. Enough to ask for a pod,
     /// not to end a call.
     Nothing,
+}
+
+/// A request that is genuine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Genuine {
+    pub covered: Covered,
+    pub fingerprint: Option<Fingerprint>,
+}
+
+impl Genuine {
+    /// A request whose signature is right for this text. The text makes the fingerprint, and not
+    /// the signature: several may be right, and some schemes let one text stand for requests
+    /// whose parameters are divided differently.
+    pub fn signed(covered: Covered, text: &[u8]) -> Self {
+        let hash = BASE64URL_NOPAD.encode(&digest(&SHA256, text).as_ref()[..12]);
+        Self { covered, fingerprint: Some(hash.parse().expect("16 characters of Base64")) }
+    }
+
+    /// A request that shows a secret and is not signed: nothing tells it from another.
+    pub fn with_secret() -> Self {
+        Self { covered: Covered::Everything, fingerprint: None }
+    }
 }
 
 /// Why a request is not taken for genuine.

@@ -109,6 +109,17 @@ impl Tracer {
     }
 }
 
+/// Work for the request that is being answered, in a task of its own: it knows for which.
+pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
+    let current = CURRENT.try_with(Clone::clone).ok();
+    async {
+        match current {
+            Some(current) => CURRENT.scope(current, work).await,
+            None => work.await,
+        }
+    }
+}
+
 /// The span of a request, recorded or not; it ends when this is dropped.
 pub struct RequestSpan {
     current: Current,

@@ -38,6 +38,9 @@ async function agree(isGenuine, method, path, headers, body) {
 const changed = (text, at) => text.slice(0, at) + (text[at] === 'x' ? 'y' : 'x') + text.slice(at + 1);
 const some = (text) => [0, 1, text.length >> 1, text.length - 2, text.length - 1].filter((at) => at >= 0);
 
+// As Vonage and SignalWire name calls.
+const uuid = `00000000-0000-4000-8000-${String(seed).padStart(12, "0")}`;
+
 async function telnyx() {
   const pkcs8 = Buffer.concat([Buffer.from('302e020100300506032b657004220420', 'hex'), Buffer.alloc(32, 7)]);
   const key = crypto.createPrivateKey({ key: pkcs8, format: 'der', type: 'pkcs8' });
@@ -77,7 +80,7 @@ async function vonage() {
     await agree(isGenuine, 'POST', path, { authorization: `Bearer ${token}`, 'content-type': 'application/json' }, body);
     return isGenuine;
   }
-  const body = JSON.stringify({ uuid: `V${seed}`, status: 'completed' });
+  const body = JSON.stringify({ uuid, status: 'completed' });
   const payload_hash = crypto.createHash('sha256').update(body).digest('hex');
   const claims = { jti: crypto.randomUUID(), iss: 'Vonage', payload_hash, api_key: 'a1', application_id: 'b2' };
   const token = jsonwebtoken.sign(claims, 'vonage-secret', { algorithm: 'HS256' });
@@ -97,7 +100,7 @@ async function signalwire() {
     await agree(isGenuine, 'POST', path, headers, body);
     return isGenuine;
   }
-  const params = { CallSid: `SW${seed}`, From: '+1 2', CallStatus: 'completed' };
+  const params = { CallSid: uuid, From: '+1 2', CallStatus: 'completed' };
   const path = '/api/v1/signalwire/call-status?merchant_id=acme';
   const text = PUBLIC + path + Object.keys(params).sort().map((name) => name + params[name]).join('');
   const signature = crypto.createHmac('sha1', 'signalwire-key').update(text).digest('base64');

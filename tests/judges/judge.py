@@ -53,7 +53,9 @@ def params(field):
     global calls
     calls += 1
     found = {word(): word(ANY, 20) for _ in range(dice.randint(0, 8))}
-    found[field] = f"CA{SEED}x{calls}"
+    # As Twilio and Plivo name calls.
+    formats = {"CallSid": f"CA{SEED:016x}{calls:016x}", "CallUUID": f"{SEED:08x}-0000-4000-8000-{calls:012x}"}
+    found[field] = formats[field]
     return found
 
 

@@ -1,7 +1,7 @@
 //! What may happen to a fleet, by the roll of a die.
 
 use smart_router::domain::{
-    fleet::{After, Allocate, Claim, Claimant, Fleet, Hold, PodOrigin},
+    fleet::{After, Allocate, Claim, Claimant, Fleet, Hold, PodOrigin, Signed},
     names::{CallSid, MerchantId, PodName},
     tiers::{Origin, Tiers},
 };
@@ -124,6 +124,11 @@ impl Dice {
         };
         let after = After { pod, attempt, is_final: self.roll(2) == 0, retries: 2 };
         let (returns, is_after) = (self.roll(2) == 0, self.roll(4) == 0);
+        // Few, so that many are the same, for calls that are not.
+        let signed = Signed {
+            fingerprint: format!("signed-{:09}", self.roll(12)).parse().unwrap(),
+            window: 1_000 + self.roll(20_000) as u64,
+        };
         Allocate {
             merchant: self.sometimes(merchant),
             lease_ttl: if provisional { CONNECT } else { LEASE },
@@ -131,6 +136,7 @@ impl Dice {
             returns: returns || is_after,
             hold: (self.roll(2) == 0).then_some(hold),
             after: is_after.then_some(after),
+            signed: (self.roll(4) == 0).then_some(signed),
             call,
         }
     }

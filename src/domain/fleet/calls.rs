@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cause, Change, Fleet, Hold, Place, Reason, Tried,
+    Cause, Change, Fleet, Hold, Place, Reason, Signed, Tried,
     change::is_default,
     ends::{broke_soon, speaks_for},
 };
@@ -66,6 +66,8 @@ pub struct Allocate {
     pub hold: Option<Hold>,
     /// It had a pod, and its stream is gone.
     pub after: Option<After>,
+    /// The request is signed by a provider.
+    pub signed: Option<Signed>,
 }
 
 /// The attempt before this one.
@@ -89,8 +91,8 @@ impl After {
 impl Allocate {
     /// A call that wants a pod and nothing else.
     pub fn new(call: CallSid, merchant: Option<MerchantId>, lease_ttl: Millis) -> Self {
-        let (provisional, returns) = (false, false);
-        Self { call, merchant, lease_ttl, provisional, returns, hold: None, after: None }
+        let (provisional, returns, hold, after, signed) = (false, false, None, None, None);
+        Self { call, merchant, lease_ttl, provisional, returns, hold, after, signed }
     }
 
     /// The number of the attempt that begins; 0 where nobody counts.
@@ -144,6 +146,8 @@ pub enum Why {
     Unsettled,
     /// Its stream is gone once too often.
     Spent,
+    /// The same signed request began a call before, which is over.
+    Replayed,
 }
 
 impl Why {
@@ -157,6 +161,7 @@ impl Why {
             Self::Over => "over",
             Self::Unsettled => "unsettled",
             Self::Spent => "spent",
+            Self::Replayed => "replayed",
         }
     }
 }
@@ -224,6 +229,7 @@ impl Fleet {
     /// Gives the call a pod, or says again which one it has.
     pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
         let outcome = self.answer(request, now);
+        self.note_seen(request, &outcome, now);
         if let Err(refusal) = &outcome {
             self.tell_refused(request, refusal);
         }
@@ -231,11 +237,13 @@ impl Fleet {
     }
 
     fn answer(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
+        let refusal = |why| Refusal { tried: Vec::new(), malformed_merchant: None, why };
+        if self.is_replay(request, now) {
+            return Err(refusal(Why::Replayed));
+        }
         let account = match &request.after {
             None => Account::New,
-            Some(after) => self
-                .settle_account(&request.call, after, now)
-                .map_err(|why| Refusal { tried: Vec::new(), malformed_merchant: None, why })?,
+            Some(after) => self.settle_account(&request.call, after, now).map_err(refusal)?,
         };
         if let Some(fetched) = self.fetch(request, now) {
             return Ok(fetched);

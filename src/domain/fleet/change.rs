@@ -6,7 +6,7 @@ use super::{Call, Cause, End, Event, Fleet, Place, PodOrigin};
 use crate::domain::{
     Millis,
     merchant::Step,
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, Fingerprint, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -105,6 +105,13 @@ pub enum Change {
     Remembered { call: CallSid, end: End },
     /// How a call ended before no longer matters.
     Forgotten { call: CallSid },
+    /// A signed request was answered, and is remembered until then.
+    Seen {
+        fingerprint: Fingerprint,
+        #[serde(default, skip_serializing_if = "is_default")]
+        at: Millis,
+        until: Millis,
+    },
     /// A call waits for a pod.
     Waits { call: CallSid, place: Place },
     /// A call that waits has asked again, and has until then to do so once more.
@@ -162,6 +169,9 @@ impl Fleet {
         }
         for (call, end) in self.ends.iter() {
             changes.push(Change::Remembered { call: call.clone(), end: end.clone() });
+        }
+        for (fingerprint, until) in self.seen.iter() {
+            changes.push(Change::Seen { fingerprint: fingerprint.clone(), at: 0, until });
         }
         for (call, facts) in &self.calls {
             changes.push(Change::Call { call: call.clone(), facts: facts.clone() });

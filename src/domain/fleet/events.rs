@@ -336,6 +336,7 @@ impl Fleet {
             | Change::Spared { .. }
             | Change::Remembered { .. }
             | Change::Forgotten { .. }
+            | Change::Seen { .. }
             | Change::Polled { .. }
             | Change::Told { .. }
             | Change::Time { .. }

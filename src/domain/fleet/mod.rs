@@ -18,6 +18,7 @@ mod properties;
 mod queue;
 mod renew;
 mod replay;
+mod seen;
 mod shift;
 #[cfg(test)]
 mod tests;
@@ -43,6 +44,7 @@ pub use self::{
     pods::{Changed, Departure, Edit, MoveRefused, Observed, Removed},
     queue::{Abandoned, Hold, Place},
     renew::{Confirm, Confirmed, Renew, Renewed},
+    seen::Signed,
     upkeep::{Audited, Swept},
     view::{
         CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,
@@ -53,6 +55,7 @@ pub use self::{
 use self::{
     ends::Ends,
     queue::Queue,
+    seen::Seen,
     views::{Placed, PoolView},
     writers::PodList,
 };
@@ -185,6 +188,8 @@ pub struct Fleet {
     /// a second it is of no use.
     admissions: HashMap<MerchantId, VecDeque<Millis>>,
     ends: Ends,
+    /// Signed requests that were answered.
+    seen: Seen,
     queue: Queue,
     /// Calls that were handed a pod and may be waiting to hear of it.
     handed: Vec<CallSid>,
@@ -217,6 +222,7 @@ impl Fleet {
             merchant_calls: HashMap::new(),
             admissions: HashMap::new(),
             ends: Ends::default(),
+            seen: Seen::default(),
             queue: Queue::default(),
             handed: Vec::new(),
             leases: BTreeSet::new(),

@@ -87,6 +87,7 @@ impl Fleet {
                 }
             }
             Change::Remembered { call, end } => self.ends.insert(call, end),
+            Change::Seen { fingerprint, at, until } => self.seen.insert(fingerprint, at, until),
             Change::Forgotten { call } => self.ends.remove(&call),
             Change::Told { .. } | Change::Time { .. } => {}
             Change::Shifted { by } => self.shift_times(by),

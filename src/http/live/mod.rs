@@ -17,7 +17,7 @@ use std::{
 
 use axum::{
     extract::State,
-    http::HeaderMap,
+    http::request::Parts,
     response::{
         IntoResponse, Response,
         sse::{Event as Message, KeepAlive, Sse},
@@ -33,10 +33,12 @@ use self::{
     warnings::{Since, warnings},
 };
 use super::{
-    Shared,
+    ApiError, Shared,
     auth::Pass,
     events::HEARTBEAT,
     openapi::{Endpoint, Group, schemas},
+    snapshots::Snapshots,
+    streams,
 };
 use crate::{
     domain::{
@@ -50,9 +52,9 @@ use crate::{
     store::{Store, StoreError},
 };
 
-/// How often the store is looked at, and for how long at most in proportion.
+/// How often the store is looked at. (Readings that take long are further apart: see
+/// [`Snapshots`].)
 const LOOK: Duration = Duration::from_millis(500);
-const SHARE: u32 = 10;
 /// Events that one message carries, and that one look takes.
 const IN_ONE_MESSAGE: usize = 200;
 const IN_ONE_LOOK: usize = 5_000;
@@ -83,6 +85,7 @@ pub struct About {
 
 pub struct Live {
     store: Arc<dyn Store>,
+    snapshots: Arc<Snapshots>,
     metrics: Arc<Metrics>,
     lifecycle: Arc<Lifecycle>,
     about: About,
@@ -139,12 +142,14 @@ impl Drop for Listener {
 impl Live {
     pub fn new(
         store: Arc<dyn Store>,
+        snapshots: Arc<Snapshots>,
         metrics: Arc<Metrics>,
         lifecycle: Arc<Lifecycle>,
         about: About,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
+            snapshots,
             metrics,
             lifecycle,
             about,
@@ -191,17 +196,17 @@ impl Live {
             } else {
                 watch = Watch::default();
                 *self.now() = Now::default();
-                self.store.status().await
+                self.snapshots.status().await
             };
             if let Err(error) = &looked {
                 tracing::debug!(%error, "the page cannot look at the store");
             }
             let status = looked.ok();
-            since.note(status.as_ref(), status.is_some() && self.store.outage().is_none());
+            since.note(status.as_deref(), status.is_some() && self.store.outage().is_none());
             if is_watched {
                 self.tell_state(&since, &mut watch, status);
             }
-            let pause = if is_watched { LOOK.max(SHARE * began.elapsed()) } else { GLANCE };
+            let pause = if is_watched { LOOK } else { GLANCE };
             tokio::select! {
                 () = self.lifecycle.stopping.cancelled() => return,
                 () = self.arrived.notified(), if !is_watched => {}
@@ -211,11 +216,11 @@ impl Live {
     }
 
     /// Reads events, pods and pools, and tells what has changed.
-    async fn look(&self, watch: &mut Watch) -> Result<Status, StoreError> {
+    async fn look(&self, watch: &mut Watch) -> Result<Arc<Status>, StoreError> {
         self.look_at_events(watch).await?;
-        let status = self.store.status().await?;
-        let tiers = self.store.tiers().await?;
-        let pods = self.store.pods().await?;
+        let status = self.snapshots.status().await?;
+        let tiers = self.snapshots.tiers().await?;
+        let pods = self.snapshots.pods().await?;
         self.tell_pods(&pods, &tiers);
         Ok(status)
     }
@@ -303,7 +308,7 @@ impl Live {
         now.pods = fresh;
     }
 
-    fn tell_state(&self, since: &Since, watch: &mut Watch, status: Option<Status>) {
+    fn tell_state(&self, since: &Since, watch: &mut Watch, status: Option<Arc<Status>>) {
         let at = self.store.now();
         let outage = self.store.outage();
         let is_up = status.is_some() && outage.is_none();
@@ -331,7 +336,7 @@ impl Live {
             "events": if self.about.has_events { "on" } else { "off" },
             "rates": rates,
             "latency_ms": latencies,
-            "warnings": warnings(since, watch.tally.lately(), status.as_ref(), self.lifecycle.pods_refused()),
+            "warnings": warnings(since, watch.tally.lately(), status.as_deref(), self.lifecycle.pods_refused()),
         });
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);
@@ -370,11 +375,13 @@ pub fn described() -> Endpoint {
     Endpoint::new(Group::Router, "What the page shows, as it changes")
         .about("Messages `history`, `state`, `pods` and `events`, for as long as somebody listens.")
         .gives_some("text/event-stream", schemas::text(), example.into())
+        .fails(503, "There are as many streams as there may be.")
 }
 
 /// `GET /live`: what the page shows, as it changes.
-pub async fn live(State(context): Shared, headers: HeaderMap) -> Response {
-    let pass = Pass::new(&context, &headers);
+pub async fn live(State(context): Shared, parts: Parts) -> Result<Response, ApiError> {
+    let open = streams::open(&context, &parts)?;
+    let pass = Pass::new(&context, &parts.headers);
     let mut listener = context.live.listen();
     let stopping = context.lifecycle.stopping.clone();
     let first = std::mem::take(&mut listener.first);
@@ -395,8 +402,11 @@ pub async fn live(State(context): Shared, headers: HeaderMap) -> Response {
             }
         });
     let keep_alive = KeepAlive::new().interval(HEARTBEAT);
-    let messages = messages.take_while(move |_| ready(pass.holds()));
-    Sse::new(messages).keep_alive(keep_alive).into_response()
+    let messages = messages.take_while(move |_| {
+        let _counts = &open;
+        ready(pass.holds())
+    });
+    Ok(Sse::new(messages).keep_alive(keep_alive).into_response())
 }
 
 fn told(name: &'static str, value: &Value) -> Told {

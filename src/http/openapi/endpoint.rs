@@ -149,7 +149,6 @@ impl Endpoint {
             .fails(400, "The body makes no sense; `details` may name the field.")
             .fails(408, "The body did not arrive in time.")
             .fails(413, "The body is larger than 64 KiB.")
-            .fails(415, "The body is not JSON.")
     }
 
     pub fn takes_body(mut self, body: RequestBodyBuilder) -> Self {

@@ -12,14 +12,11 @@ use utoipa::{
     },
 };
 
-use crate::{
-    domain::{
-        fleet::{EventKind, Reason},
-        merchant::MAX_STEPS,
-        names::{CallSid, MerchantId, PodName, Pool},
-        tiers::Strategy,
-    },
-    telephony::Provider,
+use crate::domain::{
+    fleet::{EventKind, Reason},
+    merchant::MAX_STEPS,
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::Strategy,
 };
 
 /// A schema, word for word. (The types of the document know only some of JSON Schema, and let
@@ -161,9 +158,7 @@ pub fn wait_for_calls() -> RefOr<Schema> {
 }
 
 pub fn optional_provider() -> RefOr<Schema> {
-    let names = Provider::ALL.map(|provider| json!(provider.as_str()));
-    let all: Vec<Value> = names.into_iter().chain([json!(""), Value::Null]).collect();
-    schema(json!({"enum": all, "description": "Whose stream it will be; `twilio` unless given."}))
+    optional(NAME, "The provider in `ws_url`; `twilio` unless given.")
 }
 
 /// A tier document: tiers with their chain, tiers alone, or counts of pods.

@@ -15,7 +15,7 @@ use crate::{
             Allocate, Allocation, Confirm, Confirmed, NotReleased, Refusal, Release, Released, Why,
         },
         merchant::{Limit, Malformed},
-        names::{CallSid, Pool},
+        names::Pool,
     },
     store::StoreError,
 };
@@ -30,10 +30,11 @@ impl Redis {
         let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
         let (lease, life) = (request.lease_ttl.to_string(), self.record_life(request.lease_ttl));
         let stage = if request.provisional { "provisional" } else { "" };
-        let (number, hold, after) = (
+        let (number, hold, after, signed) = (
             number_text(Some(request.attempts()).filter(|number| *number > 0)),
             hold(request),
             after(request),
+            signed(request),
         );
         let args = [
             request.call.as_str(),
@@ -45,9 +46,10 @@ impl Redis {
             &number,
             &hold,
             &after,
+            &signed,
         ];
         let args = without_empty_end(&args);
-        let unheard = Unheard { store: self, call: &request.call, attempt: &attempt };
+        let unheard = Unheard { store: self, request, attempt: &attempt };
         let mut outcome = self.link.run(&self.scripts.allocate, args, Timeliness::InTime).await;
         if let Err(Failure::NotRun(error @ StoreError::Full(_))) = &outcome {
             // A full Redis takes no new calls; those it has are told so.
@@ -82,7 +84,7 @@ impl Redis {
 /// caller has hung up or the answer makes no sense: it is taken back, unless it is settled.
 struct Unheard<'a> {
     store: &'a Redis,
-    call: &'a CallSid,
+    request: &'a Allocate,
     attempt: &'a str,
 }
 
@@ -94,7 +96,12 @@ impl Unheard<'_> {
 
 impl Drop for Unheard<'_> {
     fn drop(&mut self) {
-        self.store.owe(Debt::Doubt { call: self.call.clone(), attempt: self.attempt.to_owned() });
+        let Allocate { call, signed, .. } = self.request;
+        self.store.owe(Debt::Doubt {
+            call: call.clone(),
+            attempt: self.attempt.to_owned(),
+            fingerprint: signed.as_ref().map(|signed| signed.fingerprint.clone()),
+        });
     }
 }
 
@@ -214,6 +221,13 @@ fn after(request: &Allocate) -> String {
     })
 }
 
+fn signed(request: &Allocate) -> String {
+    request
+        .signed
+        .as_ref()
+        .map_or(String::new(), |signed| format!("{} {}", signed.fingerprint, signed.window))
+}
+
 fn why(answer: &mut Answer) -> Result<Why, StoreError> {
     Ok(match answer.text()?.as_str() {
         "no_pods" => Why::NoPods,
@@ -225,6 +239,7 @@ fn why(answer: &mut Answer) -> Result<Why, StoreError> {
         "over" => Why::Over,
         "unsettled" => Why::Unsettled,
         "spent" => Why::Spent,
+        "replayed" => Why::Replayed,
         _ => return Err(unexpected(answer)),
     })
 }

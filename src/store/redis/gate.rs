@@ -10,6 +10,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use super::scripts::Script;
+use crate::store::is_observing;
+
 /// How long a request may have to wait for those before it.
 const WAIT: Duration = Duration::from_millis(100);
 /// How long it is watched how much Redis does.
@@ -17,11 +20,16 @@ const WATCH: Duration = Duration::from_millis(50);
 /// So much is always asked: more than that takes on a slow line what it takes.
 const LEAST: usize = 32;
 const MOST: usize = 4_096;
+/// Observers have one slot for so many of calls, on top of those: they never take the room of an
+/// allocation, and always have some.
+const OBSERVER_SHARE: usize = 4;
 
 pub struct Gate {
+    /// Requests with Redis, but for those of observers.
     inside: AtomicUsize,
+    observers: AtomicUsize,
     /// Those whose callers have hung up are still with Redis: until when they count.
-    abandoned: Mutex<VecDeque<Instant>>,
+    abandoned: Mutex<VecDeque<(Instant, Claim)>>,
     bound: AtomicUsize,
     watched: Mutex<Watched>,
 }
@@ -37,7 +45,9 @@ struct Watched {
 /// What a request is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claim {
-    /// A call that wants a pod, or somebody who wants to know something.
+    /// Reads for people and monitoring: refused before anything else.
+    Observes,
+    /// A call that wants a pod, or a read on its behalf.
     New,
     /// Gives back what callers have. It may wait, and is done later if it can't.
     Frees,
@@ -46,9 +56,24 @@ pub enum Claim {
     Keeps,
 }
 
+impl Claim {
+    /// The class of a script, by what it does and who asks.
+    pub fn of(script: &Script) -> Self {
+        match script.name {
+            _ if script.is_reading() && is_observing() => Self::Observes,
+            "release" | "confirm" => Self::Frees,
+            "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => {
+                Self::New
+            }
+            _ => Self::Keeps,
+        }
+    }
+}
+
 /// A request that was let in. Who waits for it says what became of it.
 pub struct Inside<'a> {
     gate: &'a Gate,
+    claim: Claim,
     is_over: bool,
 }
 
@@ -57,6 +82,7 @@ impl Gate {
         let watched = Watched { since: Instant::now(), answers: 0, was_idle: true };
         Self {
             inside: AtomicUsize::new(0),
+            observers: AtomicUsize::new(0),
             abandoned: Mutex::default(),
             bound: AtomicUsize::new(MOST),
             watched: Mutex::new(watched),
@@ -65,26 +91,36 @@ impl Gate {
 
     /// Lets a request in unless it would have to wait for longer than it may.
     pub fn enter(&self, claim: Claim) -> Option<Inside<'_>> {
-        let before = self.inside.fetch_add(1, Ordering::Relaxed);
+        let before = self.count(claim).fetch_add(1, Ordering::Relaxed);
         let bound = self.bound.load(Ordering::Relaxed);
         let has_room = match claim {
+            Claim::Observes => before < bound / OBSERVER_SHARE,
             Claim::New => before < bound,
             Claim::Frees => before < 2 * bound,
             Claim::Keeps => true,
         };
         if has_room {
-            return Some(Inside { gate: self, is_over: false });
+            return Some(Inside { gate: self, claim, is_over: false });
         }
-        self.inside.fetch_sub(1, Ordering::Relaxed);
+        self.count(claim).fetch_sub(1, Ordering::Relaxed);
         self.watch(Instant::now(), 0, false);
         None
+    }
+
+    fn count(&self, claim: Claim) -> &AtomicUsize {
+        if claim == Claim::Observes { &self.observers } else { &self.inside }
+    }
+
+    /// Whether a request that is answered now is the only one with Redis.
+    fn is_idle(&self) -> bool {
+        self.inside.load(Ordering::Relaxed) + self.observers.load(Ordering::Relaxed) <= 1
     }
 
     /// What callers asked for who have hung up is done after a while.
     fn forget_abandoned(&self, now: Instant) {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        while abandoned.pop_front_if(|until| *until <= now).is_some() {
-            self.inside.fetch_sub(1, Ordering::Relaxed);
+        while let Some((_, claim)) = abandoned.pop_front_if(|(until, _)| *until <= now) {
+            self.count(claim).fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -114,13 +150,11 @@ impl Gate {
 }
 
 impl Inside<'_> {
-    pub fn answered(self) {
-        let is_idle = self.gate.inside.load(Ordering::Relaxed) <= 1;
-        self.gate.watch(Instant::now(), 1, is_idle);
-        self.failed();
-    }
-
-    pub fn failed(mut self) {
+    /// Redis has answered, or failed to.
+    pub fn done(mut self, is_answered: bool) {
+        if is_answered {
+            self.gate.watch(Instant::now(), 1, self.gate.is_idle());
+        }
         self.is_over = true;
     }
 }
@@ -128,10 +162,10 @@ impl Inside<'_> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         if self.is_over {
-            self.gate.inside.fetch_sub(1, Ordering::Relaxed);
+            self.gate.count(self.claim).fetch_sub(1, Ordering::Relaxed);
         } else {
             let mut abandoned = self.gate.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-            abandoned.push_back(Instant::now() + WAIT);
+            abandoned.push_back((Instant::now() + WAIT, self.claim));
         }
     }
 }
@@ -161,12 +195,11 @@ mod tests {
             }
             longest = longest.max(queue.len());
             for inside in queue.drain(..done.min(queue.len())) {
-                let is_idle = gate.inside.load(Ordering::Relaxed) <= 1;
-                gate.watch(*now, 1, is_idle);
-                inside.failed();
+                gate.watch(*now, 1, gate.is_idle());
+                inside.done(false);
             }
         }
-        queue.into_iter().for_each(Inside::failed);
+        queue.into_iter().for_each(|inside| inside.done(false));
         [let_in, refused, longest]
     }
 
@@ -199,6 +232,21 @@ mod tests {
         let freed: Vec<_> = (0..10_000).map_while(|_| gate.enter(Claim::Frees)).collect();
         assert!((1..10_000).contains(&freed.len()), "what frees may wait, but not for ever");
         assert!((0..1_000).all(|_| gate.enter(Claim::Keeps).is_some()));
+    }
+
+    #[test]
+    fn observers_never_take_the_room_of_calls_and_always_have_some() {
+        let (gate, mut now) = (Gate::new(), Instant::now());
+        flood(&gate, 200, 10, 1, &mut now);
+        let free = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect::<Vec<_>>();
+        let room = free.len();
+        free.into_iter().for_each(|inside| inside.done(false));
+        let looking: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::Observes)).collect();
+        assert!((1..room).contains(&looking.len()), "{} of {room}", looking.len());
+        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect();
+        assert_eq!(new.len(), room, "as if nobody looked");
+        looking.into_iter().for_each(|inside| inside.done(false));
+        assert!(gate.enter(Claim::Observes).is_some(), "calls are as many as there may be");
     }
 
     #[test]
@@ -235,7 +283,7 @@ mod tests {
                 None => refused += 1,
             }
             while let Some((_, inside)) = on_their_way.pop_front_if(|(due, _)| *due <= time) {
-                inside.failed();
+                inside.done(false);
                 gate.watch(now, 1, false);
             }
         }

@@ -10,7 +10,7 @@ use super::link::BUDGET;
 use crate::domain::{
     Millis,
     fleet::{Confirm, Release},
-    names::CallSid,
+    names::{CallSid, Fingerprint},
 };
 
 /// So many are kept; then the oldest go. A lease ends what is lost here.
@@ -30,6 +30,8 @@ pub enum Debt {
     Doubt {
         call: CallSid,
         attempt: String,
+        /// Of the request, if it was signed: it may be sent again, since nobody was answered.
+        fingerprint: Option<Fingerprint>,
     },
 }
 

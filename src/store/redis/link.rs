@@ -158,17 +158,13 @@ impl Link {
             let error = StoreError::Unavailable("Redis is out".into());
             return Err(Failure::NotRun(error));
         }
-        let Some(inside) = self.gate.enter(claim(script)) else {
+        let Some(inside) = self.gate.enter(Claim::of(script)) else {
             self.metrics.failed(script.name);
             self.traced(script.name).fail("busy");
             return Err(Failure::NotRun(StoreError::Busy));
         };
         let outcome = self.attempt(script, args, timeliness).await;
-        if outcome.is_ok() {
-            inside.answered();
-        } else {
-            inside.failed();
-        }
+        inside.done(outcome.is_ok());
         if let Err(
             Failure::Unknown(StoreError::Unavailable(_))
             | Failure::NotRun(StoreError::Unavailable(_)),
@@ -177,6 +173,14 @@ impl Link {
             self.open_circuit();
         }
         outcome
+    }
+
+    /// Runs a plain command of an observer: refused like its scripts.
+    pub async fn observe<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
+        let inside = self.gate.enter(Claim::Observes).ok_or(StoreError::Busy)?;
+        let outcome = self.command(command).await;
+        inside.done(outcome.is_ok());
+        outcome.map_err(|error| store_error(&error))
     }
 
     /// How much Redis may be asked at once.
@@ -420,15 +424,6 @@ impl Link {
         {
             *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Some((host.into(), port));
         }
-    }
-}
-
-/// What a script is for, when there is more to do than Redis can.
-fn claim(script: &Script) -> Claim {
-    match script.name {
-        "release" | "confirm" => Claim::Frees,
-        "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => Claim::New,
-        _ => Claim::Keeps,
     }
 }
 

@@ -31,7 +31,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 pub use self::scripts::Scripts;
 use self::{
     address::Address,
-    errors::is_wrong_type,
+    errors::store_error,
     kept::{Debt, Kept},
     link::{Link, Timeliness},
     reply::Reply as Answer,
@@ -202,7 +202,10 @@ impl Redis {
         if !self.link.is_up() {
             return Err(StoreError::Unavailable("Redis is out".into()));
         }
-        self.command(command).await
+        if super::is_observing() {
+            return self.link.observe(command).await;
+        }
+        self.link.command(command).await.map_err(|error| store_error(&error))
     }
 
     /// The same; `None` where the key has the wrong type, and so holds nothing of ours.
@@ -210,14 +213,9 @@ impl Redis {
         &self,
         command: &redis::Cmd,
     ) -> Result<Option<T>, StoreError> {
-        if !self.link.is_up() {
-            return Err(StoreError::Unavailable("Redis is out".into()));
-        }
-        match self.link.command(command).await {
-            Err(error) if is_wrong_type(&error) => Ok(None),
-            outcome => {
-                outcome.map(Some).map_err(|error| StoreError::Unavailable(error.to_string()))
-            }
+        match self.ask(command).await {
+            Err(StoreError::Failed(error)) if error.contains("WRONGTYPE") => Ok(None),
+            outcome => outcome.map(Some),
         }
     }
 

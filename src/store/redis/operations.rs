@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, future::Future, pin::Pin};
 
-use futures_util::future::try_join_all;
+use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use redis::Value;
 
 use super::{
@@ -31,6 +31,8 @@ use crate::{
 
 /// Calls that one renewal may name.
 const RENEWALS: usize = 500;
+/// Pools that a status reads at the same time: less than an observer always has room for.
+const POOLS_AT_ONCE: usize = 4;
 
 pub(super) fn flag(flag: bool) -> &'static str {
     if flag { "1" } else { "0" }
@@ -313,7 +315,8 @@ impl Store for Redis {
             }
             let pools =
                 counts.into_iter().map(|(pool, counts)| self.status_of(pool, &tiers, counts));
-            Ok(Status { pools: try_join_all(pools).await?, active_calls, waiting })
+            let pools = stream::iter(pools).buffered(POOLS_AT_ONCE).try_collect().await?;
+            Ok(Status { pools, active_calls, waiting })
         })
     }
 

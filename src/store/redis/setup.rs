@@ -23,7 +23,7 @@ use crate::{
     domain::{
         Millis,
         fleet::{Cause, Changed, Edit, Release},
-        names::Pool,
+        names::{Fingerprint, Pool},
         tiers::{Origin, Tiers},
     },
     store::StoreError,
@@ -382,11 +382,11 @@ impl Redis {
                 let args = args.each_ref().map(String::as_str);
                 self.link.attempt(&self.scripts.confirm, &args, Timeliness::Whenever).await
             }
-            Debt::Release { release, asked } => self.pay_release(release, "", *asked).await,
-            Debt::Doubt { call, attempt } => {
+            Debt::Release { release, asked } => self.pay_release(release, "", *asked, None).await,
+            Debt::Doubt { call, attempt, fingerprint } => {
                 let release =
                     Release { cause: Cause::Abandoned, ..Release::new(call.clone(), None) };
-                self.pay_release(&release, attempt, None).await
+                self.pay_release(&release, attempt, None, fingerprint.as_ref()).await
             }
         };
         match outcome.map(drop).map_err(StoreError::from) {
@@ -403,10 +403,12 @@ impl Redis {
         release: &Release,
         stems_from: &str,
         asked: Option<Millis>,
+        fingerprint: Option<&Fingerprint>,
     ) -> Result<Answer, Failure> {
         let number = number_text(release.attempt);
         let asked = asked.map(|asked| asked.to_string()).unwrap_or_default();
-        let args = release_args(release, stems_from, &number, &asked);
+        let mut args = release_args(release, stems_from, &number, &asked).to_vec();
+        args.extend(fingerprint.map(Fingerprint::as_str));
         self.link.attempt(&self.scripts.release, &args, Timeliness::Whenever).await
     }
 

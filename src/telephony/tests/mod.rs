@@ -7,6 +7,7 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::*;
+use crate::domain::names::Fingerprint;
 
 const BASE: &str = "https://router.example.com";
 const NOW: u64 = 1_750_000_000;
@@ -61,6 +62,11 @@ impl Sent {
     }
 
     fn verify(&self) -> Result<(Covered, Result<CallRequest, InvalidName>), String> {
+        let (request, genuine) = self.read_and_verify()?;
+        Ok((genuine.covered, request))
+    }
+
+    fn read_and_verify(&self) -> Result<(Result<CallRequest, InvalidName>, Genuine), String> {
         let mut headers = HeaderMap::new();
         for (name, value) in &self.headers {
             let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|it| it.to_string())?;
@@ -77,13 +83,18 @@ impl Sent {
             query: Params::default(),
             sent: Params::default(),
             covered: Covered::Everything,
+            fingerprint: None,
         };
         let mut webhook = webhook.read().map_err(|error| error.to_string())?;
         let keys = self.provider.dialect().keys(&self.keys).unwrap();
-        let covered =
+        let genuine =
             self.provider.dialect().verify(&webhook, &keys).map_err(|error| error.to_string())?;
-        webhook.covered = covered;
-        Ok((covered, CallRequest::from_webhook(self.provider, &webhook)))
+        webhook.covered = genuine.covered;
+        Ok((CallRequest::from_webhook(self.provider, &webhook), genuine))
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        self.read_and_verify().unwrap().1.fingerprint
     }
 
     fn is_genuine(&self) -> bool {

@@ -293,3 +293,72 @@ fn exotel_shares_a_secret_in_the_query() {
     let in_body = Sent::new(Provider::Exotel, "/x", "s1").form(&[("auth_token", "s1")]);
     assert!(!in_body.is_genuine());
 }
+
+#[test]
+fn a_fingerprint_is_of_what_was_signed() {
+    let sha1 = |text: &str| {
+        let tag = hmac(Hash::Sha1, &"t".into(), &[format!("{BASE}{text}").as_bytes()]);
+        BASE64.encode(tag.as_ref())
+    };
+    let sent = |params: &[(&str, &str)]| {
+        Sent::new(Provider::Twilio, "/x", "t")
+            .with("x-twilio-signature", sha1("/xCallSidCA9From+1"))
+            .form(params)
+    };
+    // One signature is right for several divisions of its text: they are one request.
+    let whole = sent(&[("CallSid", "CA9"), ("From", "+1")]).fingerprint();
+    assert!(whole.is_some());
+    assert_eq!(sent(&[("CallSid", "CA9F"), ("rom", "+1")]).fingerprint(), whole);
+    assert_eq!(sent(&[("C", "allSidCA9From+1")]).fingerprint(), whole);
+    // Several signatures are right for one text, in any order and beside others.
+    let text = |nonce: &str| format!("{BASE}/x?CallUUID1.{nonce}");
+    let signature = |key: &str, nonce: &str| {
+        BASE64.encode(hmac(Hash::Sha256, &key.into(), &[text(nonce).as_bytes()]).as_ref())
+    };
+    let plivo = |nonce: &'static str, signatures: &[String]| {
+        let sent = Sent::new(Provider::Plivo, "/x", "k1,k2").form(&[("CallUUID", "1")]);
+        let sent = sent.with("x-plivo-signature-v3-nonce", nonce);
+        sent.with("x-plivo-signature-v3", signatures.join(",")).fingerprint()
+    };
+    let (first, second) = (signature("k1", "n"), signature("k2", "n"));
+    let one = plivo("n", std::slice::from_ref(&first));
+    assert_eq!(plivo("n", &[second, "AAAA".into(), first]), one);
+    assert_ne!(plivo("m", &[signature("k1", "m")]), one, "another nonce");
+    // What providers of the vectors have signed is all different.
+    let all: Vec<Option<Fingerprint>> = genuine().iter().map(Sent::fingerprint).collect();
+    let distinct: std::collections::HashSet<_> = all.iter().flatten().collect();
+    assert_eq!(distinct.len(), all.iter().flatten().count());
+    // A secret in the URL is no signature.
+    assert_eq!(Sent::new(Provider::Exotel, "/x?auth_token=s", "s").get().fingerprint(), None);
+}
+
+#[test]
+fn ids_have_the_format_of_their_provider() {
+    let sid = "CA0123456789abcdefABCDEF0123456789";
+    let uuid = "b1b1d7a4-1f5c-4f0f-9A3E-0c4a0b6d2e11";
+    let bare = uuid.replace('-', "");
+    for provider in Provider::ALL {
+        let fits = |id: &str| provider.dialect().call_format().is_none_or(|it| it.fits(id));
+        let expected = match provider {
+            Provider::Twilio => (true, false),
+            Provider::Exotel | Provider::Telnyx => (true, true),
+            _ => (false, true),
+        };
+        assert_eq!((fits(sid), fits(uuid)), expected, "{provider}");
+        assert_eq!(fits(&bare), expected.1, "{provider}");
+        let is_free = provider.dialect().call_format().is_none();
+        for odd in [
+            "",
+            "CA",
+            "x",
+            &sid[..33],
+            &uuid[..35],
+            &format!("{sid}0"),
+            &uuid[1..],
+            "b1b1d7a41-f5c-4f0f-9A3E-0c4a0b6d2e11",
+            "g1b1d7a4-1f5c-4f0f-9A3E-0c4a0b6d2e11",
+        ] {
+            assert_eq!(fits(odd), is_free, "{provider} {odd}");
+        }
+    }
+}

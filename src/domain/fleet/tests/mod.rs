@@ -7,6 +7,7 @@ mod limits;
 mod pods;
 mod renew;
 mod rescue;
+mod seen;
 mod shift;
 mod view;
 mod waiting;
