@@ -16,7 +16,7 @@ use crate::{
     agent::{Agents, Desk},
     cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed, Source},
+    control::{Control, ListFile, PodFeed, PodView, Source},
     http::{
         self, Context,
         crowd::Crowd,
@@ -89,6 +89,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         has_events: config.events > 0,
         draining_ttl: config.ttls.draining,
     };
+    let view = about.has_cluster.then(Arc::<PodView>::default);
     let live = Live::new(store.clone(), metrics.clone(), lifecycle.clone(), about);
     let context = Arc::new(Context {
         store: store.clone(),
@@ -106,6 +107,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         read_timeout: config.http.read_timeout,
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),
+        view: view.clone(),
         live: live.clone(),
         stories: http::Stories::default(),
         rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
@@ -113,7 +115,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     });
 
     let simulated = config.pods == PodSource::Simulated;
-    let source = pod_source(&config).await?;
+    let source = pod_source(&config, view.unwrap_or_default()).await?;
     let control = Arc::new(Control {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -277,7 +279,7 @@ async fn warn_about(config: &Config, store: &dyn Store) {
     }
 }
 
-async fn pod_source(config: &Config) -> anyhow::Result<Source> {
+async fn pod_source(config: &Config, view: Arc<PodView>) -> anyhow::Result<Source> {
     Ok(Source::Feed(match &config.pods {
         PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
         PodSource::File(path) => {
@@ -290,6 +292,7 @@ async fn pod_source(config: &Config) -> anyhow::Result<Source> {
         PodSource::Cluster(cluster) => {
             return Ok(Source::Cluster {
                 cluster: Cluster::find(cluster.clone()).await?,
+                view,
                 leader: config.leader.clone(),
                 // Two replicas must not be taken for one, whatever they are called.
                 identity: format!("{}_{:08x}", config.identity, crate::random_u32()),

@@ -29,6 +29,7 @@ mod load;
 mod metrics;
 mod nginx;
 mod openapi;
+mod pod_view;
 mod pods;
 mod redis_connections;
 mod redis_hands;

@@ -4,10 +4,11 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::Control;
+use super::{Control, PodView};
 use crate::{
-    cluster::{Cluster, Lock, Renewal, explain},
+    cluster::{Lock, Renewal, Trouble},
     config::LeaderConfig,
+    lifecycle::LeaderTimes,
     store::StoreError,
 };
 
@@ -33,9 +34,9 @@ impl Control {
     /// Leads whenever the lease is ours, for as long as the process lives.
     pub(super) async fn campaign(
         self: Arc<Self>,
-        cluster: Cluster,
+        mut lock: Lock,
+        view: Arc<PodView>,
         config: LeaderConfig,
-        identity: String,
     ) {
         if !config.enabled {
             tracing::warn!(
@@ -43,13 +44,16 @@ impl Control {
             );
             self.metrics.leader.set(1);
             tokio::select! {
-                () = self.lead(&cluster, None) => {}
+                () = self.lead(&view, None) => {}
                 () = self.lifecycle.stopping.cancelled() => {}
             }
             return;
         }
-        let mut lock = cluster.lock(&config, identity);
-        let mut said = String::new();
+        // Renewals are seen late by at most one period: the leader renews once in each, and we
+        // look once in each.
+        let silence = config.retry_period * 5 / 2;
+        self.lifecycle.begin_election(LeaderTimes { silence, lease: config.duration });
+        let (mut trouble, mut holder) = (Trouble::default(), String::new());
         while !self.lifecycle.stopping.is_cancelled() {
             let asked = Instant::now();
             let floor = match self.store.epoch(None).await {
@@ -65,9 +69,16 @@ impl Control {
                 Ok(Ok(_)) => router_of(&lock.holder),
                 _ => None,
             });
+            if let (Ok(Ok(_)), Some(renewed)) = (&taken, lock.changed_at()) {
+                self.lifecycle.saw_lease(renewed.into());
+                if let Some(time) = trouble.over() {
+                    let after_ms = time.as_millis() as u64;
+                    tracing::info!(after_ms, "taking part in the election again");
+                }
+            }
             match taken {
                 Ok(Ok(Some(epoch))) => {
-                    said.clear();
+                    holder.clear();
                     tracing::info!(epoch, "leading");
                     self.metrics.leader_epoch.set(epoch);
                     self.metrics.leader.set(1);
@@ -75,7 +86,7 @@ impl Control {
                         biased;
                         () = self.keep(&mut lock, &config, asked) => {}
                         () = self.lifecycle.stopping.cancelled() => {}
-                        () = self.lead(&cluster, Some(epoch)) => {}
+                        () = self.lead(&view, Some(epoch)) => {}
                     }
                     self.metrics.leader.set(0);
                     self.lifecycle.set_leader(None);
@@ -84,23 +95,21 @@ impl Control {
                     let _ = timeout(GIVE_BACK, lock.release()).await;
                 }
                 Ok(Ok(None)) => {
-                    let holder = format!("led by {}", lock.holder);
-                    if holder != said {
+                    if holder != lock.holder {
                         tracing::info!(holder = lock.holder, "another replica leads");
-                        said = holder;
+                        holder.clone_from(&lock.holder);
                     }
                 }
                 Ok(Err(error)) => {
-                    let error = explain(&error, &rule(&config));
-                    if error != said {
-                        tracing::error!(
-                            error,
-                            "cannot take part in the election; calls are served"
-                        );
-                        said = error;
+                    if let Some(report) = trouble.met(&error, &rule(&config)) {
+                        report.log("cannot take part in the election; calls are served");
                     }
                 }
-                Err(_) => tracing::warn!("the cluster does not answer"),
+                Err(_) => {
+                    if let Some(report) = trouble.no_answer() {
+                        report.log("cannot take part in the election; calls are served");
+                    }
+                }
             }
             tokio::select! {
                 () = sleep(config.retry_period) => {}
@@ -112,6 +121,7 @@ impl Control {
     /// Renews the lease for as long as that works; `renewed` is when it was last
     /// known to be ours. Ends when it may have run out.
     async fn keep(&self, lock: &mut Lock, config: &LeaderConfig, mut renewed: Instant) {
+        let mut trouble = Trouble::default();
         loop {
             let until = renewed + config.renew_deadline;
             sleep(config.retry_period.min(until.saturating_duration_since(Instant::now()))).await;
@@ -120,14 +130,19 @@ impl Control {
                 return tracing::warn!("the lease could not be renewed in time");
             }
             match timeout_at(until, lock.renew()).await {
-                Ok(Ok(Renewal::Done)) => renewed = asked,
+                Ok(Ok(Renewal::Done)) => {
+                    renewed = asked;
+                    self.lifecycle.saw_lease(renewed.into());
+                    trouble.over();
+                }
                 Ok(Ok(Renewal::Conflict)) => {}
                 Ok(Ok(Renewal::Lost)) => {
                     return tracing::warn!(holder = lock.holder, "the lease is no longer ours");
                 }
                 Ok(Err(error)) => {
-                    let error = explain(&error, &rule(config));
-                    tracing::warn!(error, "cannot renew the lease");
+                    if let Some(report) = trouble.met(&error, &rule(config)) {
+                        report.log("cannot renew the lease");
+                    }
                 }
                 Err(_) => return tracing::warn!("the cluster does not answer; the lease is lost"),
             }
@@ -135,13 +150,13 @@ impl Control {
     }
 
     /// The leader's work. Ends when the store takes no more of it.
-    async fn lead(&self, cluster: &Cluster, epoch: Option<u64>) {
+    async fn lead(&self, view: &PodView, epoch: Option<u64>) {
         let mut pause = PAUSE.0;
         loop {
             // Those before us must not write any more, even if we have nothing to.
             let halt = match self.store.epoch(epoch).await {
                 Ok(Ok(_)) => {
-                    let Err(halt) = self.follow_cluster(cluster, epoch, &mut pause).await;
+                    let Err(halt) = self.follow_view(view, epoch, &mut pause).await;
                     halt
                 }
                 Ok(Err(_)) => Halt::Fenced,

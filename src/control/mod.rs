@@ -1,9 +1,11 @@
 //! What happens without being asked: sweeps, audits, and pods that come and go.
 
+mod follow;
 mod leader;
 pub mod pod_list;
 mod pods;
 mod upkeep;
+mod view;
 mod watch;
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
@@ -15,7 +17,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::pods::{ListFile, PodFeed};
+pub use self::{
+    pods::{ListFile, PodFeed},
+    view::{Doubt, PodState, PodView},
+};
 use crate::{
     access::Access, cluster::Cluster, config::LeaderConfig, lifecycle::Lifecycle, metrics::Metrics,
     store::Store, tls::Tls,
@@ -32,8 +37,8 @@ const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 pub enum Source {
     /// A list, which every replica follows by itself.
     Feed(PodFeed),
-    /// A cluster, which one leader follows for all.
-    Cluster { cluster: Cluster, leader: LeaderConfig, identity: String },
+    /// A cluster, which every replica watches and one leader writes to the store.
+    Cluster { cluster: Cluster, view: Arc<PodView>, leader: LeaderConfig, identity: String },
 }
 
 /// The router's own work, beside requests.
@@ -60,9 +65,14 @@ impl Control {
             Source::Feed(feed) => {
                 tasks.spawn(self.supervise("pods", move |control| control.follow(feed.clone())))
             }
-            Source::Cluster { cluster, leader, identity } => {
+            Source::Cluster { cluster, view, leader, identity } => {
+                let (watched, seen) = (cluster.clone(), view.clone());
+                tasks.spawn(self.clone().supervise("watch", move |control| {
+                    control.watch_pods(watched.clone(), seen.clone())
+                }));
                 tasks.spawn(self.supervise("leader", move |control| {
-                    control.campaign(cluster.clone(), leader.clone(), identity.clone())
+                    let lock = cluster.lock(&leader, identity.clone());
+                    control.campaign(lock, view.clone(), leader.clone())
                 }))
             }
         };
@@ -96,8 +106,9 @@ impl Control {
     async fn audits(self: Arc<Self>) {
         let mut ticks = ticks(self.cleanup_interval);
         while self.goes_on(&mut ticks).await {
-            // One is enough, where there is one.
-            if self.metrics.leader.get() == 1 {
+            // The leader's is enough. Without a leader every replica audits: what one repairs
+            // the others find in order.
+            if self.metrics.leader.get() == 1 || self.lifecycle.is_leaderless() {
                 self.audit().await;
             }
         }

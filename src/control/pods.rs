@@ -124,7 +124,7 @@ impl Control {
         }
         self.rebalance(&tiers, None).await?;
         self.lifecycle.store_reached();
-        self.metrics.compared();
+        self.metrics.compared(Duration::ZERO);
         Ok(leaving)
     }
 

@@ -16,6 +16,7 @@ use super::{
     ApiError, Context, Noted, Shared,
     body::JsonBody,
     openapi::{Endpoint, Group, schemas},
+    recheck,
 };
 use crate::{
     config::Span,
@@ -133,7 +134,7 @@ pub async fn connect(
         after: way.after,
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
-    let outcome = context.store.allocate(&allocate).await;
+    let outcome = recheck::allocate(context, allocate).await;
     let malformed = match &outcome {
         Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
         Ok(Err(refusal)) => refusal.malformed_merchant.as_ref(),

@@ -20,6 +20,7 @@ mod pods;
 mod probes;
 mod query;
 pub mod rate;
+mod recheck;
 mod release;
 mod renew;
 mod reply;
@@ -54,6 +55,7 @@ pub use self::{
 use crate::{
     access::{Access, Role},
     config::{BusyAction, HoldConfig, Ttls},
+    control::PodView,
     domain::fleet::{After, Allocation},
     lifecycle::Lifecycle,
     metrics::Metrics,
@@ -86,6 +88,8 @@ pub struct Context {
     /// Tells the pods' loop that the tiers have changed.
     pub nudge: Arc<Notify>,
     pub lifecycle: Arc<Lifecycle>,
+    /// The pods as this replica's own watch shows them, where there is a cluster.
+    pub view: Option<Arc<PodView>>,
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
@@ -309,6 +313,7 @@ impl Context {
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle,
+            view: None,
         })
     }
 }

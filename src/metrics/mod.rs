@@ -199,6 +199,9 @@ pub struct Metrics {
     pub leader: Gauge,
     pub leader_epoch: Gauge<u64, AtomicU64>,
     last_comparison: Gauge,
+    /// Pods that the store handed out and that this replica's own view spoke against.
+    pub stale_allocations: Counter,
+    pub cluster_ready_pods: Gauge,
     certificate_ends: Gauge,
     pub store: StoreMetrics,
     pub spans: SpanMetrics,
@@ -234,6 +237,8 @@ impl Default for Metrics {
             leader_epoch: Gauge::default(),
             certificate_ends: Gauge::default(),
             last_comparison: Gauge::default(),
+            stale_allocations: Counter::default(),
+            cluster_ready_pods: Gauge::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
         };
@@ -353,8 +358,18 @@ impl Metrics {
         );
         ours.register(
             "last_comparison_timestamp_seconds",
-            "When this replica last compared the store's pods with the list or the cluster",
+            "When the list of pods was read that this replica last compared the store with; 0 for never",
             self.last_comparison.clone(),
+        );
+        ours.register(
+            "stale_allocations",
+            "Pods that the store gave a call and that this replica saw gone or out of service",
+            self.stale_allocations.clone(),
+        );
+        ours.register(
+            "cluster_ready_pods",
+            "Pods that this replica's own watch of the cluster shows in service",
+            self.cluster_ready_pods.clone(),
         );
         ours.register(
             "store_circuit_open",
@@ -458,10 +473,10 @@ impl Metrics {
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
-    /// The store's pods are those there are.
-    pub fn compared(&self) {
+    /// The store's pods were compared with a list that is so old.
+    pub fn compared(&self, age: Duration) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.last_comparison.set(now.as_secs() as i64);
+        self.last_comparison.set(now.saturating_sub(age).as_secs() as i64);
     }
 
     /// All metrics as text. Without a status the gauges that the store knows
