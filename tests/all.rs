@@ -17,6 +17,7 @@ mod deploy;
 mod differential;
 mod differential_mutations;
 mod drain;
+mod drain_hook;
 mod events;
 mod functions;
 mod http;

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
@@ -114,8 +114,11 @@ pub async fn drain(
     let drained = context.store.drain(&pod, ttl).await??;
     context.metrics.drains.inc();
     let mut left = Left { active: drained.active_calls, is_draining: true };
-    if let Some(wait) = wait {
-        wait_for_calls(&context, &pod, &mut left, started + wait).await;
+    if let Some(wait) = wait
+        && !wait_for_calls(&context, &pod, &mut left, started + wait).await
+    {
+        let error = "this router is stopping; ask again, the pod stays drained";
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error));
     }
     let active = left.active;
     let message = match active {
@@ -152,20 +155,21 @@ struct Left {
     is_draining: bool,
 }
 
-/// Waits until the pod has no live call, someone undrained it, the time is
-/// over, or we must stop. A store that blinks meanwhile proves nothing about
-/// the calls: wait on.
-async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) {
+/// Waits until the pod has no live call, someone undrained it, or the time is
+/// over. A store that blinks meanwhile proves nothing about the calls: wait on. Answers
+/// false if the router stops before that.
+async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) -> bool {
     while left.active > 0 && left.is_draining && Instant::now() < until {
         tokio::select! {
             () = tokio::time::sleep_until(until.min(Instant::now() + LOOK)) => {}
-            () = context.lifecycle.stopping.cancelled() => return,
+            () = context.lifecycle.stopping.cancelled() => return false,
         }
         if let Ok(status) = context.store.pod(pod).await {
             left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
             left.active = status.map_or(0, |status| status.calls.len());
         }
     }
+    true
 }
 
 pub async fn undrain(
