@@ -200,6 +200,14 @@ fn a_pod_has_more_time_to_end_than_its_drain_may_wait() {
 }
 
 #[test]
+fn no_service_of_the_namespace_becomes_a_setting() {
+    for spec in pod_specs() {
+        let names: Vec<&str> = spec.containers.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(spec.enable_service_links, Some(false), "{names:?}");
+    }
+}
+
+#[test]
 fn kustomize_renders_them() {
     if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
         println!("kubectl is not installed: not rendered");
