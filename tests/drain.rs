@@ -96,6 +96,8 @@ fn a_waiting_drain_says_when_its_time_is_over_and_the_mark_lasts_as_long() {
         (200, &json!(false), &json!(1))
     );
     assert!(answer["draining_until"].as_u64().unwrap() >= began + 2, "{answer}");
+    let metrics = router.connect().get("/metrics").text();
+    assert!(metrics.contains("smart_router_drains_unfinished_total 1"), "{metrics}");
 }
 
 #[test]

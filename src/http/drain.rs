@@ -121,6 +121,9 @@ pub async fn drain(
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error));
     }
     let active = left.active;
+    if wait.is_some() && active > 0 && left.is_draining {
+        context.metrics.drains_unfinished.inc();
+    }
     let message = match active {
         _ if !left.is_draining => format!("Pod {pod} was undrained, and takes calls again."),
         0 => format!("Pod {pod} is draining and has no active call."),
