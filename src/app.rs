@@ -14,9 +14,9 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     access::Access,
     agent::{Agents, Desk},
-    cluster::Cluster,
+    cluster::{Cluster, PodView},
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed, PodView, Source},
+    control::{Control, ListFile, PodFeed, Source},
     http::{
         self, Context,
         crowd::Crowd,

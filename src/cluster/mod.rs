@@ -3,6 +3,7 @@
 pub mod lease;
 pub mod pods;
 mod trouble;
+mod view;
 
 use std::time::Duration;
 
@@ -18,6 +19,7 @@ pub use self::{
     lease::{Lock, Renewal},
     pods::ClusterPod,
     trouble::Trouble,
+    view::{Doubt, PodState, PodView, Sighting},
 };
 use crate::config::LeaderConfig;
 

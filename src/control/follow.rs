@@ -9,9 +9,9 @@ use super::{
     Control,
     leader::{Halt, PAUSE},
     pods::AT_ONCE,
-    view::{PodState, PodView},
 };
 use crate::{
+    cluster::{PodState, PodView},
     domain::{
         fleet::{Departure, PodStatus, Removed},
         names::PodName,

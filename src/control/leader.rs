@@ -4,9 +4,9 @@ use std::{sync::Arc, time::Duration};
 
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 
-use super::{Control, PodView};
+use super::Control;
 use crate::{
-    cluster::{Lock, Renewal, Trouble},
+    cluster::{Lock, PodView, Renewal, Trouble},
     config::LeaderConfig,
     lifecycle::LeaderTimes,
     store::StoreError,
@@ -49,8 +49,8 @@ impl Control {
             }
             return;
         }
-        // Renewals are seen late by at most one period: the leader renews once in each, and we
-        // look once in each.
+        // Between two renewals that we see lie at most two periods, one of the leader's and one
+        // of ours; half a period more is slack.
         let silence = config.retry_period * 5 / 2;
         self.lifecycle.begin_election(LeaderTimes { silence, lease: config.duration });
         let (mut trouble, mut holder) = (Trouble::default(), String::new());
@@ -69,53 +69,61 @@ impl Control {
                 Ok(Ok(_)) => router_of(&lock.holder),
                 _ => None,
             });
-            if let (Ok(Ok(_)), Some(renewed)) = (&taken, lock.changed_at()) {
-                self.lifecycle.saw_lease(renewed.into());
+            let report = match &taken {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => trouble.met(error, &rule(&config)),
+                Err(_) => trouble.no_answer(),
+            };
+            if let Some(report) = report {
+                report.log("cannot take part in the election; calls are served");
+            }
+            if let Ok(Ok(epoch)) = taken {
+                if let Some(renewed) = lock.changed_at() {
+                    self.lifecycle.saw_lease(renewed);
+                }
                 if let Some(time) = trouble.over() {
                     let after_ms = time.as_millis() as u64;
                     tracing::info!(after_ms, "taking part in the election again");
                 }
-            }
-            match taken {
-                Ok(Ok(Some(epoch))) => {
-                    holder.clear();
-                    tracing::info!(epoch, "leading");
-                    self.metrics.leader_epoch.set(epoch);
-                    self.metrics.leader.set(1);
-                    tokio::select! {
-                        biased;
-                        () = self.keep(&mut lock, &config, asked) => {}
-                        () = self.lifecycle.stopping.cancelled() => {}
-                        () = self.lead(&view, Some(epoch)) => {}
-                    }
-                    self.metrics.leader.set(0);
-                    self.lifecycle.set_leader(None);
-                    tracing::warn!(epoch, "no longer leading");
-                    // Whoever is next need not wait for the lease to run out.
-                    let _ = timeout(GIVE_BACK, lock.release()).await;
-                }
-                Ok(Ok(None)) => {
-                    if holder != lock.holder {
+                match epoch {
+                    Some(epoch) => self.serve_term(&mut lock, &view, &config, epoch, asked).await,
+                    None if holder != lock.holder => {
                         tracing::info!(holder = lock.holder, "another replica leads");
-                        holder.clone_from(&lock.holder);
                     }
+                    None => {}
                 }
-                Ok(Err(error)) => {
-                    if let Some(report) = trouble.met(&error, &rule(&config)) {
-                        report.log("cannot take part in the election; calls are served");
-                    }
-                }
-                Err(_) => {
-                    if let Some(report) = trouble.no_answer() {
-                        report.log("cannot take part in the election; calls are served");
-                    }
-                }
+                holder.clone_from(&lock.holder);
             }
             tokio::select! {
                 () = sleep(config.retry_period) => {}
                 () = self.lifecycle.stopping.cancelled() => {}
             }
         }
+    }
+
+    /// Leads until the lease is lost, another leader has begun, or the process stops.
+    async fn serve_term(
+        &self,
+        lock: &mut Lock,
+        view: &PodView,
+        config: &LeaderConfig,
+        epoch: u64,
+        asked: Instant,
+    ) {
+        tracing::info!(epoch, "leading");
+        self.metrics.leader_epoch.set(epoch);
+        self.metrics.leader.set(1);
+        tokio::select! {
+            biased;
+            () = self.keep(lock, config, asked) => {}
+            () = self.lifecycle.stopping.cancelled() => {}
+            () = self.lead(view, Some(epoch)) => {}
+        }
+        self.metrics.leader.set(0);
+        self.lifecycle.set_leader(None);
+        tracing::warn!(epoch, "no longer leading");
+        // Whoever is next need not wait for the lease to run out.
+        let _ = timeout(GIVE_BACK, lock.release()).await;
     }
 
     /// Renews the lease for as long as that works; `renewed` is when it was last

@@ -5,7 +5,6 @@ mod leader;
 pub mod pod_list;
 mod pods;
 mod upkeep;
-mod view;
 mod watch;
 
 use std::{future::Future, panic::AssertUnwindSafe, sync::Arc, time::Duration};
@@ -17,13 +16,15 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::{
-    pods::{ListFile, PodFeed},
-    view::{Doubt, PodState, PodView},
-};
+pub use self::pods::{ListFile, PodFeed};
 use crate::{
-    access::Access, cluster::Cluster, config::LeaderConfig, lifecycle::Lifecycle, metrics::Metrics,
-    store::Store, tls::Tls,
+    access::Access,
+    cluster::{Cluster, PodView},
+    config::LeaderConfig,
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    store::Store,
+    tls::Tls,
 };
 
 /// How often overdue leases and drains are looked for.

@@ -15,14 +15,9 @@ use futures_util::{Stream, StreamExt};
 use kube::runtime::watcher::{self, Event};
 use tokio::time::{Instant, sleep_until};
 
-use super::{
-    Control,
-    leader::PAUSE,
-    pods::AT_ONCE,
-    view::{PodState, PodView, Sighting},
-};
+use super::{Control, leader::PAUSE, pods::AT_ONCE};
 use crate::{
-    cluster::{Cluster, ClusterPod, Trouble, is_expired, pods::Seen},
+    cluster::{Cluster, ClusterPod, PodState, PodView, Sighting, Trouble, is_expired, pods::Seen},
     domain::names::PodName,
 };
 

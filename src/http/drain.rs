@@ -21,6 +21,7 @@ use crate::{
 /// How often a waiting drain looks at its pod.
 const LOOK: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+const STOPPING: &str = "this router is stopping; ask again, the pod stays drained";
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Drain)]
@@ -80,6 +81,11 @@ pub fn drain_described() -> Endpoint {
         })
         .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
         .asks_store()
+        .fails_with(
+            503,
+            "The store can't be reached, or the router stops while the drain waits; ask again.",
+            json!({"error": STOPPING}),
+        )
 }
 
 pub fn undrain_described() -> Endpoint {
@@ -117,8 +123,7 @@ pub async fn drain(
     if let Some(wait) = wait
         && !wait_for_calls(&context, &pod, &mut left, started + wait).await
     {
-        let error = "this router is stopping; ask again, the pod stays drained";
-        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error));
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, STOPPING));
     }
     let active = left.active;
     if wait.is_some() && active > 0 && left.is_draining {

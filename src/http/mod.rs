@@ -54,8 +54,8 @@ pub use self::{
 };
 use crate::{
     access::{Access, Role},
+    cluster::PodView,
     config::{BusyAction, HoldConfig, Ttls},
-    control::PodView,
     domain::fleet::{After, Allocation},
     lifecycle::Lifecycle,
     metrics::Metrics,

@@ -4,7 +4,7 @@
 
 use super::Context;
 use crate::{
-    control::Doubt,
+    cluster::Doubt,
     domain::{
         Millis,
         fleet::{After, Allocate, Allocation, Cause, Refusal, Release},
@@ -88,7 +88,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        control::{PodState, PodView},
+        cluster::{PodState, PodView},
         domain::{fleet::PodFacts, names::PodName},
         lifecycle::LeaderTimes,
     };

@@ -143,9 +143,10 @@ impl PodView {
             .pods
             .iter()
             .filter(|(name, known)| {
-                // A list at least as new as the last event of a pod would contain it.
-                let is_older = known.version.is_none() || known.version > newest;
-                !listed.contains_key(*name) && !(touched.contains(*name) && is_older)
+                // A list that is newer than the last event of a pod would contain it.
+                let may_be_older = known.version.is_none() || known.version > newest;
+                let is_newer_event = touched.contains(*name) && may_be_older;
+                !listed.contains_key(*name) && !is_newer_event
             })
             .map(|(name, _)| name.clone())
             .collect();
