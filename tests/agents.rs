@@ -1,4 +1,8 @@
-use std::{net::SocketAddr, process::Command, time::Duration};
+use std::{
+    net::SocketAddr,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use futures_util::{SinkExt, StreamExt};
 use serde_json::{Value, json};
@@ -8,7 +12,9 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message},
 };
 
-use crate::support::{PROGRAM, Router, eventually, free_port, scratch};
+use crate::support::{
+    Connection, PROGRAM, Process, Router, eventually, free_port, program, proxy::Proxy, scratch,
+};
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
@@ -173,6 +179,49 @@ async fn stopping_the_router_hangs_up_and_releases() {
     let router = router.kill_and_restart();
     assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
     assert_eq!(router.get("/api/v1/calls/CA2").0, 200);
+}
+
+#[tokio::test]
+async fn an_agent_keeps_its_call_when_a_lookup_fails() {
+    let port = free_port();
+    let pods = format!("voice-agent-0=127.0.0.1:{port}");
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#),
+        ("PODS", &pods),
+        ("VOICE_AGENT_BASE_URL", "ws://127.0.0.1"),
+        ("HTTP_BIND", "127.0.0.1"),
+    ]);
+    let line = Proxy::to(router.address.port());
+    let settings = [
+        ("POD_NAME", "voice-agent-0"),
+        ("SMART_ROUTER_URL", &format!("http://{}", line.address)),
+        ("AGENT_BIND", &format!("127.0.0.1:{port}")),
+    ];
+    let mut agent = program(&settings);
+    let agent = agent.args(["agent", "--renew", "100ms"]).stderr(Stdio::null()).spawn().unwrap();
+    let _agent = Process(agent);
+    eventually(Duration::from_secs(10), "the agent listens", || {
+        Connection::try_open(([127, 0, 0, 1], port).into()).is_some()
+    });
+    router.allocate("CA1");
+    router.allocate("CA2");
+    // It is taken for the stream of the first, until it names the second.
+    let mut socket = dial(&json!(format!("ws://127.0.0.1:{port}/agent"))).await;
+    echo(&mut socket, "hello?").await;
+    line.cut(true);
+    let start = json!({"event": "start", "start": {"callSid": "CA2"}});
+    socket.send(Message::text(start.to_string())).await.unwrap();
+    echo(&mut socket, "still there?").await;
+    line.cut(false);
+    for _ in 0..10 {
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        echo(&mut socket, "still there?").await;
+    }
+    socket.send(Message::text(r#"{"event":"stop"}"#)).await.unwrap();
+    eventually(Duration::from_secs(5), "its own call is over", || {
+        router.get("/api/v1/calls/CA2").0 == 404
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "the other's is not");
 }
 
 #[test]

@@ -182,3 +182,15 @@ fn the_table_in_the_docs_is_the_programs_own() {
         );
     }
 }
+
+#[test]
+fn a_variable_that_kubernetes_made_of_a_service_is_named_as_such() {
+    for variable in ["HTTP_PORT", "METRICS_PORT", "VOICE_AGENT_PORT"] {
+        let output = check(&[(variable, "tcp://10.96.0.1:9090")]);
+        let printed = text(output.stderr);
+        assert!(!output.status.success());
+        assert_eq!(printed.lines().count(), 1, "{printed}");
+        assert!(printed.contains(&format!("{variable}=tcp://10.96.0.1:9090: ")), "{printed}");
+        assert!(printed.contains("enableServiceLinks: false"), "{printed}");
+    }
+}

@@ -199,6 +199,27 @@ fn a_pod_has_more_time_to_end_than_its_drain_may_wait() {
     assert!(grace > 310 && grace < 360, "above the wait, below DRAINING_TTL: {grace}");
 }
 
+/// CoreDNS keeps an answer for up to 30 s in most clusters, nginx for its own time after that.
+#[test]
+fn agents_are_ready_once_their_names_lead_to_them() {
+    let template = fs::read_to_string(deploy().join("nginx/smart-router.conf.template")).unwrap();
+    let valid = template.split("valid=").nth(1).unwrap().split('s').next().unwrap();
+    let valid: i32 = valid.parse().unwrap();
+    let specs = pod_specs();
+    let mut containers = specs.iter().flat_map(|spec| &spec.containers);
+    let agent = containers.find(|it| it.name == "agent").unwrap();
+    let delay = agent.readiness_probe.as_ref().unwrap().initial_delay_seconds;
+    assert!(delay.is_some_and(|delay| delay >= 30 + valid), "{delay:?}");
+}
+
+#[test]
+fn no_service_of_the_namespace_becomes_a_setting() {
+    for spec in pod_specs() {
+        let names: Vec<&str> = spec.containers.iter().map(|it| it.name.as_str()).collect();
+        assert_eq!(spec.enable_service_links, Some(false), "{names:?}");
+    }
+}
+
 #[test]
 fn kustomize_renders_them() {
     if Command::new("kubectl").arg("version").arg("--client").output().is_err() {

@@ -37,6 +37,12 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
         r#"smart_router_pool_active_calls{tier="standard"} 1"#,
         r#"smart_router_pool_not_ready_pods{tier="gold"} 0"#,
         r#"smart_router_denied_total{reason="forged"} 0"#,
+        // Alerts count their rise, and the first one counts, too.
+        r#"smart_router_allocations_total{source_pool="",result="storage_error"} 0"#,
+        r#"smart_router_releases_total{source_pool="",result="error"} 0"#,
+        r#"smart_router_refusals_total{tier="",reason="unknown"} 0"#,
+        "smart_router_drains_unfinished_total 0",
+        "smart_router_stale_allocations_total 0",
         "smart_router_kept_releases 0",
         "smart_router_leader_status 1",
         "smart_router_drains_total 1",

@@ -1,10 +1,11 @@
 //! The router as its agents see it: in the same process, or over HTTP.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
-use hyper::StatusCode;
-use serde_json::json;
+use hyper::{Method, StatusCode};
+use serde_json::{Value, json};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::{
     client::Client,
@@ -23,6 +24,32 @@ pub enum Desk {
     Remote(Client),
 }
 
+/// How long one request may take.
+const ANSWER: Duration = Duration::from_secs(2);
+/// How long a request that fails is repeated, and after which pause.
+const RETRY_TIME: Duration = Duration::from_secs(3);
+const RETRY_PAUSE: Duration = Duration::from_millis(200);
+
+/// Asks a router that may be restarting. Every request may be repeated: it names its call or
+/// its pod, and does no more the second time than the first.
+async fn ask(
+    client: &Client,
+    method: Method,
+    path: &str,
+    body: Option<&Value>,
+) -> anyhow::Result<(StatusCode, Value)> {
+    let until = Instant::now() + RETRY_TIME;
+    loop {
+        let answer = timeout(ANSWER, client.send(method.clone(), path, body)).await;
+        let answer = answer.context("the router does not answer").flatten();
+        let is_final = answer.as_ref().is_ok_and(|(status, _)| !status.is_server_error());
+        if is_final || Instant::now() + RETRY_PAUSE >= until {
+            return answer;
+        }
+        sleep(RETRY_PAUSE).await;
+    }
+}
+
 impl Desk {
     /// The calls of a pod, the oldest first; `None` if nobody knows the pod.
     pub async fn calls(&self, pod: &PodName) -> anyhow::Result<Option<Vec<CallSid>>> {
@@ -34,7 +61,8 @@ impl Desk {
                 Ok(Some(calls.into_iter().map(|call| call.call).collect()))
             }
             Self::Remote(client) => {
-                let (status, answer) = client.get(&format!("/api/v1/pod/{pod}")).await?;
+                let path = format!("/api/v1/pod/{pod}");
+                let (status, answer) = ask(client, Method::GET, &path, None).await?;
                 match status {
                     StatusCode::OK => {}
                     StatusCode::NOT_FOUND => return Ok(None),
@@ -98,7 +126,8 @@ impl Desk {
             }
             Self::Remote(client) => {
                 let body = json!({"call_sid": call, "pod_name": pod});
-                let (status, answer) = client.post("/api/v1/release", &body).await?;
+                let (status, answer) =
+                    ask(client, Method::POST, "/api/v1/release", Some(&body)).await?;
                 match status {
                     StatusCode::OK => {
                         Ok(Some(answer["released_to_pool"].as_str().unwrap_or_default().into()))

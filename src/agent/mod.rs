@@ -100,10 +100,16 @@ impl Agents {
         Ok(self.streams().open(calls.ok_or(UnknownPod)?))
     }
 
-    /// The stream has said which call it is for.
+    /// The stream has said which call it is for. Where that can't be looked up, it is
+    /// believed: the router checks the pod of a call at each renewal and at its release.
     async fn name(&self, pod: &PodName, stream: StreamId, named: CallSid) {
-        let calls = self.desk.calls(pod).await.ok().flatten().unwrap_or_default();
-        let is_here = calls.contains(&named);
+        let is_here = match self.desk.calls(pod).await {
+            Ok(calls) => calls.unwrap_or_default().contains(&named),
+            Err(error) => {
+                tracing::warn!(call_sid = %named, %pod, %error, "agent could not look up its calls");
+                true
+            }
+        };
         self.streams().name(stream, named, is_here);
     }
 

@@ -40,6 +40,11 @@ impl Lock {
         Self { leases, name, identity, duration, seen: None, holder: String::new() }
     }
 
+    /// When the lease last changed, by our own clock: its holder was alive then.
+    pub fn changed_at(&self) -> Option<Instant> {
+        self.seen.as_ref().map(|(_, since)| *since)
+    }
+
     /// Tries once to take the lease; the epoch of our new term, if it is ours. It is
     /// above `floor` and above all terms before.
     pub async fn take(&mut self, floor: u64) -> Result<Option<u64>, Error> {

@@ -2,6 +2,8 @@
 
 pub mod lease;
 pub mod pods;
+mod trouble;
+mod view;
 
 use std::time::Duration;
 
@@ -16,6 +18,8 @@ use kube::{
 pub use self::{
     lease::{Lock, Renewal},
     pods::ClusterPod,
+    trouble::Trouble,
+    view::{Doubt, PodState, PodView, Sighting},
 };
 use crate::config::LeaderConfig;
 
@@ -72,33 +76,37 @@ impl Cluster {
         Lock::new(leases, config.lock_name.clone(), identity, config.duration)
     }
 
-    /// What went wrong with the watch, in words that help.
-    pub fn explain_watch(&self, error: &watcher::Error) -> String {
-        let source = match error {
-            watcher::Error::InitialListFailed(error)
-            | watcher::Error::WatchStartFailed(error)
-            | watcher::Error::WatchFailed(error) => error,
-            other => return other.to_string(),
-        };
-        let namespace = &self.config.namespace;
-        explain(source, &format!("list and watch on pods in the namespace {namespace}"))
+    /// The rights that watching pods needs.
+    pub fn watch_rule(&self) -> String {
+        format!("list and watch on pods in the namespace {}", self.config.namespace)
+    }
+}
+
+/// The error of the API behind the error of a watch, if there is one.
+pub fn cause_of(error: &watcher::Error) -> Option<&Error> {
+    match error {
+        watcher::Error::InitialListFailed(error)
+        | watcher::Error::WatchStartFailed(error)
+        | watcher::Error::WatchFailed(error) => Some(error),
+        _ => None,
     }
 }
 
 /// Whether a watch can't go on from where it was.
 pub fn is_expired(error: &watcher::Error) -> bool {
-    let gone = |error: &Error| matches!(error, Error::Api(status) if status.code == 410);
     match error {
-        watcher::Error::InitialListFailed(error)
-        | watcher::Error::WatchStartFailed(error)
-        | watcher::Error::WatchFailed(error) => gone(error),
         watcher::Error::WatchError(status) => status.code == 410,
-        _ => false,
+        error => is_status(cause_of(error), 410),
     }
 }
 
+/// Whether the API answered with this status.
+fn is_status(error: Option<&Error>, code: u16) -> bool {
+    matches!(error, Some(Error::Api(status)) if status.code == code)
+}
+
 /// What went wrong, naming the rule that is missing where one is.
-pub fn explain(error: &Error, rule: &str) -> String {
+fn explain(error: &Error, rule: &str) -> String {
     match error {
         Error::Api(status) if status.code == 401 => {
             format!("the cluster does not know us: {}; is the token still good?", status.message)

@@ -88,6 +88,12 @@ impl ClusterPod {
         self.metadata.uid.clone()
     }
 
+    /// The resource version. Versions of one kind of object are numbers that grow with every
+    /// change; one that is no number can't be compared with others.
+    pub fn version(&self) -> Option<u64> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
+    }
+
     /// The pod as the store knows pods, or what is wrong with it.
     pub fn read(&self, config: &ClusterConfig) -> Result<Seen, String> {
         let pod = self.pod.as_ref().map_err(Clone::clone)?;

@@ -68,7 +68,12 @@ pub fn socket_address(text: &str) -> Result<std::net::SocketAddr, String> {
 }
 
 pub fn port(text: &str) -> Result<u16, String> {
-    text.parse().map_err(|_| "a port from 0 to 65535".into())
+    text.parse().map_err(|_| match text.contains("://") {
+        false => "a port from 0 to 65535".into(),
+        true => "a port from 0 to 65535; Kubernetes sets such a variable for every Service: set \
+                 enableServiceLinks: false in the pod's spec, or rename the Service"
+            .into(),
+    })
 }
 
 /// How many events are kept.

@@ -6,9 +6,10 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::Control;
 use crate::{
-    cluster::{Cluster, Lock, Renewal, explain},
+    cluster::{Lock, PodView, Renewal, Trouble},
     config::LeaderConfig,
     domain::fleet::Claimant,
+    lifecycle::LeaderTimes,
     store::StoreError,
 };
 
@@ -34,9 +35,9 @@ impl Control {
     /// Leads whenever the lease is ours, for as long as the process lives.
     pub(super) async fn campaign(
         self: Arc<Self>,
-        cluster: Cluster,
+        mut lock: Lock,
+        view: Arc<PodView>,
         config: LeaderConfig,
-        identity: String,
     ) {
         if !config.enabled {
             tracing::warn!(
@@ -44,13 +45,16 @@ impl Control {
             );
             self.metrics.leader.set(1);
             tokio::select! {
-                () = self.lead(&cluster, None) => {}
+                () = self.lead(&view, None) => {}
                 () = self.lifecycle.stopping.cancelled() => {}
             }
             return;
         }
-        let mut lock = cluster.lock(&config, identity);
-        let mut said = String::new();
+        // Between two renewals that we see lie at most two periods, one of the leader's and one
+        // of ours; half a period more is slack.
+        let silence = config.retry_period * 5 / 2;
+        self.lifecycle.begin_election(LeaderTimes { silence, lease: config.duration });
+        let (mut trouble, mut holder) = (Trouble::default(), String::new());
         while !self.lifecycle.stopping.is_cancelled() {
             let asked = Instant::now();
             let floor = match self.claim(Claimant::Leader { epoch: None }).await {
@@ -73,42 +77,30 @@ impl Control {
                 Ok(Ok(_)) => router_of(&lock.holder),
                 _ => None,
             });
-            match taken {
-                Ok(Ok(Some(epoch))) => {
-                    said.clear();
-                    tracing::info!(epoch, "leading");
-                    self.metrics.leader_epoch.set(epoch);
-                    self.metrics.leader.set(1);
-                    tokio::select! {
-                        biased;
-                        () = self.keep(&mut lock, &config, asked) => {}
-                        () = self.lifecycle.stopping.cancelled() => {}
-                        () = self.lead(&cluster, Some(epoch)) => {}
-                    }
-                    self.metrics.leader.set(0);
-                    self.lifecycle.set_leader(None);
-                    tracing::warn!(epoch, "no longer leading");
-                    // Whoever is next need not wait for the lease to run out.
-                    let _ = timeout(GIVE_BACK, lock.release()).await;
+            let report = match &taken {
+                Ok(Ok(_)) => None,
+                Ok(Err(error)) => trouble.met(error, &rule(&config)),
+                Err(_) => trouble.no_answer(),
+            };
+            if let Some(report) = report {
+                report.log("cannot take part in the election; calls are served");
+            }
+            if let Ok(Ok(epoch)) = taken {
+                if let Some(renewed) = lock.changed_at() {
+                    self.lifecycle.saw_lease(renewed);
                 }
-                Ok(Ok(None)) => {
-                    let holder = format!("led by {}", lock.holder);
-                    if holder != said {
+                if let Some(time) = trouble.over() {
+                    let after_ms = time.as_millis() as u64;
+                    tracing::info!(after_ms, "taking part in the election again");
+                }
+                match epoch {
+                    Some(epoch) => self.serve_term(&mut lock, &view, &config, epoch, asked).await,
+                    None if holder != lock.holder => {
                         tracing::info!(holder = lock.holder, "another replica leads");
-                        said = holder;
                     }
+                    None => {}
                 }
-                Ok(Err(error)) => {
-                    let error = explain(&error, &rule(&config));
-                    if error != said {
-                        tracing::error!(
-                            error,
-                            "cannot take part in the election; calls are served"
-                        );
-                        said = error;
-                    }
-                }
-                Err(_) => tracing::warn!("the cluster does not answer"),
+                holder.clone_from(&lock.holder);
             }
             tokio::select! {
                 () = sleep(config.retry_period) => {}
@@ -117,9 +109,35 @@ impl Control {
         }
     }
 
+    /// Leads until the lease is lost, another leader has begun, or the process stops.
+    async fn serve_term(
+        &self,
+        lock: &mut Lock,
+        view: &PodView,
+        config: &LeaderConfig,
+        epoch: u64,
+        asked: Instant,
+    ) {
+        tracing::info!(epoch, "leading");
+        self.metrics.leader_epoch.set(epoch);
+        self.metrics.leader.set(1);
+        tokio::select! {
+            biased;
+            () = self.keep(lock, config, asked) => {}
+            () = self.lifecycle.stopping.cancelled() => {}
+            () = self.lead(view, Some(epoch)) => {}
+        }
+        self.metrics.leader.set(0);
+        self.lifecycle.set_leader(None);
+        tracing::warn!(epoch, "no longer leading");
+        // Whoever is next need not wait for the lease to run out.
+        let _ = timeout(GIVE_BACK, lock.release()).await;
+    }
+
     /// Renews the lease for as long as that works; `renewed` is when it was last
     /// known to be ours. Ends when it may have run out.
     async fn keep(&self, lock: &mut Lock, config: &LeaderConfig, mut renewed: Instant) {
+        let mut trouble = Trouble::default();
         loop {
             let until = renewed + config.renew_deadline;
             sleep(config.retry_period.min(until.saturating_duration_since(Instant::now()))).await;
@@ -128,14 +146,19 @@ impl Control {
                 return tracing::warn!("the lease could not be renewed in time");
             }
             match timeout_at(until, lock.renew()).await {
-                Ok(Ok(Renewal::Done)) => renewed = asked,
+                Ok(Ok(Renewal::Done)) => {
+                    renewed = asked;
+                    self.lifecycle.saw_lease(renewed.into());
+                    trouble.over();
+                }
                 Ok(Ok(Renewal::Conflict)) => {}
                 Ok(Ok(Renewal::Lost)) => {
                     return tracing::warn!(holder = lock.holder, "the lease is no longer ours");
                 }
                 Ok(Err(error)) => {
-                    let error = explain(&error, &rule(config));
-                    tracing::warn!(error, "cannot renew the lease");
+                    if let Some(report) = trouble.met(&error, &rule(config)) {
+                        report.log("cannot renew the lease");
+                    }
                 }
                 Err(_) => return tracing::warn!("the cluster does not answer; the lease is lost"),
             }
@@ -143,14 +166,14 @@ impl Control {
     }
 
     /// The leader's work. Ends when the store takes no more of it.
-    async fn lead(&self, cluster: &Cluster, epoch: Option<u64>) {
+    async fn lead(&self, view: &PodView, epoch: Option<u64>) {
         let mut pause = PAUSE.0;
         loop {
             // Those before us must not write any more, even if we have nothing to.
             let halt = match self.claim(Claimant::Leader { epoch }).await {
                 Ok(Ok(epoch)) => {
                     let writer = self.writer(epoch);
-                    let Err(halt) = self.follow_cluster(cluster, writer, &mut pause).await;
+                    let Err(halt) = self.follow_view(view, writer, &mut pause).await;
                     halt
                 }
                 Ok(Err(_)) => Halt::Fenced,

@@ -1,6 +1,7 @@
 //! What happens without being asked: sweeps, audits, and pods that come and go.
 
 mod claim;
+mod follow;
 mod leader;
 pub mod pod_list;
 mod pods;
@@ -23,8 +24,14 @@ use tokio_util::task::TaskTracker;
 
 pub use self::pods::{ListFile, PodFeed, Reconciled};
 use crate::{
-    access::Access, cluster::Cluster, config::LeaderConfig, domain::fleet::PodOrigin,
-    lifecycle::Lifecycle, metrics::Metrics, store::Store, tls::Tls,
+    access::Access,
+    cluster::{Cluster, PodView},
+    config::LeaderConfig,
+    domain::fleet::PodOrigin,
+    lifecycle::Lifecycle,
+    metrics::Metrics,
+    store::Store,
+    tls::Tls,
 };
 
 /// How often overdue leases and drains are looked for.
@@ -38,8 +45,8 @@ const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 pub enum Source {
     /// A list, which every replica follows by itself.
     Feed(PodFeed),
-    /// A cluster, which one leader follows for all.
-    Cluster { cluster: Cluster, leader: LeaderConfig, identity: String },
+    /// A cluster, which every replica watches and one leader writes to the store.
+    Cluster { cluster: Cluster, view: Arc<PodView>, leader: LeaderConfig, identity: String },
 }
 
 /// The router's own work, beside requests.
@@ -73,9 +80,14 @@ impl Control {
                     self.supervise("pods", move |control| control.follow(feed.clone(), is_new)),
                 )
             }
-            Source::Cluster { cluster, leader, identity } => {
+            Source::Cluster { cluster, view, leader, identity } => {
+                let (watched, seen) = (cluster.clone(), view.clone());
+                tasks.spawn(self.clone().supervise("watch", move |control| {
+                    control.watch_pods(watched.clone(), seen.clone())
+                }));
                 tasks.spawn(self.supervise("leader", move |control| {
-                    control.campaign(cluster.clone(), leader.clone(), identity.clone())
+                    let lock = cluster.lock(&leader, identity.clone());
+                    control.campaign(lock, view.clone(), leader.clone())
                 }))
             }
         };
@@ -109,8 +121,9 @@ impl Control {
     async fn audits(self: Arc<Self>) {
         let mut ticks = ticks(self.cleanup_interval);
         while self.goes_on(&mut ticks).await {
-            // One is enough, where there is one.
-            if self.metrics.leader.get() == 1 {
+            // The leader's is enough. Without a leader every replica audits: what one repairs
+            // the others find in order.
+            if self.metrics.leader.get() == 1 || self.lifecycle.is_leaderless() {
                 self.audit().await;
             }
         }

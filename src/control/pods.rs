@@ -186,7 +186,7 @@ impl Control {
         }
         self.rebalance(&tiers, self.writer(epoch)).await?;
         self.lifecycle.store_reached();
-        self.metrics.compared();
+        self.metrics.compared(Duration::ZERO);
         Ok(Reconciled::Done { leaving: staying.len() })
     }
 

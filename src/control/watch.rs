@@ -1,107 +1,62 @@
-//! Follows the pods of the cluster, for as long as we lead.
+//! Watches the pods of the cluster and keeps this replica's view true to them.
 //!
-//! All pods are listed again every now and then, by a watch that takes the place of
-//! the one before when its list is whole; until then the one before is followed. The
-//! new one may repeat what the old one has told: what is known to be over by its UID
-//! is passed over.
+//! A new list of all pods is read by a second watch, which takes the place of the first when
+//! its list is whole; until then the first one is followed.
 
 use std::{
     collections::{HashMap, HashSet},
     convert::Infallible,
     pin::Pin,
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::Duration,
 };
 
-use futures_util::{Stream, StreamExt, future::join_all};
+use futures_util::{Stream, StreamExt};
 use kube::runtime::watcher::{self, Event};
 use tokio::time::{Instant, sleep_until};
 
-use super::{
-    Control,
-    leader::{Halt, PAUSE},
-    pods::AT_ONCE,
-};
+use super::{Control, leader::PAUSE, pods::AT_ONCE};
 use crate::{
-    cluster::{Cluster, ClusterPod, is_expired, pods::Seen},
-    domain::{
-        fleet::{Departure, PodFacts, PodStatus, PodWriter, Removed},
-        names::PodName,
-    },
-    store::StoreError,
+    cluster::{Cluster, ClusterPod, PodState, PodView, Sighting, Trouble, is_expired, pods::Seen},
+    domain::names::PodName,
 };
 
 /// How long a list may make no progress.
 const LIST: Duration = Duration::from_secs(30);
-/// How long after a change of pods the pools are balanced.
-const SETTLE: Duration = Duration::from_secs(1);
+/// The two watches, where they stand in a pair.
+const CURRENT: usize = 0;
+const FRESH: usize = 1;
 
 type Told = Result<Event<ClusterPod>, watcher::Error>;
 type Events = Pin<Box<dyn Stream<Item = Vec<Told>> + Send>>;
-type Changes = HashMap<PodName, Change>;
-
-/// What became of a pod, by the last word on it.
-#[derive(Debug)]
-enum Change {
-    Present(PodFacts),
-    Gone {
-        uid: String,
-    },
-    /// It is there, and nobody can tell what it is.
-    Unreadable,
-}
 
 /// A watch whose list is not whole yet.
 struct Fresh {
     events: Events,
-    listed: Changes,
+    listed: HashMap<PodName, Sighting>,
     /// When it is given up for want of progress.
     limit: Instant,
 }
 
-/// What is known while we lead.
-#[derive(Default)]
-struct Following {
+impl Fresh {
+    fn new(events: Events) -> Self {
+        Self { events, listed: HashMap::new(), limit: Instant::now() + LIST }
+    }
+}
+
+/// The watches of this replica.
+struct Watching<'a> {
+    cluster: &'a Cluster,
+    view: &'a PodView,
     /// The watch that is followed.
     current: Option<Events>,
     fresh: Option<Fresh>,
-    /// What the one that is followed has told since the fresh one began.
+    /// The pods that the one that is followed told of since the fresh one began.
     touched: HashSet<PodName>,
-    /// The UIDs that pods have, and those of pods that are no more: from this list
-    /// on, and from the one before.
-    uids: HashMap<PodName, String>,
-    dead: [HashSet<String>; 2],
-}
-
-impl Following {
-    fn begin(&mut self, cluster: &Cluster) {
-        let events: Events = Box::pin(cluster.watch().ready_chunks(AT_ONCE));
-        self.fresh = Some(Fresh { events, listed: Changes::new(), limit: Instant::now() + LIST });
-        self.touched.clear();
-    }
-
-    fn is_dead(&self, uid: &str) -> bool {
-        self.dead.iter().any(|dead| dead.contains(uid))
-    }
-
-    /// Whether an event is news.
-    fn admit(&mut self, name: &PodName, change: &Change) -> bool {
-        match change {
-            Change::Unreadable => false,
-            Change::Present(facts) if self.is_dead(&facts.uid) => false,
-            Change::Present(facts) => {
-                let before = self.uids.insert(name.clone(), facts.uid.clone());
-                self.dead[0].extend(before.filter(|before| *before != facts.uid));
-                true
-            }
-            Change::Gone { uid } => {
-                if self.uids.get(name) == Some(uid) {
-                    self.uids.remove(name);
-                }
-                !self.is_dead(uid) && self.dead[0].insert(uid.clone())
-            }
-        }
-    }
+    trouble: Trouble,
+    /// Until when a watch that failed is left alone: the one that is followed, the fresh one.
+    rest: [Instant; 2],
+    pause: Duration,
 }
 
 /// The next events of a watch, if there is one.
@@ -113,122 +68,65 @@ async fn next(events: Option<&mut Events>) -> Vec<Told> {
 }
 
 impl Control {
-    /// Lists all pods, brings the store in line, and follows what becomes of them.
-    /// Ends only by an error.
-    pub(super) async fn follow_cluster(
-        &self,
-        cluster: &Cluster,
-        writer: PodWriter<'_>,
-        pause: &mut Duration,
-    ) -> Result<Infallible, Halt> {
-        let mut following = Following::default();
-        following.begin(cluster);
-        let mut again = Instant::now() + self.reconcile_interval;
-        let mut balance: Option<Instant> = None;
-        // Until when a watch that has failed is left alone: the fresh one, the other.
-        let mut rest = [Instant::now(); 2];
-        let mut said = String::new();
-        loop {
-            let is_rested = rest.map(|rest| rest <= Instant::now());
-            let rested = rest.into_iter().filter(|rest| *rest > Instant::now()).min();
-            let limit = following.fresh.as_ref().map_or(again, |fresh| fresh.limit);
-            let (told, from) = tokio::select! {
-                told = next(following.fresh.as_mut().map(|fresh| &mut fresh.events)), if is_rested[0] => {
-                    (self.read_list(cluster, &mut following, told, writer).await?, 0)
-                }
-                told = next(following.current.as_mut()), if is_rested[1] => {
-                    if told.iter().any(|event| matches!(event, Ok(Event::Init))) {
-                        // It begins anew by itself: its list has to be compared, too.
-                        let events = following.current.take().expect("it has just spoken");
-                        following.begin(cluster);
-                        following.fresh.as_mut().expect("it has just begun").events = events;
-                        (self.read_list(cluster, &mut following, told, writer).await?, 0)
-                    } else {
-                        (told, 1)
-                    }
-                }
-                () = sleep_until(rested.unwrap_or(again)), if rested.is_some() => continue,
-                () = sleep_until(limit) => {
-                    if following.fresh.is_some() {
-                        tracing::warn!("the list of pods makes no progress; beginning anew");
-                    }
-                    following.begin(cluster);
-                    continue;
-                }
-                () = self.nudge.notified() => {
-                    following.begin(cluster);
-                    continue;
-                }
-                () = sleep_until(balance.unwrap_or(again)), if balance.is_some() => {
-                    balance = None;
-                    let tiers = self.store.tiers().await?;
-                    self.rebalance(&tiers, writer).await?;
-                    continue;
-                }
-            };
-            if following.fresh.is_none() && again <= Instant::now() {
-                again = Instant::now() + self.reconcile_interval;
-                *pause = PAUSE.0;
-                said.clear();
-                self.lifecycle.is_cluster_lost.store(false, Ordering::Relaxed);
-            }
-            let mut changes = Changes::new();
-            for event in told {
-                let change = match event {
-                    Ok(Event::Apply(pod)) => self.read(cluster, &pod),
-                    Ok(Event::Delete(pod)) => match (pod.shown_name().parse(), pod.uid()) {
-                        (Ok(name), Some(uid)) => Some((name, Change::Gone { uid })),
-                        _ => None,
-                    },
-                    Ok(Event::Init | Event::InitApply(_) | Event::InitDone) => None,
-                    Err(error) => {
-                        let is_over = is_expired(&error);
-                        let error = cluster.explain_watch(&error);
-                        if error != said {
-                            tracing::warn!(
-                                error,
-                                "cannot follow the pods of the cluster; trying again"
-                            );
-                            said = error;
-                            self.lifecycle.is_cluster_lost.store(true, Ordering::Relaxed);
-                        }
-                        if is_over || following.current.is_none() {
-                            // What it would go on from is gone.
-                            following.current = None;
-                            following.begin(cluster);
-                        }
-                        rest[from] = Instant::now() + *pause;
-                        *pause = (*pause * 2).min(PAUSE.1);
-                        None
-                    }
-                };
-                if let Some((name, change)) = change
-                    && following.admit(&name, &change)
-                {
-                    following.touched.insert(name.clone());
-                    changes.insert(name, change);
-                }
-            }
-            if !changes.is_empty() {
-                self.apply(changes, writer).await?;
-                balance = balance.or_else(|| Some(Instant::now() + SETTLE));
-            }
+    /// Watches for as long as the process lives.
+    pub(super) async fn watch_pods(self: Arc<Self>, cluster: Cluster, view: Arc<PodView>) {
+        let rest = [Instant::now(); 2];
+        let mut watching = Watching {
+            cluster: &cluster,
+            view: &view,
+            current: None,
+            fresh: None,
+            touched: HashSet::new(),
+            trouble: Trouble::default(),
+            rest,
+            pause: PAUSE.0,
+        };
+        tokio::select! {
+            never = self.watch(&mut watching) => match never {},
+            () = self.lifecycle.stopping.cancelled() => {}
         }
     }
 
-    /// Takes from a fresh watch what belongs to its list; when that is whole, the
-    /// store is compared with it, and the watch is the one that is followed. Answers
-    /// what is not part of the list.
-    async fn read_list(
-        &self,
-        cluster: &Cluster,
-        following: &mut Following,
-        told: Vec<Told>,
-        writer: PodWriter<'_>,
-    ) -> Result<Vec<Told>, Halt> {
+    async fn watch(&self, watching: &mut Watching<'_>) -> Infallible {
+        watching.begin();
+        loop {
+            let is_resting = watching.rest.map(|rest| rest > Instant::now());
+            let rested = watching.rest.into_iter().filter(|rest| *rest > Instant::now()).min();
+            let limit = watching.fresh.as_ref().map_or(Instant::now(), |fresh| fresh.limit);
+            let has_fresh = watching.fresh.is_some();
+            tokio::select! {
+                told = next(watching.fresh.as_mut().map(|fresh| &mut fresh.events)), if !is_resting[FRESH] => {
+                    let told = self.read_list(watching, told);
+                    self.follow_events(watching, told, FRESH);
+                }
+                told = next(watching.current.as_mut()), if !is_resting[CURRENT] => {
+                    if told.iter().any(|event| matches!(event, Ok(Event::Init))) {
+                        // It lists anew by itself, and is followed again when that is done.
+                        watching.fresh = watching.current.take().map(Fresh::new);
+                        watching.touched.clear();
+                        let told = self.read_list(watching, told);
+                        self.follow_events(watching, told, FRESH);
+                    } else {
+                        self.follow_events(watching, told, CURRENT);
+                    }
+                }
+                () = sleep_until(rested.unwrap_or(limit)), if rested.is_some() => {}
+                () = sleep_until(limit), if has_fresh => {
+                    tracing::warn!("the list of pods makes no progress; beginning anew");
+                    watching.begin();
+                }
+                () = watching.view.relist.notified() => if !has_fresh { watching.begin() },
+            }
+            self.metrics.cluster_ready_pods.set(watching.view.in_service() as i64);
+        }
+    }
+
+    /// Takes from a fresh watch what belongs to its list; when that is whole, the view is
+    /// replaced, and the watch is the one that is followed. Answers what is not part of it.
+    fn read_list(&self, watching: &mut Watching<'_>, told: Vec<Told>) -> Vec<Told> {
         let mut rest = Vec::new();
         for event in told {
-            let Some(fresh) = &mut following.fresh else {
+            let Some(fresh) = &mut watching.fresh else {
                 rest.push(event);
                 continue;
             };
@@ -236,123 +134,98 @@ impl Control {
                 Ok(Event::Init) => fresh.listed.clear(),
                 Ok(Event::InitApply(pod)) => {
                     fresh.limit = Instant::now() + LIST;
-                    fresh.listed.extend(self.read(cluster, &pod));
+                    fresh.listed.extend(watching.cluster.sighting(&pod));
                 }
                 Ok(Event::InitDone) => {
-                    let Fresh { events, listed, .. } =
-                        following.fresh.take().expect("it has just spoken");
-                    self.compare(listed, following, writer).await?;
-                    self.metrics.compared();
-                    following.current = Some(events);
-                    following.dead.swap(0, 1);
-                    following.dead[0].clear();
+                    let fresh = watching.fresh.take().expect("its list has just ended");
+                    watching.view.replace(fresh.listed, &watching.touched);
+                    watching.current = Some(fresh.events);
+                    watching.pause = PAUSE.0;
+                    self.lifecycle.is_cluster_lost.store(false, Ordering::Relaxed);
+                    if let Some(time) = watching.trouble.over() {
+                        let after_ms = time.as_millis() as u64;
+                        tracing::info!(after_ms, "the pods of the cluster are followed again");
+                    }
                 }
                 other => rest.push(other),
             }
         }
-        Ok(rest)
+        rest
     }
 
-    /// What a pod of the cluster means; one that makes no sense is reported.
-    fn read(&self, cluster: &Cluster, pod: &ClusterPod) -> Option<(PodName, Change)> {
-        match pod.read(&cluster.config) {
+    /// Takes what a watch tells after its list.
+    fn follow_events(&self, watching: &mut Watching<'_>, told: Vec<Told>, from: usize) {
+        for event in told {
+            let seen = match event {
+                Ok(Event::Apply(pod)) => watching.cluster.sighting(&pod),
+                Ok(Event::Delete(pod)) => deleted(&pod),
+                Ok(Event::Init | Event::InitApply(_) | Event::InitDone) => None,
+                Err(error) => {
+                    self.watch_failed(watching, &error, from);
+                    None
+                }
+            };
+            let Some((name, (state, version))) = seen else { continue };
+            if watching.view.apply(&name, state, version) {
+                watching.touched.insert(name);
+            } else {
+                tracing::debug!(pod = %name, version, "an event that is older than the view is ignored");
+            }
+        }
+    }
+
+    /// A watch failed. If it is the one that is followed, it tries to go on, and a new list is
+    /// read as well: the end of that list shows that the pods are followed again.
+    fn watch_failed(&self, watching: &mut Watching<'_>, error: &watcher::Error, from: usize) {
+        let rule = watching.cluster.watch_rule();
+        if let Some(report) = watching.trouble.met_watching(error, &rule) {
+            report.log("cannot follow the pods of the cluster; trying again");
+        }
+        self.lifecycle.is_cluster_lost.store(true, Ordering::Relaxed);
+        watching.rest[from] = Instant::now() + watching.pause;
+        if is_expired(error) && from == CURRENT {
+            // There is nothing from which it could go on.
+            watching.current = None;
+        }
+        if watching.fresh.is_none() {
+            watching.begin();
+            watching.rest[FRESH] = Instant::now() + watching.pause;
+        }
+        watching.pause = (watching.pause * 2).min(PAUSE.1);
+    }
+}
+
+impl Watching<'_> {
+    fn begin(&mut self) {
+        let events = Box::pin(self.cluster.watch().ready_chunks(AT_ONCE));
+        self.fresh = Some(Fresh::new(events));
+        self.touched.clear();
+    }
+}
+
+impl Cluster {
+    /// What a pod of the cluster means; one that can't be read is reported.
+    fn sighting(&self, pod: &ClusterPod) -> Option<(PodName, Sighting)> {
+        let (name, state) = match pod.read(&self.config) {
             Ok(Seen::Present { name, facts, warnings }) => {
                 for warning in warnings {
                     tracing::warn!(pod = %name, warning);
                 }
-                Some((name, Change::Present(facts)))
+                (name, PodState::Present(facts))
             }
-            Ok(Seen::Finished { name, uid }) => Some((name, Change::Gone { uid })),
+            Ok(Seen::Finished { name, uid }) => (name, PodState::Gone { uid }),
             Err(error) => {
                 let pod = pod.shown_name();
                 tracing::warn!(pod, error, "a pod that makes no sense is passed over");
-                pod.parse().ok().map(|name| (name, Change::Unreadable))
+                (pod.parse().ok()?, PodState::Unreadable)
             }
-        }
-    }
-
-    /// Compares the pods of the store with those of a list, and then the pools with
-    /// their targets. Pods of which there is news since the list began are left out:
-    /// the watch will tell of them again.
-    async fn compare(
-        &self,
-        listed: Changes,
-        following: &mut Following,
-        writer: PodWriter<'_>,
-    ) -> Result<(), Halt> {
-        let started = Instant::now();
-        let tiers = self.store.tiers().await?;
-        let known: HashMap<PodName, PodStatus> =
-            self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        let mut changes = Changes::new();
-        for (name, pod) in &known {
-            if !listed.contains_key(name) && !following.touched.contains(name) {
-                changes.insert(name.clone(), Change::Gone { uid: pod.facts.uid.clone() });
-            }
-        }
-        for (name, change) in listed {
-            if following.touched.contains(&name) || !following.admit(&name, &change) {
-                continue;
-            }
-            if let Change::Present(facts) = &change {
-                let unknown = facts.pin.as_ref().filter(|pin| tiers.resolve(pin).is_none());
-                if let Some(pin) = unknown {
-                    tracing::warn!(pod = %name, %pin, "the pod's label names no tier; ignored");
-                }
-                if known.get(&name).is_some_and(|pod| pod.facts == *facts) {
-                    continue;
-                }
-            }
-            changes.insert(name, change);
-        }
-        let count = changes.len();
-        self.apply(changes, writer).await?;
-        self.rebalance(&tiers, writer).await?;
-        self.lifecycle.store_reached();
-        let took_ms = started.elapsed().as_millis() as u64;
-        tracing::debug!(pods = known.len(), changes = count, took_ms, "compared with the cluster");
-        Ok(())
-    }
-
-    /// Tells the store, pods by name so that those who come together get their
-    /// pools in an order.
-    async fn apply(&self, changes: Changes, writer: PodWriter<'_>) -> Result<(), Halt> {
-        let mut changes: Vec<_> = changes.into_iter().collect();
-        changes.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for some in changes.chunks(AT_ONCE) {
-            let told =
-                join_all(some.iter().map(|(name, change)| self.tell(name, change, writer))).await;
-            for fenced in told {
-                if fenced? {
-                    return Err(Halt::Fenced);
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Tells the store of one pod; answers whether we were fenced off.
-    async fn tell(
-        &self,
-        name: &PodName,
-        change: &Change,
-        writer: PodWriter<'_>,
-    ) -> Result<bool, StoreError> {
-        let uid = match change {
-            Change::Present(facts) => return self.observe(name, facts, writer).await,
-            Change::Unreadable => return Ok(false),
-            Change::Gone { uid } => uid,
         };
-        match self.forget(name, uid, Departure::Now, writer).await? {
-            Err(_) => Ok(true),
-            Ok(Removed::NotThere) => {
-                // The cluster has no pod of that name; the store may have one from
-                // before.
-                let Some(pod) = self.store.pod(name).await? else { return Ok(false) };
-                let gone = self.forget(name, &pod.facts.uid, Departure::Now, writer).await?;
-                Ok(gone.is_err())
-            }
-            Ok(Removed::Gone { .. } | Removed::Busy) => Ok(false),
-        }
+        Some((name, (state, pod.version())))
     }
+}
+
+/// A pod that was deleted or is no longer selected: the API tells both in the same way.
+fn deleted(pod: &ClusterPod) -> Option<(PodName, Sighting)> {
+    let (name, uid) = (pod.shown_name().parse().ok()?, pod.uid()?);
+    Some((name, (PodState::Gone { uid }, pod.version())))
 }

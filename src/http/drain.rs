@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use axum::{Json, extract::State, response::Response};
+use axum::{Json, extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio::time::Instant;
@@ -21,6 +21,7 @@ use crate::{
 /// How often a waiting drain looks at its pod.
 const LOOK: Duration = Duration::from_millis(200);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
+const STOPPING: &str = "this router is stopping; ask again, the pod stays drained";
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Drain)]
@@ -80,6 +81,11 @@ pub fn drain_described() -> Endpoint {
         })
         .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
         .asks_store()
+        .fails_with(
+            503,
+            "The store can't be reached, or the router stops while the drain waits; ask again.",
+            json!({"error": STOPPING}),
+        )
 }
 
 pub fn undrain_described() -> Endpoint {
@@ -114,10 +120,15 @@ pub async fn drain(
     let drained = context.store.drain(&pod, ttl).await??;
     context.metrics.drains.inc();
     let mut left = Left { active: drained.active_calls, is_draining: true };
-    if let Some(wait) = wait {
-        wait_for_calls(&context, &pod, &mut left, started + wait).await;
+    if let Some(wait) = wait
+        && !wait_for_calls(&context, &pod, &mut left, started + wait).await
+    {
+        return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, STOPPING));
     }
     let active = left.active;
+    if wait.is_some() && active > 0 && left.is_draining {
+        context.metrics.drains_unfinished.inc();
+    }
     let message = match active {
         _ if !left.is_draining => format!("Pod {pod} was undrained, and takes calls again."),
         0 => format!("Pod {pod} is draining and has no active call."),
@@ -152,20 +163,21 @@ struct Left {
     is_draining: bool,
 }
 
-/// Waits until the pod has no live call, someone undrained it, the time is
-/// over, or we must stop. A store that blinks meanwhile proves nothing about
-/// the calls: wait on.
-async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) {
+/// Waits until the pod has no live call, someone undrained it, or the time is
+/// over. A store that blinks meanwhile proves nothing about the calls: wait on. Answers
+/// false if the router stops before that.
+async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) -> bool {
     while left.active > 0 && left.is_draining && Instant::now() < until {
         tokio::select! {
             () = tokio::time::sleep_until(until.min(Instant::now() + LOOK)) => {}
-            () = context.lifecycle.stopping.cancelled() => return,
+            () = context.lifecycle.stopping.cancelled() => return false,
         }
         if let Ok(status) = context.store.pod(pod).await {
             left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
             left.active = status.map_or(0, |status| status.calls.len());
         }
     }
+    true
 }
 
 pub async fn undrain(

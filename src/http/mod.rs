@@ -20,6 +20,7 @@ mod pods;
 mod probes;
 mod query;
 pub mod rate;
+mod recheck;
 mod release;
 mod renew;
 mod reply;
@@ -57,6 +58,7 @@ pub use self::{
 };
 use crate::{
     access::{Access, Role},
+    cluster::PodView,
     config::{BusyAction, HoldConfig, Ttls},
     domain::{
         Millis,
@@ -97,6 +99,8 @@ pub struct Context {
     pub lifecycle: Arc<Lifecycle>,
     /// Readings of the whole fleet, shared by all requests.
     pub snapshots: Arc<Snapshots>,
+    /// The pods as this replica's own watch shows them, where there is a cluster.
+    pub view: Option<Arc<PodView>>,
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
@@ -325,6 +329,7 @@ impl Context {
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle,
+            view: None,
         })
     }
 }

@@ -2,17 +2,15 @@
 //! a call or a pod.
 
 mod gauges;
+mod labels;
 
 use std::{
-    fmt,
-    hash::{Hash, Hasher},
     sync::{Mutex, PoisonError, atomic::AtomicU64},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use axum::extract::MatchedPath;
 use prometheus_client::{
-    encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder, text::encode},
+    encoding::text::encode,
     metrics::{
         counter::Counter,
         family::Family,
@@ -22,86 +20,18 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use self::gauges::{Process, StoreGauges};
+pub use self::labels::{
+    Denied, Endpoint, Operation, Outcome, Refused, Request, SourcePool, Waited,
+};
+use self::{
+    gauges::{Process, StoreGauges},
+    labels::Build,
+};
 use crate::domain::{
     fleet::{EndedCall, Reason, Refusal, Tried, Why},
     merchant::Step,
     names::Pool,
 };
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Request {
-    pub method: &'static str,
-    pub endpoint: Endpoint,
-    pub status: u16,
-}
-
-/// The route a request was for, if it was for any.
-#[derive(Debug, Clone)]
-pub struct Endpoint(pub Option<MatchedPath>);
-
-impl Endpoint {
-    pub fn as_str(&self) -> &str {
-        self.0.as_ref().map_or("unmatched", MatchedPath::as_str)
-    }
-}
-
-impl PartialEq for Endpoint {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_str() == other.as_str()
-    }
-}
-
-impl Eq for Endpoint {}
-
-impl Hash for Endpoint {
-    fn hash<H: Hasher>(&self, state: &mut H) {
-        self.as_str().hash(state);
-    }
-}
-
-impl EncodeLabelValue for Endpoint {
-    fn encode(&self, encoder: &mut LabelValueEncoder) -> fmt::Result {
-        self.as_str().encode(encoder)
-    }
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Outcome {
-    pub source_pool: String,
-    pub result: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct SourcePool {
-    pub source_pool: String,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Refused {
-    pub tier: String,
-    pub reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Denied {
-    pub reason: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Waited {
-    pub result: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Build {
-    version: &'static str,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Operation {
-    pub operation: &'static str,
-}
 
 /// How the store does.
 #[derive(Debug, Clone)]
@@ -193,6 +123,7 @@ pub struct Metrics {
     pub open_streams: Gauge,
     limited: Family<Denied, Counter>,
     pub drains: Counter,
+    pub drains_unfinished: Counter,
     pub zombies_recovered: Counter,
     pub panics_recovered: Counter,
     pub malformed_merchants: Counter,
@@ -202,6 +133,9 @@ pub struct Metrics {
     last_comparison: Gauge,
     /// The store refuses this router's pods.
     pub pods_refused: Gauge,
+    /// Pods that the store handed out and that this replica's own view spoke against.
+    pub stale_allocations: Counter,
+    pub cluster_ready_pods: Gauge,
     certificate_ends: Gauge,
     pub store: StoreMetrics,
     pub spans: SpanMetrics,
@@ -230,6 +164,7 @@ impl Default for Metrics {
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
+            drains_unfinished: Counter::default(),
             zombies_recovered: Counter::default(),
             panics_recovered: Counter::default(),
             malformed_merchants: Counter::default(),
@@ -239,11 +174,14 @@ impl Default for Metrics {
             certificate_ends: Gauge::default(),
             last_comparison: Gauge::default(),
             pods_refused: Gauge::default(),
+            stale_allocations: Counter::default(),
+            cluster_ready_pods: Gauge::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
         };
         std::sync::LazyLock::force(&gauges::BEGAN);
         metrics.register();
+        metrics.begin_at_zero();
         metrics
     }
 }
@@ -318,11 +256,12 @@ impl Metrics {
             "Calls refused by a limit of their merchant",
             self.limited.clone(),
         );
-        // (so that the first is a rise from zero)
-        for reason in ["unauthorized", "forbidden", "forged", "rate_limited", "too_many_streams"] {
-            drop(self.denied.get_or_create(&Denied { reason }));
-        }
         ours.register("drains", "Drains asked for", self.drains.clone());
+        ours.register(
+            "drains_unfinished",
+            "Drains whose wait was over while calls were left",
+            self.drains_unfinished.clone(),
+        );
         ours.register(
             "zombies_recovered",
             "Pods recovered from calls that never ended",
@@ -367,13 +306,23 @@ impl Metrics {
         );
         ours.register(
             "last_comparison_timestamp_seconds",
-            "When this replica last compared the store's pods with the list or the cluster",
+            "When the list of pods was read that this replica last compared the store with; 0 for never",
             self.last_comparison.clone(),
         );
         ours.register(
             "pods_refused",
             "1 while the store refuses this replica's pods: another origin, or a newer list of pods",
             self.pods_refused.clone(),
+        );
+        ours.register(
+            "stale_allocations",
+            "Pods that the store gave a call and that this replica saw gone or out of service",
+            self.stale_allocations.clone(),
+        );
+        ours.register(
+            "cluster_ready_pods",
+            "Pods that this replica's own watch of the cluster shows in service",
+            self.cluster_ready_pods.clone(),
         );
         ours.register(
             "store_circuit_open",
@@ -386,6 +335,20 @@ impl Metrics {
             "Spans that the collector did not take",
             self.spans.dropped.clone(),
         );
+    }
+
+    /// Makes the series that alerts count: Prometheus sees no rise in one that begins above
+    /// zero.
+    fn begin_at_zero(&self) {
+        for reason in ["unauthorized", "forbidden", "forged", "rate_limited", "too_many_streams"] {
+            drop(self.denied.get_or_create(&Denied { reason }));
+        }
+        let outcome = |result| Outcome { source_pool: String::new(), result };
+        for result in ["no_pods", "queue_full", "time_over", "storage_error"] {
+            drop(self.allocations.get_or_create(&outcome(result)));
+        }
+        drop(self.releases.get_or_create(&outcome("error")));
+        drop(self.refusals.get_or_create(&Refused { tier: String::new(), reason: "unknown" }));
     }
 
     pub fn requested(&self, request: &Request, took: Duration) {
@@ -479,10 +442,10 @@ impl Metrics {
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
-    /// The store's pods are those there are.
-    pub fn compared(&self) {
+    /// The store's pods were compared with a list that is so old.
+    pub fn compared(&self, age: Duration) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.last_comparison.set(now.as_secs() as i64);
+        self.last_comparison.set(now.saturating_sub(age).as_secs() as i64);
     }
 
     /// All metrics as text. Without a status the gauges that the store knows

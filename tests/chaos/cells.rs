@@ -8,9 +8,9 @@ use super::{
     census::SOON,
     crowd,
     faults::{
-        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, lose_primary,
-        mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock, some_pod,
-        two_leaders,
+        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, kill_leader,
+        lose_primary, mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock,
+        some_pod, two_leaders,
     },
     history::What,
     proxy::Moment,
@@ -44,7 +44,7 @@ const PLAIN: Cell = Cell {
     broken_says: PROCEDURE_SAYS,
 };
 
-pub static CELLS: [Cell; 37] = [
+pub static CELLS: [Cell; 38] = [
     Cell {
         name: "kill-before-sending",
         says: "kill -9 of a router that is about to ask Redis",
@@ -378,6 +378,15 @@ pub static CELLS: [Cell; 37] = [
         fault: pause_leader,
         broken: FENCE,
         broken_says: FENCE_SAYS,
+        ..PLAIN
+    },
+    Cell {
+        name: "leader-killed",
+        says: "kill -9 of the leader, and pods leave before another leads",
+        settings: &[("LEADER_ELECTION_DURATION", "4s"), ("LEADER_ELECTION_RENEW_DEADLINE", "3s")],
+        fault: kill_leader,
+        broken: Broken::Surroundings,
+        broken_says: "only the leader watches the pods",
         ..PLAIN
     },
     Cell {

@@ -9,9 +9,11 @@ use std::{
 use redis::Commands;
 
 use super::{
+    history::What,
+    http,
     proxy::Moment,
     store::Backend,
-    world::{ROUTERS, World},
+    world::{ROUTERS, Seat, World},
 };
 use crate::support::{chance::Dice, clock::WallClock};
 
@@ -187,6 +189,50 @@ pub fn pause_leader(scene: &Scene) {
     seat.to_redis.heal();
     scene.pause(20, 60);
     world.pause(old, false);
+    scene.pause(300, 500);
+}
+
+/// How many pods in service a router's own watch of the cluster shows.
+fn ready_pods(seat: &Seat) -> Option<usize> {
+    let text = http::get(seat.address, "/metrics").ok()?.body;
+    let mut lines = text.lines();
+    let value = lines.find_map(|line| line.strip_prefix("smart_router_cluster_ready_pods "))?;
+    value.parse().ok()
+}
+
+/// The leader is killed, and pods terminate before another router leads.
+pub fn kill_leader(scene: &Scene) {
+    let world = scene.world;
+    if !scene.until(Duration::from_secs(5), || world.leader().is_some()) {
+        return;
+    }
+    let leader = world.leader().unwrap();
+    let others = || world.seats.iter().enumerate().filter(|(at, _)| *at != leader);
+    world.history.fault("the leader is killed");
+    let death = world.dies(leader);
+    world.seats[leader].killer()();
+    if scene.is_broken {
+        others().for_each(|(_, seat)| seat.to_kube.stall());
+    }
+    let mut pods = vec![some_pod(scene, "gold"), some_pod(scene, "gold")];
+    pods.dedup();
+    let left = world.pods().len() - pods.len();
+    pods.iter().for_each(|pod| world.kube.terminate(pod));
+    let is_seen = || others().all(|(_, seat)| ready_pods(seat) == Some(left));
+    let is_seen = scene.until(Duration::from_secs(2), is_seen);
+    scene.expect(scene.is_broken || is_seen, "the others see that pods terminate");
+    if is_seen || scene.is_broken {
+        let rests = |pod: &String| What::PodRests { pod: pod.clone() };
+        pods.iter().for_each(|pod| world.history.note(world.history.now(), rests(pod)));
+    }
+    scene.pause(1_000, 1_500);
+    for pod in &pods {
+        world.remove_pod(pod);
+        world.add_pod(&world.new_pod("gold"));
+    }
+    world.seats[leader].start();
+    scene.until(Duration::from_secs(2), || world.seats[leader].is_ready());
+    world.is_back(death);
     scene.pause(300, 500);
 }
 

@@ -31,8 +31,7 @@ struct World {
     pods: BTreeMap<String, Value>,
     expired: usize,
     leases: BTreeMap<String, Value>,
-    /// Version, type, object.
-    events: Vec<(u64, &'static str, Value)>,
+    events: Vec<PodEvent>,
     /// The oldest version from which a watch may go on.
     oldest: u64,
     /// Lists that are being read page by page.
@@ -40,6 +39,41 @@ struct World {
     faults: Faults,
     /// How often pods were listed (first pages only).
     lists: usize,
+    /// How many requests were answered 403.
+    forbidden: usize,
+}
+
+/// A change of a pod. A watch with a selector gets it as an event of its own kind, so the
+/// object before the change is kept, too.
+struct PodEvent {
+    version: u64,
+    before: Option<Value>,
+    /// `None` once the pod is deleted.
+    after: Option<Value>,
+}
+
+impl PodEvent {
+    /// Type and object, as the watch cache of an API server converts a change for one watch:
+    /// an object that stops to match is `DELETED` with its former content and the version of
+    /// the change, and one that begins to match is `ADDED`.
+    fn seen_with(&self, query: &HashMap<String, String>) -> Option<(&'static str, Value)> {
+        let after = self.after.as_ref().filter(|pod| selected(pod, query));
+        let before = self.before.as_ref().filter(|pod| selected(pod, query));
+        match (before, after) {
+            (None, None) => None,
+            (None, Some(pod)) => Some(("ADDED", pod.clone())),
+            (Some(_), Some(pod)) => Some(("MODIFIED", pod.clone())),
+            (Some(pod), None) => Some(("DELETED", versioned(pod.clone(), self.version))),
+        }
+    }
+}
+
+/// A pod with another resource version, unless it has no metadata.
+fn versioned(mut pod: Value, version: u64) -> Value {
+    if pod["metadata"].is_object() {
+        pod["metadata"]["resourceVersion"] = json!(version.to_string());
+    }
+    pod
 }
 
 /// What goes wrong.
@@ -157,33 +191,34 @@ impl Kube {
         self.world().expired
     }
 
+    pub fn forbidden(&self) -> usize {
+        self.world().forbidden
+    }
+
     pub fn lists(&self) -> usize {
         self.world().lists
     }
 
-    /// Makes of a pod what `change` makes of it, if it makes anything; the pod is gone
-    /// after that if that is the kind of change.
-    fn change(
-        &self,
-        kind: &'static str,
-        name: &str,
-        change: impl FnOnce(Option<Value>) -> Option<Value>,
-    ) {
+    /// Changes a pod; `change` gets the pod as it is and answers what it becomes. A pod that
+    /// was not there and is not there afterwards gives no event.
+    fn change(&self, name: &str, change: impl FnOnce(Option<Value>) -> Option<Value>) {
         let mut world = self.world();
-        let Some(mut object) = change(world.pods.get(name).cloned()) else { return };
+        let before = world.pods.get(name).cloned();
+        let after = change(before.clone());
+        if before.is_none() && after.is_none() {
+            return;
+        }
         world.version += 1;
         let version = world.version;
-        if object["metadata"].is_object() {
-            object["metadata"]["resourceVersion"] = json!(version.to_string());
+        let after = after.map(|pod| versioned(pod, version));
+        match &after {
+            None => drop(world.pods.remove(name)),
+            Some(pod) => drop(world.pods.insert(name.into(), pod.clone())),
         }
-        match kind {
-            "DELETED" => drop(world.pods.remove(name)),
-            _ => drop(world.pods.insert(name.into(), object.clone())),
-        }
-        world.events.push((version, kind, object));
+        world.events.push(PodEvent { version, before, after });
         if world.events.len() > HISTORY {
             let gone = world.events.remove(0);
-            world.oldest = gone.0;
+            world.oldest = gone.version;
         }
         drop(world);
         self.bell.send_modify(|bell| bell.0 += 1);
@@ -212,11 +247,11 @@ impl Kube {
             },
         });
         change(&mut pod);
-        self.change("ADDED", name, |_| Some(pod));
+        self.change(name, |_| Some(pod));
     }
 
     pub fn update(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        self.change("MODIFIED", name, |pod| {
+        self.change(name, |pod| {
             let mut pod = pod?;
             change(&mut pod);
             Some(pod)
@@ -231,7 +266,7 @@ impl Kube {
     }
 
     pub fn delete(&self, name: &str) {
-        self.change("DELETED", name, |pod| pod);
+        self.change(name, |_| None);
     }
 
     #[allow(dead_code, reason = "the faults under load need it")]
@@ -245,16 +280,17 @@ impl Kube {
     }
 
     /// Tells watchers what was true of a pod before, or, what looks alike, of another one
-    /// of its name.
+    /// of its name, which is new.
     #[allow(dead_code, reason = "the faults under load need it")]
     pub fn tell_again(&self, mut was: Value, as_another: bool) {
-        if as_another {
-            was["metadata"]["uid"] = json!(format!("{}-again", was["metadata"]["uid"]));
-        }
         let mut world = self.world();
         world.version += 1;
         let version = world.version;
-        world.events.push((version, "MODIFIED", was));
+        if as_another {
+            was["metadata"]["uid"] = json!(format!("{}-again", was["metadata"]["uid"]));
+            was = versioned(was, version);
+        }
+        world.events.push(PodEvent { version, before: Some(was.clone()), after: Some(was) });
         drop(world);
         self.bell.send_modify(|bell| bell.0 += 1);
     }
@@ -300,6 +336,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) 
     let mut world = shared.world.lock().unwrap();
     if world.faults.forbid.is_some_and(|forbidden| path.contains(forbidden)) {
         let message = format!("{path} is forbidden: User cannot do this");
+        world.forbidden += 1;
         return at_once(failure(403, "Forbidden", &message));
     }
     if path == "/api/v1/namespaces/default/pods" && parts.method == Method::GET {
@@ -392,15 +429,16 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
                 let delay = {
                     let world = shared.world.lock().unwrap();
                     if !world.faults.mute {
-                        for (version, kind, object) in &world.events {
-                            if *version > from && selected(object, &query) && !world.faults.lose {
+                        for event in world.events.iter().filter(|event| event.version > from) {
+                            let told = event.seen_with(&query).filter(|_| !world.faults.lose);
+                            if let Some((kind, object)) = told {
                                 if world.faults.garbage {
                                     text += "{\"type\": \"MODIFIED\", \"object\": 7}\n";
                                 }
                                 text += &json!({"type": kind, "object": object}).to_string();
                                 text += "\n";
                             }
-                            seen = seen.max(*version);
+                            seen = seen.max(event.version);
                         }
                     }
                     world.faults.delay

@@ -74,6 +74,16 @@ pub fn program(settings: &[(&str, &str)]) -> Command {
     command
 }
 
+/// A process that ends with its test.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Waits until `holds`, and fails after so long.
 pub fn eventually(within: Duration, what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{Allocate, Allocation, Change, Fleet, Refusal, Why};
+use super::{Allocate, Allocation, Change, Fleet, Refusal, Why, shift::shift_deadlines};
 use crate::domain::{Millis, names::Fingerprint};
 
 /// The signature with which a call asks.
@@ -38,6 +38,12 @@ impl Seen {
 
     fn contains(&self, fingerprint: &Fingerprint, now: Millis) -> bool {
         self.until.get(fingerprint).is_some_and(|until| now <= *until)
+    }
+
+    pub fn shift(&mut self, by: i64) {
+        let shift = |until: &mut Millis| *until = until.saturating_add_signed(by);
+        self.until.values_mut().for_each(shift);
+        shift_deadlines(&mut self.order, by);
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (&Fingerprint, Millis)> {

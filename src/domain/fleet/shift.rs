@@ -15,6 +15,7 @@ impl Fleet {
     pub(super) fn shift_times(&mut self, by: i64) {
         let shift = |time: &mut Millis| *time = time.saturating_add_signed(by);
         shift(&mut self.trusting_until);
+        self.seen.shift(by);
         self.list.iter_mut().for_each(|list| shift(&mut list.followed_at));
         for pod in self.pods.values_mut() {
             pod.draining_until.iter_mut().for_each(shift);

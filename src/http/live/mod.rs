@@ -1,5 +1,6 @@
-//! What the page shows, kept up to date while anybody looks: read from the store, so that
-//! every replica shows the same. Since when something has been wrong is known before that.
+//! What the page shows, kept up to date while anybody looks: pools, pods, calls and events are
+//! read from the store, so that every replica shows the same; latencies and the connection to
+//! the cluster are the replica's own. Since when something has been wrong is known before that.
 
 mod latencies;
 mod tally;

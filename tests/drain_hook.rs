@@ -1,0 +1,165 @@
+//! What the preStop hook of an agent runs: `smart-router drain`, or curl.
+
+use std::{
+    io::Read,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use crate::support::{Process, Router, eventually, free_port, program, scratch};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+/// `smart-router drain` for voice-agent-0, with all it prints to one file.
+fn drain(url: &str, token: &str, wait: &str, log: &Path) -> Process {
+    let settings =
+        [("POD_NAME", "voice-agent-0"), ("SMART_ROUTER_URL", url), ("SMART_ROUTER_TOKEN", token)];
+    let log = std::fs::File::create(log).unwrap();
+    let mut command = program(&settings);
+    command.args(["drain", "--wait", wait]).stdout(log.try_clone().unwrap()).stderr(log);
+    Process(command.spawn().unwrap())
+}
+
+fn read(log: &Path) -> String {
+    std::fs::read_to_string(log).unwrap()
+}
+
+fn exit_code(process: &mut Process, within: Duration) -> Option<i32> {
+    let mut code = None;
+    eventually(within, "the command ends", || {
+        code = process.0.try_wait().unwrap();
+        code.is_some()
+    });
+    code.unwrap().code()
+}
+
+#[test]
+fn a_drain_that_is_refused_is_asked_for_again_until_it_is_granted() {
+    let tokens = scratch().join("tokens");
+    std::fs::write(&tokens, "admin:secret,agent:old").unwrap();
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("API_TOKENS_FILE", tokens.to_str().unwrap()),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let (url, log) = (format!("http://{}", router.address), scratch().join("log"));
+    // The token of the hook is not known yet.
+    let mut hook = drain(&url, "new", "60s", &log);
+    eventually(10 * SECOND, "it was refused", || read(&log).contains("401"));
+    assert!(hook.0.try_wait().unwrap().is_none(), "it goes on: {}", read(&log));
+    std::fs::write(&tokens, "admin:secret,agent:old,agent:new").unwrap();
+    assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(0), "{}", read(&log));
+    assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
+}
+
+#[test]
+fn a_pod_that_is_not_known_yet_is_drained_once_it_is() {
+    let pods = scratch().join("pods");
+    std::fs::write(&pods, "other-0=127.0.0.1:1\n").unwrap();
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+        ("PODS_FILE", pods.to_str().unwrap()),
+        ("VOICE_AGENT_BASE_URL", "ws://a"),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let (url, log) = (format!("http://{}", router.address), scratch().join("log"));
+    let mut hook = drain(&url, "", "60s", &log);
+    eventually(10 * SECOND, "it was refused", || read(&log).contains("404"));
+    assert!(hook.0.try_wait().unwrap().is_none(), "it goes on: {}", read(&log));
+    std::fs::write(&pods, "other-0=127.0.0.1:1\nvoice-agent-0=127.0.0.1:2\n").unwrap();
+    assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(0), "{}", read(&log));
+}
+
+#[test]
+fn a_drain_that_never_succeeds_fails_at_its_deadline_and_says_why() {
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("API_TOKENS", "admin:secret"),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let url = format!("http://{}", router.address);
+    let nowhere = format!("http://127.0.0.1:{}", free_port());
+    let cases = [
+        (url.as_str(), "wrong", 1, "SMART_ROUTER_TOKEN"),
+        (nowhere.as_str(), "", 4, "no router answers"),
+    ];
+    for (url, token, code, why) in cases {
+        let log = scratch().join("log");
+        let started = std::time::Instant::now();
+        let mut hook = drain(url, token, "3s", &log);
+        assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(code), "{}", read(&log));
+        assert!(started.elapsed() >= 2 * SECOND, "it gave up at once: {}", read(&log));
+        let log = read(&log);
+        let last = log.lines().last().unwrap();
+        assert!(last.contains("3s") && last.contains(why), "{log}");
+    }
+}
+
+/// The curl command of docs/kubernetes.md, as a shell of a preStop hook runs it.
+fn documented_hook() -> String {
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kubernetes.md");
+    let docs = std::fs::read_to_string(docs).unwrap();
+    let blocks = docs.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
+    let mut hooks = blocks.filter(|block| block.contains("/api/v1/drain"));
+    let hook = hooks.next().expect("the page shows a hook with curl");
+    assert!(hooks.next().is_none(), "one hook");
+    hook.to_owned()
+}
+
+/// Runs the documented hook against a router.
+fn curl(url: &str, token: &str) -> Process {
+    let script = documented_hook().replace("http://smart-router", url);
+    assert!(script.contains(url), "{script}");
+    let mut command = Command::new("sh");
+    command.args(["-ec", &script]).env("POD_NAME", "voice-agent-0");
+    command.env("SMART_ROUTER_TOKEN", token).stdout(Stdio::piped()).stderr(Stdio::piped());
+    Process(command.spawn().unwrap())
+}
+
+#[test]
+fn the_documented_curl_waits_for_the_calls_of_its_pod() {
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("API_TOKENS", "admin:secret,agent:hook"),
+        ("LOG_LEVEL", "error"),
+    ]);
+    router.allocate("CA1");
+    let mut hook = curl(&format!("http://{}", router.address), "hook");
+    eventually(10 * SECOND, "the pod drains", || {
+        router.get("/api/v1/pod/voice-agent-0").1["is_draining"] == true
+    });
+    assert!(hook.0.try_wait().unwrap().is_none(), "a call is left");
+    assert_eq!(router.release("CA1").0, 200);
+    assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(0));
+}
+
+#[test]
+fn the_documented_curl_asks_again_when_it_is_refused() {
+    let tokens = scratch().join("tokens");
+    std::fs::write(&tokens, "admin:secret").unwrap();
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("API_TOKENS_FILE", tokens.to_str().unwrap()),
+        ("LOG_LEVEL", "error"),
+    ]);
+    let denied = || {
+        let metrics = router.connect().get("/metrics").text();
+        let line = metrics
+            .lines()
+            .find_map(|line| {
+                line.strip_prefix(r#"smart_router_denied_total{reason="unauthorized"} "#)
+            })
+            .map(str::to_owned);
+        line.and_then(|count| count.parse::<u64>().ok()).unwrap_or(0)
+    };
+    let mut hook = curl(&format!("http://{}", router.address), "hook");
+    eventually(20 * SECOND, "it was refused twice", || denied() >= 2);
+    std::fs::write(&tokens, "admin:secret,agent:hook").unwrap();
+    let code = exit_code(&mut hook, 20 * SECOND);
+    let mut said = String::new();
+    hook.0.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(code, Some(0), "{said}");
+    assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
+}

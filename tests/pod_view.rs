@@ -1,0 +1,193 @@
+//! What a router knows of the pods of its cluster, and what it does with that.
+
+use std::{collections::BTreeSet, path::PathBuf, time::Duration};
+
+use serde_json::{Value, json};
+
+use crate::{
+    cluster::{TIMES, available, router},
+    support::{Router, eventually, free_port, kube::Kube, redis::RedisServer, scratch},
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn set_app(kube: &Kube, pod: &str, app: &str) {
+    kube.update(pod, |pod| pod["metadata"]["labels"]["app"] = json!(app));
+}
+
+fn is_known(router: &Router, pod: &str) -> bool {
+    router.get(&format!("/api/v1/pod/{pod}")).0 == 200
+}
+
+#[test]
+fn a_pod_relabelled_out_of_the_selector_and_back_is_served_again() {
+    let kube = Kube::start();
+    kube.add("voice-agent-0");
+    kube.add("voice-agent-1");
+    let router = router(&kube, &[]);
+    eventually(5 * SECOND, "both are known", || available(&router) == 2);
+    let lists = kube.lists();
+    for _ in 0..3 {
+        set_app(&kube, "voice-agent-0", "debug");
+        eventually(5 * SECOND, "the pod has left", || !is_known(&router, "voice-agent-0"));
+        set_app(&kube, "voice-agent-0", "voice-agent");
+        eventually(5 * SECOND, "the pod is back", || is_known(&router, "voice-agent-0"));
+    }
+    assert_eq!(available(&router), 2);
+    assert_eq!(kube.lists(), lists, "the watch alone tells it");
+}
+
+/// The router that leads, and the other one.
+fn leader_and_follower(mut routers: Vec<Router>) -> (Router, Router) {
+    let leads = |router: &Router| router.status()["is_leader"] == true;
+    eventually(10 * SECOND, "one leads", || {
+        routers.iter().filter(|router| leads(router)).count() == 1
+    });
+    let other = routers.pop().unwrap();
+    let first = routers.pop().unwrap();
+    if leads(&first) { (first, other) } else { (other, first) }
+}
+
+fn kill(mut router: Router) {
+    router.child.kill().unwrap();
+    router.child.wait().unwrap();
+}
+
+/// A metric without labels.
+fn metric(router: &Router, name: &str) -> u64 {
+    let text = router.connect().get("/metrics").text();
+    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
+}
+
+#[test]
+fn calls_get_no_pod_that_left_while_no_replica_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    (0..8).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    let url = server.url();
+    // A lease that does not run out during the test: nobody takes over.
+    let times = [("LEADER_ELECTION_DURATION", "10m"), ("LEADER_ELECTION_RENEW_DEADLINE", "9m")];
+    let settings = [&[("REDIS_URL", url.as_str())], &times[..]].concat();
+    let routers = vec![router(&kube, &settings), router(&kube, &settings)];
+    let (leader, other) = leader_and_follower(routers);
+    eventually(5 * SECOND, "all are known", || available(&other) == 8);
+    let ready = |router: &Router| metric(router, "smart_router_cluster_ready_pods");
+    eventually(5 * SECOND, "the other watches, too", || ready(&other) == 8);
+    kill(leader);
+    kube.delete("voice-agent-0");
+    kube.terminate("voice-agent-1");
+    kube.update("voice-agent-2", |pod| pod["status"]["conditions"][0]["status"] = json!("False"));
+    kube.update("voice-agent-3", |pod| pod["status"]["phase"] = json!("Failed"));
+    eventually(5 * SECOND, "the other has seen it", || ready(&other) == 4);
+    // Calls until no pod is left. Until the leader counts as silent, after 2.5 of its retry
+    // periods, a pod that is not ready may be this replica's own lag.
+    let mut round = 0;
+    eventually(20 * SECOND, "calls get living pods only", || {
+        round += 1;
+        let calls: Vec<String> = (0..9).map(|number| format!("CA{round}-{number}")).collect();
+        let given = calls.iter().filter_map(|call| {
+            let (status, answer) = other.post("/api/v1/allocate", json!({"call_sid": call}));
+            (status == 200).then(|| answer["pod_name"].as_str().unwrap().to_owned())
+        });
+        let given: BTreeSet<String> = given.collect();
+        let served = given.len() as u64;
+        assert_eq!(other.status()["active_calls"], served, "refused calls hold no pod");
+        for pod in ["voice-agent-0", "voice-agent-1", "voice-agent-3"] {
+            assert!(!given.contains(pod), "{given:?}");
+        }
+        calls.iter().for_each(|call| drop(other.release(call)));
+        given.iter().all(|pod| pod.ends_with(['4', '5', '6', '7'])) && served == 4
+    });
+    assert_eq!(metric(&other, "smart_router_stale_allocations_total"), 4, "each met one call");
+}
+
+#[test]
+fn views_are_audited_while_no_replica_leads() {
+    let (kube, server) = (Kube::start(), RedisServer::start(&[]));
+    kube.add("voice-agent-0");
+    let url = server.url();
+    let settings = [("REDIS_URL", url.as_str()), ("CLEANUP_INTERVAL", "300ms")];
+    let routers = vec![router(&kube, &settings), router(&kube, &settings)];
+    let (leader, other) = leader_and_follower(routers);
+    eventually(5 * SECOND, "the pod is known", || available(&other) == 1);
+    kube.faults(|faults| faults.forbid = Some("leases"));
+    kill(leader);
+    let mut redis = server.connection();
+    eventually(20 * SECOND, "the view is repaired", || {
+        let pool = "voice:pool:gold:available";
+        let is_there: bool =
+            redis::cmd("SISMEMBER").arg(pool).arg("voice-agent-0").query(&mut redis).unwrap();
+        let () = redis::cmd("DEL").arg(pool).query(&mut redis).unwrap();
+        // It is deleted again and again, and counts once it was there again.
+        is_there && metric(&other, "smart_router_zombies_recovered_total") > 0
+    });
+    kube.faults(|faults| faults.forbid = None);
+}
+
+/// A router whose log can be read.
+fn logged(kube: &Kube, extra: &[(&str, &str)]) -> (Router, PathBuf) {
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let config = kube.config.to_str().unwrap();
+    let mut settings = vec![
+        ("KUBECONFIG", config),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("HTTP_PORT", &api),
+        ("METRICS_PORT", &metrics),
+    ];
+    settings.extend(TIMES);
+    settings.extend(extra);
+    let path = scratch().join("log");
+    let log = std::fs::File::create(&path).unwrap();
+    (Router::start_with(&settings, log.into()), path)
+}
+
+#[test]
+fn a_403_of_an_api_server_that_starts_is_not_a_missing_role() {
+    for path in ["leases", "pods"] {
+        let kube = Kube::start();
+        kube.add("voice-agent-0");
+        kube.faults(|faults| faults.forbid = Some(path));
+        let (router, log) = logged(&kube, &[]);
+        eventually(10 * SECOND, "it was refused", || kube.forbidden() >= 3);
+        kube.faults(|faults| faults.forbid = None);
+        eventually(10 * SECOND, "the pod is known", || is_known(&router, "voice-agent-0"));
+        let log = std::fs::read_to_string(&log).unwrap();
+        assert!(log.contains("forbidden"), "{log}");
+        assert!(!log.contains("Role"), "{log}");
+    }
+}
+
+/// Whether the page of a router says that the cluster is connected.
+fn is_connected(router: &Router) -> bool {
+    let mut stream = router.connect();
+    stream.open_stream("/api/v1/live");
+    stream.read_until("event: state\ndata: ", 5 * SECOND);
+    let state: Value = serde_json::from_str(&stream.read_until("\n\n", 5 * SECOND)).unwrap();
+    state["cluster"]["is_connected"] == true
+}
+
+#[test]
+fn every_replica_says_when_the_cluster_is_lost_and_followed_again() {
+    let (mut kube, server) = (Kube::start(), RedisServer::start(&[]));
+    kube.add("voice-agent-0");
+    let url = server.url();
+    let routers: Vec<_> = (0..3).map(|_| logged(&kube, &[("REDIS_URL", url.as_str())])).collect();
+    eventually(10 * SECOND, "one leads", || {
+        routers.iter().any(|(router, _)| router.status()["is_leader"] == true)
+    });
+    assert!(routers.iter().all(|(router, _)| is_connected(router)));
+    kube.vanish();
+    for (router, _) in &routers {
+        eventually(10 * SECOND, "the page says so", || !is_connected(router));
+    }
+    kube.resume();
+    for (router, log) in &routers {
+        eventually(10 * SECOND, "it is connected again", || is_connected(router));
+        eventually(10 * SECOND, "the log says so", || {
+            std::fs::read_to_string(log)
+                .unwrap()
+                .contains("the pods of the cluster are followed again")
+        });
+    }
+}
