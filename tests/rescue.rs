@@ -14,6 +14,9 @@ use crate::support::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
+/// Less than a call waits that comes back before its agent has said anything: an answer that
+/// comes sooner did not wait.
+const GRACE: Duration = Duration::from_millis(1_500);
 const LOST: &str = "The connection to the agent was lost. Please call again.";
 const SETTINGS: [(&str, &str); 5] = [
     ("PUBLIC_URL", PUBLIC_URL),
@@ -91,12 +94,12 @@ fn a_call_that_its_agent_or_the_provider_ended_is_hung_up_on() {
         assert_eq!(release(router, "CA1", &heard.pod().unwrap()), 200);
         let started = Instant::now();
         assert_eq!(again(router, "CA1", &heard), over);
-        assert!(started.elapsed() < SECOND, "there is nothing to wait for");
+        assert!(started.elapsed() < GRACE, "there is nothing to wait for");
         // Released while the call is already back.
         let heard = call(&mut router.connect(), "CA2");
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND);
+                thread::sleep(SECOND / 4);
                 assert_eq!(release(router, "CA2", &heard.pod().unwrap()), 200);
             });
             assert_eq!(again(router, "CA2", &heard), over);
@@ -108,7 +111,7 @@ fn a_call_that_its_agent_or_the_provider_ended_is_hung_up_on() {
         assert_eq!(pod_of(router, "CA3"), None);
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND);
+                thread::sleep(SECOND / 4);
                 assert_eq!(release(router, "CA3", &pod), 404);
             });
             assert_eq!(again(router, "CA3", &heard), over);
@@ -228,7 +231,7 @@ fn a_pod_that_was_replaced_needs_no_explanation() {
         eventually(5 * SECOND, "its agent is gone", || pod_of(router, "CA1").is_none());
         let started = Instant::now();
         let second = again(router, "CA1", &heard);
-        assert!(started.elapsed() < SECOND, "{:?}", started.elapsed());
+        assert!(started.elapsed() < GRACE, "there is nothing to wait for");
         assert!(second.pod().is_some() && second.pod() != heard.pod(), "{second:?}");
         assert_eq!(release(router, "CA1", &second.pod().unwrap()), 200);
     });

@@ -43,7 +43,7 @@ impl Drop for Router {
 
 /// Asks as curl does; how it exits, and what it prints.
 fn curl(args: &[&str]) -> (i32, String) {
-    let output = Command::new("curl").args(["-s", "-m", "5"]).args(args).output().unwrap();
+    let output = Command::new("curl").args(["-s", "-m", "30"]).args(args).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
