@@ -9,6 +9,7 @@ pub mod provider;
 pub mod proxy;
 pub mod raw;
 pub mod redis;
+pub mod snapshot;
 
 use std::{
     net::{SocketAddr, TcpListener},
