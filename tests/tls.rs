@@ -202,3 +202,32 @@ fn files_that_can_not_be_used_stop_the_start() {
         assert!(!text.contains("BEGIN"), "{text}");
     }
 }
+
+#[test]
+fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
+    let authority = Authority::new();
+    let (ca, own) = (authority.file(), authority.sign("router"));
+    // Any server does that refuses clients without a certificate.
+    let collector = Router::start(&[
+        ("TLS_CERT_FILE", own.file.as_str()),
+        ("TLS_KEY_FILE", &own.key),
+        ("TLS_CLIENT_CA_FILE", &ca),
+    ]);
+    let log = scratch().join("log");
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let settings = [
+        ("HTTP_PORT", api.as_str()),
+        ("METRICS_PORT", &metrics),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca),
+    ];
+    let file = fs::File::create(&log).unwrap();
+    let router = crate::support::Router::start_with(&settings, file.into());
+    router.allocate("CA1");
+    let line = || {
+        let log = fs::read_to_string(&log).unwrap();
+        log.lines().find(|line| line.contains("does not take spans")).map(str::to_owned)
+    };
+    eventually(Duration::from_secs(10), "it gives up", || line().is_some());
+    assert!(line().unwrap().contains("CertificateRequired"), "{}", line().unwrap());
+}
