@@ -48,6 +48,12 @@ fn a_page_opens_with_the_last_minutes() {
 }
 
 #[test]
+fn the_latency_charts_begin_with_calls_from_before_the_page() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    judged_by(&mut judge("latencies", &[url(&router)], ""));
+}
+
+#[test]
 fn a_tile_says_how_long_its_lease_has_left() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("LEASE_TTL", "30s")]);
     judged_by(&mut judge("leases", &[url(&router)], ""));

@@ -141,7 +141,8 @@ impl Exporter {
         let tries = if self.is_failing { 1 } else { TRIES };
         for left in (0..tries).rev() {
             let sent = timeout(self.collector.patience, self.send(body.clone())).await;
-            let (why, after) = match sent.unwrap_or_else(|_| Err(Fault::later(anyhow::anyhow!("no answer in time"))))
+            let (why, after) = match sent
+                .unwrap_or_else(|_| Err(Fault::later(anyhow::anyhow!("no answer in time"))))
             {
                 Ok(rejected) => return self.delivered(count, rejected.min(count)),
                 Err(Fault::Refused(why)) => return self.lose(count, "refused", &why),

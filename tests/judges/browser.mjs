@@ -113,6 +113,22 @@ const judges = {
     assert.deepEqual([...page.wrong, ...another.wrong], []);
   },
 
+  /** The latency charts begin with what was before the page, and without more calls. */
+  async latencies() {
+    for (let number = 0; number < 20; number += 1) {
+      assert.equal((await api("POST", "/allocate", { call_sid: `CA${number}` })).status, 200);
+      assert.equal((await api("POST", "/release", { call_sid: `CA${number}` })).status, 200);
+    }
+    const page = await open(url);
+    for (const chart of [1, 2]) {
+      for (const name of ["p50", "p99"]) {
+        const line = page.locator(".chart-box").nth(chart).locator(`[data-line="${name}"]`);
+        await until(`the line of ${name}`, async () => /L/.test((await line.getAttribute("d")) ?? ""));
+      }
+    }
+    assert.deepEqual(page.wrong, []);
+  },
+
   /** A tile says how long its lease has left, to the eye and aloud, and nothing moves. */
   async leases() {
     const page = await open(url, { viewport: { width: 360, height: 740 } });
