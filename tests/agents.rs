@@ -202,7 +202,7 @@ fn the_call_command_tells_each_step() {
     assert_eq!(router.status()["active_calls"], 0);
 
     let nowhere = call(&["--router", &format!("http://127.0.0.1:{}", free_port())]);
-    assert_eq!(nowhere.status.code(), Some(1));
+    assert_eq!(nowhere.status.code(), Some(4));
     assert!(String::from_utf8(nowhere.stderr).unwrap().contains("no router answers at"));
     let refused = call(&["--router", &url, "--provider", "sinch"]);
     assert_eq!(refused.status.code(), Some(1));
