@@ -132,11 +132,7 @@ impl Connection {
         let (status, body) = self.post(&path, format, &body).await?;
         match (status, pod_in(body)) {
             (200, Some(pod)) => Ok(Given { pod: pod.to_owned() }),
-            (200, None) => Err(Failure::Refused),
-            // Our own format tells a refusal from a store that is out.
-            (503, None) if format != Format::Json || body.contains("\"reason\":") => {
-                Err(Failure::Refused)
-            }
+            (200 | 503, None) => Err(Failure::Refused),
             (status, _) => Err(Failure::Status(status)),
         }
     }
