@@ -42,7 +42,7 @@ step cargo deny --log-level error check bans licenses sources
 step cargo test --locked --lib --test all --test allocations --test model
 # Faults under load, every kind once.
 step cargo test --locked --test chaos -- --jobs 2
-# Measures Redis's own time: nothing else may run beside it.
+# Compares what Redis does for few pods and for many; the times it prints are for docs/performance.md.
 step cargo test --locked --test growth -- --test-threads=1 --nocapture
 if command -v valkey-server >/dev/null; then
   REDIS_SERVER=valkey-server step cargo test --locked --test all redis

@@ -1,6 +1,11 @@
 //! A small HTTP client for the router's own API.
 
-use std::sync::Arc;
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+};
 
 use anyhow::{Context, bail};
 use axum::body::Bytes;
@@ -12,10 +17,10 @@ use hyper_util::rt::TokioIo;
 use rustls::{ClientConfig, pki_types::ServerName};
 use serde_json::Value;
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::TcpStream,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 
 use crate::{secrets::Secret, tls::Trust, traces::SpanContext};
 
@@ -83,13 +88,6 @@ impl Client {
         body: Option<&Value>,
         accept: &str,
     ) -> anyhow::Result<Response<Incoming>> {
-        let base = self.base.to_string();
-        let stream = self
-            .connect(&self.base)
-            .await
-            .with_context(|| format!("no router answers at {}", base.trim_end_matches('/')))?;
-        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
         let body = body.map(Value::to_string).unwrap_or_default();
         let mut request = Request::builder();
         if let Some(token) = &self.token {
@@ -106,7 +104,22 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)
             .body(Full::new(Bytes::from(body)))?;
-        sender.send_request(request).await.map_err(explained)
+        self.exchange(request).await.map_err(explained)
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
+        let base = self.base.to_string();
+        let stream = self
+            .connect(&self.base)
+            .await
+            .with_context(|| format!("no router answers at {}", base.trim_end_matches('/')))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // The request is queued before the connection runs: a connection that ends at once
+        // (with TLS 1.3 a refusal comes after the client's handshake) then fails the request
+        // with the reason. Run first, it would keep the reason and cancel the request.
+        let answer = sender.send_request(request);
+        tokio::spawn(connection);
+        Ok(answer.await?)
     }
 
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
@@ -118,15 +131,35 @@ impl Client {
     }
 }
 
-/// An error of a connection, and what to do about it where that is known.
-fn explained(error: hyper::Error) -> anyhow::Error {
-    let error = anyhow::Error::from(error);
-    if !error.chain().any(|cause| cause.to_string().contains("CertificateRequired")) {
-        return error;
+/// Names the setting to change where the router refuses the certificate, or the lack of one.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    use rustls::AlertDescription as Alert;
+    let advice = match error.chain().find_map(tls_alert) {
+        Some(Alert::CertificateRequired) => {
+            "the router wants a certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE"
+        }
+        Some(
+            Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::DecryptError,
+        ) => "the router does not accept the certificate in SMART_ROUTER_CERT_FILE",
+        _ => return error,
+    };
+    error.context(advice)
+}
+
+/// The alert with which the other side ended TLS. An `io::Error` holds it without naming it
+/// as its source.
+fn tls_alert(cause: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertDescription> {
+    let inner = cause.downcast_ref::<io::Error>()?.get_ref()?;
+    match inner.downcast_ref::<rustls::Error>()? {
+        rustls::Error::AlertReceived(alert) => Some(*alert),
+        _ => None,
     }
-    error.context(
-        "the router wants a certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE",
-    )
 }
 
 /// Connects to where a URL is; with TLS if it says so.
@@ -145,7 +178,69 @@ pub async fn connect(url: &Uri, tls: Option<&Arc<ClientConfig>>) -> anyhow::Resu
         None => Trust::default().settings().map_err(anyhow::Error::msg)?,
     };
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
-    Ok(Box::new(TlsConnector::from(settings).connect(name, stream).await?))
+    let stream = TlsConnector::from(settings).connect(name, stream).await?;
+    Ok(Box::new(AlertFirst { stream, failed: None }))
+}
+
+/// A TLS stream whose failed writes report the alert with which the other side closed it:
+/// a write to a closed socket fails while the alert is still unread.
+struct AlertFirst {
+    stream: TlsStream<TcpStream>,
+    failed: Option<io::Error>,
+}
+
+impl AlertFirst {
+    /// Writes; after a failure it reads until there is an alert, or nothing more to read.
+    fn write<T>(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        write: impl FnOnce(Pin<&mut TlsStream<TcpStream>>, &mut TaskContext<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let error = match self.failed.take() {
+            Some(error) => error,
+            None => match write(Pin::new(&mut self.stream), cx) {
+                Poll::Ready(Err(error)) => error,
+                written => return written,
+            },
+        };
+        let mut byte = [0];
+        match Pin::new(&mut self.stream).poll_read(cx, &mut ReadBuf::new(&mut byte)) {
+            Poll::Ready(Err(alert)) if tls_alert(&alert).is_some() => Poll::Ready(Err(alert)),
+            Poll::Ready(_) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.failed = Some(error);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncRead for AlertFirst {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for AlertFirst {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(cx, |stream, cx| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        self.write(cx, |stream, cx| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
 }
 
 /// Messages of a stream of events, as they come.

@@ -20,6 +20,7 @@ pub mod networks;
 pub mod secrets;
 pub mod store;
 pub mod telephony;
+pub mod terminal;
 pub mod tls;
 pub mod traces;
 

@@ -16,6 +16,9 @@ use crate::support::{
     Connection, PROGRAM, Process, Router, eventually, free_port, program, proxy::Proxy, scratch,
 };
 
+/// How long an agent may take to say something on a machine with other work.
+const PATIENCE: Duration = Duration::from_secs(30);
+
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 async fn dial(url: &Value) -> Socket {
@@ -30,11 +33,7 @@ fn ws_url(address: SocketAddr, pod: &str) -> String {
 
 async fn echo(socket: &mut Socket, frame: &str) {
     socket.send(Message::text(frame)).await.unwrap();
-    let heard = tokio::time::timeout(Duration::from_secs(5), socket.next())
-        .await
-        .unwrap()
-        .unwrap()
-        .unwrap();
+    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap().unwrap();
     assert_eq!(heard, Message::text(frame));
 }
 
@@ -90,18 +89,18 @@ async fn streams_on_a_shared_pod_name_their_calls() {
 #[tokio::test]
 async fn an_agent_renews_for_as_long_as_the_caller_talks() {
     let router = Router::start(&[
-        ("LEASE_TTL", "1s"),
+        ("LEASE_TTL", "2s"),
         ("HTTP_READ_TIMEOUT", "500ms"),
         ("HTTP_IDLE_TIMEOUT", "1s"),
     ]);
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
-    for _ in 0..8 {
-        tokio::time::sleep(Duration::from_millis(500)).await;
+    for _ in 0..25 {
+        tokio::time::sleep(Duration::from_millis(200)).await;
         echo(&mut socket, "still here").await;
     }
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
     router.release("CA1");
-    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
     assert!(
         matches!(heard, Some(Ok(Message::Close(_)))),
         "the agent hangs up when the call is over: {heard:?}"
@@ -147,7 +146,7 @@ async fn a_released_call_does_not_come_back_while_its_stream_is_open() {
     assert_eq!(router.release("CA1").0, 200);
     let renewal = json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]});
     assert_eq!(router.post("/api/v1/renew", renewal).1["unknown"], json!(["CA1"]));
-    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
     assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
     assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
 }
@@ -173,7 +172,7 @@ async fn stopping_the_router_hangs_up_and_releases() {
     router.allocate("CA2");
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     router.signal("TERM");
-    let heard = tokio::time::timeout(Duration::from_secs(3), socket.next()).await.unwrap();
+    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
     assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
     let router = router.kill_and_restart();
@@ -252,7 +251,7 @@ fn the_call_command_tells_each_step() {
     assert_eq!(router.status()["active_calls"], 0);
 
     let nowhere = call(&["--router", &format!("http://127.0.0.1:{}", free_port())]);
-    assert_eq!(nowhere.status.code(), Some(1));
+    assert_eq!(nowhere.status.code(), Some(4));
     assert!(String::from_utf8(nowhere.stderr).unwrap().contains("no router answers at"));
     let refused = call(&["--router", &url, "--provider", "a/b"]);
     assert_eq!(refused.status.code(), Some(1));

@@ -183,6 +183,72 @@ fn events_are_followed() {
     child.wait().unwrap();
 }
 
+#[test]
+fn top_prints_once_and_plainly_where_there_is_no_screen() {
+    let (router, url) = router();
+    router.allocate("CA-seen");
+    let mut child = program(&[("SMART_ROUTER_URL", &url), ("TERM", "xterm")])
+        .arg("top")
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut ended = None;
+    eventually(Duration::from_secs(5), "it ends", || {
+        ended = child.try_wait().unwrap();
+        ended.is_some()
+    });
+    let text = std::io::read_to_string(child.stdout.take().unwrap()).unwrap();
+    assert!(ended.unwrap().success() && !text.contains('\x1b'), "{text:?}");
+    for part in ["1 live calls", "gold ", "CA-seen"] {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let terminal = Terminal::start(&format!("TERM=dumb {PROGRAM} top --router {url}"));
+    terminal.comes_to_show("over 0");
+    assert!(terminal.shows().contains("1 live calls"), "{}", terminal.shows());
+}
+
+#[test]
+fn the_log_is_coloured_only_where_that_is_wanted() {
+    for (setting, is_coloured) in [("", true), ("NO_COLOR=1", false), ("TERM=dumb", false)] {
+        let bind = format!("127.0.0.1:{}", free_port());
+        let command = format!("{setting} {PROGRAM} agent --pod-name a --bind {bind}");
+        let terminal = Terminal::start(&command);
+        terminal.comes_to_show("agent listens");
+        let shown = terminal.tmux(&["capture-pane", "-p", "-e"]);
+        assert_eq!(shown.contains("\x1b["), is_coloured, "{setting}: {shown:?}");
+    }
+}
+
+#[test]
+fn a_command_that_gets_no_answer_exits_with_4() {
+    for args in [
+        &["status"][..],
+        &["calls", "CA1"],
+        &["events", "--follow"],
+        &["top"],
+        &["call"],
+        &["load", "-d", "1s"],
+    ] {
+        let (code, _, error) = run("http://127.0.0.1:1", args);
+        assert_eq!(code, 4, "{args:?}: {error}");
+        assert!(error.contains("no router answers at http://127.0.0.1:1"), "{args:?}: {error}");
+    }
+}
+
+#[test]
+fn a_reader_that_has_enough_is_no_error() {
+    let (_router, url) = router();
+    for command in ["call --talk 100ms", "load -d 1s -c 2 --hold 5ms", "check-config", "status"] {
+        // (what is printed after the reader has gone fails)
+        let script = format!("{{ {PROGRAM} {command}; echo $? >&2; }} | true");
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &script]).env_clear().env("SMART_ROUTER_URL", &url);
+        let output = shell.output().unwrap();
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(text.ends_with("0\n") && !text.contains("panicked"), "{command}: {text}");
+    }
+}
+
 /// A terminal of its own, with a program in it.
 struct Terminal(String);
 

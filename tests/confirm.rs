@@ -140,7 +140,7 @@ fn a_start_that_comes_too_late_takes_the_pod_again_if_it_is_free() {
 fn starts_that_come_while_redis_is_out_are_not_forgotten() {
     let server = RedisServer::start(&[]);
     let tiers = ("TIER_CONFIG", r#"{"gold": 2}"#);
-    let router = with(&[("REDIS_URL", &server.url()), tiers, ("CONNECT_TIMEOUT", "2s")]);
+    let router = with(&[("REDIS_URL", &server.url()), tiers, ("CONNECT_TIMEOUT", "4s")]);
     let mut connection = router.connect();
     for call in ["CA1", "CA2"] {
         assert_eq!(
@@ -154,7 +154,7 @@ fn starts_that_come_while_redis_is_out_are_not_forgotten() {
     let path = format!("/api/v1/twilio/stream-status?pod_name={pod}");
     assert_eq!(connection.form(&path, "CallSid=CA1&StreamEvent=stream-started").status, 200);
     // Longer than the calls had.
-    thread::sleep(2 * SECOND);
+    thread::sleep(4 * SECOND);
     server.signal("CONT");
     eventually(3 * SECOND, "service is back", || {
         router.get("/api/v1/calls/CA1").1["is_confirmed"] == true

@@ -1,7 +1,7 @@
 //! The library of functions in Redis: loaded when it is missing, kept apart from those
 //! of other versions.
 
-use std::{collections::HashMap, process::Stdio, sync::Arc, time::Duration};
+use std::{collections::HashMap, fs::File, process::Stdio, sync::Arc, time::Duration};
 
 use smart_router::{
     domain::{
@@ -14,6 +14,7 @@ use smart_router::{
 use crate::support::{
     Router, eventually, program,
     redis::{RedisServer, WRITER, ready_pod, store_config},
+    scratch,
 };
 
 /// A store of some version, in use.
@@ -83,19 +84,24 @@ fn a_library_that_is_gone_is_loaded_again_at_once() {
     }
 }
 
-/// What a router says in its first seconds with a Redis that is not for it.
-fn complaint(url: &str) -> String {
+/// Waits until a router has said all of this of a Redis that is not for it.
+fn complains(url: &str, expected: &[&str]) {
     let mut command = program(&[
         ("REDIS_URL", url),
         ("HTTP_PORT", "0"),
         ("METRICS_PORT", "0"),
         ("TIER_CONFIG", r#"{"gold": 2}"#),
     ]);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    std::thread::sleep(Duration::from_secs(2));
+    let log = scratch().join("log");
+    let file = File::create(&log).unwrap();
+    let mut child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
+    eventually(Duration::from_secs(3), &format!("it says {expected:?}"), || {
+        let said = std::fs::read_to_string(&log).unwrap();
+        expected.iter().all(|part| said.contains(part))
+    });
     // It may have given up.
     let _ = child.kill();
-    String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap()
+    child.wait().unwrap();
 }
 
 #[test]
@@ -105,15 +111,14 @@ fn who_may_not_load_functions_is_told_so() {
         .arg(&["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", "-function"])
         .exec(&mut server.connection())
         .unwrap();
-    let said = complaint(&server.url().replace("redis://", "redis://router:secret@"));
-    assert!(said.contains("Redis cannot be used") && said.contains("function|load"), "{said}");
+    let url = server.url().replace("redis://", "redis://router:secret@");
+    complains(&url, &["Redis cannot be used", "function|load"]);
 }
 
 #[test]
 fn a_redis_without_functions_is_refused_with_the_reason() {
     let server = RedisServer::start(&["--rename-command", "FCALL", ""]);
-    let said = complaint(&server.url());
-    assert!(said.contains("Redis 7 or Valkey is needed"), "{said}");
+    complains(&server.url(), &["Redis 7 or Valkey is needed"]);
 }
 
 #[test]

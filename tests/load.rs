@@ -5,11 +5,12 @@ use std::{
     net::TcpListener,
     process::Output,
     thread,
+    time::Duration,
 };
 
 use serde_json::Value;
 
-use crate::support::{Router, program};
+use crate::support::{Router, eventually, program, proxy::Proxy};
 
 fn load(url: &str, args: &[&str]) -> Output {
     program(&[]).arg("load").args(["--router", url]).args(args).output().unwrap()
@@ -26,26 +27,59 @@ fn it_loads_a_router_in_every_format_and_finds_nothing() {
     let url = format!("http://{}", router.address);
     for format in ["json", "twilio", "plivo", "exotel", "signalwire", "telnyx", "vonage", "jambonz"]
     {
-        let output =
-            load(&url, &["--format", format, "-d", "1s", "-c", "8", "--hold", "5ms", "--json"]);
+        let calls = ["-d", "1m", "--calls", "100", "-c", "8", "--hold", "5ms"];
+        let output = load(&url, &[&calls[..], &["--format", format, "--json"]].concat());
         assert!(output.status.success(), "{format}: {}", text(&output.stderr));
         let report: Value = serde_json::from_slice(&output.stdout).unwrap();
-        assert!(report["calls"].as_u64().unwrap() > 50, "{format}: {report}");
+        assert!(report["calls"].as_u64().unwrap() >= 100, "{format}: {report}");
         assert!(report["overlap"].as_u64().unwrap() > 1, "{format}: {report}");
         assert_eq!(report["errors"], serde_json::json!({}), "{format}");
         assert_eq!(report["allocate"]["count"], report["release"]["count"], "{format}");
     }
-    let output = load(&url, &["--rate", "200", "-d", "2s", "--hold", "50ms", "--repeat", "10"]);
+    let output = load(&url, &["--rate", "50", "-d", "2s", "--hold", "50ms", "--repeat", "10"]);
     let printed = text(&output.stdout);
     assert!(output.status.success(), "{printed}{}", text(&output.stderr));
-    assert!(printed.starts_with("400 calls in 2."), "{printed}");
-    assert!(printed.contains("40 asked twice"), "{printed}");
+    let before = |text: &str| -> u64 {
+        let (rest, _) = printed.split_once(text).unwrap_or_else(|| panic!("{text}: {printed}"));
+        rest.rsplit(' ').next().unwrap().parse().unwrap()
+    };
+    // A hundred calls; a machine with other work may let some come too late.
+    let (calls, repeated) = (before(" calls in "), before(" asked twice"));
+    assert!((50..=100).contains(&calls) && repeated == calls.div_ceil(10), "{printed}");
     assert!(printed.contains("checked: no pod carried more than it may"), "{printed}");
     assert!(text(&output.stderr).contains("requests/s"), "it tells how it goes");
     assert_eq!(router.status()["active_calls"], 0, "what it began it ended");
     let full = load(&url, &["--calls", "100", "--hold", "10s", "-c", "100", "-d", "1s", "--json"]);
     let report: Value = serde_json::from_slice(&full.stdout).unwrap();
     assert!(report["errors"]["allocate: refused"].as_u64().unwrap() > 0, "{report}");
+    assert_eq!((full.status.code(), &report["failed"]), (Some(0), &Value::from(0)), "{report}");
+}
+
+#[test]
+fn requests_that_fail_fail_the_load() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 20}"#)]);
+    let proxy = Proxy::to(router.address.port());
+    let url = format!("http://{}", proxy.address);
+    let output = thread::scope(|scope| {
+        let loading =
+            scope.spawn(|| load(&url, &["-d", "3s", "-c", "4", "--hold", "50ms", "--json"]));
+        eventually(Duration::from_secs(3), "calls come", || router.status()["active_calls"] != 0);
+        // All connections break; those that come next are fine.
+        proxy.cut(true);
+        proxy.cut(false);
+        loading.join().unwrap()
+    });
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let failed = report["failed"].as_u64().unwrap();
+    assert!(failed > 0 && report["calls"].as_u64().unwrap() > failed, "{report}");
+    let said = text(&output.stderr);
+    assert!(said.contains(&format!("{failed} requests failed: ")), "{said}");
+    // A token that is missing is no refusal for want of pods.
+    let router = Router::start(&[("API_TOKENS", "admin:secret")]);
+    let output = load(&format!("http://{}", router.address), &["-d", "1s", "--calls", "10"]);
+    assert_eq!(output.status.code(), Some(6), "{output:?}");
+    assert!(text(&output.stderr).contains("allocate: status 401"), "{output:?}");
 }
 
 /// A router that gives everybody the same pod.
@@ -83,7 +117,7 @@ fn it_fails_loudly_when_a_pod_is_given_twice_or_nothing_could_be_seen() {
     let output = load(&url, &["-d", "1s", "-c", "1", "--json"]);
     assert!(output.status.success(), "one after the other it may have it");
     let output = load("http://127.0.0.1:1", &["-d", "1s"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(4));
     assert!(text(&output.stderr).contains("connection refused"), "{output:?}");
 }
 

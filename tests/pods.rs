@@ -125,9 +125,13 @@ fn a_file_that_is_half_written_ends_no_call() {
         ("TIER_CONFIG", r#"{"gold": 1}"#),
     ]);
     router.allocate("CA1");
-    for text in ["a=10.0.0.1", "a=10.0.0.13:8000\n"] {
-        fs::write(&file, text).unwrap();
-        thread::sleep(Duration::from_millis(950));
+    // The file is read once a second: each part is there for one look at most, and one of them
+    // for one.
+    for part in ["a=10.0.0.1", "a=10.0.0.", "a=10.0"] {
+        for text in [part, "a=10.0.0.13:8000\n"] {
+            fs::write(&file, text).unwrap();
+            thread::sleep(Duration::from_millis(600));
+        }
     }
     thread::sleep(Duration::from_millis(1_500));
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);

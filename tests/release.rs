@@ -72,9 +72,9 @@ fn a_call_that_never_releases_costs_its_pod_one_lease_and_others_nothing() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers), ("LEASE_TTL", "1500ms")]);
     router.allocate("CA1");
-    thread::sleep(Duration::from_millis(1_000));
     router.allocate("CA2");
     eventually(Duration::from_secs(3), "the first lease ends", || {
+        assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "CA2"})).0, 200);
         router.get("/api/v1/calls/CA1").0 == 404
     });
     assert_eq!(router.get("/api/v1/calls/CA2").0, 200);

@@ -2,20 +2,19 @@ use std::{thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::Router;
+use crate::support::{Router, eventually};
 
 #[test]
 fn a_renewed_call_outlives_its_lease() {
-    let router = Router::start(&[("LEASE_TTL", "1500ms")]);
+    let router = Router::start(&[("LEASE_TTL", "2s")]);
     router.allocate("CA1");
     router.allocate("CA2");
-    for _ in 0..8 {
-        thread::sleep(Duration::from_millis(500));
+    eventually(Duration::from_secs(5), "the other's lease ends", || {
         let (status, answer) = router.post("/api/v1/renew", json!({"call_sid": "CA1"}));
         assert_eq!((status, &answer["renewed"]), (200, &json!(1)), "{answer}");
-    }
+        router.get("/api/v1/calls/CA2").0 == 404
+    });
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
-    assert_eq!(router.get("/api/v1/calls/CA2").0, 404);
     assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "CA2"})).0, 404);
 }
 
@@ -33,8 +32,9 @@ fn a_repeated_allocation_does_not_renew() {
 
 #[test]
 fn a_pod_renews_all_its_calls_and_learns_which_are_gone() {
-    let router = Router::start(&[("LEASE_TTL", "1s")]);
-    thread::sleep(Duration::from_millis(1_100));
+    let router = Router::start(&[("LEASE_TTL", "2s")]);
+    // For one lease a router that began empty believes its pods.
+    thread::sleep(Duration::from_millis(2_100));
     let pod = router.allocate("CA1")["pod_name"].clone();
     router.allocate("CA2");
     let (status, answer) =

@@ -1,6 +1,6 @@
 //! Signed webhooks through the running server.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use aws_lc_rs::hmac;
 use data_encoding::{BASE64, HEXLOWER};
@@ -104,7 +104,7 @@ fn what_providers_sign_gets_in() {
 }
 
 #[test]
-fn what_they_did_not_sign_is_forbidden_at_once_and_touches_nothing() {
+fn what_they_did_not_sign_is_forbidden_and_touches_nothing() {
     let router = guarded(&[]);
     let before = router.status();
     let signature = sha1("old-token", &format!("{PUBLIC}/api/v1/twilio/allocateCallSidCA1"));
@@ -121,13 +121,11 @@ fn what_they_did_not_sign_is_forbidden_at_once_and_touches_nothing() {
         many.as_bytes(),
         huge.as_bytes(),
     ];
-    let mut slowest = Duration::ZERO;
     for body in bodies {
         for provider in ["twilio", "plivo", "exotel", "signalwire", "telnyx", "vonage", "jambonz"] {
             for action in ["allocate", "call-status", "stream-status"] {
                 let path = format!("/api/v1/{provider}/{action}");
                 let wrong = signature.replace('=', "");
-                let started = Instant::now();
                 for headers in [
                     &[FORM][..],
                     &[FORM, ("x-twilio-signature", "")],
@@ -141,9 +139,6 @@ fn what_they_did_not_sign_is_forbidden_at_once_and_touches_nothing() {
                 is_forbidden(
                     &router.connect().get(&format!("{path}?CallSid=CA1&CallUUID=CA1&uuid=CA1")),
                 );
-                if body.len() < 1000 {
-                    slowest = slowest.max(started.elapsed() / 7);
-                }
             }
         }
     }
@@ -158,7 +153,6 @@ fn what_they_did_not_sign_is_forbidden_at_once_and_touches_nothing() {
     ));
     is_forbidden(&connection.send("POST", "/api/v1/twilio/allocate", &headers, b"CallSid=CA2"));
     assert_eq!(router.status(), before);
-    assert!(slowest < Duration::from_millis(20), "a refusal took {slowest:?}");
     let metrics = router.connect_as_admin().get("/metrics").text();
     assert!(metrics.contains("smart_router_denied_total{reason=\"forged\"}"));
 }

@@ -6,7 +6,9 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::support::{Connection, certificates::Authority, eventually, free_port, program};
+use crate::support::{
+    Connection, certificates::Authority, eventually, free_port, program, scratch,
+};
 
 /// A router that speaks TLS, on ports of its own.
 struct Router {
@@ -41,7 +43,7 @@ impl Drop for Router {
 
 /// Asks as curl does; how it exits, and what it prints.
 fn curl(args: &[&str]) -> (i32, String) {
-    let output = Command::new("curl").args(["-s", "-m", "5"]).args(args).output().unwrap();
+    let output = Command::new("curl").args(["-s", "-m", "30"]).args(args).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
 }
 
@@ -107,10 +109,30 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
         ("SMART_ROUTER_KEY_FILE", &client.key),
     ];
     assert!(command(&settings, &["status"]).status.success());
-    let refused = command(&settings[..2], &["status"]);
-    let told = String::from_utf8(refused.stderr).unwrap();
-    assert_eq!(refused.status.code(), Some(4), "{told}");
-    assert!(told.contains("set SMART_ROUTER_CERT_FILE"), "{told}");
+    // TLS 1.3 refuses a certificate after the client's handshake has finished, so the alert
+    // races with the request: every order must end in the same message.
+    let strange = [
+        settings[0],
+        settings[1],
+        ("SMART_ROUTER_CERT_FILE", &stranger.file),
+        ("SMART_ROUTER_KEY_FILE", &stranger.key),
+    ];
+    let document = scratch().join("document.json");
+    fs::write(&document, format!("[{:?}]", "y".repeat(1_000_000))).unwrap();
+    let document = document.to_str().unwrap();
+    for _ in 0..10 {
+        for (settings, advice) in [
+            (&settings[..2], "set SMART_ROUTER_CERT_FILE"),
+            (&strange[..], "does not accept the certificate in SMART_ROUTER_CERT_FILE"),
+        ] {
+            for args in [&["status"][..], &["merchants", "set", "acme", document]] {
+                let refused = command(settings, args);
+                let told = String::from_utf8(refused.stderr).unwrap();
+                assert_eq!(refused.status.code(), Some(4), "{told}");
+                assert!(told.contains(advice), "{told}");
+            }
+        }
+    }
 
     // Providers have no certificates of ours: they are asked for none where they have an
     // address of their own.
@@ -179,4 +201,33 @@ fn files_that_can_not_be_used_stop_the_start() {
         assert!(!told.status.success() && text.contains(variable), "{settings:?}: {text}");
         assert!(!text.contains("BEGIN"), "{text}");
     }
+}
+
+#[test]
+fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
+    let authority = Authority::new();
+    let (ca, own) = (authority.file(), authority.sign("router"));
+    // Any server does that refuses clients without a certificate.
+    let collector = Router::start(&[
+        ("TLS_CERT_FILE", own.file.as_str()),
+        ("TLS_KEY_FILE", &own.key),
+        ("TLS_CLIENT_CA_FILE", &ca),
+    ]);
+    let log = scratch().join("log");
+    let (api, metrics) = (free_port().to_string(), free_port().to_string());
+    let settings = [
+        ("HTTP_PORT", api.as_str()),
+        ("METRICS_PORT", &metrics),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca),
+    ];
+    let file = fs::File::create(&log).unwrap();
+    let router = crate::support::Router::start_with(&settings, file.into());
+    router.allocate("CA1");
+    let line = || {
+        let log = fs::read_to_string(&log).unwrap();
+        log.lines().find(|line| line.contains("does not take spans")).map(str::to_owned)
+    };
+    eventually(Duration::from_secs(10), "it gives up", || line().is_some());
+    assert!(line().unwrap().contains("CertificateRequired"), "{}", line().unwrap());
 }

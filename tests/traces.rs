@@ -1,12 +1,7 @@
 //! Traces: what a collector gets, what callers and agents are told, and that a collector
 //! that fails costs spans and nothing else.
 
-use std::{
-    fs::File,
-    path::PathBuf,
-    process::Stdio,
-    time::{Duration, Instant},
-};
+use std::{fs::File, path::PathBuf, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 
@@ -207,19 +202,14 @@ fn logged(settings: &[(&str, &str)]) -> (Router, PathBuf) {
     (Router::start_with(&all, Stdio::from(File::create(&path).unwrap())), path)
 }
 
-/// Calls that a collector in trouble must not slow. (One may be slow for other reasons.)
+/// A hundred requests.
 fn calls(router: &Router, name: &str) {
     let mut connection = router.connect();
-    let times = (0..50).map(|number| {
-        let started = Instant::now();
+    for number in 0..50 {
         let sid = json!({"call_sid": format!("{name}{number}")});
         assert_eq!(connection.post("/api/v1/allocate", &sid).status, 200);
         assert_eq!(connection.post("/api/v1/release", &sid).status, 200);
-        started.elapsed()
-    });
-    let mut times: Vec<Duration> = times.collect();
-    times.sort_unstable();
-    assert!(times[25] < Duration::from_millis(50), "{name}: {times:?}");
+    }
 }
 
 fn fails_and_recovers(collector: &Collector, does: Does) {
@@ -246,12 +236,21 @@ fn fails_and_recovers(collector: &Collector, does: Does) {
 }
 
 #[test]
-fn a_collector_that_hangs_costs_spans_and_no_time() {
+fn a_collector_that_hangs_costs_spans_and_holds_up_no_request() {
     fails_and_recovers(&Collector::start(Does::Take), Does::Hang);
+    // Requests that waited for it would have no answer.
+    let collector = Collector::start(Does::Hang);
+    let router = Router::start(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000"),
+    ]);
+    for round in 0..10 {
+        calls(&router, &format!("round-{round}-"));
+    }
 }
 
 #[test]
-fn a_collector_that_refuses_costs_spans_and_no_time() {
+fn a_collector_that_refuses_costs_spans() {
     fails_and_recovers(&Collector::start(Does::Take), Does::Answer(500));
 }
 
@@ -260,7 +259,7 @@ fn a_collector_that_is_busy_gets_the_same_spans_again() {
     let collector = Collector::start(Does::Answer(503));
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
     calls(&router, "busy");
-    std::thread::sleep(Duration::from_millis(1_500));
+    eventually(Duration::from_secs(3), "it is asked", || collector.refused() > 0);
     collector.now_does(Does::Take);
     assert_eq!(collector.spans(200).len(), 200);
     assert_eq!(counted(&router, DROPPED), 0);
@@ -294,12 +293,13 @@ fn the_last_spans_are_sent_at_the_end_and_a_mute_collector_does_not_delay_it() {
         assert_eq!(collector.judged().len(), 2 * number);
     }
     collector.now_does(Does::Hang);
-    let mut router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
+    let mut router = Router::start(&[
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000"),
+    ]);
     allocate(&router, "CA2", &[]);
-    let started = Instant::now();
     router.signal("TERM");
     assert_eq!(router.wait_for_exit(Duration::from_secs(5)), Some(0));
-    assert!(started.elapsed() < Duration::from_secs(4));
 }
 
 #[test]
@@ -354,7 +354,7 @@ fn a_collector_may_want_tls_and_a_certificate() {
     let quiet =
         Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &plain), ("OTEL_SDK_DISABLED", "TRUE")]);
     quiet.allocate("CA1");
-    std::thread::sleep(Duration::from_secs(3));
+    eventually(Duration::from_secs(10), "it gives up", || counted(&doubts, DROPPED) > 0);
     assert_eq!(collector.count(), before);
     let odd = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_SDK_DISABLED", "true")];
     for settings in [&odd[..1], &[odd[0], odd[1], ("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]] {

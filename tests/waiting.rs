@@ -46,6 +46,10 @@ pub fn waiting(router: &Router) -> u64 {
     router.status()["waiting"].as_u64().unwrap()
 }
 
+/// Far more than a second or two, far less than the longest waits here: an answer within it
+/// did not wait for these.
+const LONG: Duration = Duration::from_secs(8);
+
 /// A long poll; its answer and how long it took.
 fn poll(mut connection: Connection, sid: &str, wait: &str) -> (u16, serde_json::Value, Duration) {
     let started = Instant::now();
@@ -123,22 +127,21 @@ fn a_long_poll_is_answered_at_once_whichever_replica_frees_the_pod() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     // Long enough that asking from time to time would not do.
-    let settings = [("REDIS_URL", url.as_str()), ("HOLD_POLL", "10s")];
+    let settings = [("REDIS_URL", url.as_str()), ("HOLD_POLL", "15s")];
     let routers = [with(&settings), with(&settings)];
     routers[0].allocate("CA1");
     thread::scope(|scope| {
         let waits = scope.spawn(|| poll(routers[1].connect(), "CA2", "20s"));
         eventually(5 * SECOND, "it waits", || waiting(&routers[0]) == 1);
-        thread::sleep(SECOND / 2);
         let released = Instant::now();
         assert_eq!(routers[0].release("CA1").0, 200);
         let (status, answer, _) = waits.join().unwrap();
-        assert!(released.elapsed() < Duration::from_millis(300), "{:?}", released.elapsed());
+        assert!(released.elapsed() < LONG, "it was not woken");
         assert_eq!((status, &answer["was_existing"]), (200, &json!(false)), "{answer}");
     });
     assert_eq!(routers[1].release("CA2").0, 200);
     // And within one process.
-    let router = with(&[("HOLD_POLL", "10s")]);
+    let router = with(&[("HOLD_POLL", "15s")]);
     router.allocate("CA1");
     thread::scope(|scope| {
         let waits = scope.spawn(|| poll(router.connect(), "CA2", "20s"));
@@ -146,7 +149,7 @@ fn a_long_poll_is_answered_at_once_whichever_replica_frees_the_pod() {
         let released = Instant::now();
         assert_eq!(router.release("CA1").0, 200);
         assert_eq!(waits.join().unwrap().0, 200);
-        assert!(released.elapsed() < Duration::from_millis(300), "{:?}", released.elapsed());
+        assert!(released.elapsed() < LONG, "it was not woken");
     });
     assert_eq!(router.release("CA2").0, 200);
 }
@@ -194,8 +197,8 @@ fn who_stops_asking_loses_the_place_and_the_pod() {
         let mut heard = call(&mut connection, "CA3");
         let started = Instant::now();
         while heard.waits() {
-            assert!(started.elapsed() < 6 * SECOND, "the pod is not passed on");
-            thread::sleep(SECOND / 2);
+            assert!(started.elapsed() < 30 * SECOND, "the pod is not passed on");
+            thread::sleep(SECOND / 4);
             heard = again(router, "CA3", &heard);
         }
         assert!(heard.pod().is_some(), "{heard:?}");
@@ -216,18 +219,18 @@ fn when_the_time_is_over_the_refusal_comes() {
         router.allocate("CA1");
         let mut heard = call(&mut connection, "CA2");
         thread::scope(|scope| {
-            let waits = scope.spawn(|| poll(router.connect(), "CA3", "10s"));
+            let waits = scope.spawn(|| poll(router.connect(), "CA3", "15s"));
             let started = Instant::now();
             while heard.waits() {
-                thread::sleep(SECOND / 2);
+                thread::sleep(SECOND / 4);
                 heard = again(router, "CA2", &heard);
             }
             // It has been answered: it can't be told that the line is busy.
             assert_eq!(heard, Heard::HangUp(BUSY.into()));
-            assert!((2 * SECOND..4 * SECOND).contains(&started.elapsed()));
+            assert!(started.elapsed() >= SECOND, "it had two seconds");
             let (status, answer, took) = waits.join().unwrap();
             assert_eq!((status, &answer["details"]["reason"]), (503, &json!("time_over")));
-            assert!((2 * SECOND..3 * SECOND).contains(&took), "{took:?}");
+            assert!((2 * SECOND..LONG).contains(&took), "{took:?}");
         });
         assert_eq!(waiting(router), 0);
         assert_eq!(router.release("CA1").0, 200);
@@ -400,13 +403,13 @@ fn two_long_polls_for_one_call_end_together() {
     let router = with(&[("HOLD_TIME", "2s")]);
     router.allocate("CA1");
     thread::scope(|scope| {
-        let first = scope.spawn(|| poll(router.connect(), "CA2", "2s"));
-        thread::sleep(SECOND / 2);
-        let second = scope.spawn(|| poll(router.connect(), "CA2", "2s"));
+        let first = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
+        eventually(5 * SECOND, "it waits", || waiting(&router) == 1);
+        let second = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
         for waits in [first, second] {
             let (status, answer, took) = waits.join().unwrap();
             assert_eq!(status, 503, "{answer}");
-            assert!(took < 3 * SECOND, "{took:?}");
+            assert!(took < LONG, "{took:?}");
         }
     });
     assert_eq!(router.release("CA1").0, 200);
@@ -417,11 +420,11 @@ fn a_shorter_wait_ends_before_the_place_does() {
     each_store(&[], |router| {
         router.allocate("CA1");
         thread::scope(|scope| {
-            let long = scope.spawn(|| poll(router.connect(), "CA2", "5s"));
+            let long = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
             eventually(5 * SECOND, "it waits", || waiting(router) == 1);
             let (status, answer, took) = poll(router.connect(), "CA2", "1s");
             assert_eq!((status, &answer["details"]["reason"]), (503, &json!("time_over")));
-            assert!(took < 2 * SECOND, "{took:?}");
+            assert!(took < LONG, "{took:?}");
             assert_eq!(waiting(router), 1, "the place is the other request's, too");
             assert_eq!(router.release("CA1").0, 200);
             assert_eq!(long.join().unwrap().0, 200);

@@ -9,7 +9,10 @@ use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio_tungstenite::{client_async, tungstenite::Message};
 
-use super::router::RouterArgs;
+use super::{
+    print,
+    router::{RouterArgs, no_answer},
+};
 use crate::{client::Client, config::Span};
 
 /// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
@@ -50,18 +53,18 @@ pub async fn call(args: CallArgs) -> anyhow::Result<()> {
         "template": args.template,
     });
 
-    println!("1. call {call_sid} asks {} for a pod", args.router.router);
+    tell(&format!("1. call {call_sid} asks {} for a pod", args.router.router))?;
     let asked = Instant::now();
-    let (status, answer) = client.post("/api/v1/allocate", &request).await?;
+    let (status, answer) = client.post("/api/v1/allocate", &request).await.map_err(no_answer)?;
     if status != StatusCode::OK {
         bail!("the router refused with {status}: {answer}");
     }
     let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
     let (pod, pool, ws_url) = (text("pod_name"), text("source_pool"), text("ws_url"));
     let again = if answer["was_existing"] == true { ", which it had before" } else { "" };
-    println!("   {pod} from {pool}{again} ({})", ms(asked.elapsed()));
+    tell(&format!("   {pod} from {pool}{again} ({})", ms(asked.elapsed())))?;
 
-    println!("2. stream to {ws_url}");
+    tell(&format!("2. stream to {ws_url}"))?;
     let dialled = Instant::now();
     let dial = async {
         let stream = client.connect(&ws_url.parse()?).await?;
@@ -71,9 +74,9 @@ pub async fn call(args: CallArgs) -> anyhow::Result<()> {
         .await
         .context("the agent does not answer")?
         .with_context(|| format!("the agent at {ws_url} refused the stream"))?;
-    println!("   connected ({})", ms(dialled.elapsed()));
+    tell(&format!("   connected ({})", ms(dialled.elapsed())))?;
 
-    println!("3. talk for {}", args.talk);
+    tell(&format!("3. talk for {}", args.talk))?;
     let stream_sid = format!("MZ{:08x}", crate::random_u32());
     let start = json!({"streamSid": stream_sid, "callSid": call_sid, "call_sid": call_sid, "callId": call_sid});
     socket
@@ -97,23 +100,24 @@ pub async fn call(args: CallArgs) -> anyhow::Result<()> {
         slowest = slowest.max(spoke.elapsed());
         tokio::time::sleep(FRAME).await;
     }
-    println!("   {sent} frames sent and heard back, the slowest in {}", ms(slowest));
+    tell(&format!("   {sent} frames sent and heard back, the slowest in {}", ms(slowest)))?;
 
-    println!("4. hang up");
+    tell("4. hang up")?;
     socket.send(text_frame(&json!({"event": "stop", "streamSid": stream_sid}))).await?;
     socket.close(None).await?;
     let released = wait_for_release(&client, &call_sid).await?;
-    println!("   the call is over and {pod} is free again ({})", ms(released));
-    let (_, status) = client.get("/api/v1/status").await?;
+    tell(&format!("   the call is over and {pod} is free again ({})", ms(released)))?;
+    let (_, status) = client.get("/api/v1/status").await.map_err(no_answer)?;
     let stand = standing(&status, &pool);
-    println!("   {pool}: {} of {} available", stand["available"], stand["assigned"]);
+    tell(&format!("   {pool}: {} of {} available", stand["available"], stand["assigned"]))?;
     Ok(())
 }
 
 async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Duration> {
     let hung_up = Instant::now();
     while hung_up.elapsed() < PATIENCE {
-        let (status, _) = client.get(&format!("/api/v1/calls/{call_sid}")).await?;
+        let (status, _) =
+            client.get(&format!("/api/v1/calls/{call_sid}")).await.map_err(no_answer)?;
         match status {
             StatusCode::NOT_FOUND => return Ok(hung_up.elapsed()),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
@@ -132,6 +136,10 @@ fn standing<'a>(status: &'a Value, pool: &str) -> &'a Value {
         Some((_, tier)) => &status["pools"][tier],
         None => &Value::Null,
     }
+}
+
+fn tell(line: &str) -> anyhow::Result<()> {
+    print(&format!("{line}\n"))
 }
 
 fn text_frame(frame: &Value) -> Message {

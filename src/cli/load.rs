@@ -1,15 +1,25 @@
 //! `smart-router load`: calls as many as you like, and a look at what they meet.
 
-use std::{io::Write, time::Duration};
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
 
 use anyhow::{Context, bail};
 use clap::Args;
 
+use super::{
+    print,
+    router::{Failed, no_answer},
+};
 use crate::{
     config::Span,
-    load::{self, Arrivals, Format, Latency, Plan, Report, Target},
+    load::{self, Arrivals, Flaw, Format, Latency, Plan, Report, Target},
     secrets::Secret,
 };
+
+/// How the program exits when requests failed.
+const REQUESTS_FAILED: u8 = 6;
 
 #[derive(Debug, Args)]
 pub struct LoadArgs {
@@ -94,22 +104,27 @@ pub async fn load(args: LoadArgs) -> anyhow::Result<()> {
             );
         }
     })
-    .await?;
+    .await
+    .map_err(no_answer)?;
     let verdict = report.verdict(connections as usize);
-    let mut out = std::io::stdout().lock();
+    let mut text = String::new();
     if args.json {
-        let text = serde_json::to_string(&report).context("cannot write the report")?;
-        writeln!(out, "{text}")?;
+        text = serde_json::to_string(&report).context("cannot write the report")? + "\n";
     } else {
-        print(&mut out, &report)?;
+        describe(&mut text, &report)?;
         if let Ok(checked) = verdict {
-            writeln!(out, "checked: {checked}")?;
+            writeln!(text, "checked: {checked}")?;
         }
     }
-    verdict.map(drop).map_err(|error| anyhow::anyhow!(error))
+    print(&text)?;
+    match verdict {
+        Ok(_) => Ok(()),
+        Err(Flaw::Check(text)) => bail!(text),
+        Err(Flaw::Requests(text)) => Err(Failed { code: REQUESTS_FAILED, text }.into()),
+    }
 }
 
-fn print(out: &mut impl Write, report: &Report) -> std::io::Result<()> {
+fn describe(out: &mut String, report: &Report) -> fmt::Result {
     writeln!(
         out,
         "{} calls in {:.1} s, {:.0} requests/s, at most {} at the same time, {} asked twice",

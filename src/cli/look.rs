@@ -12,7 +12,7 @@ use crate::client::Client;
 
 use super::{
     print,
-    router::{Failed, RouterArgs, all_pages, ask, listen, text},
+    router::{Failed, RouterArgs, all_pages, ask, listen, no_answer, text},
     table::{spoken, table},
 };
 
@@ -157,7 +157,7 @@ pub async fn calls(args: CallsArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
     if let Some(call) = &args.call {
         let path = format!("/api/v1/calls/{}", encoded(call));
-        let (status, answer) = client.get(&path).await?;
+        let (status, answer) = client.get(&path).await.map_err(no_answer)?;
         // A call that is over is not found, and its story comes with that.
         let story = match &answer["details"] {
             details if details["events"].is_array() => details.clone(),
@@ -277,11 +277,11 @@ pub async fn events(args: EventsArgs) -> anyhow::Result<()> {
     let after = last.last().map(|event| text(&event["id"]));
     let path = path("/events", &[&filters[..], &[("after", &after)]].concat());
     let mut stream = listen(&client, &path).await?;
-    while let Some((_, data)) = stream.next().await? {
+    while let Some((_, data)) = stream.next().await.map_err(no_answer)? {
         let event: Value = serde_json::from_str(&data)?;
         print(&shown(&event))?;
     }
-    anyhow::bail!("the router has ended the stream")
+    Err(no_answer(anyhow::anyhow!("the router has ended the stream")).into())
 }
 
 /// An event on a line of its own.

@@ -49,7 +49,7 @@ enum Action {
     Pods(look::PodsArgs),
     /// Live and waiting calls, or the story of one
     Calls(look::CallsArgs),
-    /// Pools, rates and events in this terminal, live
+    /// Pools, rates and events in this terminal, live; once where there is no terminal
     Top(top::TopArgs),
     /// What happened, and what happens
     Events(look::EventsArgs),
@@ -91,7 +91,7 @@ pub fn main() -> ExitCode {
             configure(settings).and_then(|config| block_on(serve::serve(config)))
         }
         Some(Action::CheckConfig(settings)) => {
-            configure(settings).and_then(|config| print_config(&config).context("cannot print"))
+            configure(settings).and_then(|config| print_config(&config))
         }
         Some(Action::Status(args)) => block_on(look::status(args)),
         Some(Action::Pods(args)) => block_on(look::pods(args)),
@@ -165,15 +165,12 @@ fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()
     done
 }
 
-fn print_config(config: &Config) -> std::io::Result<()> {
-    let mut out = std::io::stdout().lock();
-    for (variable, value) in config.describe() {
-        writeln!(out, "{variable}={value}")?;
-    }
+fn print_config(config: &Config) -> anyhow::Result<()> {
     for warning in &config.warnings {
         eprintln!("warning: {warning}");
     }
-    Ok(())
+    let lines = config.describe().into_iter();
+    print(&lines.map(|(variable, value)| format!("{variable}={value}\n")).collect::<String>())
 }
 
 /// Every setting's variable, in the order of `--help`.

@@ -61,7 +61,8 @@ impl RouterArgs {
 }
 
 /// A command that did not come off, and how the program exits with that: 3 where there is
-/// no such thing, 4 where no router answers, 5 where a drain left calls, else 1.
+/// no such thing, 4 where no router answers, 5 where a drain left calls, 6 where requests of a
+/// load failed, else 1.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub struct Failed {

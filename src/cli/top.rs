@@ -9,9 +9,10 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{
     look::{POOL_TITLES, event_line, pool_row},
     print,
-    router::{RouterArgs, listen, text},
+    router::{RouterArgs, listen, no_answer, text},
     table::table,
 };
+use crate::{client::Messages, terminal};
 
 #[derive(Debug, Args)]
 pub struct TopArgs {
@@ -23,6 +24,8 @@ pub struct TopArgs {
 const PAUSE: Duration = Duration::from_secs(1);
 /// As many events are remembered; more lines no terminal has.
 const MOST: usize = 200;
+/// Lines that are printed where there is no screen.
+const FEW: usize = 40;
 /// The screen of its own that a full view has, and the way back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
@@ -47,8 +50,11 @@ impl Drop for Screen {
 pub async fn top(args: TopArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
     // Who is refused at the start hears it; later a router may come and go.
-    let mut stream = Some(listen(&client, "/live").await?);
-    let mut seen = Seen::default();
+    let stream = listen(&client, "/live").await?;
+    if !terminal::takes_escapes(&std::io::stdout()) {
+        return once(stream).await;
+    }
+    let (mut stream, mut seen) = (Some(stream), Seen::default());
     let mut terminate = signal(SignalKind::terminate())?;
     let _screen = Screen::take();
     loop {
@@ -80,16 +86,36 @@ pub async fn top(args: TopArgs) -> anyhow::Result<()> {
     }
 }
 
+/// Prints one view, for what is no screen.
+async fn once(mut stream: Messages) -> anyhow::Result<()> {
+    let mut seen = Seen::default();
+    while !seen.is_whole() {
+        let told = stream.next().await.map_err(no_answer)?;
+        let Some((name, data)) = told else {
+            return Err(no_answer(anyhow::anyhow!("the router has ended the stream")).into());
+        };
+        seen.take(&name, &data)?;
+    }
+    print(&lines(&seen, FEW).iter().map(|line| format!("{line}\n")).collect::<String>())
+}
+
 /// What the router has said.
 #[derive(Default)]
 struct Seen {
     state: Value,
     events: VecDeque<Value>,
+    /// It has said which events there were, if any.
+    has_events: bool,
     /// It no longer says anything.
     is_lost: bool,
 }
 
 impl Seen {
+    /// Whether there is something to show in every part of a view.
+    fn is_whole(&self) -> bool {
+        !self.state.is_null() && self.has_events
+    }
+
     fn take(&mut self, name: &str, data: &str) -> anyhow::Result<()> {
         match name {
             "state" => {
@@ -98,6 +124,7 @@ impl Seen {
             }
             "events" => {
                 let told: Value = serde_json::from_str(data)?;
+                self.has_events = true;
                 self.events.extend(told["events"].as_array().into_iter().flatten().cloned());
                 let extra = self.events.len().saturating_sub(MOST);
                 self.events.drain(..extra);
@@ -108,9 +135,10 @@ impl Seen {
     }
 }
 
-/// A full screen: each line cut to its width and cleared to its end.
-fn view(seen: &Seen, width: usize, height: usize) -> String {
-    let Seen { state, events, is_lost } = seen;
+/// What there is to see, the last events at the end, in at most so many lines if that is
+/// enough for the rest.
+fn lines(seen: &Seen, height: usize) -> Vec<String> {
+    let Seen { state, events, is_lost, .. } = seen;
     let rate = |name: &str| text(&state["rates"][name]);
     let latency = |name: &str| text(&state["latency_ms"]["allocate"][name]);
     let store = match state["store"]["is_up"].as_bool() {
@@ -156,6 +184,12 @@ fn view(seen: &Seen, width: usize, height: usize) -> String {
     lines.extend(
         events.iter().rev().take(room).map(|event| event_line(event).trim_end().to_owned()),
     );
+    lines
+}
+
+/// A full screen: each line cut to its width and cleared to its end.
+fn view(seen: &Seen, width: usize, height: usize) -> String {
+    let mut lines = lines(seen, height);
     lines.resize(height, String::new());
     let cut = |line: &String| {
         let line: String = line.chars().take(width).collect();
@@ -180,7 +214,8 @@ mod tests {
         });
         let event = json!({"at": 3_661_001, "event": "allocated", "call_sid": "CA1"});
         let events: VecDeque<Value> = std::iter::repeat_n(event, 50).collect();
-        let screen = view(&Seen { state, events, is_lost: true }, 40, 20);
+        let seen = Seen { state, events, has_events: true, is_lost: true };
+        let screen = view(&seen, 40, 20);
         let lines: Vec<&str> = screen.split("\r\n").collect();
         assert_eq!(lines.len(), 20);
         assert!(lines.iter().all(|line| line.trim_end_matches("\x1b[K").chars().count() <= 40));

@@ -65,7 +65,9 @@ impl Judge {
         let tiers = match connection.get("/api/v1/tiers").await {
             Ok((200, text)) => Tiers::parse(text, Origin::Settings).ok().map(|(tiers, _)| tiers),
             Ok(_) => None,
-            Err(failure) => anyhow::bail!("{}: {}", target.host, failure.kind()),
+            Err(failure) => {
+                anyhow::bail!("no router answers at http://{}: {}", target.host, failure.kind())
+            }
         };
         Ok(Self {
             target: target.clone(),

@@ -23,7 +23,7 @@ use self::{
 };
 pub use self::{
     judge::Violation,
-    report::{Latency, Report, Tally},
+    report::{Flaw, Latency, Report, Tally},
     wire::{Format, Target},
 };
 

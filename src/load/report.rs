@@ -91,6 +91,8 @@ pub struct Report {
     pub refused: Latency,
     pub release: Latency,
     pub errors: BTreeMap<String, u64>,
+    /// How many of these are failures: a call that is told that there is no pod is answered.
+    pub failed: u64,
     /// The most calls that had a pod at the same time: without overlap the check
     /// proves nothing.
     pub overlap: usize,
@@ -145,6 +147,7 @@ impl Counts {
             allocate: Latency::of(&kept.allocate),
             refused: Latency::of(&kept.refused),
             release: Latency::of(&kept.release),
+            failed: failures(&kept.errors).map(|(_, count)| count).sum(),
             errors: kept.errors.clone(),
             overlap: judge.overlap(),
             repeated: judge.repeats(),
@@ -154,20 +157,44 @@ impl Counts {
     }
 }
 
+/// The first of two calls for one id may be refused; what has a pod may not.
+const REFUSED: &str = "allocate: refused";
+
+fn failures(errors: &BTreeMap<String, u64>) -> impl Iterator<Item = (&String, &u64)> {
+    errors.iter().filter(|(kind, _)| *kind != REFUSED)
+}
+
+/// Why a load is no success.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Flaw {
+    /// Something happened that must not, or nothing could be checked.
+    Check(String),
+    /// Requests failed.
+    Requests(String),
+}
+
 impl Report {
-    /// Whether nothing happened that must not, and the check could have seen it.
-    pub fn verdict(&self, connections: usize) -> Result<&'static str, String> {
+    /// Whether nothing happened that must not, the check could have seen it, and all requests
+    /// were answered.
+    pub fn verdict(&self, connections: usize) -> Result<&'static str, Flaw> {
         if self.violations > 0 {
-            return Err(format!("{} violations, such as: {}", self.violations, self.shown[0]));
+            let text = format!("{} violations, such as: {}", self.violations, self.shown[0]);
+            return Err(Flaw::Check(text));
+        }
+        if self.failed > 0 {
+            let kinds: Vec<String> =
+                failures(&self.errors).map(|(kind, count)| format!("{count} × {kind}")).collect();
+            let text = format!("{} requests failed: {}", self.failed, kinds.join(", "));
+            return Err(Flaw::Requests(text));
         }
         if self.calls == 0 {
-            return Err("no call got a pod".into());
+            return Err(Flaw::Check("no call got a pod".into()));
         }
         if self.overlap < 2 && connections > 1 {
-            return Err(
+            return Err(Flaw::Check(
                 "no two calls had pods at the same time, so nothing was checked: raise --hold or --connections"
                     .into(),
-            );
+            ));
         }
         Ok(match self.overlap {
             0 | 1 => "one call at a time: whether pods are given twice was not checked",

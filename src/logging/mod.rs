@@ -17,7 +17,10 @@ use tracing::Level;
 use tracing_subscriber::{filter::FilterFn, fmt, layer::SubscriberExt, util::SubscriberInitExt};
 
 use self::json::Json;
-use crate::config::{LogConfig, LogFormat};
+use crate::{
+    config::{LogConfig, LogFormat},
+    terminal,
+};
 
 /// Lines are written together that come within this time.
 const TOGETHER: Duration = Duration::from_millis(5);
@@ -52,8 +55,8 @@ pub fn init(config: LogConfig) -> Logging {
             registry.with(layer.event_format(Json)).init();
         }
         LogFormat::Console => {
-            let ansi = io::IsTerminal::is_terminal(&io::stderr());
-            registry.with(layer.with_ansi(ansi)).init();
+            let colours = terminal::takes_colours(&io::stderr());
+            registry.with(layer.with_ansi(colours)).init();
         }
     }
     logging

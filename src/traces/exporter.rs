@@ -23,7 +23,7 @@ use super::{
     TraceConfig, otlp,
     span::{BATCH, Span, Waiting},
 };
-use crate::client::connect;
+use crate::client::{Wire, connect};
 
 /// Spans are sent after so long, or when there are enough.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -107,8 +107,9 @@ enum Fault {
 }
 
 impl Fault {
-    fn later(error: impl fmt::Display) -> Self {
-        Self::Later { why: error.to_string(), after: None }
+    /// With all causes: hyper names only its own part.
+    fn later(error: impl Into<anyhow::Error>) -> Self {
+        Self::Later { why: format!("{:#}", error.into()), after: None }
     }
 }
 
@@ -140,7 +141,8 @@ impl Exporter {
         let tries = if self.is_failing { 1 } else { TRIES };
         for left in (0..tries).rev() {
             let sent = timeout(self.collector.patience, self.send(body.clone())).await;
-            let (why, after) = match sent.unwrap_or_else(|_| Err(Fault::later("no answer in time")))
+            let (why, after) = match sent
+                .unwrap_or_else(|_| Err(Fault::later(anyhow::anyhow!("no answer in time"))))
             {
                 Ok(rejected) => return self.delivered(count, rejected.min(count)),
                 Err(Fault::Refused(why)) => return self.lose(count, "refused", &why),
@@ -181,9 +183,12 @@ impl Exporter {
 
     /// Sends a batch; how many of it were rejected.
     async fn send(&mut self, body: Bytes) -> Result<u64, Fault> {
-        let mut line = match self.line.take().filter(|line| !line.is_closed()) {
-            Some(line) => line,
-            None => self.connect().await.map_err(Fault::later)?,
+        let (mut line, fresh) = match self.line.take().filter(|line| !line.is_closed()) {
+            Some(line) => (line, None),
+            None => {
+                let (line, connection) = self.connect().await.map_err(Fault::later)?;
+                (line, Some(connection))
+            }
         };
         let url = &self.collector.url;
         let mut request = Request::post(url.path())
@@ -193,7 +198,11 @@ impl Exporter {
             headers.extend(self.collector.headers.iter().cloned());
         }
         let request = request.body(Full::new(body)).map_err(Fault::later)?;
-        let response = line.send_request(request).await.map_err(Fault::later)?;
+        let response = line.send_request(request);
+        // A connection runs once its first request is queued: what ends it is the request's
+        // error then.
+        fresh.map(tokio::spawn);
+        let response = response.await.map_err(Fault::later)?;
         let (head, body) = response.into_parts();
         let answer = Limited::new(body, LONGEST_ANSWER).collect().await;
         match head.status {
@@ -209,11 +218,14 @@ impl Exporter {
         }
     }
 
-    async fn connect(&self) -> anyhow::Result<SendRequest<Full<Bytes>>> {
+    async fn connect(
+        &self,
+    ) -> anyhow::Result<(
+        SendRequest<Full<Bytes>>,
+        http1::Connection<TokioIo<Box<dyn Wire>>, Full<Bytes>>,
+    )> {
         let stream = connect(&self.collector.url, self.collector.tls.as_ref()).await?;
-        let (line, connection) = http1::handshake(TokioIo::new(stream)).await?;
-        tokio::spawn(connection);
-        Ok(line)
+        Ok(http1::handshake(TokioIo::new(stream)).await?)
     }
 }
 

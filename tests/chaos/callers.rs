@@ -17,6 +17,9 @@ use super::{
 };
 use crate::support::chance::Dice;
 
+/// How long callers wait for a pod, where they do.
+pub const WAIT: Duration = Duration::from_secs(1);
+
 /// How callers behave; percentages of calls.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
@@ -270,7 +273,8 @@ impl Caller<'_> {
                 &json!({"call_sid": call, "merchant_id": "acme"}),
             ),
             0 if self.style.waits => {
-                http::post(to, "/api/v1/allocate", &json!({"call_sid": call, "wait": "1s"}))
+                let wait = format!("{}ms", WAIT.as_millis());
+                http::post(to, "/api/v1/allocate", &json!({"call_sid": call, "wait": wait}))
             }
             0 => http::post(to, "/api/v1/allocate", &json!({"call_sid": call})),
             1 => http::form(

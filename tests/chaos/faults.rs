@@ -91,13 +91,13 @@ pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Bac
 /// Waits until another server is the primary.
 pub fn is_replaced(scene: &Scene) {
     let is_replaced = || has_role(scene, 1, "master") || has_role(scene, 2, "master");
-    let has_happened = scene.until(Duration::from_secs(20), is_replaced);
+    let has_happened = scene.until(Duration::from_secs(60), is_replaced);
     scene.expect(has_happened, "another server is the primary");
 }
 
 /// Waits until what was the primary follows another.
 pub fn follows(scene: &Scene) {
-    let has_followed = scene.until(Duration::from_secs(30), || has_role(scene, 0, "slave"));
+    let has_followed = scene.until(Duration::from_secs(60), || has_role(scene, 0, "slave"));
     scene.expect(has_followed, "the old primary follows the new one");
 }
 

@@ -20,6 +20,8 @@ pub struct Judge<'a> {
     pub cap: fn(&str) -> usize,
     /// Which router slept or was dead, from when to when.
     pub pauses: Vec<(usize, Duration, Duration)>,
+    /// Within which time there is an answer.
+    pub in_time: Duration,
 }
 
 /// A time in which a call certainly has a pod: from the answer to what may have ended it.
@@ -306,7 +308,7 @@ impl<'a> Judge<'a> {
                 Outcome::Failed(Failure::Unheard) => None,
                 Outcome::Failed(failure) if !self.slept(event) => Some(format!("{failure:?}")),
                 Outcome::Failed(_) => None,
-                _ if took > IN_TIME && !self.slept(event) => {
+                _ if took > self.in_time && !self.slept(event) => {
                     Some(format!("answered after {} ms", took.as_millis()))
                 }
                 _ => None,

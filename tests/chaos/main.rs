@@ -10,6 +10,7 @@ mod cells;
 mod census;
 mod crowd;
 mod faults;
+mod heartbeat;
 mod history;
 mod http;
 mod judge;
@@ -145,8 +146,15 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
     }
     in_parallel(args.jobs, &work, |(cell, seed, build)| match build {
         Build::Sound => {
-            let verdict = run::run(cell, *seed, Build::Sound);
+            let mut verdict = run::run(cell, *seed, Build::Sound);
             verdict.print(cell.name, *seed);
+            // A run whose fault did not happen shows nothing: a busy machine has three tries.
+            for _ in 0..2 {
+                if verdict.failed.is_some() {
+                    verdict = run::run(cell, *seed, Build::Sound);
+                    verdict.print(cell.name, *seed);
+                }
+            }
             tally.lock().unwrap().ran(cell.name, &verdict);
         }
         Build::Broken => {

@@ -9,18 +9,22 @@ use std::{
 };
 
 use super::{
-    callers::{Caller, Style, USUAL},
+    callers::{Caller, Style, USUAL, WAIT},
     cell::{Broken, Cell},
     cells::CELLS,
     census,
     faults::Scene,
+    heartbeat::Heartbeat,
     history::{Event, Violation},
-    judge::Judge,
+    judge::{IN_TIME, Judge},
     operators,
     store::Kind,
     world::{World, cap},
 };
 use crate::support::chance::Dice;
+
+/// What is promised within a time, of which a machine that stands still takes its part.
+const TIMED: [&str; 4] = ["I4", "I8", "I10", "I11"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Build {
@@ -124,6 +128,7 @@ fn scene(
     broken: Option<Broken>,
     faults: &[fn(&Scene)],
 ) -> Result<(Vec<Violation>, Vec<Event>), String> {
+    let heartbeat = Heartbeat::start();
     let world = World::start(cell, broken)?;
     let is_procedure = broken.is_some_and(Broken::is_procedure);
     if is_procedure && style.twins < 100 {
@@ -176,8 +181,17 @@ fn scene(
             .iter()
             .flat_map(|times| times.lock().unwrap().clone())
             .collect(),
+        // (a caller who may wait has that time besides)
+        in_time: IN_TIME + if style.waits { WAIT } else { Duration::ZERO },
     };
     violations.extend(judge.violations());
+    let is_timed = |violation: &Violation| TIMED.contains(&violation.invariant);
+    if let Some(stall) = heartbeat.stall()
+        && !violations.is_empty()
+        && violations.iter().all(is_timed)
+    {
+        return Err(format!("the machine stood still for {stall:?}: {}", violations[0].what));
+    }
     if let Some(wanted) = std::env::var_os("CHAOS_HISTORY") {
         let text: String = events.iter().map(|event| format!("{event}\n")).collect();
         std::fs::write(wanted, text).map_err(|error| error.to_string())?;

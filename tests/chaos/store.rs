@@ -192,7 +192,7 @@ fn watched(is_sound: bool) -> Option<Watched> {
             RedisServer::start_raw(port, &[file.to_str().unwrap(), "--sentinel"])
         })
         .collect::<Vec<_>>();
-    let until = Instant::now() + Duration::from_secs(15);
+    let until = Instant::now() + Duration::from_secs(30);
     // Each knows both others and both replicas.
     while !sentinels.iter().all(knows_all) {
         if Instant::now() > until {

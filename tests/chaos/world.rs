@@ -119,7 +119,7 @@ impl World {
         for seat in &world.seats {
             seat.start();
         }
-        let until = Instant::now() + Duration::from_secs(20);
+        let until = Instant::now() + Duration::from_secs(60);
         let is_there = || {
             // (who answers may be a stranger on our port)
             world.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
@@ -143,7 +143,7 @@ impl World {
         let path = "/api/v1/merchants/acme";
         let put = |seat: &Seat| http::ask(seat.address, "PUT", path, "application/json", document);
         let is_done = |seat: &Seat| put(seat).is_ok_and(|answer| answer.status == 200);
-        let until = Instant::now() + Duration::from_secs(3);
+        let until = Instant::now() + Duration::from_secs(15);
         loop {
             if self.seats.iter().any(is_done) {
                 return true;

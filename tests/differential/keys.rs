@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
-use redis::Commands;
 use smart_router::domain::{fleet::PodStatus, names::Pool, tiers::Kind};
 
 use super::World;
+use crate::support::snapshot::Snapshot;
 
 impl World {
     /// Whether they say what the fleet says.
     pub fn keys_agree(&mut self) -> Result<(), String> {
-        let redis = &mut self.plain;
+        let keys = Snapshot::read(&mut self.plain, "voice:")?;
         for pool in self.fleet.status().pools {
             let (available, assigned) = match &pool.pool {
                 Pool::Tier(tier) => {
@@ -20,27 +20,18 @@ impl World {
                     (format!("voice:merchant:{id}:pods"), format!("voice:merchant:{id}:assigned"))
                 }
             };
-            let shown: Vec<(String, usize)> = match pool.kind {
-                Some(Kind::Shared { .. }) => redis
-                    .zrange_withscores(&available, 0, -1)
-                    .map_err(|error| format!("{available}: {error}"))?,
-                _ => redis
-                    .smembers::<_, Vec<String>>(&available)
-                    .map_err(|error| format!("{available}: {error}"))?
-                    .into_iter()
-                    .map(|pod| (pod, 0))
-                    .collect(),
+            let shown: BTreeMap<String, f64> = match pool.kind {
+                Some(Kind::Shared { .. }) => keys.scores(&available)?,
+                _ => keys.set(&available)?.into_iter().map(|pod| (pod, 0.0)).collect(),
             };
-            let shown: BTreeMap<String, usize> = shown.into_iter().collect();
-            let ours: BTreeMap<String, usize> = self
+            let ours: BTreeMap<String, f64> = self
                 .fleet
                 .available(&pool.pool)
                 .into_iter()
-                .map(|(pod, calls)| (pod.to_string(), calls))
+                .map(|(pod, calls)| (pod.to_string(), calls as f64))
                 .collect();
             same!(available, shown, ours);
-            let mut members: Vec<String> = redis.smembers(&assigned).unwrap();
-            members.sort();
+            let members = keys.set(&assigned)?;
             let of = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
             let ours: Vec<String> = self
                 .fleet
@@ -51,22 +42,20 @@ impl World {
                 .collect();
             same!(assigned, members, ours);
         }
-        let mut live = Vec::new();
+        let mut live = BTreeMap::new();
         for pod in self.fleet.pods() {
             let name = &pod.name;
-            let tier: Option<String> = redis.get(format!("voice:pod:tier:{name}")).unwrap();
+            let tier = keys.string(&format!("voice:pod:tier:{name}"))?;
             same!("tier", tier, pod.pool.as_ref().map(Pool::as_tier_value));
-            let lease: Option<String> = redis.get(format!("voice:lease:{name}")).unwrap();
+            let lease = keys.string(&format!("voice:lease:{name}"))?;
             same!(
                 format!("lease of {name}"),
                 lease,
                 pod.calls.first().map(|call| call.call.to_string())
             );
-            let draining: Option<String> = redis.get(format!("voice:pod:draining:{name}")).unwrap();
+            let draining = keys.string(&format!("voice:pod:draining:{name}"))?;
             same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
-            let status: String = redis.hget(format!("voice:pod:{name}"), "status").unwrap();
-            let fields: BTreeMap<String, String> =
-                redis.hgetall(format!("voice:pod:{name}")).unwrap();
+            let fields = keys.hash(&format!("voice:pod:{name}"))?;
             same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
             let expected = if pod.is_leaving() {
                 "draining"
@@ -77,17 +66,16 @@ impl World {
             } else {
                 "available"
             };
-            same!(format!("status of {name}"), status, expected);
+            same!(format!("status of {name}"), &fields["status"], expected);
             if let Some(first) = pod.calls.first() {
-                let left: u64 = redis.pttl(format!("voice:lease:{name}")).unwrap();
+                let left = keys.left(&format!("voice:lease:{name}")).unwrap_or(0);
                 let due = first.lease_until.saturating_sub(self.now);
                 if !(due..=due + 60_000).contains(&left) {
                     return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
                 }
             }
             for call in &pod.calls {
-                let record: BTreeMap<String, String> =
-                    redis.hgetall(format!("voice:call:{}", call.call)).unwrap();
+                let record = keys.hash(&format!("voice:call:{}", call.call))?;
                 same!("pod_name", record.get("pod_name"), Some(&name.to_string()));
                 same!(
                     "allocated_at",
@@ -105,13 +93,10 @@ impl World {
                     record.get("merchant_id"),
                     Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
                 );
-                live.push((call.call.to_string(), call.lease_until));
+                live.insert(call.call.to_string(), call.lease_until as f64);
             }
         }
-        live.sort();
-        let mut calls: Vec<(String, u64)> = redis.zrange_withscores("voice:calls", 0, -1).unwrap();
-        calls.sort();
-        same!("voice:calls", calls, live);
+        same!("voice:calls", keys.scores("voice:calls")?, live);
         Ok(())
     }
 }

@@ -4,7 +4,10 @@ use std::{
     io::{Read, Write},
     net::{TcpListener, TcpStream},
     process::Command,
-    sync::{Arc, Mutex},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::Duration,
 };
@@ -33,6 +36,7 @@ pub struct Collector {
     pub port: u16,
     does: Arc<Mutex<Does>>,
     taken: Arc<Mutex<Vec<Received>>>,
+    refused: Arc<AtomicUsize>,
 }
 
 impl Collector {
@@ -43,7 +47,8 @@ impl Collector {
     pub fn start_on(port: u16, does: Does) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let collector = Self { port, does: Arc::new(Mutex::new(does)), taken: Arc::default() };
+        let (does, taken) = (Arc::new(Mutex::new(does)), Arc::default());
+        let collector = Self { port, does, taken, refused: Arc::default() };
         let serving = collector.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
@@ -80,7 +85,13 @@ impl Collector {
             if stream.write_all(answer.as_bytes()).is_err() {
                 return;
             }
+            self.refused.fetch_add(usize::from(does != Does::Take), Ordering::Relaxed);
         }
+    }
+
+    /// How many requests it has refused.
+    pub fn refused(&self) -> usize {
+        self.refused.load(Ordering::Relaxed)
     }
 
     /// The requests it took.

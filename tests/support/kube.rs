@@ -37,8 +37,9 @@ struct World {
     /// Lists that are being read page by page.
     pages: HashMap<String, Vec<Value>>,
     faults: Faults,
-    /// How often pods were listed (first pages only).
+    /// How often pods were listed (first pages only), and how many of these lists failed.
     lists: usize,
+    failed_lists: usize,
     /// How many requests were answered 403.
     forbidden: usize,
 }
@@ -95,8 +96,8 @@ pub struct Faults {
     pub expire: bool,
     /// Answers 500 to whoever wants a list.
     pub fail_lists: bool,
-    /// How long a list takes: what it says is what was true before.
-    pub list_delay: Duration,
+    /// Keeps the answers to lists until it is lifted: what they say is what was true before.
+    pub hold_lists: bool,
 }
 
 pub struct Kube {
@@ -197,6 +198,11 @@ impl Kube {
 
     pub fn lists(&self) -> usize {
         self.world().lists
+    }
+
+    #[allow(dead_code, reason = "only some binaries need it")]
+    pub fn failed_lists(&self) -> usize {
+        self.world().failed_lists
     }
 
     /// Changes a pod; `change` gets the pod as it is and answers what it becomes. A pod that
@@ -316,13 +322,15 @@ fn failure(code: u16, reason: &str, message: &str) -> Response {
 async fn handle(State(shared): State<Shared>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
-    let (answer, delay) = respond(shared, &parts, &body);
-    tokio::time::sleep(delay).await;
+    let (answer, is_list) = respond(shared.clone(), &parts, &body);
+    while is_list && shared.world.lock().unwrap().faults.hold_lists {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
     answer
 }
 
-/// The answer to a request, and how long it takes.
-fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) {
+/// The answer to a request, and whether it is a list of pods.
+fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     let query: HashMap<String, String> = parts
         .uri
         .query()
@@ -332,7 +340,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) 
         .map(|(name, value)| (name.into(), value.replace("%3D", "=").replace("%3A", ":")))
         .collect();
     let path = parts.uri.path().to_owned();
-    let at_once = |answer| (answer, Duration::ZERO);
+    let at_once = |answer| (answer, false);
     let mut world = shared.world.lock().unwrap();
     if world.faults.forbid.is_some_and(|forbidden| path.contains(forbidden)) {
         let message = format!("{path} is forbidden: User cannot do this");
@@ -348,13 +356,13 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, Duration) 
             return at_once(failure(code, "Injected", "this goes wrong on purpose"));
         }
         if world.faults.fail_lists && !query.contains_key("watch") {
+            world.failed_lists += 1;
             return at_once(failure(500, "Injected", "no lists today"));
         }
-        let delay = world.faults.list_delay;
         drop(world);
         return match query.get("watch").map(String::as_str) {
             Some("true" | "1") => at_once(watch_pods(shared, &query)),
-            _ => (list_pods(&shared, &query), delay),
+            _ => (list_pods(&shared, &query), true),
         };
     }
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";

@@ -8,6 +8,8 @@ use std::{
 
 use serde_json::Value;
 
+use super::SLACK;
+
 /// What came back.
 #[derive(Debug, Clone)]
 pub struct Answer {
@@ -169,9 +171,9 @@ impl Connection {
         self.write(&head("GET", path, &[("accept", "text/event-stream")], 0));
     }
 
-    /// What comes up to a text, which must come in time.
-    pub fn read_until(&mut self, text: &str, within: Duration) -> String {
-        let until = Instant::now() + within;
+    /// What comes up to a text; `usual` as for [`super::eventually`].
+    pub fn read_until(&mut self, text: &str, usual: Duration) -> String {
+        let until = Instant::now() + usual * SLACK;
         loop {
             let found = self.read.windows(text.len()).position(|some| some == text.as_bytes());
             if let Some(at) = found {
@@ -195,9 +197,9 @@ impl Connection {
         }
     }
 
-    /// Reads until the server closes the connection, which must be in time.
-    pub fn read_to_end(&mut self, within: Duration) {
-        self.stream.set_read_timeout(Some(within)).unwrap();
+    /// Reads until the server closes the connection; `usual` as for [`super::eventually`].
+    pub fn read_to_end(&mut self, usual: Duration) {
+        self.stream.set_read_timeout(Some(usual * SLACK)).unwrap();
         let mut rest = Vec::new();
         self.stream.read_to_end(&mut rest).expect("the end");
     }

@@ -7,24 +7,58 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::metrics::Metrics;
+use super::CHARTED;
+use crate::{domain::Millis, metrics::Metrics};
 
 /// For so long latencies are averaged.
 const RECENT: Duration = Duration::from_secs(5);
 
-/// What the metrics were at the last looks.
+/// What the metrics were at the last looks, and what that came to in the last seconds. It is
+/// kept while no page is open, so that the charts of one that opens begin with it.
 #[derive(Default)]
 pub struct Latencies {
     buckets: VecDeque<(Instant, Buckets)>,
+    seconds: VecDeque<(u64, Value)>,
 }
 
 /// How many requests took how long at most, by operation.
 type Buckets = BTreeMap<String, Vec<(f64, f64)>>;
 
 impl Latencies {
-    /// How long allocations and releases of this router took, lately.
-    pub fn lately(&mut self, metrics: &Metrics) -> Value {
+    /// Looks at how long allocations and releases of this router took since the last look, or
+    /// in the last seconds if that was a moment ago.
+    pub fn look(&mut self, metrics: &Metrics, at: Millis) {
+        let lately = self.lately(metrics);
+        let second = at / 1_000;
+        // (a clock that was set back begins anew)
+        if self.seconds.back().is_some_and(|(last, _)| *last > second) {
+            self.seconds.clear();
+        }
+        self.seconds.pop_back_if(|(last, _)| *last == second);
+        let earliest = second.saturating_sub(RECENT.as_secs());
+        let first = self.seconds.back().map_or(second, |(last, _)| (last + 1).max(earliest));
+        self.seconds.extend((first..=second).map(|second| (second, lately.clone())));
+        while self.seconds.front().is_some_and(|(oldest, _)| oldest + CHARTED < second) {
+            self.seconds.pop_front();
+        }
+    }
+
+    /// By the second, the oldest first.
+    pub fn history(&self) -> impl Iterator<Item = &(u64, Value)> {
+        self.seconds.iter()
+    }
+
+    /// At the last look.
+    pub fn last(&self) -> Value {
+        self.seconds.back().map_or(Value::Null, |(_, value)| value.clone())
+    }
+
+    fn lately(&mut self, metrics: &Metrics) -> Value {
         let now = Instant::now();
+        if self.buckets.is_empty() {
+            // The router has just begun.
+            self.buckets.push_back((now, Buckets::new()));
+        }
         self.buckets.push_back((now, buckets(&metrics.render(None))));
         while self.buckets.len() > 2
             && self.buckets.get(1).is_some_and(|(at, _)| at.elapsed() > RECENT)
@@ -103,6 +137,27 @@ mod tests {
         assert_eq!(quantile(&buckets, 0.9), Some(2.0));
         assert_eq!(quantile(&buckets, 0.99), Some(3.8));
         assert_eq!(quantile(&[(0.001, 0.0), (f64::INFINITY, 0.0)], 0.5), None);
+    }
+
+    #[test]
+    fn what_took_time_between_two_looks_is_known_for_each_second() {
+        let (metrics, mut latencies) = (Metrics::default(), Latencies::default());
+        let known = |latencies: &Latencies| -> Vec<u64> {
+            let is_known = |(_, value): &&(u64, Value)| value["allocate"]["p50"].is_number();
+            latencies.history().filter(is_known).map(|(second, _)| *second).collect()
+        };
+        latencies.look(&metrics, 100_000);
+        assert!(known(&latencies).is_empty());
+        metrics.store.observe("allocate", Duration::from_millis(3));
+        latencies.look(&metrics, 103_500);
+        assert_eq!(known(&latencies), [101, 102, 103]);
+        // Looks may be far apart, and the clock may be set back.
+        latencies.look(&metrics, 200_000);
+        assert_eq!(known(&latencies), [101, 102, 103, 195, 196, 197, 198, 199, 200]);
+        latencies.look(&metrics, 282_000);
+        assert!(known(&latencies)[0] == 102 && latencies.last()["allocate"].is_object());
+        latencies.look(&metrics, 50_000);
+        assert_eq!(known(&latencies), [50]);
     }
 
     #[test]

@@ -189,11 +189,13 @@ impl Live {
     /// Looks at the store, closely while anybody wants to know.
     pub async fn run(self: Arc<Self>) {
         let (mut since, mut watch) = (Since::default(), Watch::default());
+        let mut latencies = Latencies::default();
         loop {
             let began = Instant::now();
             let is_watched = self.listeners.load(Ordering::Relaxed) > 0;
+            latencies.look(&self.metrics, self.store.now());
             let looked = if is_watched {
-                self.look(&mut watch).await
+                self.look(&mut watch, &latencies).await
             } else {
                 watch = Watch::default();
                 *self.now() = Now::default();
@@ -205,7 +207,7 @@ impl Live {
             let status = looked.ok();
             since.note(status.as_deref(), status.is_some() && self.store.outage().is_none());
             if is_watched {
-                self.tell_state(&since, &mut watch, status);
+                self.tell_state(&since, &watch, latencies.last(), status);
             }
             let pause = if is_watched { LOOK } else { GLANCE };
             tokio::select! {
@@ -217,8 +219,12 @@ impl Live {
     }
 
     /// Reads events, pods and pools, and tells what has changed.
-    async fn look(&self, watch: &mut Watch) -> Result<Arc<Status>, StoreError> {
-        self.look_at_events(watch).await?;
+    async fn look(
+        &self,
+        watch: &mut Watch,
+        latencies: &Latencies,
+    ) -> Result<Arc<Status>, StoreError> {
+        self.look_at_events(watch, latencies).await?;
         let status = self.snapshots.status().await?;
         let tiers = self.snapshots.tiers().await?;
         let pods = self.snapshots.pods().await?;
@@ -226,8 +232,12 @@ impl Live {
         Ok(status)
     }
 
-    async fn look_at_events(&self, watch: &mut Watch) -> Result<(), StoreError> {
-        let Some(from) = watch.seen else { return self.look_back(watch).await };
+    async fn look_at_events(
+        &self,
+        watch: &mut Watch,
+        latencies: &Latencies,
+    ) -> Result<(), StoreError> {
+        let Some(from) = watch.seen else { return self.look_back(watch, latencies).await };
         let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
         if fresh.len() == IN_ONE_LOOK {
             // More happens than anybody can follow: what is told is what happened last.
@@ -246,7 +256,7 @@ impl Live {
     }
 
     /// Reads what happened before anybody looked, as far back as it matters.
-    async fn look_back(&self, watch: &mut Watch) -> Result<(), StoreError> {
+    async fn look_back(&self, watch: &mut Watch, latencies: &Latencies) -> Result<(), StoreError> {
         let now = self.store.now();
         let mut events = self.store.events_before(None, STEP).await?;
         let is_enough = |events: &[Logged]| {
@@ -264,11 +274,16 @@ impl Live {
         events.reverse();
         watch.seen = Some(events.last().map(|logged| logged.id).unwrap_or_default());
         watch.tally.note(&events, now);
-        let history = watch.tally.history(CHARTED, now);
-        let point = |(at, rates)| (at, json!({"at": at, "rates": rates}));
+        let rates = watch.tally.history(CHARTED, now);
+        let mut points: BTreeMap<Millis, Value> =
+            rates.into_iter().map(|(at, rates)| (at, json!({"at": at, "rates": rates}))).collect();
+        for (second, latency) in latencies.history() {
+            let at = second * 1_000;
+            points.entry(at).or_insert_with(|| json!({"at": at}))["latency_ms"] = latency.clone();
+        }
         {
             let mut now = self.now();
-            now.points = history.into_iter().map(point).collect();
+            now.points = points.into_iter().collect();
             let _ = self.told.send(now.history());
         }
         self.tell_events(&events[events.len().saturating_sub(IN_ONE_MESSAGE)..], 0);
@@ -309,13 +324,18 @@ impl Live {
         now.pods = fresh;
     }
 
-    fn tell_state(&self, since: &Since, watch: &mut Watch, status: Option<Arc<Status>>) {
+    fn tell_state(
+        &self,
+        since: &Since,
+        watch: &Watch,
+        latencies: Value,
+        status: Option<Arc<Status>>,
+    ) {
         let at = self.store.now();
         let outage = self.store.outage();
         let is_up = status.is_some() && outage.is_none();
         // (they are counted from events)
         let rates = self.about.has_events.then(|| watch.tally.rates(at / 1_000));
-        let latencies = watch.latencies.lately(&self.metrics);
         let mut state = json!({
             "at": at,
             "router": {
@@ -357,7 +377,6 @@ impl Live {
 struct Watch {
     seen: Option<EventId>,
     tally: Tally,
-    latencies: Latencies,
 }
 
 fn shown_pool(pool: &crate::domain::fleet::PoolStatus) -> Value {
