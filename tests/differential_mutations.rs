@@ -21,11 +21,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
         "now + tonumber(ARGV[3])",
     ),
     ("a replaced pod keeps its calls", "if replaced or known", "if known"),
-    (
-        "a replaced leader may still write",
-        "tonumber(epoch) < current",
-        "tonumber(epoch) + 1 < current",
-    ),
+    ("a replaced leader may still write", "if epoch < current then", "if epoch + 1 < current then"),
     ("an ended call comes back by a renewal", "or run('ZSCORE', P .. 'ended', call)", ""),
     (
         "a swept call leaves its pod busy",

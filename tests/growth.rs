@@ -340,7 +340,10 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
     flat(what, &mut few, &mut busy, World::sweep).await;
     busy.fill(MANY, MOST).await;
     let store = &busy.store;
-    busy.step("audit", async { drop(let_in(async || store.audit().await).await) }).await;
+    let audit = async {
+        let_in(async || store.audit().await).await;
+    };
+    busy.step("audit", audit).await;
     busy.step("status", async { drop(let_in(async || store.status().await).await) }).await;
     busy.step("pods", async { drop(let_in(async || store.pods().await).await) }).await;
     busy.step("calls", busy.list_calls()).await;

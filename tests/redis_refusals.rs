@@ -54,7 +54,9 @@ fn run(redis: &mut Redis, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ').map(|word| word.replace(',', " "));
         let mut command = cmd(&words.next().unwrap());
-        words.for_each(|word| drop(command.arg(word.trim_end())));
+        words.for_each(|word| {
+            command.arg(word.trim_end());
+        });
         command.exec(redis).unwrap_or_else(|error| panic!("{line}: {error}"));
     }
 }

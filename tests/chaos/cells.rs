@@ -27,7 +27,7 @@ const TAKE_BACK: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if tr
 const TAKE_BACK_SAYS: &str = "what a caller never learnt of is not taken back";
 const PROCEDURE_SAYS: &str = "many commands, one after the other";
 const FENCE: Broken = Broken::Edit(&[
-    ("tonumber(epoch) < current", "false"),
+    ("if epoch < current then", "if false then"),
     ("if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end", ""),
 ]);
 const FENCE_SAYS: &str = "leaders write whatever their epoch, and however late";

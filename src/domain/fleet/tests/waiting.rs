@@ -252,7 +252,9 @@ fn a_pod_that_is_moved_or_comes_serves_who_waits_there() {
 fn a_handed_off_pod_that_left_service_is_not_fetched() {
     type Leave = fn(&mut Fleet);
     let leaves: [(&str, Leave); 4] = [
-        ("draining", |fleet| drop(fleet.drain(&name("p1"), 1_000, NOW).unwrap())),
+        ("draining", |fleet| {
+            fleet.drain(&name("p1"), 1_000, NOW).unwrap();
+        }),
         ("terminating", |fleet| drop(see(fleet, "p1", PodFacts { terminating: true, ..ready() }))),
         ("not ready", |fleet| drop(see(fleet, "p1", PodFacts { ready: false, ..ready() }))),
         ("quarantined", |fleet| {
