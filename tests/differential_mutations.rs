@@ -52,7 +52,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
     (
         "a pod that should go when idle cuts its calls",
-        "ARGV[5] == 'when_idle' and f.calls > 0",
+        "ARGV[6] == 'when_idle' and f.calls > 0",
         "false",
     ),
     (
@@ -124,8 +124,8 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     (
         "a call whose pod has gone before it came for it is forgotten",
-        "      set_place(call, place)\n",
-        "",
+        "  set_place(call, place)\n  return place\n",
+        "  return place\n",
     ),
     ("a call waits although its time is over", "if now >= place.ends then", "if false then"),
     (
