@@ -17,11 +17,12 @@ use super::{
 };
 use crate::support::{PROGRAM, chance::Dice, free_port, redis::RedisServer};
 
-/// What the store takes of each router, per second: so little that ten times as much is little
-/// for the machine, which may have other work.
-const CAP: u32 = 30;
-/// Who asks, each ten times a second: ten times as much as three routers can do.
-const ASKING: usize = 90;
+/// What the store takes of each router, per second.
+const CAP: u32 = 100;
+/// Who asks, and how often each: ten times as much as three routers can do. They are so few that
+/// none waits long for a machine that has other work.
+const ASKING: usize = 100;
+const INTERVAL: Duration = Duration::from_millis(33);
 const TIME: Duration = Duration::from_secs(3);
 
 pub fn flood(world: &World, is_plain: bool) {
@@ -40,14 +41,14 @@ pub fn flood(world: &World, is_plain: bool) {
             };
             scope.spawn(move || {
                 let began = Instant::now();
-                thread::sleep(Duration::from_micros(100_000 / ASKING as u64 * number as u64));
+                thread::sleep(INTERVAL * number as u32 / ASKING as u32);
                 while began.elapsed() < TIME {
                     let asked = Instant::now();
                     let call = world.new_call();
                     if let Outcome::Given { pod } = caller.ask(&call, false) {
                         caller.release(&call, &pod);
                     }
-                    thread::sleep(Duration::from_millis(100).saturating_sub(asked.elapsed()));
+                    thread::sleep(INTERVAL.saturating_sub(asked.elapsed()));
                 }
             });
         }
