@@ -40,9 +40,8 @@ step cargo clippy --all-targets --locked -- -D warnings
 step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
 step cargo deny --log-level error check bans licenses sources
 step cargo test --locked --lib --test all --test allocations --test model
-# Faults under load, every kind once, but for leader-killed: a repeated request can move a call off a
-# pod that only one replica has seen go (I2); that is open.
-step cargo test --locked --test chaos -- --jobs 2 --without leader-killed
+# Faults under load, every kind once.
+step cargo test --locked --test chaos -- --jobs 2
 # Compares what Redis does for few pods and for many; the times it prints are for docs/performance.md.
 step cargo test --locked --test growth -- --test-threads=1 --nocapture
 if command -v valkey-server >/dev/null; then

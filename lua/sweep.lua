@@ -1,11 +1,11 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
--- ARGV[2..3]: at most so many of each, the longest lease (ms)
+-- ARGV[2..3]: limit per kind, longest lease (ms)
 -- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
 --   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty}
 
--- Bounds what the clock that was set back has prolonged: no lease lasts longer than from now,
--- no place longer than it was given. Of each at most so many, the furthest deadlines first.
--- Answers whether there were any.
+-- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from
+-- now, waiting calls to their time limit. Handles `most` of each, the furthest deadlines first.
+-- Returns whether it changed any.
 local function bound(most, lease)
   local latest, found = text_of(now + lease), false
   for _, call in ipairs(try('ZRANGEBYSCORE', P .. 'calls', '(' .. latest, '+inf', 'LIMIT', 0, most)) do

@@ -19,7 +19,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::{
     access::Access,
     agent::{Agents, Desk},
-    cluster::{Cluster, PodView},
+    cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
     control::{Control, ListFile, PodFeed, Reconciled, Source},
     domain::fleet::Claimant,
@@ -98,7 +98,6 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         draining_ttl: config.ttls.draining,
     };
     let snapshots = Snapshots::new(store.clone());
-    let view = about.has_cluster.then(Arc::<PodView>::default);
     let live =
         Live::new(store.clone(), snapshots.clone(), metrics.clone(), lifecycle.clone(), about);
     let context = Arc::new(Context {
@@ -119,7 +118,6 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         nudge: nudge.clone(),
         lifecycle: lifecycle.clone(),
         snapshots,
-        view: view.clone(),
         live: live.clone(),
         stories: http::Stories::default(),
         streams: Streams::new(metrics.clone()),
@@ -128,7 +126,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     });
 
     let simulated = config.pods == PodSource::Simulated;
-    let source = pod_source(&config, view.unwrap_or_default()).await?;
+    let source = pod_source(&config).await?;
     let control = Arc::new(Control {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -315,7 +313,7 @@ async fn warn_about(config: &Config, store: &dyn Store) {
     }
 }
 
-async fn pod_source(config: &Config, view: Arc<PodView>) -> anyhow::Result<Source> {
+async fn pod_source(config: &Config) -> anyhow::Result<Source> {
     Ok(Source::Feed(match &config.pods {
         PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
         PodSource::File(path) => {
@@ -328,7 +326,7 @@ async fn pod_source(config: &Config, view: Arc<PodView>) -> anyhow::Result<Sourc
         PodSource::Cluster(cluster) => {
             return Ok(Source::Cluster {
                 cluster: Cluster::find(cluster.clone()).await?,
-                view,
+                view: Arc::default(),
                 leader: config.leader.clone(),
                 // Two replicas must not be taken for one, whatever they are called.
                 identity: format!("{}_{:08x}", config.identity, crate::random_u32()),

@@ -42,7 +42,7 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
         r#"smart_router_releases_total{source_pool="",result="error"} 0"#,
         r#"smart_router_refusals_total{tier="",reason="unknown"} 0"#,
         "smart_router_drains_unfinished_total 0",
-        "smart_router_stale_allocations_total 0",
+        "smart_router_stale_pods_drained_total 0",
         "smart_router_kept_releases 0",
         "smart_router_leader_status 1",
         "smart_router_drains_total 1",

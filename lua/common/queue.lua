@@ -50,8 +50,8 @@ local function set_place(call, place)
   tell('waiting', call, '', '', place.merchant, place.tried)
 end
 
--- A place taken in the future is taken now: the clock was set back since, and nobody waits for
--- longer than agreed. Answers whether it was one.
+-- Resets a waiting call whose start lies in the future, after a backward clock step, to wait
+-- from now; its time limit stays. Returns whether it did.
 local function wait_from_now(call, place)
   local ahead = place.since - now
   if ahead <= 0 then return false end

@@ -135,8 +135,7 @@ impl Seen {
     }
 }
 
-/// What there is to see, the last events at the end, in at most so many lines if that is
-/// enough for the rest.
+/// Renders the screen in `height` lines; the latest events fill what the rest leaves.
 fn lines(seen: &Seen, height: usize) -> Vec<String> {
     let Seen { state, events, is_lost, .. } = seen;
     let rate = |name: &str| text(&state["rates"][name]);

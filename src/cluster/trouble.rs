@@ -11,7 +11,7 @@ use super::{cause_of, explain, is_status};
 /// some seconds.
 const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
 
-/// What an operator should know of an error.
+/// An error as it is logged.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Report {
     /// It may pass by itself.

@@ -1,5 +1,5 @@
 //! The pods of the cluster as this replica's own watch shows them. Every replica keeps such a
-//! view; the leader writes it to the store, and all check against it what the store hands out.
+//! view; the leader writes it to the store, and the others drain pods that it shows out of service.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -30,6 +30,14 @@ pub enum PodState {
 impl PodState {
     fn is_in_service(&self) -> bool {
         matches!(self, Self::Present(facts) if facts.ready && !facts.terminating)
+    }
+
+    fn has_departed(&self) -> bool {
+        match self {
+            Self::Present(facts) => facts.terminating,
+            Self::Gone { .. } => true,
+            Self::Unreadable => false,
+        }
     }
 }
 
@@ -70,10 +78,6 @@ impl Reason {
         }
     }
 
-    pub fn is_gone(self) -> bool {
-        matches!(self, Self::Gone | Self::Unknown)
-    }
-
     /// It holds for a UID for ever, however old the view is. The others pass: this replica's
     /// watch may only lag behind the leader's.
     pub fn is_lasting(self) -> bool {
@@ -93,6 +97,8 @@ pub struct PodView {
     inner: Mutex<Inner>,
     /// Wakes the leader.
     pub changed: Notify,
+    /// Pods terminate or are gone: see [`Self::take_departed`].
+    pub departed: Notify,
     /// Asks the watch for a new list of all pods.
     pub relist: Notify,
 }
@@ -108,6 +114,8 @@ struct Inner {
     listed_at: Option<Instant>,
     /// Pods that changed since the leader last looked.
     dirty: HashSet<PodName>,
+    /// Pods that began to terminate or went, since they were last taken.
+    departed: HashSet<PodName>,
 }
 
 /// Whether something seen with version `new` adds nothing to what was seen with `known`.
@@ -129,8 +137,7 @@ impl PodView {
             return false;
         }
         inner.set(name.clone(), state, version);
-        drop(inner);
-        self.changed.notify_one();
+        self.notify(inner);
         true
     }
 
@@ -164,8 +171,21 @@ impl PodView {
         }
         inner.lists += 1;
         inner.listed_at = Some(Instant::now());
+        self.notify(inner);
+    }
+
+    fn notify(&self, inner: MutexGuard<'_, Inner>) {
+        let has_departures = !inner.departed.is_empty();
         drop(inner);
         self.changed.notify_one();
+        if has_departures {
+            self.departed.notify_one();
+        }
+    }
+
+    /// The pods that began to terminate or went since the last time.
+    pub fn take_departed(&self) -> HashSet<PodName> {
+        std::mem::take(&mut self.inner().departed)
     }
 
     /// How many whole lists were read, and when the last one was.
@@ -195,8 +215,7 @@ impl PodView {
         dirty.into_iter().filter_map(state).collect()
     }
 
-    /// What speaks against giving this pod a call; `None` where nothing does, or no list was
-    /// read yet.
+    /// Why this pod should get no call; `None` if it may, or before the first list.
     pub fn doubt(&self, pod: &PodName) -> Option<Doubt> {
         let inner = self.inner();
         if inner.lists == 0 {
@@ -225,6 +244,9 @@ impl Inner {
         }
         self.in_service += usize::from(state.is_in_service());
         self.dirty.insert(name.clone());
+        if state.has_departed() {
+            self.departed.insert(name.clone());
+        }
         let before = self.pods.insert(name, Entry { state, version, at });
         self.in_service -= usize::from(before.is_some_and(|it| it.state.is_in_service()));
         while let Some((gone, name)) =

@@ -5,6 +5,7 @@ mod follow;
 mod leader;
 pub mod pod_list;
 mod pods;
+mod stale_pods;
 mod upkeep;
 mod watch;
 
@@ -84,6 +85,10 @@ impl Control {
                 let (watched, seen) = (cluster.clone(), view.clone());
                 tasks.spawn(self.clone().supervise("watch", move |control| {
                     control.watch_pods(watched.clone(), seen.clone())
+                }));
+                let seen = view.clone();
+                tasks.spawn(self.clone().supervise("stale pods", move |control| {
+                    control.drain_stale_pods(seen.clone())
                 }));
                 tasks.spawn(self.supervise("leader", move |control| {
                     let lock = cluster.lock(&leader, identity.clone());

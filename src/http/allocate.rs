@@ -16,7 +16,6 @@ use super::{
     ApiError, Context, Noted, Shared,
     body::JsonBody,
     openapi::{Endpoint, Group, schemas},
-    recheck,
 };
 use crate::{
     config::Span,
@@ -141,7 +140,7 @@ pub async fn connect(
             .map(|fingerprint| Signed { fingerprint, window: context.replay_window }),
     };
     let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
-    let asked = recheck::allocate(context, allocate);
+    let asked = context.store.allocate(&allocate);
     let outcome = match way.answer_by {
         None => asked.await,
         Some(until) => tokio::time::timeout_at(until, asked)

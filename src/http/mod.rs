@@ -20,7 +20,6 @@ mod pods;
 mod probes;
 mod query;
 pub mod rate;
-mod recheck;
 mod release;
 mod renew;
 mod reply;
@@ -58,7 +57,6 @@ pub use self::{
 };
 use crate::{
     access::{Access, Role},
-    cluster::PodView,
     config::{BusyAction, HoldConfig, Ttls},
     domain::{
         Millis,
@@ -99,8 +97,6 @@ pub struct Context {
     pub lifecycle: Arc<Lifecycle>,
     /// Readings of the whole fleet, shared by all requests.
     pub snapshots: Arc<Snapshots>,
-    /// The pods as this replica's own watch shows them, where there is a cluster.
-    pub view: Option<Arc<PodView>>,
     /// What the page shows.
     pub live: Arc<Live>,
     pub stories: Stories,
@@ -329,7 +325,6 @@ impl Context {
             read_timeout: Duration::from_secs(1),
             nudge: Arc::default(),
             lifecycle,
-            view: None,
         })
     }
 }

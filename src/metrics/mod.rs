@@ -134,7 +134,7 @@ pub struct Metrics {
     /// The store refuses this router's pods.
     pub pods_refused: Gauge,
     /// Pods that the store handed out and that this replica's own view spoke against.
-    pub stale_allocations: Counter,
+    pub stale_pods_drained: Counter,
     pub cluster_ready_pods: Gauge,
     certificate_ends: Gauge,
     pub store: StoreMetrics,
@@ -174,7 +174,7 @@ impl Default for Metrics {
             certificate_ends: Gauge::default(),
             last_comparison: Gauge::default(),
             pods_refused: Gauge::default(),
-            stale_allocations: Counter::default(),
+            stale_pods_drained: Counter::default(),
             cluster_ready_pods: Gauge::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
@@ -315,9 +315,9 @@ impl Metrics {
             self.pods_refused.clone(),
         );
         ours.register(
-            "stale_allocations",
-            "Pods that the store gave a call and that this replica saw gone or out of service",
-            self.stale_allocations.clone(),
+            "stale_pods_drained",
+            "Pods that this replica drained because its own watch shows them out of service",
+            self.stale_pods_drained.clone(),
         );
         ours.register(
             "cluster_ready_pods",

@@ -10,10 +10,9 @@ use redis::Commands;
 
 use super::{
     history::What,
-    http,
     proxy::Moment,
     store::Backend,
-    world::{ROUTERS, Seat, World},
+    world::{ROUTERS, World},
 };
 use crate::support::{chance::Dice, clock::WallClock};
 
@@ -192,14 +191,6 @@ pub fn pause_leader(scene: &Scene) {
     scene.pause(300, 500);
 }
 
-/// How many pods in service a router's own watch of the cluster shows.
-fn ready_pods(seat: &Seat) -> Option<usize> {
-    let text = http::get(seat.address, "/metrics").ok()?.body;
-    let mut lines = text.lines();
-    let value = lines.find_map(|line| line.strip_prefix("smart_router_cluster_ready_pods "))?;
-    value.parse().ok()
-}
-
 /// The leader is killed, and pods terminate before another router leads.
 pub fn kill_leader(scene: &Scene) {
     let world = scene.world;
@@ -216,11 +207,15 @@ pub fn kill_leader(scene: &Scene) {
     }
     let mut pods = vec![some_pod(scene, "gold"), some_pod(scene, "gold")];
     pods.dedup();
-    let left = world.pods().len() - pods.len();
     pods.iter().for_each(|pod| world.kube.terminate(pod));
-    let is_seen = || others().all(|(_, seat)| ready_pods(seat) == Some(left));
-    let is_seen = scene.until(Duration::from_secs(2), is_seen);
-    scene.expect(scene.is_broken || is_seen, "the others see that pods terminate");
+    let is_drained = || {
+        let mut redis = world.store().connection()?;
+        let keys = pods.iter().map(|pod| format!("voice:pod:draining:{pod}"));
+        keys.map(|key| redis.exists(key).ok()).collect::<Option<Vec<bool>>>()
+    };
+    let is_drained = || is_drained().is_some_and(|all| all.into_iter().all(|it| it));
+    let is_seen = scene.until(Duration::from_secs(2), is_drained);
+    scene.expect(scene.is_broken || is_seen, "the others drain the pods that terminate");
     if is_seen || scene.is_broken {
         let rests = |pod: &String| What::PodRests { pod: pod.clone() };
         pods.iter().for_each(|pod| world.history.note(world.history.now(), rests(pod)));
