@@ -28,8 +28,9 @@ end
 operation('sweep', {'allow-oom'}, function(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
   if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+  -- Without a reading of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', P .. 'clock')
-  latest = type(latest) == 'string' and tonumber(latest) or 0
+  latest = type(latest) == 'string' and tonumber(latest) or math.huge
   if now + 1000 >= latest or not bound(ARGV[2], ARGV[3]) then run('SET', P .. 'clock', text_of(now)) end
   entry('')
   local is_flagged = is_waited_for

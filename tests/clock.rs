@@ -332,6 +332,20 @@ async fn a_redis_clock_set_back_prolongs_no_lease() {
 }
 
 #[tokio::test]
+async fn a_redis_clock_set_back_before_the_first_sweep_prolongs_no_lease() {
+    let (server, store, now) = redis_at_rest(1).await;
+    store.allocate(&request("early", None)).await.unwrap().unwrap();
+    let then = now - HOUR_MS;
+    server.set_time(then);
+    for _ in 0..2 {
+        assert_eq!(store.sweep(9).await.unwrap().most(), 0, "nothing ends early");
+    }
+    server.set_time(then + LEASE);
+    assert_eq!(store.sweep(9).await.unwrap().expired.len(), 1);
+    store.close().await;
+}
+
+#[tokio::test]
 async fn a_redis_clock_set_back_prolongs_no_quarantine() {
     let (server, store, now) = redis_at_rest(5).await;
     let mut now = now;
