@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
-use smart_router::domain::{
-    fleet::{Allocate, Fleet, PodFacts, PodOrigin, PodWriter, Release},
+use fleet::{
+    Allocate, Fleet, PodFacts, PodOrigin, PodWriter, Release,
     names::CallSid,
     tiers::{Origin, Tiers},
 };

@@ -9,10 +9,7 @@ use aws_lc_rs::{
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
-use smart_router::{
-    secrets::Secret,
-    telephony::{Content, Covered, Params, Provider, Webhook},
-};
+use telephony::{Content, Covered, Params, Provider, Secret, Webhook};
 
 const BASE: &str = "https://router.example.com";
 const AT: u64 = 1_750_000_000;

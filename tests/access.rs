@@ -4,7 +4,7 @@ use std::{io::Read, process::Stdio, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually, free_port, program, scratch};
+use testkit::{Connection, Router, eventually, free_port, program, scratch};
 
 const TOKENS: &str = "agent:agent-token,agent:agent-token-2,viewer:viewer-token,admin:admin-token";
 

@@ -12,9 +12,7 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message},
 };
 
-use crate::support::{
-    Connection, PROGRAM, Process, Router, eventually, free_port, program, proxy::Proxy, scratch,
-};
+use testkit::{Connection, Process, Router, eventually, free_port, program, proxy::Proxy, scratch};
 
 /// How long an agent may take to say something on a machine with other work.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -228,7 +226,7 @@ fn the_call_command_tells_each_step() {
     let router = Router::start(&[]);
     let url = format!("http://{}", router.address);
     let call = |args: &[&str]| {
-        Command::new(PROGRAM)
+        Command::new(testkit::program_path())
             .env_clear()
             .args(["call", "--talk", "200ms"])
             .args(args)

@@ -1,7 +1,5 @@
 //! The router as its users see it: the real program, over real sockets.
 
-mod support;
-
 mod access;
 mod agents;
 mod allocate;

@@ -2,7 +2,7 @@ use std::{collections::HashSet, sync::Barrier, thread};
 
 use serde_json::json;
 
-use crate::support::Router;
+use testkit::Router;
 
 #[test]
 fn the_walkthrough_of_gold_standard_and_basic() {

@@ -2,9 +2,6 @@
 //! that makes the path of a call dearer has to say so here. In a binary of its own,
 //! because the allocator is counted with.
 
-#[allow(dead_code, unused_imports, reason = "other tests need more of it")]
-mod support;
-
 use std::net::SocketAddr;
 
 use clap::Parser;
@@ -14,7 +11,7 @@ use smart_router::{
     config::{Config, Settings},
 };
 
-use self::support::{Connection, redis::RedisServer};
+use testkit::{Connection, redis::RedisServer};
 
 const CALLS: usize = 500;
 

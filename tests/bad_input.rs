@@ -2,7 +2,7 @@ use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::support::{Connection, Router, raw::head};
+use testkit::{Connection, Router, raw::head};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 

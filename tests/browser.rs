@@ -10,16 +10,12 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    cluster,
-    live::ten_calls_a_second,
-    shared_redis::replicas,
-    support::{Router, eventually, judged_by, kube::Kube, redis::RedisServer},
-};
+use crate::{cluster, live::ten_calls_a_second, shared_redis::replicas};
+use testkit::{Router, eventually, judged_by, kube::Kube, redis::RedisServer};
 
 /// Lets the browser judge something. `./test.sh` installs what it needs.
 fn judge(what: &str, urls: &[String], token: &str) -> Command {
-    let judges = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges");
+    let judges = Path::new(testkit::ROOT).join("target/judges");
     let mut command = Command::new("node");
     command.arg("tests/judges/browser.mjs").arg(what).args(urls).env("JUDGES", judges);
     if !token.is_empty() {

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use crate::support::{Answer, Router};
+use testkit::{Answer, Router};
 
 fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()

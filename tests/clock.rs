@@ -2,16 +2,14 @@
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use serde_json::{Value, json};
-use smart_router::{
-    domain::{
-        fleet::{Allocate, Edit, Hold, Release, Renew, Why},
-        tiers::{Origin, Tiers},
-    },
-    store::{Redis, Store},
+use fleet::{
+    Allocate, Edit, Hold, Release, Renew, Why,
+    tiers::{Origin, Tiers},
 };
+use serde_json::{Value, json};
+use store::{Redis, Store};
 
-use crate::support::{
+use testkit::{
     Router,
     clock::WallClock,
     eventually, free_port,

@@ -4,20 +4,20 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Router, eventually, free_port, kube::Kube, redis::RedisServer};
+use testkit::{Router, eventually, free_port, kube::Kube, redis::RedisServer};
 
 const TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 const SECOND: Duration = Duration::from_secs(1);
 
 /// Leader times that suit a test.
-pub const TIMES: [(&str, &str); 3] = [
+pub(crate) const TIMES: [(&str, &str); 3] = [
     ("LEADER_ELECTION_DURATION", "3s"),
     ("LEADER_ELECTION_RENEW_DEADLINE", "2s"),
     ("LEADER_ELECTION_RETRY_PERIOD", "300ms"),
 ];
 
 /// A router in the fake cluster.
-pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
+pub(crate) fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
     let config = kube.config.to_str().unwrap();
     let mut settings = vec![
         ("KUBECONFIG", config),
@@ -31,7 +31,7 @@ pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
     Router::start(&settings)
 }
 
-pub fn available(router: &Router) -> u64 {
+pub(crate) fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()
 }
 
@@ -486,7 +486,7 @@ fn ten_thousand_pods_are_compared_until_nothing_is_left_to_do() {
         ("LOG_FORMAT", "json"),
     ];
     settings.extend(TIMES);
-    let path = crate::support::scratch().join("log");
+    let path = testkit::scratch().join("log");
     let log = std::fs::File::create(&path).unwrap();
     let router = Router::start_with(&settings, log.into());
     let done = || {

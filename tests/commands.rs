@@ -8,7 +8,9 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{PROGRAM, Router, eventually, free_port, program};
+use testkit::{Router, eventually, free_port, program};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 
 const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 2}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
 

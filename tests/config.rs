@@ -2,7 +2,7 @@ use std::process::Output;
 
 use smart_router::cli;
 
-use crate::support::program;
+use testkit::program;
 
 fn check(settings: &[(&str, &str)]) -> Output {
     program(settings).arg("check-config").output().unwrap()

@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually, redis::RedisServer};
+use testkit::{Connection, Router, eventually, redis::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
 const SETTINGS: [(&str, &str); 5] = [

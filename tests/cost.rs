@@ -3,17 +3,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use smart_router::{
-    config::Ttls,
-    domain::{
-        fleet::{Allocate, Confirm, Hold, Release, Renew, Signed},
-        names::CallSid,
-        tiers::{Origin, Tiers},
-    },
-    store::{Redis, RedisConfig, Store},
+use fleet::{
+    Allocate, Confirm, Hold, Release, Renew, Signed,
+    names::CallSid,
+    tiers::{Origin, Tiers},
 };
+use store::{Redis, RedisConfig, Store, Ttls};
 
-use crate::support::redis::{RedisServer, WRITER, ready_pod, store_config};
+use testkit::redis::{RedisServer, WRITER, ready_pod, store_config};
 
 struct World {
     server: RedisServer,

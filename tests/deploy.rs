@@ -23,7 +23,7 @@ use k8s_openapi::{
 };
 use serde_json::{Value, json};
 
-use crate::support::{
+use testkit::{
     Connection, Router, eventually,
     provider::{PUBLIC_URL, again, call},
     redis::RedisServer,
@@ -31,7 +31,7 @@ use crate::support::{
 };
 
 fn deploy() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy")
+    Path::new(testkit::ROOT).join("deploy")
 }
 
 /// All documents of all manifests, each with its file.
@@ -279,7 +279,7 @@ fn every_alert_fires_when_it_should_and_only_then() {
 
 #[test]
 fn every_alert_has_its_section_in_the_runbook() {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/runbook.md");
+    let path = Path::new(testkit::ROOT).join("docs/runbook.md");
     let runbook = fs::read_to_string(path).unwrap();
     let sections: BTreeSet<String> =
         runbook.lines().filter_map(|line| line.strip_prefix("## ")).map(str::to_owned).collect();

@@ -3,20 +3,15 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use smart_router::{
-    config::Ttls,
-    domain::{
-        fleet::{
-            Allocation, CallQuery, Cause, Confirm, Departure, Edit, Event, EventKind, Fleet, Found,
-            PodFacts, PodStatus, PodWriter, Refusal, Release, Removed, Renew,
-        },
-        merchant::Malformed,
-        names::{CallSid, PodName, Pool},
-    },
-    store::{Redis, RedisConfig, Scripts, Store},
+use fleet::{
+    Allocation, CallQuery, Cause, Confirm, Departure, Edit, Event, EventKind, Fleet, Found,
+    PodFacts, PodStatus, PodWriter, Refusal, Release, Removed, Renew,
+    merchant::Malformed,
+    names::{CallSid, PodName, Pool},
 };
+use store::{Redis, RedisConfig, Scripts, Store, Ttls};
 
-use crate::support::{
+use testkit::{
     chance::{CONNECT, Dice, LEASE, MERCHANTS, PINS, TABLES, TRUST, table},
     redis::{RedisServer, store_config, unix_millis},
 };
@@ -91,7 +86,7 @@ impl World {
     async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
         let now = self.now;
         let (store, fleet) = (self.store.clone(), &mut self.fleet);
-        let down = |error: smart_router::store::StoreError| format!("the store failed: {error}");
+        let down = |error: store::StoreError| format!("the store failed: {error}");
         let told = match dice.roll(51) {
             0..=13 => {
                 let request = dice.allocate(fleet);
@@ -355,7 +350,7 @@ impl World {
 
 /// Runs so many operations; the first disagreement, with what led to it. An operation that Redis
 /// did not answer in time, on a busy machine, is no disagreement: the run begins again.
-pub async fn compare(
+pub(crate) async fn compare(
     seed: u64,
     operations: usize,
     scripts: impl Fn() -> Scripts,

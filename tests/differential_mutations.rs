@@ -1,7 +1,7 @@
 //! Does the comparison of scripts and model bite? Scripts broken on purpose must
 //! be caught.
 
-use smart_router::store::Scripts;
+use store::Scripts;
 
 use crate::differential::compare;
 

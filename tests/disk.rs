@@ -13,14 +13,14 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    journal::allocate_until_death,
-    support::{
-        Connection, PROGRAM, Router,
-        disk::{Disk, EIO, ENOSPC, EROFS},
-        eventually, free_port, program, scratch,
-    },
+use crate::journal::allocate_until_death;
+use testkit::{
+    Connection, Router,
+    disk::{Disk, EIO, ENOSPC, EROFS},
+    eventually, free_port, program, scratch,
 };
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 
 const SOON: Duration = Duration::from_secs(20);
 

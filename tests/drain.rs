@@ -5,7 +5,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::support::{Router, eventually};
+use testkit::{Router, eventually};
 
 fn drain(router: &Router, body: Value) -> (u16, Value) {
     router.post("/api/v1/drain", body)

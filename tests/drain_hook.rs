@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use crate::support::{Process, Router, eventually, free_port, program, scratch};
+use testkit::{Process, Router, eventually, free_port, program, scratch};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -99,7 +99,7 @@ fn a_drain_that_never_succeeds_fails_at_its_deadline_and_says_why() {
 
 /// The curl command of docs/kubernetes.md, as a shell of a preStop hook runs it.
 fn documented_hook() -> String {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/kubernetes.md");
+    let docs = Path::new(testkit::ROOT).join("docs/kubernetes.md");
     let docs = std::fs::read_to_string(docs).unwrap();
     let blocks = docs.split("```sh\n").skip(1).map(|block| block.split("```").next().unwrap());
     let mut hooks = blocks.filter(|block| block.contains("/api/v1/drain"));

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::support::{Connection, Router, redis::RedisServer, scratch};
+use testkit::{Connection, Router, redis::RedisServer, scratch};
 
 const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
 

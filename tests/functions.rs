@@ -3,15 +3,13 @@
 
 use std::{collections::HashMap, fs::File, process::Stdio, sync::Arc, time::Duration};
 
-use smart_router::{
-    domain::{
-        fleet::{Allocate, Release},
-        tiers::{Origin, Tiers},
-    },
-    store::{Redis, RedisConfig, Scripts, Store},
+use fleet::{
+    Allocate, Release,
+    tiers::{Origin, Tiers},
 };
+use store::{Redis, RedisConfig, Scripts, Store};
 
-use crate::support::{
+use testkit::{
     Router, eventually, program,
     redis::{RedisServer, WRITER, ready_pod, store_config},
     scratch,

@@ -1,22 +1,17 @@
 //! What scripts cost Redis must not grow with pods or calls: in commands, which Redis
 //! counts, and in its own time by orders of magnitude.
 
-#[allow(dead_code, unused_imports, reason = "other tests need more of it")]
-mod support;
-
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
-use futures_util::future::join_all;
-use smart_router::{
-    domain::{
-        fleet::{Allocate, CallQuery, Edit, Hold, Release},
-        names::{CallSid, PodName},
-        tiers::{Origin, Tiers},
-    },
-    store::{Redis, RedisConfig, Scripts, Store, StoreError},
+use fleet::{
+    Allocate, CallQuery, Edit, Hold, Release,
+    names::{CallSid, PodName},
+    tiers::{Origin, Tiers},
 };
+use futures_util::future::join_all;
+use store::{Redis, RedisConfig, Scripts, Store, StoreError};
 
-use self::support::redis::{RedisServer, WRITER, ready_pod, store_config};
+use testkit::redis::{RedisServer, WRITER, ready_pod, store_config};
 
 const FEW: usize = 50;
 const MANY: usize = 50_000;

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually, free_port, raw::head};
+use testkit::{Connection, Router, eventually, free_port, raw::head};
 
 #[test]
 fn every_request_has_an_id_and_keeps_the_one_it_brings() {

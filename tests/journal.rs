@@ -9,10 +9,10 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, free_port, program, scratch};
+use testkit::{Connection, Router, free_port, program, scratch};
 
 /// Allocates calls until the router dies; what it acknowledged.
-pub fn allocate_until_death(
+pub(crate) fn allocate_until_death(
     router: &Router,
     next: &AtomicUsize,
     acknowledged: &AtomicUsize,

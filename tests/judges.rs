@@ -6,11 +6,11 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Router, judged_by, redis::unix_millis};
+use testkit::{Router, judged_by, redis::unix_millis};
 
 /// Where `./test.sh` puts the SDKs.
 fn judges() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges")
+    Path::new(testkit::ROOT).join("target/judges")
 }
 
 fn router() -> Router {

@@ -14,14 +14,12 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    cluster::{TIMES, available, router},
-    support::{
-        Connection, Router, eventually, free_port,
-        kube::Kube,
-        redis::{RedisServer, held_clock, unix_millis},
-        scratch,
-    },
+use crate::cluster::{TIMES, available, router};
+use testkit::{
+    Connection, Router, eventually, free_port,
+    kube::Kube,
+    redis::{RedisServer, held_clock, unix_millis},
+    scratch,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -473,7 +471,7 @@ fn the_drain_command_waits_for_the_calls_of_its_pod() {
     let url = format!("http://{}", router.address);
     let drain = |wait: &str| {
         let settings = [("POD_NAME", "voice-agent-0"), ("SMART_ROUTER_URL", url.as_str())];
-        let mut command = crate::support::program(&settings);
+        let mut command = testkit::program(&settings);
         command.args(["drain", "--wait", wait]).stdout(Stdio::piped()).stderr(Stdio::piped());
         command.spawn().unwrap()
     };
@@ -485,6 +483,6 @@ fn the_drain_command_waits_for_the_calls_of_its_pod() {
     assert!(waiting.try_wait().unwrap().is_none(), "the call goes on");
     assert_eq!(router.release("CA1").0, 200);
     assert!(waiting.wait().unwrap().success());
-    let mut nobody = crate::support::program(&[("POD_NAME", "nobody"), ("SMART_ROUTER_URL", &url)]);
+    let mut nobody = testkit::program(&[("POD_NAME", "nobody"), ("SMART_ROUTER_URL", &url)]);
     assert!(!nobody.arg("drain").output().unwrap().status.success());
 }

@@ -8,10 +8,8 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::{
-    shared_redis::replicas,
-    support::{Router, redis::RedisServer},
-};
+use crate::shared_redis::replicas;
+use testkit::{Router, redis::RedisServer};
 
 const TIERS: &str = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 200}}"#;
 

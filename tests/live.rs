@@ -7,15 +7,12 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{
-    cluster::router,
-    shared_redis::replicas,
-    support::{
-        Connection, Router, eventually,
-        kube::Kube,
-        program,
-        redis::{RedisServer, unix_millis},
-    },
+use crate::{cluster::router, shared_redis::replicas};
+use testkit::{
+    Connection, Router, eventually,
+    kube::Kube,
+    program,
+    redis::{RedisServer, unix_millis},
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -48,7 +45,10 @@ fn seconds(text: &str, before: &str) -> u64 {
 
 /// Replaces the event log by one of the last minutes: each event by its age (ms), the oldest
 /// first.
-pub fn rewrite_log(server: &RedisServer, events: impl IntoIterator<Item = (u64, &'static str)>) {
+pub(crate) fn rewrite_log(
+    server: &RedisServer,
+    events: impl IntoIterator<Item = (u64, &'static str)>,
+) {
     let now = unix_millis();
     let mut log = redis::pipe();
     log.del("voice:events").ignore();
@@ -61,7 +61,7 @@ pub fn rewrite_log(server: &RedisServer, events: impl IntoIterator<Item = (u64, 
 }
 
 /// The last five minutes, with ten calls a second.
-pub fn ten_calls_a_second(server: &RedisServer) {
+pub(crate) fn ten_calls_a_second(server: &RedisServer) {
     let ages = (1..3_000).rev().map(|number| number * 100);
     rewrite_log(server, ages.map(|age| (age, "allocated CA1 voice-agent-0 pool:gold  ")));
 }

@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-use crate::support::{Router, eventually, program, proxy::Proxy};
+use testkit::{Router, eventually, program, proxy::Proxy};
 
 fn load(url: &str, args: &[&str]) -> Output {
     program(&[]).arg("load").args(["--router", url]).args(args).output().unwrap()

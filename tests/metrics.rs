@@ -2,7 +2,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually};
+use testkit::{Connection, Router, eventually};
 
 #[test]
 fn metrics_tell_what_happened_without_naming_calls_or_pods() {

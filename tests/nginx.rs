@@ -10,7 +10,7 @@ use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 use tokio_tungstenite::{connect_async, tungstenite::Message};
 
-use crate::support::{Connection, Router, eventually, free_port, nginx::Nginx, program};
+use testkit::{Connection, Router, eventually, free_port, nginx::Nginx, program};
 
 const SECOND: Duration = Duration::from_secs(1);
 

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Connection, Router, eventually, proxy::Proxy, raw, redis::RedisServer};
+use testkit::{Connection, Router, eventually, proxy::Proxy, raw, redis::RedisServer};
 
 /// More than the port of the metrics has room for; there, as many as it has.
 const CLIENTS: usize = 120;
@@ -155,7 +155,7 @@ fn the_gauges_say_how_old_they_are() {
         line.map(|value| value.parse().unwrap())
     };
     let read_at = gauge("smart_router_store_read_timestamp_seconds").expect("a time");
-    let now = crate::support::redis::unix_millis() as f64 / 1_000.0;
+    let now = testkit::redis::unix_millis() as f64 / 1_000.0;
     assert!((now - 60.0..=now).contains(&read_at), "{read_at} of {now}");
     router.allocate("CA1");
     eventually(Duration::from_secs(5), "the gauge follows", || {

@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::support::Router;
+use testkit::Router;
 
 const PATHS: [&str; 5] =
     ["/api/v1/allocate", "/api/v1/release", "/api/v1/renew", "/api/v1/drain", "/api/v1/undrain"];

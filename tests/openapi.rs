@@ -6,11 +6,11 @@ use std::{
     process::Command,
 };
 
-use crate::support::{Router, judged_by, scratch};
+use testkit::{Router, judged_by, scratch};
 
 /// Where `./test.sh` puts those who judge.
 fn judge(program: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("target/judges/venv/bin").join(program)
+    Path::new(testkit::ROOT).join("target/judges/venv/bin").join(program)
 }
 
 /// Pods enough for whatever is asked; what drains is back soon.
@@ -33,7 +33,7 @@ const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 /// tests/events.rs and tests/browser.rs listen to it. `/events` is one only for those who ask
 /// for a stream, and is tried as pages here.
 fn try_everything(router: &Router, more: &[&str]) {
-    let judges = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/judges");
+    let judges = Path::new(testkit::ROOT).join("tests/judges");
     judged_by(
         Command::new(judge("schemathesis"))
             .arg("--config-file")

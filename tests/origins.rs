@@ -2,10 +2,8 @@
 
 use std::{process::Output, time::Duration};
 
-use crate::{
-    cluster::TIMES,
-    support::{Router, eventually, free_port, kube::Kube, program, redis::RedisServer},
-};
+use crate::cluster::TIMES;
+use testkit::{Router, eventually, free_port, kube::Kube, program, redis::RedisServer};
 
 const TIERS: &str = r#"{"gold": 2}"#;
 

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{Router, eventually, scratch};
+use testkit::{Router, eventually, scratch};
 
 const BASE: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 

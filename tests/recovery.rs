@@ -4,7 +4,7 @@ use std::{thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{
+use testkit::{
     Router, eventually,
     provider::{Heard, PUBLIC_URL, call},
     proxy::Proxy,

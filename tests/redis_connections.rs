@@ -5,7 +5,7 @@ use std::{fs, process::Command, time::Duration};
 use redis::Commands;
 use serde_json::json;
 
-use crate::support::{
+use testkit::{
     Router, certificates::Authority, eventually, free_port, redis::RedisServer, scratch,
 };
 

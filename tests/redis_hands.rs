@@ -6,10 +6,8 @@ use std::{collections::HashSet, thread, time::Duration};
 use redis::Commands;
 use serde_json::json;
 
-use crate::{
-    shared_redis::{TIERS, replicas},
-    support::{Router, eventually, redis::RedisServer},
-};
+use crate::shared_redis::{TIERS, replicas};
+use testkit::{Router, eventually, redis::RedisServer};
 
 #[test]
 fn a_key_of_the_wrong_type_is_named_and_nothing_is_half_written() {
@@ -195,7 +193,7 @@ fn what_the_older_router_left_is_taken_over() {
 fn a_layout_from_the_future_is_refused() {
     let server = RedisServer::start(&[]);
     let _: () = server.connection().set("voice:schema", "2").unwrap();
-    let output = crate::support::program(&[
+    let output = testkit::program(&[
         ("REDIS_URL", &server.url()),
         ("HTTP_PORT", "0"),
         ("METRICS_PORT", "0"),

@@ -9,10 +9,8 @@ use std::{
 use redis::{Commands, Connection};
 use serde_json::json;
 
-use crate::{
-    shared_redis::replicas,
-    support::{Router, eventually, free_port, proxy::Proxy, redis::RedisServer, scratch},
-};
+use crate::shared_redis::replicas;
+use testkit::{Router, eventually, free_port, proxy::Proxy, redis::RedisServer, scratch};
 
 /// Runs commands, a line each, words between spaces.
 fn run(redis: &mut Connection, lines: &[&str]) {

@@ -13,10 +13,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::{
-    shared_redis::replicas,
-    support::{Connection, Router, eventually, proxy::Proxy, redis::RedisServer},
-};
+use crate::shared_redis::replicas;
+use testkit::{Connection, Router, eventually, proxy::Proxy, redis::RedisServer};
 
 #[derive(Clone, Copy, PartialEq)]
 enum Outage {
@@ -151,9 +149,8 @@ fn a_redis_that_comes_back_empty_is_filled_again() {
 
 #[test]
 fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
-    let port = crate::support::free_port();
-    let (api, metrics) =
-        (crate::support::free_port().to_string(), crate::support::free_port().to_string());
+    let port = testkit::free_port();
+    let (api, metrics) = (testkit::free_port().to_string(), testkit::free_port().to_string());
     let url = format!("redis://127.0.0.1:{port}");
     let settings = [
         ("REDIS_URL", url.as_str()),
@@ -162,7 +159,7 @@ fn a_router_starts_without_its_redis_and_serves_when_it_is_there() {
         ("LOG_LEVEL", "off"),
     ];
     let mut child =
-        crate::support::program(&settings).stdout(std::process::Stdio::null()).spawn().unwrap();
+        testkit::program(&settings).stdout(std::process::Stdio::null()).spawn().unwrap();
     let address = format!("127.0.0.1:{api}").parse().unwrap();
     eventually(Duration::from_secs(5), "the router answers", || {
         Connection::try_open(address)

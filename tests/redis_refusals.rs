@@ -6,7 +6,7 @@ use std::time::Duration;
 use redis::{Connection as Redis, cmd};
 use serde_json::{Value, json};
 
-use crate::support::{
+use testkit::{
     Connection, Router, eventually,
     provider::{Heard, PUBLIC_URL, call},
     redis::RedisServer,

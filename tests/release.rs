@@ -2,7 +2,7 @@ use std::{sync::Barrier, thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{Router, eventually};
+use testkit::{Router, eventually};
 
 #[test]
 fn a_release_gives_the_pod_back_once() {

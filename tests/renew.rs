@@ -2,7 +2,7 @@ use std::{thread, time::Duration};
 
 use serde_json::json;
 
-use crate::support::{Router, eventually};
+use testkit::{Router, eventually};
 
 #[test]
 fn a_renewed_call_outlives_its_lease() {

@@ -5,15 +5,13 @@ use std::time::Duration;
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::json;
 
-use crate::{
-    signatures::{sha1, sha256},
-    support::{
-        Answer, Router, eventually,
-        provider::{Heard, PUBLIC_URL},
-        proxy::Proxy,
-        redis::RedisServer,
-        scratch,
-    },
+use crate::signatures::{sha1, sha256};
+use testkit::{
+    Answer, Router, eventually,
+    provider::{Heard, PUBLIC_URL},
+    proxy::Proxy,
+    redis::RedisServer,
+    scratch,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -82,7 +80,7 @@ impl Signed {
     }
 
     fn jambonz(path: &str, body: &str) -> Self {
-        let seconds = crate::support::redis::unix_millis() / 1_000;
+        let seconds = testkit::redis::unix_millis() / 1_000;
         let tag = HEXLOWER.encode(&sha256("jambonz-secret", &format!("{seconds}.{body}")));
         let headers = vec![
             ("content-type", "application/json".to_owned()),
@@ -93,7 +91,7 @@ impl Signed {
 
     /// A GET with a token that covers nothing but its time, and has an id of its own.
     fn vonage(path: &str, id: &str) -> Self {
-        let seconds = crate::support::redis::unix_millis() / 1_000;
+        let seconds = testkit::redis::unix_millis() / 1_000;
         let part = |text: String| data_encoding::BASE64URL_NOPAD.encode(text.as_bytes());
         let claims = format!(r#"{{"iat":{seconds},"jti":"{id}"}}"#);
         let signed = format!("{}.{}", part(r#"{"alg":"HS256"}"#.into()), part(claims));

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{
+use testkit::{
     Router, eventually,
     kube::Kube,
     provider::{Heard, PUBLIC_URL, again, call},
@@ -277,7 +277,7 @@ fn after_stream_is_no_way_around_limits_and_no_way_to_blame_a_pod() {
         let mut connection = router.connect();
         let path = "/api/v1/twilio/after-stream?pod_name=voice-agent-0&merchant_id=none&attempt";
         let ask = |connection: &mut _, sid: &str, path: &str| {
-            crate::support::provider::ask(connection, sid, path)
+            testkit::provider::ask(connection, sid, path)
         };
         assert!(ask(&mut connection, "CA1", &format!("{path}=1")).pod().is_none());
         for attempt in ["0", "-1", "101", "4294967295", "99999999999", "x"] {
@@ -299,7 +299,7 @@ fn after_stream_is_no_way_around_limits_and_no_way_to_blame_a_pod() {
     });
     // Where nobody is rescued, nobody is.
     let router = Router::start(&[("LOG_LEVEL", "off")]);
-    let heard = crate::support::provider::ask(
+    let heard = testkit::provider::ask(
         &mut router.connect(),
         "CA1",
         "/api/v1/twilio/after-stream?pod_name=a&attempt=1",

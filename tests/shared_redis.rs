@@ -14,12 +14,12 @@ use std::{
 use redis::Commands;
 use serde_json::{Value, json};
 
-use crate::support::{Router, eventually, redis::RedisServer, scratch};
+use testkit::{Router, eventually, redis::RedisServer, scratch};
 
-pub const TIERS: &str = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 3},
+pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 3},
     "acme": {"target": 3}}, "default_chain": ["gold", "basic"]}"#;
 
-pub fn replicas(server: &RedisServer, count: usize, tiers: &str) -> Vec<Router> {
+pub(crate) fn replicas(server: &RedisServer, count: usize, tiers: &str) -> Vec<Router> {
     let url = server.url();
     (0..count).map(|_| Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)])).collect()
 }
@@ -248,7 +248,7 @@ fn the_documented_keys_hold_what_is_documented() {
     let (_, answer) =
         router.post("/api/v1/allocate", json!({"call_sid": "CA1", "merchant_id": "shop"}));
     let pod = answer["pod_name"].as_str().unwrap();
-    let now = crate::support::redis::unix_millis() / 1_000;
+    let now = testkit::redis::unix_millis() / 1_000;
     let call: HashMap<String, String> = plain.hgetall("voice:call:CA1").unwrap();
     assert_eq!(
         (&call["pod_name"][..], &call["source_pool"][..], &call["merchant_id"][..]),

@@ -6,7 +6,7 @@ use aws_lc_rs::hmac;
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::json;
 
-use crate::support::{Answer, Router, eventually, scratch};
+use testkit::{Answer, Router, eventually, scratch};
 
 const PUBLIC: &str = "https://router.example.com";
 /// Ids as providers give them.
@@ -21,12 +21,12 @@ const UUIDS: [&str; 5] = [
 ];
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
 
-pub fn sha1(key: &str, text: &str) -> String {
+pub(crate) fn sha1(key: &str, text: &str) -> String {
     let key = hmac::Key::new(hmac::HMAC_SHA1_FOR_LEGACY_USE_ONLY, key.as_bytes());
     BASE64.encode(hmac::sign(&key, text.as_bytes()).as_ref())
 }
 
-pub fn sha256(key: &str, text: &str) -> Vec<u8> {
+pub(crate) fn sha256(key: &str, text: &str) -> Vec<u8> {
     let key = hmac::Key::new(hmac::HMAC_SHA256, key.as_bytes());
     hmac::sign(&key, text.as_bytes()).as_ref().to_vec()
 }
@@ -277,7 +277,7 @@ fn providers_that_are_left_out_are_not_there() {
     for action in ["allocate", "call-status", "stream-status"] {
         assert_eq!(connection.get(&format!("/api/v1/exotel/{action}?CallSid=CA1")).status, 404);
     }
-    let output = crate::support::program(&[("PROVIDERS", "nobody")]).output().unwrap();
+    let output = testkit::program(&[("PROVIDERS", "nobody")]).output().unwrap();
     let printed = String::from_utf8(output.stderr).unwrap();
     assert!(printed.contains("PROVIDERS=nobody: expected some of twilio,plivo"), "{printed}");
 }

@@ -6,9 +6,7 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use crate::support::{
-    Connection, certificates::Authority, eventually, free_port, program, scratch,
-};
+use testkit::{Connection, certificates::Authority, eventually, free_port, program, scratch};
 
 /// A router that speaks TLS, on ports of its own.
 struct Router {
@@ -222,7 +220,7 @@ fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
         ("OTEL_EXPORTER_OTLP_CERTIFICATE", &ca),
     ];
     let file = fs::File::create(&log).unwrap();
-    let router = crate::support::Router::start_with(&settings, file.into());
+    let router = testkit::Router::start_with(&settings, file.into());
     router.allocate("CA1");
     let line = || {
         let log = fs::read_to_string(&log).unwrap();

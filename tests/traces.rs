@@ -5,7 +5,7 @@ use std::{fs::File, path::PathBuf, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::support::{
+use testkit::{
     Answer, Connection, Router,
     certificates::Authority,
     collector::{Collector, Does},

@@ -9,14 +9,14 @@ use std::{
 
 use serde_json::json;
 
-use crate::support::{
+use testkit::{
     Connection, Router, eventually, program,
     provider::{Heard, PUBLIC_URL, again, ask, call},
     redis::RedisServer,
     scratch,
 };
 
-pub const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 const BUSY: &str = "All agents are busy. Please try again later.";
 const SETTINGS: [(&str, &str); 5] = [
     ("PUBLIC_URL", PUBLIC_URL),
@@ -26,7 +26,7 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LOG_LEVEL", "off"),
 ];
 
-pub fn with(extra: &[(&str, &str)]) -> Router {
+pub(crate) fn with(extra: &[(&str, &str)]) -> Router {
     let mut settings = SETTINGS.to_vec();
     settings.extend(extra);
     Router::start(&settings)
@@ -42,7 +42,7 @@ fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
     test(&with(&extra));
 }
 
-pub fn waiting(router: &Router) -> u64 {
+pub(crate) fn waiting(router: &Router) -> u64 {
     router.status()["waiting"].as_u64().unwrap()
 }
 

@@ -2,13 +2,11 @@
 
 use std::thread;
 
-use crate::{
-    support::{
-        eventually,
-        provider::{again, ask, call},
-        redis::RedisServer,
-    },
-    waiting::{SECOND, waiting, with},
+use crate::waiting::{SECOND, waiting, with};
+use testkit::{
+    eventually,
+    provider::{again, ask, call},
+    redis::RedisServer,
 };
 
 #[test]

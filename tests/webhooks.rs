@@ -1,7 +1,7 @@
 use quick_xml::{Reader, events::Event};
 use serde_json::json;
 
-use crate::support::{Answer, Router};
+use testkit::{Answer, Router};
 
 /// The names of a document's elements; fails unless it is well-formed.
 fn elements(answer: &Answer) -> Vec<String> {

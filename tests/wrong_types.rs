@@ -5,19 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use redis::{Connection, cmd};
-use smart_router::{
-    domain::{
-        fleet::{
-            Allocate, CallQuery, Claim, Claimant, Edit, Hold, PodFacts, PodOrigin, PodWriter,
-            Release, Renew,
-        },
-        tiers::{Origin, Tiers},
-    },
-    store::{Redis, RedisConfig, Store},
+use fleet::{
+    Allocate, CallQuery, Claim, Claimant, Edit, Hold, PodFacts, PodOrigin, PodWriter, Release,
+    Renew,
+    tiers::{Origin, Tiers},
 };
+use redis::{Connection, cmd};
+use store::{Redis, RedisConfig, Store};
 
-use crate::support::{
+use testkit::{
     Router,
     redis::{RedisServer, WRITER, ready_pod, store_config},
 };
@@ -89,8 +85,7 @@ fn tiers() -> Tiers {
 
 async fn start(server: &RedisServer) -> Arc<Redis> {
     let config = store_config(server, tiers());
-    let ttls =
-        smart_router::config::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
+    let ttls = store::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
     let store = Redis::start(RedisConfig { ttls, ..config }).unwrap();
     store.first_contact(Duration::from_secs(5)).await.unwrap();
     store

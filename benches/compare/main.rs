@@ -1,20 +1,18 @@
 //! The router and what it is compared with, in one run on one machine:
 //! `./bench.sh`, or `./bench.sh --quick`
 
-mod baseline;
-mod parts;
 mod plot;
 mod results;
 
 use std::{process::Command, time::Duration};
 
 use redis::cmd;
-use smart_router::load::{Arrivals, Format, Plan, Report, Target, run};
+use smart_router::tools::load::{Arrivals, Format, Plan, Report, Target, run};
 
-use self::{
+use self::results::{print_head, print_row, ratios, redis_cost, write_down};
+use testkit::{
     baseline::Kind,
     parts::{Process, delayed, free_port, machine, redis_server, wait_for},
-    results::{print_head, print_row, ratios, redis_cost, write_down},
 };
 
 /// Who is measured.
@@ -270,7 +268,12 @@ fn main() {
         args.iter().map(String::as_str).collect::<Vec<_>>()[..]
     {
         let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
-        return runtime.block_on(baseline::serve(kind.parse().unwrap(), address, url, chain));
+        return runtime.block_on(testkit::baseline::serve(
+            kind.parse().unwrap(),
+            address,
+            url,
+            chain,
+        ));
     }
     // `cargo bench` passes a flag of its own.
     let has = |flag: &str| args.iter().any(|arg| arg == flag);

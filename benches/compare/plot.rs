@@ -8,13 +8,13 @@ const HEIGHT: f64 = 400.0;
 const MARGINS: [f64; 4] = [70.0, 40.0, 200.0, 55.0];
 const COLOURS: [&str; 6] = ["#0b6e4f", "#c8553d", "#3d5a98", "#8a6d3b", "#6b4c9a", "#444444"];
 
-pub struct Series {
+pub(crate) struct Series {
     pub name: String,
     pub points: Vec<(f64, f64)>,
     pub is_dashed: bool,
 }
 
-pub struct Chart {
+pub(crate) struct Chart {
     pub title: &'static str,
     pub x: &'static str,
     pub y: &'static str,
@@ -45,7 +45,7 @@ impl Scale {
 }
 
 impl Chart {
-    pub fn svg(&self) -> String {
+    pub(crate) fn svg(&self) -> String {
         let [left, top, right, bottom] = MARGINS;
         let points = || self.series.iter().flat_map(|series| &series.points);
         let x = Scale::new(points().map(|point| point.0));

@@ -20,7 +20,7 @@ fn head() -> String {
     ) + "\n| --- | --- | --- | --- | --- | --- | --- |"
 }
 
-pub fn print_head() {
+pub(crate) fn print_head() {
     println!("{}", head());
 }
 
@@ -30,7 +30,7 @@ fn row(it: &Measured) -> String {
         0 => it.case.name.to_owned(),
         _ => format!("{}, {refused} refused", it.case.name),
     };
-    let latency = |of: &smart_router::load::Latency| {
+    let latency = |of: &smart_router::tools::load::Latency| {
         format!("{:.2} / {:.2} / {:.2}", of.p50, of.p99, of.p999)
     };
     format!(
@@ -46,7 +46,7 @@ fn row(it: &Measured) -> String {
     )
 }
 
-pub fn print_row(it: &Measured) {
+pub(crate) fn print_row(it: &Measured) {
     println!("{}", row(it));
 }
 
@@ -55,7 +55,7 @@ fn find<'a>(all: &'a [Measured], case: &str, system: System) -> &'a Measured {
 }
 
 /// What Redis spends on a call, against the bare scripts.
-pub fn redis_cost(all: &[Measured]) -> String {
+pub(crate) fn redis_cost(all: &[Measured]) -> String {
     let pair = |system| 2.0 * find(all, "exclusive", system).redis_cpu;
     format!(
         "Redis's CPU per allocate and release: {:.1} µs, bare scripts {:.1} µs: {:.2}x",
@@ -67,7 +67,7 @@ pub fn redis_cost(all: &[Measured]) -> String {
 
 /// The last line: requests/s against the pool for the first four; p50 of allocate and
 /// release against one connection for the next two; requests/s against the bare handler.
-pub fn ratios(all: &[Measured]) -> String {
+pub(crate) fn ratios(all: &[Measured]) -> String {
     let rate = |case: &str, system| find(all, case, system).report.requests_per_second;
     let p50 = |case: &str, system| {
         let report = &find(all, case, system).report;
@@ -88,8 +88,8 @@ pub fn ratios(all: &[Measured]) -> String {
 const MARKS: (&str, &str) = ("<!-- results -->\n", "<!-- end of results -->");
 
 /// Puts table and plots into the documentation.
-pub fn write_down(machine: &str, all: &[Measured]) {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+pub(crate) fn write_down(machine: &str, all: &[Measured]) {
+    let docs = Path::new(testkit::ROOT).join("docs");
     fs::create_dir_all(docs.join("performance")).unwrap();
     for (name, chart) in [("latency", latency(all)), ("cost", cost(all))] {
         fs::write(docs.join(format!("performance/{name}.svg")), chart.svg()).unwrap();

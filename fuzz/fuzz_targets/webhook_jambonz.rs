@@ -1,6 +1,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| smart_router_fuzz::webhook(
-    smart_router::telephony::Provider::Jambonz,
+    telephony::Provider::Jambonz,
     data
 ));

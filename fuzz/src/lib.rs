@@ -4,20 +4,19 @@
 use std::net::SocketAddr;
 
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
+use fleet::{
+    merchant::MerchantConfig,
+    tiers::{Origin, Tiers},
+};
 use smart_router::{
-    access::Tokens,
-    agent::{Reaction, react},
+    auth::Tokens,
     cluster::{ClusterConfig, ClusterPod, pods::Seen},
     control::pod_list,
-    domain::{
-        merchant::MerchantConfig,
-        tiers::{Origin, Tiers},
-    },
-    http::rate::Rates,
-    secrets::Secret,
-    telephony::{CallRequest, Content, Covered, Params, Provider, Stream, Webhook},
-    traces::SpanContext,
+    http::middleware::rate_limit::Rates,
+    tools::agent::{Reaction, react},
 };
+use spans::SpanContext;
+use telephony::{CallRequest, Content, Covered, Params, Provider, Secret, Stream, Webhook};
 use tokio_tungstenite::tungstenite::Message;
 
 fn text(data: &[u8]) -> &str {
@@ -148,7 +147,7 @@ pub fn webhook(provider: Provider, data: &[u8]) {
         query: Params::default(),
         sent: Params::default(),
         covered: Covered::Everything,
-            fingerprint: None,
+        fingerprint: None,
     };
     let Ok(webhook) = webhook.read() else { return };
     let dialect = provider.dialect();

@@ -6,14 +6,11 @@ use clap::Parser;
 use smart_router::{
     app,
     config::{Config, Settings},
-    store::Scripts,
 };
+use store::Scripts;
 
-use super::{
-    baseline::{self, Kind},
-    cell::Broken,
-    cells::CELLS,
-};
+use super::{cell::Broken, cells::CELLS};
+use testkit::baseline::Kind;
 
 #[derive(Parser)]
 struct Surroundings {
@@ -22,7 +19,7 @@ struct Surroundings {
 }
 
 /// Serves as the broken build of a cell, until it is killed.
-pub fn serve(cell: &str) -> ! {
+pub(crate) fn serve(cell: &str) -> ! {
     let cell = CELLS.iter().find(|other| other.name == cell).expect("a cell");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
@@ -30,7 +27,13 @@ pub fn serve(cell: &str) -> ! {
         if cell.broken.is_procedure() {
             let port: u16 = std::env::var("HTTP_PORT").unwrap().parse().unwrap();
             let url = std::env::var("REDIS_URL").unwrap();
-            baseline::serve(Kind::Mux, ([127, 0, 0, 1], port).into(), &url, "gold basic:3").await;
+            testkit::baseline::serve(
+                Kind::Mux,
+                ([127, 0, 0, 1], port).into(),
+                &url,
+                "gold basic:3",
+            )
+            .await;
         }
         let config = Config::new(Surroundings::parse_from(["router"]).settings).expect("settings");
         let running =

@@ -15,14 +15,14 @@ use super::{
     http::{self, Answer, Failure},
     world::{ROUTERS, World},
 };
-use crate::support::chance::Dice;
+use testkit::chance::Dice;
 
 /// How long callers wait for a pod, where they do.
-pub const WAIT: Duration = Duration::from_secs(1);
+pub(crate) const WAIT: Duration = Duration::from_secs(1);
 
 /// How callers behave; percentages of calls.
 #[derive(Debug, Clone, Copy)]
-pub struct Style {
+pub(crate) struct Style {
     pub clients: usize,
     /// Asked for several times at once.
     pub twins: usize,
@@ -53,13 +53,13 @@ pub struct Style {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Odd {
+pub(crate) enum Odd {
     Slow,
     Huge,
     Malformed,
 }
 
-pub const USUAL: Style = Style {
+pub(crate) const USUAL: Style = Style {
     clients: 8,
     twins: 5,
     replays: 5,
@@ -79,7 +79,7 @@ pub const USUAL: Style = Style {
 
 impl Style {
     /// As odd as both of them.
-    pub fn and(self, other: Self) -> Self {
+    pub(crate) fn and(self, other: Self) -> Self {
         Self {
             clients: self.clients.max(other.clients),
             twins: self.twins.max(other.twins.min(50)),
@@ -100,7 +100,7 @@ const RENEWAL: Duration = Duration::from_millis(400);
 /// The ways to ask for a pod.
 const FORMATS: usize = 4;
 
-pub struct Caller<'a> {
+pub(crate) struct Caller<'a> {
     pub world: &'a World,
     pub style: Style,
     pub dice: Dice,
@@ -112,7 +112,7 @@ pub struct Caller<'a> {
 
 impl Caller<'_> {
     /// Places calls until the run is over.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         while !self.world.is_over.load(Ordering::Relaxed) {
             self.one_call();
             let rest = self.dice.roll(self.style.rest + 1) as u64;
@@ -260,7 +260,7 @@ impl Caller<'_> {
     }
 
     /// Asks for a pod once, in some provider's way.
-    pub fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
+    pub(crate) fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
         let router = self.pick();
         let to = self.world.seats[router].address;
         let format = if self.is_plain || self.style.waits { 0 } else { self.dice.roll(FORMATS) };
@@ -348,7 +348,7 @@ impl Caller<'_> {
     }
 
     /// Releases as agents do: until somebody has heard it.
-    pub fn release(&mut self, call: &str, pod: &str) {
+    pub(crate) fn release(&mut self, call: &str, pod: &str) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(8) {
             let pod = self.is_one_of(50).then_some(pod);
@@ -448,7 +448,7 @@ fn refused_in_json(answer: Result<Answer, Failure>) -> Option<String> {
     (!is_refused).then(|| format!("{} {}", answer.status, answer.body))
 }
 
-pub fn said(answer: &Result<Answer, Failure>) -> Said {
+pub(crate) fn said(answer: &Result<Answer, Failure>) -> Said {
     match answer {
         Ok(Answer { status: 200, .. }) => Said::Yes,
         Ok(Answer { status: 404, .. }) => Said::Unknown,

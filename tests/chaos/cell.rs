@@ -6,7 +6,7 @@ use super::{callers::Style, faults::Scene, store::Kind};
 
 /// What is wrong with a build that is broken on purpose.
 #[derive(Debug, Clone, Copy)]
-pub enum Broken {
+pub(crate) enum Broken {
     /// The older procedure: many commands, one after the other.
     Procedure,
     /// Our functions, with this text changed to that.
@@ -22,17 +22,17 @@ pub enum Broken {
 }
 
 impl Broken {
-    pub fn is_procedure(self) -> bool {
+    pub(crate) fn is_procedure(self) -> bool {
         matches!(self, Self::Procedure)
     }
 
     /// Whether it needs another program than ours.
-    pub fn is_another_program(self) -> bool {
+    pub(crate) fn is_another_program(self) -> bool {
         matches!(self, Self::Procedure | Self::Edit(_) | Self::OwnClock)
     }
 }
 
-pub struct Cell {
+pub(crate) struct Cell {
     pub name: &'static str,
     pub says: &'static str,
     pub backend: Kind,

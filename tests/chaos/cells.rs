@@ -44,7 +44,7 @@ const PLAIN: Cell = Cell {
     broken_says: PROCEDURE_SAYS,
 };
 
-pub static CELLS: [Cell; 38] = [
+pub(crate) static CELLS: [Cell; 38] = [
     Cell {
         name: "kill-before-sending",
         says: "kill -9 of a router that is about to ask Redis",

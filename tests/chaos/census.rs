@@ -15,10 +15,10 @@ use super::{
     operators::undrain,
     world::{ROUTERS, World, cap},
 };
-use crate::support::{chance::Dice, snapshot::Snapshot};
+use testkit::{chance::Dice, snapshot::Snapshot};
 
 /// Within which time after the faults every pod can be given out again.
-pub const SOON: Duration = Duration::from_secs(5);
+pub(crate) const SOON: Duration = Duration::from_secs(5);
 /// Within which the count of calls is right.
 const COUNTED: Duration = Duration::from_secs(10);
 /// How long a census may take longer than a lease, round after round.
@@ -32,7 +32,7 @@ struct Asked {
     at: Instant,
 }
 
-pub fn take(
+pub(crate) fn take(
     world: &World,
     cleared: Instant,
     allowed: Duration,

@@ -14,7 +14,7 @@ use super::{
 };
 
 /// With a pool that takes all provisional calls of the crowd on one pod.
-pub const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}, "crowd": {"type": "shared", "target": 1, "max_concurrent": 1000}}, "default_chain": ["gold", "basic"]}"#;
+pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}, "crowd": {"type": "shared", "target": 1, "max_concurrent": 1000}}, "default_chain": ["gold", "basic"]}"#;
 const CALLS: usize = 1_000;
 const POD: &str = "crowd-0";
 /// Merchants whose calls go to the pod of the crowd, or wait for a pool without pods.
@@ -24,7 +24,7 @@ const MERCHANTS: [(&str, &str); 2] = [
 ];
 
 /// Stalls Redis while the crowd is there, and sends the crowd home.
-pub fn stall(scene: &Scene) {
+pub(crate) fn stall(scene: &Scene) {
     let world = scene.world;
     for seat in &world.seats {
         let limits = (Duration::from_millis(1), Duration::from_millis(3));

@@ -14,10 +14,10 @@ use super::{
     store::Backend,
     world::{ROUTERS, World},
 };
-use crate::support::{chance::Dice, clock::WallClock};
+use testkit::{chance::Dice, clock::WallClock};
 
 /// Where a fault happens.
-pub struct Scene<'a> {
+pub(crate) struct Scene<'a> {
     pub world: &'a World,
     pub dice: RefCell<Dice>,
     pub is_broken: bool,
@@ -26,11 +26,11 @@ pub struct Scene<'a> {
 }
 
 impl Scene<'_> {
-    pub fn roll(&self, sides: usize) -> usize {
+    pub(crate) fn roll(&self, sides: usize) -> usize {
         self.dice.borrow_mut().roll(sides)
     }
 
-    pub fn pause(&self, least: u64, most: u64) {
+    pub(crate) fn pause(&self, least: u64, most: u64) {
         thread::sleep(Duration::from_millis(least + self.roll((most - least + 1) as usize) as u64));
     }
 
@@ -48,7 +48,7 @@ impl Scene<'_> {
 
 impl Scene<'_> {
     /// A run whose fault did not happen shows nothing.
-    pub fn expect(&self, happened: bool, what: &str) {
+    pub(crate) fn expect(&self, happened: bool, what: &str) {
         assert!(happened || !self.is_alone, "the fault did not happen: {what}");
     }
 }
@@ -66,7 +66,7 @@ fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
 
 /// Takes the primary from its replicas. Redis answers before it replicates: what it
 /// acknowledges in the moments before it knows is not promised to last, so nobody hears it.
-pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Backend)) {
+pub(crate) fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Backend)) {
     let world = scene.world;
     let mut doubt = world.doubt.write().unwrap();
     thread::sleep(Duration::from_millis(50));
@@ -88,19 +88,19 @@ pub fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Bac
 }
 
 /// Waits until another server is the primary.
-pub fn is_replaced(scene: &Scene) {
+pub(crate) fn is_replaced(scene: &Scene) {
     let is_replaced = || has_role(scene, 1, "master") || has_role(scene, 2, "master");
     let has_happened = scene.until(Duration::from_secs(60), is_replaced);
     scene.expect(has_happened, "another server is the primary");
 }
 
 /// Waits until what was the primary follows another.
-pub fn follows(scene: &Scene) {
+pub(crate) fn follows(scene: &Scene) {
     let has_followed = scene.until(Duration::from_secs(60), || has_role(scene, 0, "slave"));
     scene.expect(has_followed, "the old primary follows the new one");
 }
 
-pub fn kill(scene: &Scene, moment: Moment) {
+pub(crate) fn kill(scene: &Scene, moment: Moment) {
     for _ in 0..2 {
         scene.pause(150, 300);
         let router = scene.roll(ROUTERS);
@@ -119,7 +119,7 @@ pub fn kill(scene: &Scene, moment: Moment) {
 }
 
 /// Sets Redis's clock back while a call is left that no caller knows of.
-pub fn set_back_redis(scene: &Scene, seconds: i64) {
+pub(crate) fn set_back_redis(scene: &Scene, seconds: i64) {
     let router = scene.roll(ROUTERS);
     let seat = &scene.world.seats[router];
     scene
@@ -138,7 +138,7 @@ pub fn set_back_redis(scene: &Scene, seconds: i64) {
     scene.pause(500, 1_000);
 }
 
-pub fn shift_clock(scene: &Scene, seconds: i64) {
+pub(crate) fn shift_clock(scene: &Scene, seconds: i64) {
     let router = scene.roll(ROUTERS);
     let seat = &scene.world.seats[router];
     scene.world.history.fault(format!("a router starts again, {seconds} s off"));
@@ -150,14 +150,14 @@ pub fn shift_clock(scene: &Scene, seconds: i64) {
     scene.pause(1_500, 2_000);
 }
 
-pub fn some_pod(scene: &Scene, tier: &str) -> String {
+pub(crate) fn some_pod(scene: &Scene, tier: &str) -> String {
     let pods: Vec<String> =
         scene.world.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
     pods[scene.roll(pods.len())].clone()
 }
 
 /// Takes some pods away and brings others.
-pub fn replace_pods(scene: &Scene, quick: bool) {
+pub(crate) fn replace_pods(scene: &Scene, quick: bool) {
     for _ in 0..2 {
         let pod = some_pod(scene, "gold");
         scene.world.remove_pod(&pod);
@@ -168,7 +168,7 @@ pub fn replace_pods(scene: &Scene, quick: bool) {
     }
 }
 
-pub fn pause_leader(scene: &Scene) {
+pub(crate) fn pause_leader(scene: &Scene) {
     let world = scene.world;
     if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
         return;
@@ -192,7 +192,7 @@ pub fn pause_leader(scene: &Scene) {
 }
 
 /// The leader is killed, and pods terminate before another router leads.
-pub fn kill_leader(scene: &Scene) {
+pub(crate) fn kill_leader(scene: &Scene) {
     let world = scene.world;
     if !scene.until(Duration::from_secs(5), || world.leader().is_some()) {
         return;
@@ -231,7 +231,7 @@ pub fn kill_leader(scene: &Scene) {
     scene.pause(300, 500);
 }
 
-pub fn two_leaders(scene: &Scene) {
+pub(crate) fn two_leaders(scene: &Scene) {
     let world = scene.world;
     let epoch = || -> u64 {
         let redis = world.store().connection();
@@ -263,7 +263,7 @@ pub fn two_leaders(scene: &Scene) {
     }
 }
 
-pub fn expire_watches(scene: &Scene) {
+pub(crate) fn expire_watches(scene: &Scene) {
     let kube = &scene.world.kube;
     for _ in 0..3 {
         // Nobody hears of these, and who asks for what came since is told 410. A router
@@ -280,7 +280,7 @@ pub fn expire_watches(scene: &Scene) {
     scene.expect(scene.is_broken || kube.expired() > 0, "410");
 }
 
-pub fn mistake_types(scene: &Scene) {
+pub(crate) fn mistake_types(scene: &Scene) {
     let keys = [
         "voice:pool:gold:available",
         "voice:pool:basic:available",
@@ -299,7 +299,7 @@ pub fn mistake_types(scene: &Scene) {
     }
 }
 
-pub fn fill_memory(scene: &Scene) {
+pub(crate) fn fill_memory(scene: &Scene) {
     let memory = |limit: u64| {
         let mut redis = scene.world.store().connection().unwrap();
         let _: () =
@@ -312,7 +312,7 @@ pub fn fill_memory(scene: &Scene) {
     memory(0);
 }
 
-pub fn forget_functions(scene: &Scene) {
+pub(crate) fn forget_functions(scene: &Scene) {
     if scene.is_broken {
         for seat in &scene.world.seats {
             seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");

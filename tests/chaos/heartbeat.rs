@@ -15,13 +15,13 @@ const BEAT: Duration = Duration::from_millis(10);
 const STALLED: Duration = Duration::from_millis(500);
 
 /// A thread that notes by how much it woke up late.
-pub struct Heartbeat {
+pub(crate) struct Heartbeat {
     is_over: Arc<AtomicBool>,
     longest: Arc<AtomicU64>,
 }
 
 impl Heartbeat {
-    pub fn start() -> Self {
+    pub(crate) fn start() -> Self {
         let heartbeat = Self { is_over: Arc::default(), longest: Arc::default() };
         let (is_over, longest) = (heartbeat.is_over.clone(), heartbeat.longest.clone());
         thread::spawn(move || {
@@ -36,7 +36,7 @@ impl Heartbeat {
     }
 
     /// How long the machine stood still, if it did.
-    pub fn stall(&self) -> Option<Duration> {
+    pub(crate) fn stall(&self) -> Option<Duration> {
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed));
         (longest > STALLED).then_some(longest)
     }

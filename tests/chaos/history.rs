@@ -10,7 +10,7 @@ use super::http::Failure;
 
 /// What came of a request for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Outcome {
+pub(crate) enum Outcome {
     Given {
         pod: String,
     },
@@ -23,7 +23,7 @@ pub enum Outcome {
 
 /// What came of another request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Said {
+pub(crate) enum Said {
     Yes,
     /// There is no such thing.
     Unknown,
@@ -33,7 +33,7 @@ pub enum Said {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum What {
+pub(crate) enum What {
     Allocate {
         call: String,
         router: usize,
@@ -91,14 +91,14 @@ pub enum What {
 }
 
 #[derive(Debug, Clone)]
-pub struct Event {
+pub(crate) struct Event {
     pub began: Duration,
     pub ended: Duration,
     pub what: What,
 }
 
 impl Event {
-    pub fn is_about(&self, subject: &str) -> bool {
+    pub(crate) fn is_about(&self, subject: &str) -> bool {
         match &self.what {
             What::Allocate { call, outcome, .. } => {
                 call == subject || matches!(outcome, Outcome::Given { pod } if pod == subject)
@@ -124,32 +124,32 @@ impl fmt::Display for Event {
     }
 }
 
-pub struct History {
+pub(crate) struct History {
     started: Instant,
     events: Mutex<Vec<Event>>,
 }
 
 impl History {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { started: Instant::now(), events: Mutex::default() }
     }
 
-    pub fn now(&self) -> Duration {
+    pub(crate) fn now(&self) -> Duration {
         self.started.elapsed()
     }
 
     /// Notes what came of something that began then.
-    pub fn note(&self, began: Duration, what: What) {
+    pub(crate) fn note(&self, began: Duration, what: What) {
         let event = Event { began, ended: self.now(), what };
         self.events.lock().unwrap().push(event);
     }
 
-    pub fn fault(&self, what: impl Into<String>) {
+    pub(crate) fn fault(&self, what: impl Into<String>) {
         self.note(self.now(), What::Fault(what.into()));
     }
 
     /// All of it, by when it began.
-    pub fn events(&self) -> Vec<Event> {
+    pub(crate) fn events(&self) -> Vec<Event> {
         let mut events = self.events.lock().unwrap().clone();
         events.sort_by_key(|event| event.began);
         events
@@ -158,7 +158,7 @@ impl History {
 
 /// What should not have happened, and to whom.
 #[derive(Debug, Clone)]
-pub struct Violation {
+pub(crate) struct Violation {
     pub invariant: &'static str,
     pub what: String,
     /// Calls and pods whose story shows it.

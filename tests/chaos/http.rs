@@ -7,16 +7,16 @@ use std::{
 };
 
 /// Who has waited for so long has waited for nothing.
-pub const PATIENCE: Duration = Duration::from_secs(6);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Clone)]
-pub struct Answer {
+pub(crate) struct Answer {
     pub status: u16,
     pub body: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
+pub(crate) enum Failure {
     /// Nobody listens.
     Refused,
     /// The line broke before the answer was there.
@@ -26,7 +26,7 @@ pub enum Failure {
     Unheard,
 }
 
-pub fn ask(
+pub(crate) fn ask(
     to: SocketAddr,
     method: &str,
     path: &str,
@@ -46,7 +46,7 @@ pub fn ask(
 }
 
 /// The answer that comes on a line.
-pub fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Failure> {
+pub(crate) fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Failure> {
     let mut bytes = Vec::new();
     let mut some = [0; 8 << 10];
     loop {
@@ -71,14 +71,18 @@ pub fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Failure> {
     Ok(Answer { status, body: body.to_owned() })
 }
 
-pub fn post(to: SocketAddr, path: &str, body: &serde_json::Value) -> Result<Answer, Failure> {
+pub(crate) fn post(
+    to: SocketAddr,
+    path: &str,
+    body: &serde_json::Value,
+) -> Result<Answer, Failure> {
     ask(to, "POST", path, "application/json", body.to_string().as_bytes())
 }
 
-pub fn form(to: SocketAddr, path: &str, body: &str) -> Result<Answer, Failure> {
+pub(crate) fn form(to: SocketAddr, path: &str, body: &str) -> Result<Answer, Failure> {
     ask(to, "POST", path, "application/x-www-form-urlencoded", body.as_bytes())
 }
 
-pub fn get(to: SocketAddr, path: &str) -> Result<Answer, Failure> {
+pub(crate) fn get(to: SocketAddr, path: &str) -> Result<Answer, Failure> {
     ask(to, "GET", path, "text/plain", b"")
 }

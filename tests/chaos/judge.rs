@@ -8,12 +8,12 @@ use super::{
 };
 
 /// What every answer to a caller has to be there in.
-pub const IN_TIME: Duration = Duration::from_secs(2);
+pub(crate) const IN_TIME: Duration = Duration::from_secs(2);
 
 /// How long the store may take to know a pod that it is never seen to know.
 const NOT_TOLD: Duration = Duration::from_secs(1);
 
-pub struct Judge<'a> {
+pub(crate) struct Judge<'a> {
     pub events: &'a [Event],
     pub lease: Duration,
     pub draining: Duration,
@@ -34,7 +34,7 @@ struct Life<'a> {
 }
 
 impl<'a> Judge<'a> {
-    pub fn violations(&self) -> Vec<Violation> {
+    pub(crate) fn violations(&self) -> Vec<Violation> {
         let lives = self.lives();
         let mut found = self.too_many(&lives);
         found.extend(self.two_pods(&lives));

@@ -1,8 +1,6 @@
 //! Faults under load: real routers, a real Redis, and what became of every call. See
 //! docs/reliability.md and `./chaos.sh --help`.
 
-#[path = "../../benches/compare/baseline.rs"]
-mod baseline;
 mod broken;
 mod callers;
 mod cell;
@@ -16,16 +14,10 @@ mod http;
 mod judge;
 mod operators;
 mod overload;
-#[path = "../../benches/compare/parts.rs"]
-#[allow(dead_code)]
-mod parts;
 mod proxy;
 mod report;
 mod run;
 mod store;
-#[path = "../support/mod.rs"]
-#[allow(dead_code, unused_imports)]
-mod support;
 mod world;
 
 use std::{

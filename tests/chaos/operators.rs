@@ -16,10 +16,10 @@ use super::{
     http,
     world::{ROUTERS, World},
 };
-use crate::support::chance::Dice;
+use testkit::chance::Dice;
 
 /// Drains pods and takes that back, until the run is over.
-pub fn operate(world: &World, mut dice: Dice) {
+pub(crate) fn operate(world: &World, mut dice: Dice) {
     while !world.is_over.load(Ordering::Relaxed) {
         let pods = world.pods();
         let pod = pods[dice.roll(pods.len())].clone();
@@ -36,7 +36,7 @@ pub fn operate(world: &World, mut dice: Dice) {
     }
 }
 
-pub fn undrain(world: &World, pod: &str, dice: &mut Dice) {
+pub(crate) fn undrain(world: &World, pod: &str, dice: &mut Dice) {
     world.history.note(world.history.now(), What::Undrain { pod: pod.into() });
     for _ in 0..20 {
         let to = world.seats[dice.roll(ROUTERS)].address;
@@ -49,7 +49,7 @@ pub fn undrain(world: &World, pod: &str, dice: &mut Dice) {
 }
 
 /// Takes pods away and brings others, until the run is over.
-pub fn churn(world: &World, mut dice: Dice) {
+pub(crate) fn churn(world: &World, mut dice: Dice) {
     let mut number = 10;
     while !world.is_over.load(Ordering::Relaxed) {
         let pods = world.pods();
@@ -74,7 +74,7 @@ pub fn churn(world: &World, mut dice: Dice) {
 }
 
 /// Notes when the store knows pods that took the place of others of their names.
-pub fn watch_names(world: &World) {
+pub(crate) fn watch_names(world: &World) {
     let mut known = BTreeMap::new();
     while !world.is_over.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(10));

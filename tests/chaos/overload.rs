@@ -15,7 +15,7 @@ use super::{
     proxy::Proxy,
     world::World,
 };
-use crate::support::{PROGRAM, chance::Dice, free_port, redis::RedisServer};
+use testkit::{chance::Dice, free_port, redis::RedisServer};
 
 /// What the store takes of each router, per second.
 const CAP: u32 = 100;
@@ -25,7 +25,7 @@ const ASKING: usize = 100;
 const INTERVAL: Duration = Duration::from_millis(33);
 const TIME: Duration = Duration::from_secs(3);
 
-pub fn flood(world: &World, is_plain: bool) {
+pub(crate) fn flood(world: &World, is_plain: bool) {
     world.history.fault("too many requests");
     for seat in &world.seats {
         seat.to_redis.set(|faults| faults.cap = Some(CAP));
@@ -81,7 +81,7 @@ const CALLS: u32 = 5_000;
 
 /// Ten times what the store takes, for so long, and what came of it: figures, and whether
 /// they are in order.
-pub fn measure(seconds: u64) -> bool {
+pub(crate) fn measure(seconds: u64) -> bool {
     let redis = RedisServer::start(&[]);
     let proxy = Proxy::to(redis.port);
     let port = free_port();
@@ -96,7 +96,7 @@ pub fn measure(seconds: u64) -> bool {
         ("VOICE_AGENT_BASE_URL", "wss://voice.example.com".into()),
         ("LOG_LEVEL", "error".into()),
     ];
-    let mut router = Command::new(PROGRAM);
+    let mut router = Command::new(testkit::program_path());
     router.env_clear().envs(settings).stdout(Stdio::null());
     let mut router = router.spawn().expect("a router starts");
     let address = ([127, 0, 0, 1], port).into();
@@ -191,7 +191,7 @@ fn show(name: &str, report: &Value) -> Figures {
 }
 
 fn load(port: u16, rate: u32, seconds: u64) -> Value {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(testkit::program_path());
     command.args(["load", "--json", "--connections", "256"]);
     command.args(["--router", &format!("http://127.0.0.1:{port}"), "--rate", &rate.to_string()]);
     let output = command.args(["--duration", &format!("{seconds}s")]).output().expect("load runs");

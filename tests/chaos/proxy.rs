@@ -16,7 +16,7 @@ const LOOK: Duration = Duration::from_millis(10);
 
 /// What goes wrong on all lines through a proxy.
 #[derive(Default, Clone)]
-pub struct Faults {
+pub(crate) struct Faults {
     /// What is sent takes so long to arrive, each way: at least, at most.
     pub delay: Option<(Duration, Duration)>,
     /// Answers are lost.
@@ -32,7 +32,7 @@ pub struct Faults {
 
 /// When a router is killed that allocates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
+pub(crate) enum Moment {
     BeforeSending,
     AfterSending,
     AfterReply,
@@ -57,13 +57,13 @@ struct Shared {
     dice: AtomicU64,
 }
 
-pub struct Proxy {
+pub(crate) struct Proxy {
     pub port: u16,
     shared: Arc<Shared>,
 }
 
 impl Proxy {
-    pub fn to(port: u16) -> Self {
+    pub(crate) fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let near = listener.local_addr().unwrap().port();
         let shared = Arc::new(Shared::default());
@@ -93,55 +93,55 @@ impl Proxy {
         Self { port: near, shared }
     }
 
-    pub fn set(&self, change: impl FnOnce(&mut Faults)) {
+    pub(crate) fn set(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.shared.faults());
     }
 
     /// Lets all lines stall, those to come included.
-    pub fn stall(&self) {
+    pub(crate) fn stall(&self) {
         self.set(|faults| faults.stall = Some(u64::MAX));
     }
 
     /// Lets the lines there are stall.
-    pub fn stall_lines(&self) {
+    pub(crate) fn stall_lines(&self) {
         let lines = self.shared.lines.load(Ordering::SeqCst);
         self.set(|faults| faults.stall = Some(lines));
     }
 
     /// All is well again, for what comes; lines that were cut or stalled stay as they are.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         *self.shared.faults() = Faults::default();
         self.shared.held.lock().unwrap().clear();
         self.disarm();
     }
 
-    pub fn is_slow(&self) -> bool {
+    pub(crate) fn is_slow(&self) -> bool {
         self.shared.faults().delay.is_some()
     }
 
     /// Whether a stall keeps from arriving what has this in it.
-    pub fn holds(&self, what: &str) -> bool {
+    pub(crate) fn holds(&self, what: &str) -> bool {
         count(&self.shared.held.lock().unwrap(), what.as_bytes()) > 0
     }
 
     /// Changes some bytes for others of the same length, from now on.
-    pub fn garble(&self, what: &'static [u8], by: &'static [u8]) {
+    pub(crate) fn garble(&self, what: &'static [u8], by: &'static [u8]) {
         *self.shared.garble.lock().unwrap() = Some((what, by));
     }
 
     /// Ends all lines there are.
-    pub fn reset(&self) {
+    pub(crate) fn reset(&self) {
         self.shared.resets.fetch_add(1, Ordering::SeqCst);
     }
 
     /// Kills nobody any more.
-    pub fn disarm(&self) {
+    pub(crate) fn disarm(&self) {
         self.shared.last_reply.store(false, Ordering::SeqCst);
         *self.shared.trap.lock().unwrap() = None;
     }
 
     /// Kills a router at a moment of its next allocate.
-    pub fn trap(&self, moment: Moment, kill: impl Fn() + Send + Sync + 'static) {
+    pub(crate) fn trap(&self, moment: Moment, kill: impl Fn() + Send + Sync + 'static) {
         *self.shared.trap.lock().unwrap() = Some((moment, Box::new(kill)));
     }
 }

@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, fmt::Write, fs};
 
-use super::{cells::CELLS, parts::machine, run::Verdict};
+use super::{cells::CELLS, run::Verdict};
+use testkit::parts::machine;
 
 const DOCUMENT: &str = "docs/reliability.md";
 const BEGIN: &str = "<!-- results -->\n";
 const END: &str = "<!-- end of results -->";
 /// The name of runs with several faults.
-pub const MIX: &str = "mix";
+pub(crate) const MIX: &str = "mix";
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
 struct Row {
@@ -20,30 +21,30 @@ struct Row {
 }
 
 #[derive(Debug, Default)]
-pub struct Tally {
+pub(crate) struct Tally {
     rows: BTreeMap<String, Row>,
 }
 
 impl Tally {
-    pub fn ran(&mut self, cell: &str, verdict: &Verdict) {
+    pub(crate) fn ran(&mut self, cell: &str, verdict: &Verdict) {
         let row = self.rows.entry(cell.into()).or_default();
         row.runs += usize::from(verdict.failed.is_none());
         row.failed += usize::from(verdict.failed.is_some());
         row.violations += usize::from(!verdict.violations.is_empty());
     }
 
-    pub fn broke(&mut self, cell: &str, caught: Option<String>) {
+    pub(crate) fn broke(&mut self, cell: &str, caught: Option<String>) {
         self.rows.entry(cell.into()).or_default().broken = Some(caught);
     }
 
     /// No violation, no run that could not be run, no broken build that got away.
-    pub fn is_clean(&self) -> bool {
+    pub(crate) fn is_clean(&self) -> bool {
         let is_clean =
             |row: &Row| row.violations == 0 && row.failed == 0 && row.broken != Some(None);
         self.rows.values().all(is_clean)
     }
 
-    pub fn table(&self) -> String {
+    pub(crate) fn table(&self) -> String {
         let mut text = "| cell | fault | runs | violations | broken build | caught by |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
         let known = CELLS.iter().map(|cell| (cell.name, cell.says, cell.broken_says));
         for (name, says, broken) in known.chain([(
@@ -68,7 +69,7 @@ impl Tally {
         text
     }
 
-    pub fn last_line(&self) -> String {
+    pub(crate) fn last_line(&self) -> String {
         let runs: usize = self.rows.values().map(|row| row.runs).sum();
         let violations: usize = self.rows.values().map(|row| row.violations).sum();
         format!("chaos: {} cells, {runs} runs, {violations} violations", self.rows.len())
@@ -105,7 +106,7 @@ impl Tally {
     }
 
     /// Adds the results to those of this commit; those of the commit before become a line.
-    pub fn write(&self) {
+    pub(crate) fn write(&self) {
         let document = fs::read_to_string(DOCUMENT).expect("the document is there");
         let (before, rest) = document.split_once(BEGIN).expect("it has a place for results");
         let (block, after) = rest.split_once(END).expect("which ends");

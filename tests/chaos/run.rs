@@ -21,19 +21,19 @@ use super::{
     store::Kind,
     world::{World, cap},
 };
-use crate::support::chance::Dice;
+use testkit::chance::Dice;
 
 /// What is promised within a time, of which a machine that stands still takes its part.
 const TIMED: [&str; 4] = ["I4", "I8", "I10", "I11"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Build {
+pub(crate) enum Build {
     Sound,
     Broken,
 }
 
 /// What came of a run.
-pub struct Verdict {
+pub(crate) struct Verdict {
     pub violations: Vec<Violation>,
     pub events: Vec<Event>,
     /// Why it could not be run, if it could not.
@@ -42,7 +42,7 @@ pub struct Verdict {
 
 impl Verdict {
     /// Says what went wrong, with the story of those it happened to.
-    pub fn print(&self, cell: &str, seed: u64) {
+    pub(crate) fn print(&self, cell: &str, seed: u64) {
         if let Some(failed) = &self.failed {
             println!("{cell} seed {seed}: could not be run: {failed}");
         }
@@ -64,14 +64,14 @@ impl Verdict {
     }
 }
 
-pub fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
+pub(crate) fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
     let broken = (build == Build::Broken).then_some(cell.broken);
     let faults: &[fn(&Scene)] = &[cell.fault];
     guarded(|| scene(cell, cell.style, seed, broken, faults))
 }
 
 /// Some faults at a time, in a world where everything else happens, too.
-pub fn mix(seed: u64) -> Verdict {
+pub(crate) fn mix(seed: u64) -> Verdict {
     static MIX: Cell = Cell {
         name: "mix",
         says: "a random mix",

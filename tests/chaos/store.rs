@@ -10,11 +10,11 @@ use std::{
 use redis::Commands;
 
 use super::{cell::Broken, proxy::Proxy};
-use crate::support::{clock::WallClock, free_port, redis::RedisServer, scratch};
+use testkit::{clock::WallClock, free_port, redis::RedisServer, scratch};
 
 /// Which Redis a cell has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(crate) enum Kind {
     /// In memory only.
     Plain,
     /// Keeps what it knows on disk.
@@ -32,9 +32,9 @@ const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "everysec"];
 const DOWN_AFTER: u32 = 2_000;
 /// Where what belongs to the Redis itself comes from: its lines can be cut and those of
 /// routers be left.
-pub const INSIDE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 9));
+pub(crate) const INSIDE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 9));
 
-pub struct Backend {
+pub(crate) struct Backend {
     pub servers: Vec<RedisServer>,
     /// One before each server of several.
     pub proxies: Vec<Proxy>,
@@ -46,7 +46,7 @@ pub struct Backend {
 
 impl Backend {
     /// `is_sound`: with the settings that we recommend.
-    pub fn start(kind: Kind, is_sound: bool) -> Self {
+    pub(crate) fn start(kind: Kind, is_sound: bool) -> Self {
         let clock = (kind == Kind::Clocked).then(|| WallClock::ahead(0));
         let (servers, proxies, sentinels) = match kind {
             Kind::Clocked => {
@@ -63,12 +63,12 @@ impl Backend {
     }
 
     /// Where the first server is.
-    pub fn port(&self) -> u16 {
+    pub(crate) fn port(&self) -> u16 {
         self.servers[0].port
     }
 
     /// What a router is told. One that is broken does not ask Sentinels.
-    pub fn url(&self, proxy: u16, broken: Option<Broken>) -> String {
+    pub(crate) fn url(&self, proxy: u16, broken: Option<Broken>) -> String {
         match (self.kind, broken) {
             (Kind::Sentinels, None) => {
                 let sentinels: Vec<String> =
@@ -81,7 +81,7 @@ impl Backend {
     }
 
     /// Fills the pools as the older router would.
-    pub fn fill(&self, pods: &[String]) {
+    pub(crate) fn fill(&self, pods: &[String]) {
         let mut redis = self.servers[0].connection();
         for pod in pods {
             let () = match pod.split('-').next().unwrap() {
@@ -93,7 +93,7 @@ impl Backend {
     }
 
     /// Kills the server and starts it with what it had on disk, or empty.
-    pub fn restart(&mut self) {
+    pub(crate) fn restart(&mut self) {
         match self.kind {
             Kind::Durable => self.servers[0].restart(&DURABLE),
             _ => self.servers[0].replace(),
@@ -101,7 +101,7 @@ impl Backend {
     }
 
     /// How often Sentinels have made another server the primary.
-    pub fn failovers(&self) -> u64 {
+    pub(crate) fn failovers(&self) -> u64 {
         let epoch = |sentinel: &RedisServer| -> Option<u64> {
             let mut connection = sentinel.client().get_connection().ok()?;
             let about: HashMap<String, String> =
@@ -112,7 +112,7 @@ impl Backend {
     }
 
     /// A connection to the first server, which may be asleep.
-    pub fn hurried_connection(&self) -> Option<redis::Connection> {
+    pub(crate) fn hurried_connection(&self) -> Option<redis::Connection> {
         let soon = Duration::from_millis(50);
         let connection = self.servers[0].client().get_connection_with_timeout(soon).ok()?;
         connection.set_read_timeout(Some(soon)).ok()?;
@@ -120,7 +120,7 @@ impl Backend {
     }
 
     /// A connection to the server that is written to.
-    pub fn connection(&self) -> Option<redis::Connection> {
+    pub(crate) fn connection(&self) -> Option<redis::Connection> {
         let mut open =
             self.servers.iter().filter_map(|server| server.client().get_connection().ok());
         open.find_map(|mut connection| {

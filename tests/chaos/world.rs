@@ -23,18 +23,18 @@ use super::{
     proxy::Proxy,
     store::Backend,
 };
-use crate::support::{PROGRAM, free_port, kube::Kube, scratch};
+use testkit::{free_port, kube::Kube, scratch};
 
-pub const ROUTERS: usize = 3;
-pub const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
+pub(crate) const ROUTERS: usize = 3;
+pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
 
 /// How many calls a pod of such a name may carry.
-pub fn cap(pod: &str) -> usize {
+pub(crate) fn cap(pod: &str) -> usize {
     if pod.starts_with("basic") { 3 } else { 1 }
 }
 
 /// A router, dead or alive, and its lines.
-pub struct Seat {
+pub(crate) struct Seat {
     pub address: SocketAddr,
     pub to_redis: Proxy,
     pub to_kube: Proxy,
@@ -43,7 +43,7 @@ pub struct Seat {
     broken: Option<(&'static str, Broken)>,
 }
 
-pub struct World {
+pub(crate) struct World {
     pub history: History,
     pub kube: Kube,
     pub store: Mutex<Backend>,
@@ -66,7 +66,7 @@ pub struct World {
 impl World {
     /// What a caller who asked at that time hears of an answer: of one that Redis may forget,
     /// nothing, when it is over.
-    pub fn heard(
+    pub(crate) fn heard(
         &self,
         asked: Duration,
         answer: Result<Answer, Failure>,
@@ -79,7 +79,7 @@ impl World {
     }
 
     /// Everything, ready for calls; or why it does not come up.
-    pub fn start(cell: &'static Cell, broken: Option<Broken>) -> Result<Self, String> {
+    pub(crate) fn start(cell: &'static Cell, broken: Option<Broken>) -> Result<Self, String> {
         let mut settings = defaults();
         settings.extend(cell.settings.iter().map(|(name, value)| (*name, value.to_string())));
         if let Some(Broken::Settings(more)) = broken {
@@ -165,24 +165,24 @@ impl World {
             && assigned("merchants", "acme") == 1
     }
 
-    pub fn store(&self) -> MutexGuard<'_, Backend> {
+    pub(crate) fn store(&self) -> MutexGuard<'_, Backend> {
         self.store.lock().unwrap()
     }
 
-    pub fn pods(&self) -> Vec<String> {
+    pub(crate) fn pods(&self) -> Vec<String> {
         self.pods.lock().unwrap().clone()
     }
 
-    pub fn new_call(&self) -> String {
+    pub(crate) fn new_call(&self) -> String {
         format!("call-{}", self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
     /// The name of a pod that never was.
-    pub fn new_pod(&self, tier: &str) -> String {
+    pub(crate) fn new_pod(&self, tier: &str) -> String {
         format!("{tier}-{}", 1_000 + self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
-    pub fn setting(&self, name: &str) -> Duration {
+    pub(crate) fn setting(&self, name: &str) -> Duration {
         let text = &self.settings[name];
         let (number, unit) = text.split_at(text.find(|c: char| !c.is_ascii_digit()).unwrap());
         let number: u64 = number.parse().unwrap();
@@ -195,7 +195,7 @@ impl World {
     }
 
     /// The pods that somebody wanted to be drained.
-    pub fn drained(&self) -> BTreeSet<String> {
+    pub(crate) fn drained(&self) -> BTreeSet<String> {
         let drained = |event: Event| match event.what {
             What::Drain { pod, .. } => Some(pod),
             _ => None,
@@ -204,42 +204,42 @@ impl World {
     }
 
     /// Who leads, by the lease.
-    pub fn leader(&self) -> Option<usize> {
+    pub(crate) fn leader(&self) -> Option<usize> {
         let (holder, _) = self.kube.holder()?;
         (0..ROUTERS).find(|number| holder.starts_with(&format!("router-{number}_")))
     }
 
-    pub fn remove_pod(&self, pod: &str) {
+    pub(crate) fn remove_pod(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
         *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
         self.kube.delete(pod);
     }
 
-    pub fn add_pod(&self, pod: &str) {
+    pub(crate) fn add_pod(&self, pod: &str) {
         self.history.note(self.history.now(), What::PodCame { pod: pod.into() });
         add_pod(&self.kube, pod);
         self.pods.lock().unwrap().push(pod.into());
     }
 
     /// Tells a pod from others of its name.
-    pub fn generation(&self, pod: &str) -> usize {
+    pub(crate) fn generation(&self, pod: &str) -> usize {
         self.generations.lock().unwrap().get(pod).copied().unwrap_or(0)
     }
 
     /// A pod goes, and the cluster says nothing of it before the next of its name comes.
-    pub fn remove_pod_quietly(&self, pod: &str) {
+    pub(crate) fn remove_pod_quietly(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
         *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
         self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
     }
 
     /// Whether Redis takes longer to answer than anybody who hangs up waits.
-    pub fn is_slow(&self) -> bool {
+    pub(crate) fn is_slow(&self) -> bool {
         self.seats.iter().all(|seat| seat.to_redis.is_slow())
     }
 
-    pub fn set_ready(&self, pod: &str, is_ready: bool) {
+    pub(crate) fn set_ready(&self, pod: &str, is_ready: bool) {
         let status = if is_ready { "True" } else { "False" };
         self.kube.update(pod, |object| {
             object["status"]["conditions"] = json!([{"type": "Ready", "status": status}]);
@@ -247,18 +247,18 @@ impl World {
     }
 
     /// A router is about to die; the answer is for [`Self::is_back`].
-    pub fn dies(&self, router: usize) -> usize {
+    pub(crate) fn dies(&self, router: usize) -> usize {
         let mut deaths = self.deaths.lock().unwrap();
         deaths.push((router, self.history.now(), Duration::MAX));
         deaths.len() - 1
     }
 
-    pub fn is_back(&self, death: usize) {
+    pub(crate) fn is_back(&self, death: usize) {
         self.deaths.lock().unwrap()[death].2 = self.history.now();
     }
 
     /// A router sleeps, or wakes up. Nobody sends it anything meanwhile.
-    pub fn pause(&self, router: usize, is_asleep: bool) {
+    pub(crate) fn pause(&self, router: usize, is_asleep: bool) {
         let now = self.history.now();
         let mut pauses = self.pauses.lock().unwrap();
         if is_asleep {
@@ -270,7 +270,7 @@ impl World {
         }
     }
 
-    pub fn is_asleep(&self, router: usize) -> bool {
+    pub(crate) fn is_asleep(&self, router: usize) -> bool {
         self.pauses
             .lock()
             .unwrap()
@@ -279,7 +279,7 @@ impl World {
     }
 
     /// Ends all faults of lines, and starts what is dead.
-    pub fn heal(&self) {
+    pub(crate) fn heal(&self) {
         for seat in &self.seats {
             seat.to_redis.heal();
             seat.to_kube.heal();
@@ -361,12 +361,12 @@ impl Seat {
         self.broken.is_some_and(|(_, broken)| broken.is_procedure())
     }
 
-    pub fn start(&self) {
+    pub(crate) fn start(&self) {
         self.start_with(&[]);
     }
 
     /// Starts the process with more in its surroundings.
-    pub fn start_with(&self, more: &[(&str, String)]) {
+    pub(crate) fn start_with(&self, more: &[(&str, String)]) {
         // One that was to be killed and was not would live on, and meddle with later runs.
         self.killer()();
         let mut command = match self.broken {
@@ -375,7 +375,7 @@ impl Seat {
                 command.args(["--as-broken-router", cell]);
                 command
             }
-            _ => Command::new(PROGRAM),
+            _ => Command::new(testkit::program_path()),
         };
         command.env_clear().envs(self.settings.iter().map(|(name, value)| (name, value)));
         command.envs(more.iter().map(|(name, value)| (*name, value)));
@@ -388,24 +388,24 @@ impl Seat {
         *self.child.lock().unwrap() = Some(command.spawn().expect("a router starts"));
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         let path = if self.is_procedure() { "/api/v1/tiers" } else { "/ready" };
         http::get(self.address, path).is_ok_and(|answer| answer.status == 200)
     }
 
-    pub fn is_alive(&self) -> bool {
+    pub(crate) fn is_alive(&self) -> bool {
         let mut child = self.child.lock().unwrap();
         child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_none()))
     }
 
-    pub fn signal(&self, name: &str) {
+    pub(crate) fn signal(&self, name: &str) {
         if let Some(child) = self.child.lock().unwrap().as_ref() {
             signal(child, name);
         }
     }
 
     /// What kills this router, from anywhere.
-    pub fn killer(&self) -> impl Fn() + Send + Sync + 'static {
+    pub(crate) fn killer(&self) -> impl Fn() + Send + Sync + 'static {
         let child = self.child.clone();
         move || {
             if let Some(child) = child.lock().unwrap().as_mut() {
@@ -416,7 +416,7 @@ impl Seat {
     }
 }
 
-pub fn signal(child: &Child, name: &str) {
+pub(crate) fn signal(child: &Child, name: &str) {
     let _ = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
 }
 

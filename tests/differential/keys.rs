@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use smart_router::domain::{fleet::PodStatus, names::Pool, tiers::Kind};
+use fleet::{PodStatus, names::Pool, tiers::Kind};
 
 use super::World;
-use crate::support::snapshot::Snapshot;
+use testkit::snapshot::Snapshot;
 
 impl World {
     /// Whether they say what the fleet says.
-    pub fn keys_agree(&mut self) -> Result<(), String> {
+    pub(super) fn keys_agree(&mut self) -> Result<(), String> {
         let keys = Snapshot::read(&mut self.plain, "voice:")?;
         for pool in self.fleet.status().pools {
             let (available, assigned) = match &pool.pool {

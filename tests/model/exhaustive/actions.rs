@@ -8,7 +8,7 @@ use super::{
 use crate::simulation::Sabotage;
 
 #[derive(Debug, Clone, Copy)]
-pub enum Action {
+pub(super) enum Action {
     /// A router asks the store for a pod.
     Asks {
         attempt: u8,
@@ -55,7 +55,7 @@ pub enum Action {
 }
 
 /// Everything that can happen next.
-pub fn actions(state: &State, stores: &Stores) -> Vec<Action> {
+pub(super) fn actions(state: &State, stores: &Stores) -> Vec<Action> {
     let mut actions = Vec::new();
     for attempt in 0..ATTEMPTS as u8 {
         // The last two calls are alike, and so are the two routers: they come in order.
@@ -149,7 +149,7 @@ fn leader_actions(state: &State, actions: &mut Vec<Action>) {
 }
 
 /// What comes of an action: a state, or what was broken.
-pub fn apply(
+pub(super) fn apply(
     state: &State,
     action: Action,
     stores: &mut Stores,

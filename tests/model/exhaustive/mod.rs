@@ -29,7 +29,7 @@ const DRAINED: u8 = 1;
 
 /// How much may go wrong on one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Bounds {
+pub(crate) struct Bounds {
     /// So many of the calls are made.
     pub calls: u8,
     /// Messages lost, and answers too late.
@@ -43,7 +43,7 @@ pub struct Bounds {
 }
 
 /// What was found.
-pub struct Search {
+pub(crate) struct Search {
     pub states: u64,
     pub stores: usize,
     pub depth: u32,
@@ -91,7 +91,7 @@ impl Hasher for Fingerprint {
 }
 
 /// Visits every state there is, the nearest first.
-pub fn search(bounds: Bounds, sabotage: Option<Sabotage>) -> Search {
+pub(crate) fn search(bounds: Bounds, sabotage: Option<Sabotage>) -> Search {
     let mut stores = Stores::new(sabotage);
     let first = State::first(bounds);
     let mut seen = HashSet::from([Fingerprint::of(&first)]);

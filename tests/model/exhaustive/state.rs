@@ -4,11 +4,11 @@
 use super::{ATTEMPTS, Bounds, CALLS, PODS, store::Op};
 
 /// Which call each attempt is for. The first call is asked for by both routers.
-pub const CALL_OF: [u8; ATTEMPTS] = [0, 0, 1, 2];
+pub(super) const CALL_OF: [u8; ATTEMPTS] = [0, 0, 1, 2];
 
 /// Who sent a request, and hears the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Who {
+pub(super) enum Who {
     /// A router, with its first or second try.
     Attempt {
         attempt: u8,
@@ -32,13 +32,13 @@ pub enum Who {
 /// A request on its way to the store. Answers are heard at once or never: one that
 /// is heard later leaves less that is certain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Request {
+pub(super) struct Request {
     pub from: Who,
     pub op: Op,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Stage {
+pub(super) enum Stage {
     NotAsked,
     Waiting {
         number: u8,
@@ -52,7 +52,7 @@ pub enum Stage {
 
 /// An allocation, as its router and its client know it. The pods are bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Attempt {
+pub(super) struct Attempt {
     pub stage: Stage,
     /// Pods that the store knew when this began, and that have lived since.
     pub sound: u8,
@@ -61,14 +61,14 @@ pub struct Attempt {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Released {
+pub(super) enum Released {
     No,
     Sent,
     Acknowledged,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Call {
+pub(super) struct Call {
     pub released: Released,
     /// No allocation was under way when its release was sent, and none has begun since.
     pub is_settled: bool,
@@ -76,7 +76,7 @@ pub struct Call {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Drain {
+pub(super) enum Drain {
     No,
     Asked,
     Acknowledged,
@@ -85,14 +85,14 @@ pub enum Drain {
 
 /// What the cluster has under a pod's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Seen {
+pub(super) enum Seen {
     Ready { uid: u8 },
     Terminating { uid: u8 },
     Gone { uid: u8 },
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub struct Leader {
+pub(super) struct Leader {
     /// 0 if it does not lead.
     pub epoch: u8,
     pub has_begun: bool,
@@ -102,7 +102,7 @@ pub struct Leader {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct State {
+pub(super) struct State {
     pub store: u16,
     /// In order, so that equal states look equal.
     pub requests: Vec<Request>,
@@ -120,7 +120,7 @@ pub struct State {
 }
 
 impl State {
-    pub fn first(left: Bounds) -> Self {
+    pub(super) fn first(left: Bounds) -> Self {
         let ready = [Seen::Ready { uid: 0 }; PODS];
         let nobody = Leader { epoch: 0, has_begun: false, is_busy: false, written: [None; PODS] };
         let first = Leader { epoch: 1, has_begun: true, written: ready.map(Some), ..nobody };
@@ -139,25 +139,25 @@ impl State {
         }
     }
 
-    pub fn send(&mut self, from: Who, op: Op) {
+    pub(super) fn send(&mut self, from: Who, op: Op) {
         let request = Request { from, op };
         let place = self.requests.partition_point(|other| *other < request);
         self.requests.insert(place, request);
     }
 
-    pub fn remove(&mut self, request: Request) {
+    pub(super) fn remove(&mut self, request: Request) {
         let place = self.requests.iter().position(|other| *other == request);
         self.requests.remove(place.expect("it is under way"));
     }
 
     /// Pods that are known to take no new calls.
-    pub fn leaving(&self) -> u8 {
+    pub(super) fn leaving(&self) -> u8 {
         let drained = if self.drain == Drain::Acknowledged { 1 << super::DRAINED } else { 0 };
         drained | self.terminating
     }
 
     /// Another agent has a pod's name, or none: what was certain is not any more.
-    pub fn agent_ends(&mut self, pod: usize) {
+    pub(super) fn agent_ends(&mut self, pod: usize) {
         let others = !(1 << pod);
         for attempt in &mut self.attempts {
             attempt.sound &= others;
@@ -168,7 +168,7 @@ impl State {
     }
 
     /// Forgets what no longer matters, so that states that behave alike are one.
-    pub fn simplify(&mut self) {
+    pub(super) fn simplify(&mut self) {
         for (attempt, call) in self.attempts.iter_mut().zip(CALL_OF) {
             let it = &self.calls[call as usize];
             let is_certain = it.released == Released::No && it.has_lease;
@@ -200,13 +200,13 @@ impl State {
     }
 
     /// The pods that a call certainly has.
-    pub fn held(&self, call: usize) -> impl Iterator<Item = u8> {
+    pub(super) fn held(&self, call: usize) -> impl Iterator<Item = u8> {
         let is_certain = self.calls[call].released == Released::No && self.calls[call].has_lease;
         self.told(call).filter(move |_| is_certain)
     }
 
     /// What a state must not be. `pod_of` is where a look-up would find a call.
-    pub fn violation(&self, pod_of: impl Fn(usize) -> Option<u8>) -> Option<String> {
+    pub(super) fn violation(&self, pod_of: impl Fn(usize) -> Option<u8>) -> Option<String> {
         let mut holders = [None; PODS];
         for (call, it) in self.calls.iter().enumerate() {
             let mut first = None;

@@ -3,16 +3,13 @@
 
 use std::collections::HashMap;
 
-use serde_json::json;
-use smart_router::domain::{
-    Millis,
-    fleet::{
-        Allocate, Change, Claim, Claimant, Departure, Fleet, PodFacts, PodOrigin, PodWriter,
-        Release, Removed,
-    },
+use fleet::{
+    Allocate, Change, Claim, Claimant, Departure, Fleet, Millis, PodFacts, PodOrigin, PodWriter,
+    Release, Removed,
     names::{CallSid, PodName},
     tiers::{Origin, Tiers},
 };
+use serde_json::json;
 
 use super::{CALLS, PODS, state::Seen};
 use crate::simulation::Sabotage;
@@ -22,7 +19,7 @@ const NOW: Millis = 1_000_000;
 const LEASE: Millis = 60_000;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Op {
+pub(super) enum Op {
     Allocate {
         call: u8,
         attempt: u8,
@@ -65,7 +62,7 @@ pub enum Op {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Answer {
+pub(super) enum Answer {
     Given {
         pod: u8,
     },
@@ -91,7 +88,7 @@ struct Known {
     pods: [Option<Seen>; PODS],
 }
 
-pub struct Stores {
+pub(super) struct Stores {
     known: Vec<Known>,
     numbers: HashMap<(Vec<String>, [u8; CALLS]), u16>,
     steps: HashMap<(u16, Op, u8), (u16, Answer)>,
@@ -103,7 +100,7 @@ pub struct Stores {
 
 impl Stores {
     /// The first one has two ready pods, written by the first leader.
-    pub fn new(sabotage: Option<Sabotage>) -> Self {
+    pub(super) fn new(sabotage: Option<Sabotage>) -> Self {
         let table = r#"{"gold": 2}"#;
         let mut stores = Self {
             known: Vec::new(),
@@ -123,17 +120,17 @@ impl Stores {
         stores
     }
 
-    pub fn len(&self) -> usize {
+    pub(super) fn len(&self) -> usize {
         self.known.len()
     }
 
     /// Where the store says that a call is.
-    pub fn pod_of(&self, store: u16, call: usize) -> Option<u8> {
+    pub(super) fn pod_of(&self, store: u16, call: usize) -> Option<u8> {
         self.known[store as usize].calls[call]
     }
 
     /// What the store has of a pod.
-    pub fn pod(&self, store: u16, pod: usize) -> Option<Seen> {
+    pub(super) fn pod(&self, store: u16, pod: usize) -> Option<Seen> {
         self.known[store as usize].pods[pod]
     }
 
@@ -160,7 +157,7 @@ impl Stores {
     }
 
     /// What a request does. Of two pods that would do, it gives the favoured one.
-    pub fn step(&mut self, store: u16, op: Op, favoured: u8) -> (u16, Answer) {
+    pub(super) fn step(&mut self, store: u16, op: Op, favoured: u8) -> (u16, Answer) {
         if let Some(done) = self.steps.get(&(store, op, favoured)) {
             return *done;
         }

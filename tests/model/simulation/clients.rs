@@ -1,7 +1,7 @@
 //! Clients ask for pods, hold them, renew and release, in good order and in bad; an
 //! operator drains pods.
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::{
     LEASE, World,
@@ -12,7 +12,7 @@ use super::{
 
 /// What a client does next.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Turn {
+pub(crate) enum Turn {
     /// Asks (again), through a router.
     Asks {
         router: usize,
@@ -24,7 +24,7 @@ pub enum Turn {
 }
 
 #[derive(Debug, Clone, Default)]
-pub struct Client {
+pub(super) struct Client {
     is_merchant: bool,
     /// The pod that it was given last.
     pod: Option<usize>,
@@ -36,7 +36,7 @@ pub struct Client {
 }
 
 impl World {
-    pub fn call_begins(&mut self) {
+    pub(crate) fn call_begins(&mut self) {
         if self.is_calm {
             return;
         }
@@ -63,7 +63,7 @@ impl World {
         self.at(self.now + later, Event::ClientTurns { call, turn });
     }
 
-    pub fn client_turns(&mut self, call: u32, turn: Turn) {
+    pub(crate) fn client_turns(&mut self, call: u32, turn: Turn) {
         let client = self.clients[call as usize].clone();
         if client.is_mute || self.is_calm && !matches!(turn, Turn::Releases | Turn::HangsUp) {
             return;
@@ -117,7 +117,7 @@ impl World {
         }
     }
 
-    pub fn client_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
+    pub(crate) fn client_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         let Some(call) = op.call() else { return };
         self.note(op.pod(), Some(call), || format!("client: heard of {op:?}: {answer:?}"));
         self.judge.client_hears(sent, &op, answer.as_ref(), self.now);
@@ -175,7 +175,7 @@ impl World {
         self.client_later(call, lasts, Turn::HangsUp);
     }
 
-    pub fn operator_turns(&mut self) {
+    pub(crate) fn operator_turns(&mut self) {
         if self.is_calm {
             return;
         }
@@ -196,7 +196,7 @@ impl World {
         }
     }
 
-    pub fn operator_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
+    pub(crate) fn operator_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         if let (Op::Drain { pod, .. }, Some(Answer::Drained { until })) = (&op, answer) {
             self.note(Some(*pod), None, || format!("operator: p{pod} drains until {until}"));
             self.judge.drained(*pod, sent, until, self.now);

@@ -5,7 +5,7 @@ use super::{World, dice::Dice, events::Event};
 
 /// What the cluster says of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Seen {
+pub(crate) struct Seen {
     pub uid: u32,
     pub is_ready: bool,
     pub is_terminating: bool,
@@ -18,26 +18,26 @@ impl Seen {
     }
 
     /// One agent's life: calls do not outlive it.
-    pub fn life(&self) -> (u32, u32) {
+    pub(crate) fn life(&self) -> (u32, u32) {
         (self.uid, self.restarts)
     }
 }
 
 /// A pod's name, and who has it now.
 #[derive(Debug, Clone, Copy)]
-pub struct Slot {
+pub(crate) struct Slot {
     pub seen: Option<Seen>,
     /// Counts the changes, so that old news can be told from new.
     pub version: u64,
 }
 
-pub struct Cluster {
+pub(super) struct Cluster {
     pub slots: Vec<Slot>,
     last_uid: u32,
 }
 
 impl Cluster {
-    pub fn new(pods: usize) -> Self {
+    pub(super) fn new(pods: usize) -> Self {
         let slot = |uid| Slot { seen: Some(Seen { is_ready: true, ..Seen::new(uid) }), version: 1 };
         Self { slots: (0..pods as u32).map(slot).collect(), last_uid: pods as u32 }
     }
@@ -67,7 +67,7 @@ impl Cluster {
     }
 
     /// All pods are there, and well.
-    pub fn recover(&mut self) {
+    pub(super) fn recover(&mut self) {
         for pod in 0..self.slots.len() {
             let seen = match self.slots[pod].seen {
                 Some(seen) if !seen.is_terminating => seen,
@@ -80,7 +80,7 @@ impl Cluster {
 }
 
 impl World {
-    pub fn cluster_turns(&mut self, pod: usize) {
+    pub(crate) fn cluster_turns(&mut self, pod: usize) {
         if self.is_calm {
             return;
         }
@@ -91,7 +91,7 @@ impl World {
     }
 
     /// News of a pod, to whoever watches. They come in order.
-    pub fn tell_leaders(&mut self, pod: usize) {
+    pub(crate) fn tell_leaders(&mut self, pod: usize) {
         let slot = self.cluster.slots[pod];
         self.note(Some(pod), None, || format!("cluster: p{pod} is {:?}", slot.seen));
         self.judge.pod_changes(pod, slot.seen.map(|seen| seen.life()));

@@ -1,12 +1,12 @@
 //! Chance, from a seed.
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 /// SplitMix64: small, and the same everywhere.
-pub struct Dice(u64);
+pub(super) struct Dice(u64);
 
 impl Dice {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -18,16 +18,16 @@ impl Dice {
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, sides: usize) -> usize {
+    pub(super) fn below(&mut self, sides: usize) -> usize {
         (self.next() % sides as u64) as usize
     }
 
-    pub fn between(&mut self, least: Millis, most: Millis) -> Millis {
+    pub(super) fn between(&mut self, least: Millis, most: Millis) -> Millis {
         least + self.next() % (most - least + 1)
     }
 
     /// So many times in a hundred.
-    pub fn percent(&mut self, chance: usize) -> bool {
+    pub(super) fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 }

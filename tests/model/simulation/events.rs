@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::{
     cluster::Slot,
@@ -11,7 +11,7 @@ use super::{
 };
 
 #[derive(Debug, Clone)]
-pub enum Event {
+pub(super) enum Event {
     /// A client's request reaches a router.
     Asked {
         router: usize,
@@ -90,7 +90,7 @@ pub enum Event {
 
 /// Which try of which request of which router. A router that died has another life.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Ticket {
+pub(crate) struct Ticket {
     pub router: usize,
     pub life: u32,
     pub request: u64,
@@ -125,18 +125,18 @@ impl Ord for Scheduled {
 }
 
 #[derive(Default)]
-pub struct Agenda {
+pub(super) struct Agenda {
     scheduled: BinaryHeap<Scheduled>,
     sequence: u64,
 }
 
 impl Agenda {
-    pub fn add(&mut self, at: Millis, event: Event) {
+    pub(super) fn add(&mut self, at: Millis, event: Event) {
         self.sequence += 1;
         self.scheduled.push(Scheduled { at, sequence: self.sequence, event });
     }
 
-    pub fn next(&mut self) -> Option<(Millis, Event)> {
+    pub(super) fn next(&mut self) -> Option<(Millis, Event)> {
         self.scheduled.pop().map(|it| (it.at, it.event))
     }
 }

@@ -4,7 +4,7 @@
 //! What a call certainly has, it has from the moment its client was told, until a
 //! release was sent, its lease may have ended, or its pod died.
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::{
     CAP, LEASE,
@@ -13,7 +13,7 @@ use super::{
 };
 
 #[derive(Debug, Clone, PartialEq)]
-pub struct Violation {
+pub(crate) struct Violation {
     pub invariant: &'static str,
     pub what: String,
     pub pod: Option<usize>,
@@ -59,7 +59,7 @@ struct Pod {
     calls: Vec<u32>,
 }
 
-pub struct Judge {
+pub(super) struct Judge {
     calls: Vec<Call>,
     pods: Vec<Pod>,
     /// The highest epoch that the store is known to have taken.
@@ -71,7 +71,7 @@ pub struct Judge {
 }
 
 impl Judge {
-    pub fn new(pods: usize) -> Self {
+    pub(super) fn new(pods: usize) -> Self {
         Self {
             calls: Vec::new(),
             pods: vec![Pod::default(); pods],
@@ -90,7 +90,7 @@ impl Judge {
         &mut self.calls[call]
     }
 
-    pub fn broken(
+    pub(super) fn broken(
         &mut self,
         invariant: &'static str,
         pod: Option<usize>,
@@ -100,7 +100,7 @@ impl Judge {
         self.violations.push(Violation { invariant, what, pod, call, step: self.step });
     }
 
-    pub fn pod_changes(&mut self, pod: usize, life: Option<(u32, u32)>) {
+    pub(super) fn pod_changes(&mut self, pod: usize, life: Option<(u32, u32)>) {
         if self.pods[pod].life == life {
             return;
         }
@@ -111,23 +111,23 @@ impl Judge {
         }
     }
 
-    pub fn allocate_opens(&mut self, call: u32) {
+    pub(super) fn allocate_opens(&mut self, call: u32) {
         let call = self.call(call);
         call.open += 1;
         call.opened += 1;
     }
 
-    pub fn allocate_closes(&mut self, call: u32, at: Millis) {
+    pub(super) fn allocate_closes(&mut self, call: u32, at: Millis) {
         let call = self.call(call);
         call.open -= 1;
         call.closed_at = call.closed_at.max(at);
     }
 
-    pub fn taken_back(&mut self, call: u32, now: Millis) {
+    pub(super) fn taken_back(&mut self, call: u32, now: Millis) {
         self.call(call).taken_back.get_or_insert(now);
     }
 
-    pub fn release_sent(&mut self, call: u32, now: Millis) {
+    pub(super) fn release_sent(&mut self, call: u32, now: Millis) {
         self.drop_holding(call);
         self.call(call).first_release.get_or_insert(now);
     }
@@ -148,7 +148,13 @@ impl Judge {
         None
     }
 
-    pub fn client_hears(&mut self, sent: Millis, op: &Op, answer: Option<&Answer>, now: Millis) {
+    pub(super) fn client_hears(
+        &mut self,
+        sent: Millis,
+        op: &Op,
+        answer: Option<&Answer>,
+        now: Millis,
+    ) {
         let (Some(call), Some(answer)) = (op.call(), answer) else { return };
         match (op, answer) {
             (Op::Allocate { .. }, Answer::Given { pod, is_shared, is_new }) => {
@@ -285,12 +291,12 @@ impl Judge {
         }
     }
 
-    pub fn undrain_sent(&mut self, pod: usize, now: Millis) {
+    pub(super) fn undrain_sent(&mut self, pod: usize, now: Millis) {
         self.pods[pod].undrain_sent = Some(now);
         self.pods[pod].drained = None;
     }
 
-    pub fn drained(&mut self, pod: usize, sent: Millis, until: Millis, now: Millis) {
+    pub(super) fn drained(&mut self, pod: usize, sent: Millis, until: Millis, now: Millis) {
         // An undrain may be on its way, and the drain may have been another pod's.
         let is_certain = self.pods[pod].undrain_sent.is_none_or(|at| at + LONGEST_WAY < sent);
         if is_certain && self.is_known(pod, sent) {
@@ -298,12 +304,12 @@ impl Judge {
         }
     }
 
-    pub fn is_replaced(&self, epoch: u64) -> bool {
+    pub(super) fn is_replaced(&self, epoch: u64) -> bool {
         epoch < self.epoch
     }
 
     /// The store took a leader's write.
-    pub fn leader_wrote(&mut self, op: &Op, epoch: u64, is_replaced: bool, now: Millis) {
+    pub(super) fn leader_wrote(&mut self, op: &Op, epoch: u64, is_replaced: bool, now: Millis) {
         if is_replaced {
             let what = format!("epoch {epoch} was replaced, and wrote {op:?}");
             self.broken("I9", op.pod(), None, what);
@@ -321,7 +327,7 @@ impl Judge {
     }
 
     /// All is calm, and so many calls were given to each ready pod.
-    pub fn census(&mut self, given: &[(usize, bool)]) {
+    pub(super) fn census(&mut self, given: &[(usize, bool)]) {
         for (pod, (count, is_shared)) in given.iter().enumerate() {
             let most = if *is_shared { CAP } else { 1 };
             if *count != most {

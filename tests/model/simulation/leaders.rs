@@ -18,7 +18,7 @@ enum Word {
 }
 
 #[derive(Default)]
-pub struct Leader {
+pub(super) struct Leader {
     /// Its term, while it believes that it has one.
     epoch: Option<u64>,
     /// The store has taken its epoch, and it has listed the pods.
@@ -32,14 +32,14 @@ pub struct Leader {
 
 impl Leader {
     /// Its process begins anew.
-    pub fn restart(&mut self) {
+    pub(super) fn restart(&mut self) {
         *self = Self::default();
     }
 }
 
 impl World {
     /// The lease goes to a leader, and with it a higher epoch.
-    pub fn election(&mut self) {
+    pub(crate) fn election(&mut self) {
         let before = self.holder;
         if self.is_calm || self.dice.percent(40) {
             self.holder = self.dice.below(self.leaders.len());
@@ -67,13 +67,13 @@ impl World {
         self.at(self.now + pause, Event::Election);
     }
 
-    pub fn leader_stops(&mut self, leader: usize, epoch: u64) {
+    pub(crate) fn leader_stops(&mut self, leader: usize, epoch: u64) {
         if self.leaders[leader].epoch == Some(epoch) {
             self.leaders[leader].restart();
         }
     }
 
-    pub fn watch(&mut self, leader: usize, pod: usize, slot: Slot) {
+    pub(crate) fn watch(&mut self, leader: usize, pod: usize, slot: Slot) {
         let it = &mut self.leaders[leader];
         if it.has_begun && slot.version > it.seen[pod].version {
             it.seen[pod] = slot;
@@ -82,7 +82,7 @@ impl World {
     }
 
     /// A leader does its next write, if there is one to do.
-    pub fn leader_turns(&mut self, leader: usize) {
+    pub(crate) fn leader_turns(&mut self, leader: usize) {
         let it = &self.leaders[leader];
         let Some(epoch) = it.epoch.filter(|_| !it.is_busy) else { return };
         if self.now < it.asleep_until {
@@ -124,7 +124,7 @@ impl World {
     }
 
     /// The answer to a leader's write.
-    pub fn leader_hears(&mut self, asker: Asker, op: Op, answer: Option<Answer>) {
+    pub(crate) fn leader_hears(&mut self, asker: Asker, op: Op, answer: Option<Answer>) {
         let Asker::Leader { leader, epoch, is_replaced } = asker else { return };
         let is_taken = matches!(answer, Some(Answer::Taken | Answer::NotThere))
             && !matches!(op, Op::Uid { .. });

@@ -15,12 +15,12 @@ mod events;
 mod judge;
 mod leaders;
 mod network;
-pub mod report;
+pub(crate) mod report;
 mod requests;
 mod router;
 mod store;
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use self::{
     clients::Client,
@@ -34,7 +34,7 @@ use self::{
     router::{Asker, Router},
     store::Store,
 };
-pub use judge::Violation;
+pub(crate) use judge::Violation;
 
 const LEASE: Millis = 3_000;
 const LONGEST_DRAIN: Millis = 8_000;
@@ -44,7 +44,7 @@ const PODS: usize = 6;
 
 /// What is broken on purpose.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Sabotage {
+pub(crate) enum Sabotage {
     /// Leaders write with whatever epoch the store has.
     AnyEpoch,
     /// A release ends whatever call its pod has.
@@ -69,7 +69,7 @@ pub enum Sabotage {
 
 /// When the store acknowledges a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Acknowledged {
+pub(crate) enum Acknowledged {
     AtOnce,
     /// Only after a replica has it.
     WhenReplicated,
@@ -77,14 +77,14 @@ pub enum Acknowledged {
 
 /// The store is replaced by its replica every now and then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Failover {
+pub(crate) struct Failover {
     pub acknowledged: Acknowledged,
     /// So many of the last writes are lost, if they are acknowledged at once.
     pub most: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub struct Settings {
+pub(crate) struct Settings {
     pub seed: u64,
     /// So many events, and then calm.
     pub steps: u64,
@@ -95,13 +95,13 @@ pub struct Settings {
 }
 
 impl Settings {
-    pub fn new(seed: u64, steps: u64) -> Self {
+    pub(crate) fn new(seed: u64, steps: u64) -> Self {
         Self { seed, steps, sabotage: None, failover: None, stops_early: true }
     }
 }
 
 /// What happened, as far as it concerns a pod or a call.
-pub struct Line {
+pub(crate) struct Line {
     pub at: Millis,
     pub pod: Option<usize>,
     pub call: Option<u32>,
@@ -109,7 +109,7 @@ pub struct Line {
 }
 
 /// What became of a world.
-pub struct Outcome {
+pub(crate) struct Outcome {
     pub steps: u64,
     pub calls: u64,
     pub holdings: u64,
@@ -119,7 +119,7 @@ pub struct Outcome {
     pub history: Vec<Line>,
 }
 
-pub struct World {
+pub(crate) struct World {
     settings: Settings,
     now: Millis,
     dice: Dice,
@@ -145,7 +145,7 @@ pub struct World {
 
 impl World {
     /// Lives through a world; notes what happens if that is wanted.
-    pub fn live(settings: Settings, has_history: bool) -> Outcome {
+    pub(crate) fn live(settings: Settings, has_history: bool) -> Outcome {
         let mut dice = Dice::new(settings.seed);
         let weather = Weather { lost: dice.below(8), slow: dice.below(16), twice: dice.below(10) };
         let mut world = Self {

@@ -4,7 +4,7 @@
 //! One thing does not happen: a request to the store never comes twice by itself, as
 //! that way is a TCP connection. The router's second try is what comes twice there.
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::World;
 
@@ -12,11 +12,11 @@ use super::World;
 const SLOWEST: Millis = 1_500;
 /// The longest from a client's request to its last effect: to the router, and as long
 /// as that tries.
-pub const LONGEST_WAY: Millis = SLOWEST + 750;
+pub(super) const LONGEST_WAY: Millis = SLOWEST + 750;
 
 /// In a hundred messages.
 #[derive(Debug, Clone, Copy)]
-pub struct Weather {
+pub(super) struct Weather {
     pub lost: usize,
     pub slow: usize,
     pub twice: usize,
@@ -24,7 +24,7 @@ pub struct Weather {
 
 impl World {
     /// How long the next message takes; `None` if it is lost.
-    pub fn delay(&mut self) -> Option<Millis> {
+    pub(crate) fn delay(&mut self) -> Option<Millis> {
         if self.is_calm {
             return Some(self.dice.between(1, 10));
         }
@@ -38,13 +38,13 @@ impl World {
 
     /// When the line on which something was just sent breaks, if it does. What is on its way
     /// arrives all the same.
-    pub fn breaks(&mut self) -> Option<Millis> {
+    pub(crate) fn breaks(&mut self) -> Option<Millis> {
         let chance = if self.is_calm { 0 } else { self.weather.lost };
         self.dice.percent(chance).then(|| self.now + self.dice.between(1, 50))
     }
 
     /// How often the next message comes.
-    pub fn copies(&mut self) -> usize {
+    pub(crate) fn copies(&mut self) -> usize {
         let chance = if self.is_calm { 0 } else { self.weather.twice };
         1 + usize::from(self.dice.percent(chance))
     }

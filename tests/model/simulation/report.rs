@@ -12,7 +12,7 @@ const SHOWN: usize = 60;
 
 /// What became of many worlds.
 #[derive(Default)]
-pub struct Sum {
+pub(crate) struct Sum {
     pub steps: u64,
     pub worlds: u64,
     pub calls: u64,
@@ -39,7 +39,7 @@ impl Sum {
 }
 
 /// A whole number with commas.
-pub fn commas(number: u64) -> String {
+pub(crate) fn commas(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (index, digit) in digits.chars().enumerate() {
@@ -53,7 +53,7 @@ pub fn commas(number: u64) -> String {
 
 /// Lives through worlds until so many steps are done. The first violation ends it,
 /// with a history that shows it.
-pub fn worlds_without_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Sum {
+pub(crate) fn worlds_without_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Sum {
     let started = Instant::now();
     let mut sum = Sum::default();
     while sum.steps < steps {
@@ -76,7 +76,7 @@ pub fn worlds_without_violation(seed: u64, steps: u64, failover: Option<Failover
 }
 
 /// Counts what goes wrong when failovers lose writes.
-pub fn worlds_with_losses(seed: u64, worlds: u64, failover: Failover) -> Sum {
+pub(crate) fn worlds_with_losses(seed: u64, worlds: u64, failover: Failover) -> Sum {
     let mut sum = Sum::default();
     for world in 0..worlds {
         let settings = Settings {
@@ -101,7 +101,7 @@ pub fn worlds_with_losses(seed: u64, worlds: u64, failover: Failover) -> Sum {
 }
 
 /// The first violation that a sabotage leads to, in so many worlds.
-pub fn caught(sabotage: Sabotage, worlds: u64) -> Option<(Settings, Violation)> {
+pub(crate) fn caught(sabotage: Sabotage, worlds: u64) -> Option<(Settings, Violation)> {
     (0..worlds).find_map(|seed| {
         let sabotage = Some(sabotage);
         let settings = Settings { sabotage, ..Settings::new(seed, STEPS_OF_A_WORLD) };
@@ -111,7 +111,7 @@ pub fn caught(sabotage: Sabotage, worlds: u64) -> Option<(Settings, Violation)> 
 }
 
 /// The shortest history that can be found of the same kind of violation.
-pub fn shortest(settings: Settings, violation: &Violation) -> String {
+pub(crate) fn shortest(settings: Settings, violation: &Violation) -> String {
     let (mut best, mut shown) = (settings, violation.clone());
     for other in 0..OTHERS {
         let seed = settings.seed.wrapping_add(1_000_000 + other);

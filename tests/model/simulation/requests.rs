@@ -1,11 +1,11 @@
 //! What the store is asked, and what it answers.
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::cluster::Seen;
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Op {
+pub(crate) enum Op {
     Allocate {
         call: u32,
         is_merchant: bool,
@@ -56,7 +56,7 @@ pub enum Op {
 }
 
 impl Op {
-    pub fn call(&self) -> Option<u32> {
+    pub(crate) fn call(&self) -> Option<u32> {
         match self {
             Self::Allocate { call, .. } | Self::Release { call, .. } => Some(*call),
             Self::Renew { call, .. } | Self::Find { call } => Some(*call),
@@ -64,7 +64,7 @@ impl Op {
         }
     }
 
-    pub fn pod(&self) -> Option<usize> {
+    pub(crate) fn pod(&self) -> Option<usize> {
         match self {
             Self::Release { pod, .. } => *pod,
             Self::Renew { pod, .. } | Self::Drain { pod, .. } | Self::Undrain { pod } => Some(*pod),
@@ -75,13 +75,13 @@ impl Op {
     }
 
     /// What it does is right whenever it happens; all else only while its caller waits.
-    pub fn is_timeless(&self) -> bool {
+    pub(crate) fn is_timeless(&self) -> bool {
         matches!(self, Self::Release { .. })
     }
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub enum Answer {
+pub(crate) enum Answer {
     Given {
         pod: usize,
         is_shared: bool,

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use smart_router::domain::Millis;
+use fleet::Millis;
 
 use super::{
     Sabotage, World,
@@ -17,7 +17,7 @@ const BUDGET: Millis = 750;
 
 /// Who asks, and what has to be known when the answer comes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Asker {
+pub(crate) enum Asker {
     /// When it sent its request.
     Client {
         sent: Millis,
@@ -44,7 +44,7 @@ struct Open {
 }
 
 #[derive(Default)]
-pub struct Router {
+pub(super) struct Router {
     life: u32,
     last_request: u64,
     open: BTreeMap<u64, Open>,
@@ -54,7 +54,7 @@ pub struct Router {
 
 impl World {
     /// A router takes a request on.
-    pub fn ask(&mut self, router: usize, asker: Asker, mut op: Op) {
+    pub(crate) fn ask(&mut self, router: usize, asker: Asker, mut op: Op) {
         self.attempts += 1;
         if let Op::Allocate { call, attempt, .. } = &mut op {
             *attempt = self.attempts;
@@ -75,7 +75,7 @@ impl World {
     }
 
     /// A caller does not wait any longer. What it asked for is on its way.
-    pub fn hangs_up(&mut self, to: Ticket) {
+    pub(crate) fn hangs_up(&mut self, to: Ticket) {
         let router = &mut self.routers[to.router];
         if router.life != to.life {
             return;
@@ -126,7 +126,7 @@ impl World {
     }
 
     /// A request reaches the store.
-    pub fn executed(&mut self, to: Ticket, op: Op, not_after: Option<Millis>) {
+    pub(crate) fn executed(&mut self, to: Ticket, op: Op, not_after: Option<Millis>) {
         let lag = self.dice.between(1, 30);
         let (answer, leaves) = if not_after.is_some_and(|limit| self.now >= limit) {
             (Answer::Late, self.now)
@@ -146,7 +146,7 @@ impl World {
     }
 
     /// An answer leaves the store. It may be lost, and it may come twice.
-    pub fn leaves(&mut self, to: Ticket, answer: Answer, generation: u32) {
+    pub(crate) fn leaves(&mut self, to: Ticket, answer: Answer, generation: u32) {
         if generation != self.store.generation {
             return;
         }
@@ -157,7 +157,7 @@ impl World {
         }
     }
 
-    pub fn answered(&mut self, to: Ticket, answer: Answer) {
+    pub(crate) fn answered(&mut self, to: Ticket, answer: Answer) {
         let router = &mut self.routers[to.router];
         // The connection of a try that is over is closed.
         let is_current = |open: &&mut Open| open.number == to.number && router.life == to.life;
@@ -176,7 +176,7 @@ impl World {
         }
     }
 
-    pub fn try_ends(&mut self, to: Ticket) {
+    pub(crate) fn try_ends(&mut self, to: Ticket) {
         let router = &mut self.routers[to.router];
         let is_current = |open: &&mut Open| open.number == to.number && router.life == to.life;
         let Some(open) = router.open.get_mut(&to.request).filter(is_current) else { return };
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    pub fn debts_due(&mut self, router: usize) {
+    pub(crate) fn debts_due(&mut self, router: usize) {
         let debts = &mut self.routers[router].debts;
         for (_, debt) in debts.extract_if(.., |(due, _)| *due <= self.now).collect::<Vec<_>>() {
             self.ask(router, Asker::Debt, debt);
@@ -238,7 +238,7 @@ impl World {
     }
 
     /// Everything that a router had under way is forgotten; what it sent is on its way.
-    pub fn router_dies(&mut self, router: usize) {
+    pub(crate) fn router_dies(&mut self, router: usize) {
         let it = &mut self.routers[router];
         it.life += 1;
         it.debts.clear();

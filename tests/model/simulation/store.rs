@@ -3,16 +3,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use serde_json::json;
-use smart_router::domain::{
-    Millis,
-    fleet::{
-        Allocate, Change, Claim, Claimant, Departure, Edit, Fleet, Found, MoveRefused, NotReleased,
-        PodFacts, PodOrigin, PodWriter, Release, Removed, Renew,
-    },
+use fleet::{
+    Allocate, Change, Claim, Claimant, Departure, Edit, Fleet, Found, Millis, MoveRefused,
+    NotReleased, PodFacts, PodOrigin, PodWriter, Release, Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Origin, Tiers},
 };
+use serde_json::json;
 
 use super::{
     Acknowledged, CAP, Failover, LEASE, Sabotage,
@@ -74,7 +71,7 @@ fn rank(change: Change) -> (u8, String, Change) {
     (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
 }
 
-pub struct Store {
+pub(super) struct Store {
     facts: Facts,
     replica: Option<Facts>,
     behind: VecDeque<Written>,
@@ -90,7 +87,7 @@ pub struct Store {
 }
 
 impl Store {
-    pub fn new(pods: usize, failover: Option<Failover>, sabotage: Option<Sabotage>) -> Self {
+    pub(super) fn new(pods: usize, failover: Option<Failover>, sabotage: Option<Sabotage>) -> Self {
         let tiers = Tiers::parse(TABLE, Origin::Settings).expect("a tier table").0;
         let merchant: MerchantId = "m".parse().expect("a name");
         let mut facts = Facts { fleet: Fleet::new(tiers, 0), attempts: HashMap::new() };
@@ -114,7 +111,7 @@ impl Store {
         }
     }
 
-    pub fn fleet(&self) -> &Fleet {
+    pub(super) fn fleet(&self) -> &Fleet {
         &self.facts.fleet
     }
 
@@ -131,7 +128,7 @@ impl Store {
     }
 
     /// Executes a request. Answers, too, from when on the answer may leave.
-    pub fn execute(&mut self, op: &Op, now: Millis, lag: Millis) -> (Answer, Millis) {
+    pub(super) fn execute(&mut self, op: &Op, now: Millis, lag: Millis) -> (Answer, Millis) {
         let before = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
         let answer = self.step(op, now);
         let after = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
@@ -163,7 +160,7 @@ impl Store {
     }
 
     /// The replica takes over. Answers how many writes it has not seen.
-    pub fn fail_over(&mut self, failover: Failover, now: Millis) -> u64 {
+    pub(super) fn fail_over(&mut self, failover: Failover, now: Millis) -> u64 {
         let mut replica = self.replica.take().expect("there is a replica");
         let kept = match failover.acknowledged {
             Acknowledged::AtOnce => self.behind.len().saturating_sub(failover.most),
@@ -182,13 +179,13 @@ impl Store {
         lost
     }
 
-    pub fn sweep(&mut self, now: Millis, lag: Millis) {
+    pub(super) fn sweep(&mut self, now: Millis, lag: Millis) {
         self.facts.fleet.sweep(50, now);
         self.replicate(None, now, lag);
     }
 
     /// Derives all views again; answers how many were wrong.
-    pub fn audit(&mut self) -> usize {
+    pub(super) fn audit(&mut self) -> usize {
         let names = self.facts.fleet.pod_names();
         self.facts.fleet.audit(&names).repaired
     }
@@ -319,7 +316,7 @@ impl Store {
     }
 
     /// Half of an allocation done in two steps: reads which pod is free.
-    pub fn peek(&mut self, call: u32) -> Option<(usize, &'static str)> {
+    pub(super) fn peek(&mut self, call: u32) -> Option<(usize, &'static str)> {
         let sid = self.sid(call);
         if self.facts.fleet.call(&sid).is_some() {
             return None;
@@ -332,7 +329,7 @@ impl Store {
     }
 
     /// The other half: writes that the call has it.
-    pub fn poke(&mut self, call: u32, pod: usize, pool: &str, now: Millis) -> Answer {
+    pub(super) fn poke(&mut self, call: u32, pod: usize, pool: &str, now: Millis) -> Answer {
         let (sid, name) = (self.sid(call), self.pods[pod].clone());
         if self.facts.fleet.call(&sid).is_some() || self.facts.fleet.pod(&name).is_none() {
             return Answer::Refused;

@@ -1,0 +1,13 @@
+//! The rules of the router, without I/O, clock or async: names, tiers, chains,
+//! and the fleet that both stores must agree with.
+
+pub mod assignment;
+mod fleet;
+pub mod merchant;
+pub mod names;
+pub mod tiers;
+
+pub use self::fleet::*;
+
+/// A point in time: milliseconds since the Unix epoch, by the store's clock.
+pub type Millis = u64;

@@ -1,0 +1,343 @@
+//! What a merchant may ask for: a pool of its own, a chain of its own, and how much.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use crate::{
+    names::{InvalidName, MerchantId, TierName},
+    tiers::Tiers,
+};
+
+/// What a document may say; anything else is left alone.
+pub const FIELDS: [&str; 6] =
+    ["pool", "fallback", "dedicated_only", "max_calls", "max_rate", "priority"];
+/// The largest merchant document that is read.
+pub(crate) const MAX_DOCUMENT: usize = 4096;
+/// The longest chain a merchant may name.
+pub const MAX_STEPS: usize = 16;
+
+/// The largest limits a merchant may have.
+const MOST_CALLS: u32 = 1_000_000;
+const MOST_RATE: u32 = 1_000;
+const MOST_PRIORITY: i32 = 100;
+
+/// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
+#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Step {
+    Tier(TierName),
+    Merchant(MerchantId),
+}
+
+impl fmt::Display for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tier(tier) => write!(f, "{tier}"),
+            Self::Merchant(id) => write!(f, "merchant:{id}"),
+        }
+    }
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Step {
+    type Err = InvalidName;
+
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        match text.strip_prefix("merchant:") {
+            Some(id) => id.parse().map(Self::Merchant),
+            None => text.parse().map(Self::Tier),
+        }
+    }
+}
+
+impl From<Step> for String {
+    fn from(step: Step) -> Self {
+        step.to_string()
+    }
+}
+
+impl TryFrom<String> for Step {
+    type Error = InvalidName;
+
+    fn try_from(text: String) -> Result<Self, InvalidName> {
+        text.parse()
+    }
+}
+
+/// A merchant document that cannot be used, and why. Its calls take the
+/// default chain.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Malformed(String);
+
+impl Malformed {
+    pub fn new(reason: impl Into<String>) -> Self {
+        Self(reason.into())
+    }
+}
+
+/// A merchant's document, read.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct MerchantConfig {
+    /// The merchant's own pool, tried first.
+    pool: Option<Step>,
+    /// Tried next, instead of the default chain, unless empty.
+    fallback: Vec<Step>,
+    /// Nothing but the merchant's own pool is tried.
+    dedicated_only: bool,
+    pub limits: Limits,
+    /// Who waits for a pod with more of it comes first.
+    pub priority: i32,
+}
+
+/// How much a merchant may ask for at most.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Limits {
+    /// Calls at the same time.
+    pub max_calls: Option<u32>,
+    /// New calls within any one second.
+    pub max_rate: Option<u32>,
+}
+
+/// A limit that a call would exceed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Limit {
+    MaxCalls,
+    MaxRate,
+}
+
+impl Limit {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::MaxCalls => "max_calls",
+            Self::MaxRate => "max_rate",
+        }
+    }
+}
+
+impl MerchantConfig {
+    /// The first step of its chain that a table does not know.
+    pub fn unknown_tier(&self, tiers: &Tiers) -> Option<&Step> {
+        let is_unknown =
+            |step: &&Step| matches!(step, Step::Tier(_)) && tiers.resolve(step).is_none();
+        self.fallback.iter().find(is_unknown)
+    }
+
+    /// What it names: its own pool, and its fallback.
+    pub fn steps(&self) -> impl Iterator<Item = &Step> {
+        self.pool.iter().chain(&self.fallback)
+    }
+
+    /// Whether none of its calls can ever have a pod.
+    pub fn refuses_all(&self) -> bool {
+        self.dedicated_only && self.pool.is_none()
+    }
+
+    pub fn parse(document: &str) -> Result<Self, Malformed> {
+        if document.len() > MAX_DOCUMENT {
+            return Err(Malformed(format!("longer than {MAX_DOCUMENT} bytes")));
+        }
+        let value: Value = serde_json::from_str(document)
+            .map_err(|error| Malformed(format!("not JSON: {error}")))?;
+        let Value::Object(fields) = value else {
+            return Err(Malformed("not a JSON object".into()));
+        };
+        Ok(Self {
+            pool: read_pool(&fields)?,
+            fallback: read_fallback(&fields)?,
+            dedicated_only: match fields.get("dedicated_only") {
+                None | Some(Value::Null) => false,
+                Some(Value::Bool(only)) => *only,
+                Some(other) => {
+                    return Err(Malformed(format!(
+                        "dedicated_only {other}: expected true or false"
+                    )));
+                }
+            },
+            limits: Limits {
+                max_calls: read_limit(&fields, "max_calls", MOST_CALLS)?,
+                max_rate: read_limit(&fields, "max_rate", MOST_RATE)?,
+            },
+            priority: read_whole(&fields, "priority", -MOST_PRIORITY, MOST_PRIORITY)?.unwrap_or(0),
+        })
+    }
+}
+
+fn read_limit(
+    fields: &Map<String, Value>,
+    name: &str,
+    most: u32,
+) -> Result<Option<u32>, Malformed> {
+    let whole = read_whole(fields, name, 0, most as i32)?;
+    Ok(whole.map(|number| number as u32))
+}
+
+fn read_whole(
+    fields: &Map<String, Value>,
+    name: &str,
+    least: i32,
+    most: i32,
+) -> Result<Option<i32>, Malformed> {
+    let value = match fields.get(name) {
+        None | Some(Value::Null) => return Ok(None),
+        Some(value) => value,
+    };
+    let whole = value.as_f64().filter(|number| number.fract() == 0.0);
+    let fits = whole.filter(|number| (f64::from(least)..=f64::from(most)).contains(number));
+    fits.map(|number| Some(number as i32)).ok_or_else(|| {
+        Malformed(format!("{name} {value}: expected a whole number from {least} to {most}"))
+    })
+}
+
+fn read_pool(fields: &Map<String, Value>) -> Result<Option<Step>, Malformed> {
+    match fields.get("pool") {
+        None | Some(Value::Null) => Ok(None),
+        Some(Value::String(id)) if id.is_empty() => Ok(None),
+        Some(Value::String(id)) => match id.parse() {
+            Ok(id) => Ok(Some(Step::Merchant(id))),
+            Err(error) => Err(Malformed(format!("pool: {error}"))),
+        },
+        Some(other) => Err(Malformed(format!("pool {other}: expected a name"))),
+    }
+}
+
+fn read_fallback(fields: &Map<String, Value>) -> Result<Vec<Step>, Malformed> {
+    let steps = match fields.get("fallback") {
+        None | Some(Value::Null) => return Ok(Vec::new()),
+        Some(Value::Array(steps)) => steps,
+        Some(other) => return Err(Malformed(format!("fallback {other}: expected a list"))),
+    };
+    if steps.len() > MAX_STEPS {
+        return Err(Malformed(format!("fallback: more than {MAX_STEPS} steps")));
+    }
+    steps
+        .iter()
+        .map(|step| match step {
+            Value::String(step) => {
+                step.parse().map_err(|error| Malformed(format!("fallback: {error}")))
+            }
+            other => Err(Malformed(format!("fallback: {other}: expected a name"))),
+        })
+        .collect()
+}
+
+/// The steps a call takes, in order: the merchant's own pool, then its
+/// fallback or the default chain.
+pub fn chain<'a>(
+    tiers: &'a Tiers,
+    merchant: Option<&'a MerchantConfig>,
+) -> impl Iterator<Item = &'a Step> {
+    let own = merchant.and_then(|merchant| merchant.pool.as_ref());
+    let rest: &[Step] = match merchant {
+        Some(merchant) if merchant.dedicated_only => &[],
+        Some(merchant) if !merchant.fallback.is_empty() => &merchant.fallback,
+        _ => tiers.default_chain(),
+    };
+    own.into_iter().chain(rest)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tiers::Origin;
+
+    fn steps(document: &str) -> Vec<String> {
+        let tiers = Tiers::parse(
+            r#"{"gold": {}, "standard": {}, "basic": {"type": "shared"}}"#,
+            Origin::Settings,
+        )
+        .unwrap()
+        .0;
+        let merchant = MerchantConfig::parse(document).unwrap();
+        chain(&tiers, Some(&merchant)).map(Step::to_string).collect()
+    }
+
+    #[test]
+    fn chains_are_resolved_as_documented() {
+        assert_eq!(steps("{}"), ["gold", "standard", "basic"]);
+        assert_eq!(
+            steps(r#"{"pool": "9shines"}"#),
+            ["merchant:9shines", "gold", "standard", "basic"]
+        );
+        assert_eq!(steps(r#"{"fallback": ["standard", "basic"]}"#), ["standard", "basic"]);
+        assert_eq!(
+            steps(r#"{"pool": "acme", "fallback": ["gold"], "tier": 7}"#),
+            ["merchant:acme", "gold"]
+        );
+        assert_eq!(
+            steps(r#"{"pool": "acme", "fallback": [], "x": 1}"#),
+            ["merchant:acme", "gold", "standard", "basic"]
+        );
+        assert_eq!(steps(r#"{"pool": "acme", "dedicated_only": true}"#), ["merchant:acme"]);
+        assert_eq!(steps(r#"{"fallback": ["merchant:b", "gold"]}"#), ["merchant:b", "gold"]);
+        assert_eq!(steps(r#"{"pool": "", "fallback": null}"#), ["gold", "standard", "basic"]);
+    }
+
+    #[test]
+    fn steps_are_written_and_shown_as_they_are_read() {
+        for text in ["gold", "merchant:acme"] {
+            let step: Step = text.parse().unwrap();
+            assert_eq!(serde_json::to_value(&step).unwrap(), text);
+            assert_eq!(format!("{step:?}"), text);
+        }
+    }
+
+    #[test]
+    fn the_largest_document_and_the_longest_chain_are_read() {
+        let frame = r#"{"x": ""}"#.len();
+        let largest = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT - frame));
+        assert_eq!(largest.len(), MAX_DOCUMENT);
+        assert!(MerchantConfig::parse(&largest).is_ok());
+        let steps = vec!["gold"; MAX_STEPS];
+        let longest = serde_json::json!({"fallback": steps}).to_string();
+        assert_eq!(MerchantConfig::parse(&longest).unwrap().fallback.len(), MAX_STEPS);
+    }
+
+    #[test]
+    fn limits_are_whole_numbers() {
+        let limits = |document| MerchantConfig::parse(document).unwrap().limits;
+        let given = limits(r#"{"max_calls": 50, "max_rate": 3.0}"#);
+        assert_eq!((given.max_calls, given.max_rate), (Some(50), Some(3)));
+        assert_eq!(limits(r#"{"max_calls": null}"#), Limits::default());
+        assert_eq!(limits(r#"{"max_calls": 0}"#).max_calls, Some(0));
+        let priority = |document| MerchantConfig::parse(document).unwrap().priority;
+        assert_eq!((priority("{}"), priority(r#"{"priority": -7}"#)), (0, -7));
+    }
+
+    #[test]
+    fn anything_else_is_malformed() {
+        let long = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT));
+        let many = format!(r#"{{"fallback": [{}"gold"]}}"#, r#""gold","#.repeat(MAX_STEPS));
+        for bad in [
+            "",
+            "7",
+            "[]",
+            "{",
+            r#"{"pool": 7}"#,
+            r#"{"pool": "a b"}"#,
+            r#"{"fallback": "gold"}"#,
+            r#"{"fallback": [7]}"#,
+            r#"{"fallback": ["a b"]}"#,
+            r#"{"dedicated_only": "yes"}"#,
+            r#"{"max_calls": -1}"#,
+            r#"{"max_calls": 1.5}"#,
+            r#"{"max_calls": "3"}"#,
+            r#"{"max_calls": 1000001}"#,
+            r#"{"max_rate": 1001}"#,
+            r#"{"max_rate": true}"#,
+            r#"{"priority": 101}"#,
+            r#"{"priority": "high"}"#,
+            &long,
+            &many,
+        ] {
+            assert!(MerchantConfig::parse(bad).is_err(), "{bad}");
+        }
+    }
+}

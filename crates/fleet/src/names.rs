@@ -1,0 +1,317 @@
+//! Names that become parts of Redis keys, URLs and XML. Each is checked once,
+//! here; whoever holds one of these types holds a harmless name.
+
+use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
+
+use serde::{Deserialize, Serialize};
+
+/// A name that breaks the rules of its kind.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{field} {shown:?} is not valid: expected {expected}")]
+pub struct InvalidName {
+    /// What the name was meant to be, as callers call it (`call_sid`).
+    pub field: &'static str,
+    /// The beginning of the offending text.
+    pub shown: String,
+    /// What would have been accepted.
+    pub expected: &'static str,
+}
+
+impl InvalidName {
+    pub fn new(field: &'static str, text: &str, expected: &'static str) -> Self {
+        const SHOWN: usize = 80;
+        let mut shown: String = text.chars().take(SHOWN).collect();
+        if shown.len() < text.len() {
+            shown.push('…');
+        }
+        Self { field, shown, expected }
+    }
+}
+
+fn is_word(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
+}
+
+/// `.` and `..` are words by their letters, but directions in a URL.
+fn is_name(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(is_word) && text != "." && text != ".."
+}
+
+fn is_call_sid(text: &str) -> bool {
+    (1..=128).contains(&text.len()) && text.bytes().all(|byte| is_word(byte) || byte == b':')
+}
+
+fn is_fingerprint(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
+}
+
+/// `metadata` is a label too, but `voice:pod:metadata` is another key's name.
+fn is_pod_name(text: &str) -> bool {
+    (1..=63).contains(&text.len())
+        && text
+            .bytes()
+            .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-')
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+        && text != "metadata"
+}
+
+const NAME: &str = "1 to 64 characters of A-Z a-z 0-9 . _ - (and not . or ..)";
+
+macro_rules! checked_name {
+    ($(#[$doc:meta])* $name:ident, $field:literal, $check:ident, $expected:expr) => {
+        $(#[$doc])*
+        #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+        #[serde(try_from = "String")]
+        pub struct $name(Arc<str>);
+
+        impl $name {
+            pub fn as_str(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = InvalidName;
+
+            fn from_str(text: &str) -> Result<Self, InvalidName> {
+                if $check(text) {
+                    Ok(Self(text.into()))
+                } else {
+                    Err(InvalidName::new($field, text, $expected))
+                }
+            }
+        }
+
+        impl TryFrom<String> for $name {
+            type Error = InvalidName;
+
+            fn try_from(text: String) -> Result<Self, InvalidName> {
+                text.parse()
+            }
+        }
+
+        impl Borrow<str> for $name {
+            fn borrow(&self) -> &str {
+                &self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str(&self.0)
+            }
+        }
+    };
+}
+
+checked_name!(
+    /// The name of a voice-agent pod: an RFC 1123 label.
+    PodName,
+    "pod_name",
+    is_pod_name,
+    "1 to 63 characters of a-z 0-9 -, not starting or ending with -, and not \"metadata\""
+);
+checked_name!(
+    /// The id a telephony provider gave a call.
+    CallSid,
+    "call_sid",
+    is_call_sid,
+    "1 to 128 characters of A-Z a-z 0-9 . _ : -"
+);
+checked_name!(
+    /// The id of a merchant, and of the pool dedicated to it.
+    MerchantId,
+    "merchant_id",
+    is_name,
+    NAME
+);
+checked_name!(
+    /// The name of a tier.
+    TierName,
+    "tier",
+    is_name,
+    NAME
+);
+checked_name!(
+    /// The template a voice agent is asked to speak.
+    Template,
+    "template",
+    is_name,
+    NAME
+);
+checked_name!(
+    /// The beginning of a hash over what a provider has signed, in Base64: tells one signed
+    /// request from any other.
+    Fingerprint,
+    "fingerprint",
+    is_fingerprint,
+    "16 characters of A-Z a-z 0-9 _ -"
+);
+checked_name!(
+    /// A telephony provider by the name that a JSON caller gave it.
+    Carrier,
+    "provider",
+    is_name,
+    NAME
+);
+checked_name!(
+    /// The flow of a voice agent; `v2` is the one that shows in the URL.
+    Flow,
+    "flow",
+    is_name,
+    NAME
+);
+
+impl From<TierName> for MerchantId {
+    fn from(tier: TierName) -> Self {
+        Self(tier.0)
+    }
+}
+
+impl MerchantId {
+    /// The tier of the same name: both kinds of name follow one rule.
+    pub(crate) fn as_tier(&self) -> TierName {
+        TierName(self.0.clone())
+    }
+}
+
+/// Where a pod belongs: a tier of the configuration, or a merchant's own pool.
+#[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub enum Pool {
+    Tier(TierName),
+    Merchant(MerchantId),
+}
+
+impl Pool {
+    /// The pool as the `tier` of a pod: `gold` or `merchant:acme`.
+    pub fn as_tier_value(&self) -> String {
+        match self {
+            Self::Tier(tier) => tier.to_string(),
+            Self::Merchant(id) => format!("merchant:{id}"),
+        }
+    }
+}
+
+impl fmt::Display for Pool {
+    /// The pool as a `source_pool`: `pool:gold` or `merchant:acme`.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Tier(tier) => write!(f, "pool:{tier}"),
+            Self::Merchant(id) => write!(f, "merchant:{id}"),
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+impl FromStr for Pool {
+    type Err = InvalidName;
+
+    /// Reads both forms of a pool, `pool:gold` and `gold`.
+    fn from_str(text: &str) -> Result<Self, InvalidName> {
+        match text.split_once(':') {
+            Some(("merchant", id)) => id.parse().map(Self::Merchant),
+            Some(("pool", tier)) => tier.parse().map(Self::Tier),
+            _ => text.parse().map(Self::Tier),
+        }
+    }
+}
+
+impl From<Pool> for String {
+    fn from(pool: Pool) -> Self {
+        pool.to_string()
+    }
+}
+
+impl TryFrom<String> for Pool {
+    type Error = InvalidName;
+
+    fn try_from(text: String) -> Result<Self, InvalidName> {
+        text.parse()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pod_names_are_rfc_1123_labels() {
+        for good in ["voice-agent-0", "a", "0", &"a".repeat(63)] {
+            assert!(good.parse::<PodName>().is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "-a",
+            "a-",
+            "A",
+            "a.b",
+            "a_b",
+            "a:b",
+            "a/b",
+            "a b",
+            "ä",
+            &"a".repeat(64),
+            "metadata",
+        ] {
+            assert!(bad.parse::<PodName>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn call_sids_may_hold_colons_and_are_bounded() {
+        for good in ["CA1", "b1b1d7a4-1f5c", "a:b.c_d", &"x".repeat(128)] {
+            assert!(good.parse::<CallSid>().is_ok(), "{good}");
+        }
+        for bad in ["", "a b", "a\n", "a\0b", "<a>", "a'b", "é", "a/b", &"x".repeat(129)] {
+            assert!(bad.parse::<CallSid>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn names_never_leave_their_url_segment() {
+        for bad in ["", ".", "..", "a/b", "a:b", "a%2fb", "a?b", "a#b", &"x".repeat(65)] {
+            assert!(bad.parse::<Template>().is_err(), "{bad}");
+        }
+        assert!("order-confirmation".parse::<Template>().is_ok());
+    }
+
+    #[test]
+    fn a_refusal_names_the_field_and_shows_only_the_beginning() {
+        let error = "x".repeat(5000).parse::<CallSid>().unwrap_err();
+        assert_eq!(error.field, "call_sid");
+        assert!(error.to_string().len() < 300);
+    }
+
+    #[test]
+    fn pools_read_back_what_they_write() {
+        for text in ["pool:gold", "merchant:acme"] {
+            assert_eq!(text.parse::<Pool>().unwrap().to_string(), text);
+        }
+        assert_eq!("gold".parse::<Pool>().unwrap().to_string(), "pool:gold");
+        assert!("other:gold".parse::<Pool>().is_err());
+        assert_eq!("merchant:acme".parse::<Pool>().unwrap().as_tier_value(), "merchant:acme");
+        assert_eq!("pool:gold".parse::<Pool>().unwrap().as_tier_value(), "gold");
+    }
+
+    #[test]
+    fn pools_are_written_and_shown_in_one_form() {
+        for text in ["pool:gold", "merchant:acme"] {
+            let pool: Pool = text.parse().unwrap();
+            assert_eq!(serde_json::to_value(&pool).unwrap(), text);
+            assert_eq!(format!("{pool:?}"), text);
+        }
+    }
+}

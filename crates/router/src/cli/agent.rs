@@ -1,0 +1,80 @@
+//! `smart-router agent`: one simulated agent as a process of its own, as a pod
+//! would run it.
+
+use std::net::SocketAddr;
+
+use anyhow::Context;
+use clap::Args;
+use prometheus_client::metrics::counter::Counter;
+use tokio::{
+    net::TcpListener,
+    signal::unix::{SignalKind, signal},
+};
+use tokio_util::sync::CancellationToken;
+
+use super::router::RouterArgs;
+use crate::{
+    config::Span,
+    http::{
+        middleware::connection_limit::Crowd,
+        server::{Patience, serve},
+    },
+    telemetry::logs::{self, LogConfig, LogFormat},
+    tls::Door,
+    tools::agent::{Agents, Desk},
+};
+use fleet::names::PodName;
+
+#[derive(Debug, Args)]
+pub(super) struct AgentArgs {
+    /// Name of the pod that this agent is
+    #[arg(long, env, value_name = "NAME", value_parser = pod_name)]
+    pod_name: PodName,
+    #[command(flatten)]
+    router: RouterArgs,
+    /// Address to listen on
+    #[arg(long, env = "AGENT_BIND", value_name = "IP:PORT", default_value = "0.0.0.0:8000")]
+    bind: SocketAddr,
+    /// How often calls are renewed
+    #[arg(long, value_name = "TIME", default_value = "1m")]
+    renew: Span,
+}
+
+fn pod_name(text: &str) -> Result<PodName, String> {
+    text.parse().map_err(|error| format!("{error}"))
+}
+
+pub(super) async fn agent(args: AgentArgs) -> anyhow::Result<()> {
+    let _logging = logs::init(LogConfig {
+        level: tracing_subscriber::filter::LevelFilter::INFO,
+        format: LogFormat::Console,
+    });
+    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
+    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let client = args.router.client()?;
+    let stopping = CancellationToken::new();
+    let agents = Agents::new(Desk::Remote(client), args.renew.0, stopping.clone());
+    let listener = TcpListener::bind(args.bind)
+        .await
+        .with_context(|| format!("cannot listen on {}", args.bind))?;
+    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router.router, "agent listens");
+    let patience = Patience {
+        read: args.renew.0,
+        idle: args.renew.0,
+        shutdown: std::time::Duration::from_secs(5),
+    };
+    let closing = CancellationToken::new();
+    let routes = agents.own_routes(args.pod_name);
+    let crowd = Crowd::new(usize::MAX, Counter::default());
+    let served = serve(listener, Door::Plain, routes, patience, crowd, closing.clone());
+    let server = tokio::spawn(served);
+    tokio::select! {
+        _ = terminate.recv() => {}
+        _ = interrupt.recv() => {}
+    }
+    stopping.cancel();
+    closing.cancel();
+    server.await?;
+    agents.finish().await;
+    Ok(())
+}

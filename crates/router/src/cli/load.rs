@@ -1,0 +1,147 @@
+//! `smart-router load`: calls as many as you like, and a look at what they meet.
+
+use std::{
+    fmt::{self, Write},
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use clap::Args;
+
+use super::{
+    print,
+    router::{Failed, no_answer},
+};
+use crate::{
+    config::Span,
+    tools::load::{self, Arrivals, Flaw, Format, Latency, Plan, Report, Target},
+};
+use telephony::Secret;
+
+/// How the program exits when requests failed.
+const REQUESTS_FAILED: u8 = 6;
+
+#[derive(Debug, Args)]
+pub(super) struct LoadArgs {
+    /// The router to load
+    #[arg(
+        long,
+        env = "SMART_ROUTER_URL",
+        value_name = "URL",
+        default_value = "http://localhost:8080"
+    )]
+    router: String,
+    /// A token of its API, where it wants one
+    #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
+    token: Option<Secret>,
+    /// In whose format calls ask: json or the name of a provider (unsigned)
+    #[arg(long, value_name = "FORMAT", default_value = "json")]
+    format: Format,
+    /// Merchant the calls are for
+    #[arg(long, value_name = "ID")]
+    merchant: Option<String>,
+    /// Connections. Default: 64, with --rate 256
+    #[arg(short, long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    connections: Option<u32>,
+    /// Calls a second that arrive whether the router keeps up or not. Default: each connection begins a call when its last is over
+    #[arg(long, value_name = "NUMBER", value_parser = rate)]
+    rate: Option<f64>,
+    /// How long a call keeps its pod. Default: not at all
+    #[arg(long, value_name = "TIME")]
+    hold: Option<Span>,
+    /// How long to go on
+    #[arg(short, long, value_name = "TIME", default_value = "10s")]
+    duration: Span,
+    /// Stop after so many calls, if that is sooner
+    #[arg(long, value_name = "NUMBER")]
+    calls: Option<u64>,
+    /// One call in so many asks a second time, which must get it the same pod; 0 for none
+    #[arg(long, value_name = "NUMBER", default_value = "100")]
+    repeat: u64,
+    /// Print the result as JSON, and no progress
+    #[arg(long)]
+    json: bool,
+    /// Load a target that is not on this machine: it is yours, and may be loaded
+    #[arg(long)]
+    i_own_this_target: bool,
+}
+
+fn rate(text: &str) -> Result<f64, String> {
+    let number: Option<f64> = text.parse().ok();
+    let sane = number.filter(|number| *number > 0.0 && *number <= 1_000_000.0);
+    sane.ok_or_else(|| "a number above 0, at most 1000000".into())
+}
+
+pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
+    let target = Target::parse(&args.router, args.token.clone())
+        .await
+        .map_err(|error| anyhow::anyhow!("{}: {error}", args.router))?;
+    if !target.is_loopback() && !args.i_own_this_target {
+        bail!(
+            "{} is not on this machine; to load it all the same, say --i-own-this-target",
+            args.router
+        );
+    }
+    let connections = args.connections.unwrap_or(if args.rate.is_some() { 256 } else { 64 });
+    let plan = Plan {
+        target,
+        format: args.format,
+        merchant: args.merchant.clone(),
+        arrivals: args.rate.map_or(Arrivals::Closed, |per_second| Arrivals::Open { per_second }),
+        connections: connections as usize,
+        hold: args.hold.map_or(Duration::ZERO, |span| span.0),
+        duration: args.duration.0,
+        calls: args.calls,
+        repeat: args.repeat,
+    };
+    let report = load::run(plan, |tally| {
+        if !args.json {
+            eprintln!(
+                "{:>4.0} s  {:>8.0} requests/s  {} errors",
+                tally.elapsed.as_secs_f64(),
+                tally.per_second(),
+                tally.errors
+            );
+        }
+    })
+    .await
+    .map_err(no_answer)?;
+    let verdict = report.verdict(connections as usize);
+    let mut text = String::new();
+    if args.json {
+        text = serde_json::to_string(&report).context("cannot write the report")? + "\n";
+    } else {
+        describe(&mut text, &report)?;
+        if let Ok(checked) = verdict {
+            writeln!(text, "checked: {checked}")?;
+        }
+    }
+    print(&text)?;
+    match verdict {
+        Ok(_) => Ok(()),
+        Err(Flaw::Check(text)) => bail!(text),
+        Err(Flaw::Requests(text)) => Err(Failed { code: REQUESTS_FAILED, text }.into()),
+    }
+}
+
+fn describe(out: &mut String, report: &Report) -> fmt::Result {
+    writeln!(
+        out,
+        "{} calls in {:.1} s, {:.0} requests/s, at most {} at the same time, {} asked twice",
+        report.calls, report.seconds, report.requests_per_second, report.overlap, report.repeated
+    )?;
+    writeln!(out, "ms           p50      p90      p99    p99.9      max")?;
+    let rows = [
+        ("allocate", &report.allocate),
+        ("refused", &report.refused),
+        ("release", &report.release),
+    ];
+    for (name, latency) in rows.into_iter().filter(|(_, latency)| latency.count > 0) {
+        let Latency { p50, p90, p99, p999, max, .. } = latency;
+        writeln!(out, "{name:<8} {p50:>7.2}  {p90:>7.2}  {p99:>7.2}  {p999:>7.2}  {max:>7.2}")?;
+    }
+    for (kind, count) in &report.errors {
+        writeln!(out, "{count} × {kind}")?;
+    }
+    Ok(())
+}

@@ -1,0 +1,41 @@
+//! Tables for people: columns as wide as what is in them.
+
+/// Rows under their titles, as text.
+pub(super) fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
+    let width = |column: usize| {
+        let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+        cells.chain([titles[column].len()]).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..titles.len()).map(width).collect();
+    let line = |cells: &mut dyn Iterator<Item = &str>| {
+        let padded: Vec<String> =
+            cells.zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        format!("{}\n", padded.join("  ").trim_end())
+    };
+    let mut text = line(&mut titles.iter().copied());
+    for row in rows {
+        text += &line(&mut row.iter().map(String::as_str));
+    }
+    text
+}
+
+/// A length of time, short: `42s`, `7m`, `3h`.
+pub(super) fn spoken(seconds: i64) -> String {
+    match seconds {
+        ..0 => "0s".into(),
+        0..120 => format!("{seconds}s"),
+        120..7_200 => format!("{}m", seconds / 60),
+        _ => format!("{}h", seconds / 3_600),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_are_as_wide_as_what_is_in_them() {
+        let rows = [vec!["gold".into(), "1".into()], vec!["b".into(), "1000".into()]];
+        assert_eq!(table(&["POOL", "N"], &rows), "POOL  N\ngold  1\nb     1000\n");
+    }
+}

@@ -1,0 +1,280 @@
+//! A small HTTP client for the router's own API.
+
+use std::{
+    io,
+    pin::Pin,
+    sync::Arc,
+    task::{Context as TaskContext, Poll},
+};
+
+use anyhow::{Context, bail};
+use axum::body::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::{
+    Method, Request, Response, StatusCode, Uri, body::Incoming, client::conn::http1, header,
+};
+use hyper_util::rt::TokioIo;
+use rustls::{ClientConfig, pki_types::ServerName};
+use serde_json::Value;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::TcpStream,
+};
+use tokio_rustls::{TlsConnector, client::TlsStream};
+
+use crate::tls::Trust;
+use spans::SpanContext;
+use telephony::Secret;
+
+/// A connection, with TLS or without.
+pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
+
+impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
+
+/// A router, as its users see it.
+#[derive(Debug, Clone)]
+pub struct Client {
+    base: Uri,
+    token: Option<Secret>,
+    tls: Option<Arc<ClientConfig>>,
+}
+
+impl Client {
+    pub fn new(url: &str, token: Option<Secret>, trust: &Trust) -> anyhow::Result<Self> {
+        let base: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
+        let tls = match base.scheme_str() {
+            Some("http") => None,
+            Some("https") => Some(trust.settings().map_err(anyhow::Error::msg)?),
+            _ => bail!("{url:?}: expected a URL that begins with http:// or https://"),
+        };
+        base.host().context("the URL has no host")?;
+        Ok(Self { base, token, tls })
+    }
+
+    /// Connects to where a URL is; with TLS if it says so.
+    pub async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
+        connect(url, self.tls.as_ref()).await
+    }
+
+    /// Sends a request; the answer's JSON is null where there is none.
+    pub async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> anyhow::Result<(StatusCode, Value)> {
+        let response = self.request(method, path, body, "application/json").await?;
+        let status = response.status();
+        let bytes = response.into_body().collect().await?.to_bytes();
+        Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
+    }
+
+    /// Opens a stream of events; or how that was refused.
+    pub async fn stream(
+        &self,
+        path: &str,
+    ) -> anyhow::Result<Result<Messages, (StatusCode, Value)>> {
+        let response = self.request(Method::GET, path, None, "text/event-stream").await?;
+        let status = response.status();
+        if !status.is_success() {
+            let bytes = response.into_body().collect().await?.to_bytes();
+            return Ok(Err((status, serde_json::from_slice(&bytes).unwrap_or_default())));
+        }
+        Ok(Ok(Messages { body: response.into_body(), read: String::new() }))
+    }
+
+    async fn request(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+        accept: &str,
+    ) -> anyhow::Result<Response<Incoming>> {
+        let body = body.map(Value::to_string).unwrap_or_default();
+        let mut request = Request::builder();
+        if let Some(token) = &self.token {
+            let bearer = format!("Bearer {}", token.expose());
+            request = request.header(header::AUTHORIZATION, bearer);
+        }
+        if let Some(parent) = SpanContext::of_environment() {
+            request = request.header("traceparent", parent.to_string());
+        }
+        let request = request
+            .method(method)
+            .uri(format!("{}{path}", self.base.path().trim_end_matches('/')))
+            .header(header::HOST, self.base.authority().map_or("", |it| it.as_str()))
+            .header(header::CONTENT_TYPE, "application/json")
+            .header(header::ACCEPT, accept)
+            .body(Full::new(Bytes::from(body)))?;
+        self.exchange(request).await.map_err(explained)
+    }
+
+    async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
+        let base = self.base.to_string();
+        let stream = self
+            .connect(&self.base)
+            .await
+            .with_context(|| format!("no router answers at {}", base.trim_end_matches('/')))?;
+        let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+        // The request is queued before the connection runs: a connection that ends at once
+        // (with TLS 1.3 a refusal comes after the client's handshake) then fails the request
+        // with the reason. Run first, it would keep the reason and cancel the request.
+        let answer = sender.send_request(request);
+        tokio::spawn(connection);
+        Ok(answer.await?)
+    }
+
+    pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
+        self.send(Method::GET, path, None).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(StatusCode, Value)> {
+        self.send(Method::POST, path, Some(body)).await
+    }
+}
+
+/// Names the setting to change where the router refuses the certificate, or the lack of one.
+fn explained(error: anyhow::Error) -> anyhow::Error {
+    use rustls::AlertDescription as Alert;
+    let advice = match error.chain().find_map(tls_alert) {
+        Some(Alert::CertificateRequired) => {
+            "the router wants a certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE"
+        }
+        Some(
+            Alert::UnknownCA
+            | Alert::BadCertificate
+            | Alert::UnsupportedCertificate
+            | Alert::CertificateRevoked
+            | Alert::CertificateExpired
+            | Alert::CertificateUnknown
+            | Alert::DecryptError,
+        ) => "the router does not accept the certificate in SMART_ROUTER_CERT_FILE",
+        _ => return error,
+    };
+    error.context(advice)
+}
+
+/// The alert with which the other side ended TLS. An `io::Error` holds it without naming it
+/// as its source.
+fn tls_alert(cause: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertDescription> {
+    let inner = cause.downcast_ref::<io::Error>()?.get_ref()?;
+    match inner.downcast_ref::<rustls::Error>()? {
+        rustls::Error::AlertReceived(alert) => Some(*alert),
+        _ => None,
+    }
+}
+
+/// Connects to where a URL is; with TLS if it says so.
+pub(crate) async fn connect(
+    url: &Uri,
+    tls: Option<&Arc<ClientConfig>>,
+) -> anyhow::Result<Box<dyn Wire>> {
+    let host = url.host().context("the URL has no host")?;
+    let is_safe = matches!(url.scheme_str(), Some("https" | "wss"));
+    let port = url.port_u16().unwrap_or(if is_safe { 443 } else { 80 });
+    let stream = TcpStream::connect(format!("{host}:{port}")).await?;
+    // What is sent goes out when it is spoken, not when the next is.
+    stream.set_nodelay(true)?;
+    if !is_safe {
+        return Ok(Box::new(stream));
+    }
+    let settings = match tls {
+        Some(settings) => settings.clone(),
+        None => Trust::default().settings().map_err(anyhow::Error::msg)?,
+    };
+    let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
+    let stream = TlsConnector::from(settings).connect(name, stream).await?;
+    Ok(Box::new(AlertFirst { stream, failed: None }))
+}
+
+/// A TLS stream whose failed writes report the alert with which the other side closed it:
+/// a write to a closed socket fails while the alert is still unread.
+struct AlertFirst {
+    stream: TlsStream<TcpStream>,
+    failed: Option<io::Error>,
+}
+
+impl AlertFirst {
+    /// Writes; after a failure it reads until there is an alert, or nothing more to read.
+    fn write<T>(
+        &mut self,
+        cx: &mut TaskContext<'_>,
+        write: impl FnOnce(Pin<&mut TlsStream<TcpStream>>, &mut TaskContext<'_>) -> Poll<io::Result<T>>,
+    ) -> Poll<io::Result<T>> {
+        let error = match self.failed.take() {
+            Some(error) => error,
+            None => match write(Pin::new(&mut self.stream), cx) {
+                Poll::Ready(Err(error)) => error,
+                written => return written,
+            },
+        };
+        let mut byte = [0];
+        match Pin::new(&mut self.stream).poll_read(cx, &mut ReadBuf::new(&mut byte)) {
+            Poll::Ready(Err(alert)) if tls_alert(&alert).is_some() => Poll::Ready(Err(alert)),
+            Poll::Ready(_) => Poll::Ready(Err(error)),
+            Poll::Pending => {
+                self.failed = Some(error);
+                Poll::Pending
+            }
+        }
+    }
+}
+
+impl AsyncRead for AlertFirst {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_read(cx, buffer)
+    }
+}
+
+impl AsyncWrite for AlertFirst {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        cx: &mut TaskContext<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        self.write(cx, |stream, cx| stream.poll_write(cx, bytes))
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        self.write(cx, |stream, cx| stream.poll_flush(cx))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// Messages of a stream of events, as they come.
+pub struct Messages {
+    body: Incoming,
+    read: String,
+}
+
+impl Messages {
+    /// The next message: its name and what it says. `None` at the end.
+    pub async fn next(&mut self) -> anyhow::Result<Option<(String, String)>> {
+        loop {
+            if let Some((message, rest)) = self.read.split_once("\n\n") {
+                let field = |name: &str| {
+                    let lines = message.lines().filter_map(|line| line.strip_prefix(name));
+                    lines.map(|line| line.trim_start()).collect::<Vec<_>>().join("\n")
+                };
+                let (name, data) = (field("event:"), field("data:"));
+                self.read = rest.to_owned();
+                // (a heartbeat says nothing)
+                if !data.is_empty() {
+                    return Ok(Some((name, data)));
+                }
+                continue;
+            }
+            let Some(frame) = self.body.frame().await.transpose()? else { return Ok(None) };
+            if let Ok(data) = frame.into_data() {
+                self.read += &String::from_utf8_lossy(&data);
+            }
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! What a pod of the cluster means to us.
+
+use std::borrow::Cow;
+
+use k8s_openapi::{
+    NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+};
+use kube::Resource;
+use serde::{Deserialize, Deserializer};
+use serde_json::Value;
+
+use super::ClusterConfig;
+use fleet::{PodFacts, merchant::Step, names::PodName};
+
+const TIER_LABEL: &str = "smart-router/tier";
+const MERCHANT_LABEL: &str = "smart-router/merchant";
+
+/// A pod as the cluster tells of it. One that makes no sense is kept apart, so
+/// that it does not take a whole list with it.
+#[derive(Debug, Clone)]
+pub struct ClusterPod {
+    metadata: ObjectMeta,
+    pod: Result<Box<Pod>, String>,
+}
+
+/// What is to be done about a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Seen {
+    /// It is there.
+    Present { name: PodName, facts: PodFacts, warnings: Vec<String> },
+    /// It has run to its end and will never serve again.
+    Finished { name: PodName, uid: String },
+}
+
+impl<'de> Deserialize<'de> for ClusterPod {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let value = Value::deserialize(deserializer)?;
+        let metadata = serde_json::from_value(value["metadata"].clone()).unwrap_or_else(|_| {
+            // The watch goes on from the version of what it saw last.
+            let text = |field: &str| value["metadata"][field].as_str().map(str::to_owned);
+            ObjectMeta {
+                name: text("name"),
+                resource_version: text("resourceVersion"),
+                ..ObjectMeta::default()
+            }
+        });
+        let pod = serde_json::from_value(value).map(Box::new).map_err(|error| error.to_string());
+        Ok(Self { metadata, pod })
+    }
+}
+
+impl Resource for ClusterPod {
+    type DynamicType = ();
+    type Scope = NamespaceResourceScope;
+
+    fn kind((): &()) -> Cow<'_, str> {
+        "Pod".into()
+    }
+
+    fn group((): &()) -> Cow<'_, str> {
+        "".into()
+    }
+
+    fn version((): &()) -> Cow<'_, str> {
+        "v1".into()
+    }
+
+    fn plural((): &()) -> Cow<'_, str> {
+        "pods".into()
+    }
+
+    fn meta(&self) -> &ObjectMeta {
+        &self.metadata
+    }
+
+    fn meta_mut(&mut self) -> &mut ObjectMeta {
+        &mut self.metadata
+    }
+}
+
+impl ClusterPod {
+    /// How the cluster calls it, for the log.
+    pub fn shown_name(&self) -> &str {
+        self.metadata.name.as_deref().unwrap_or("?")
+    }
+
+    pub fn uid(&self) -> Option<String> {
+        self.metadata.uid.clone()
+    }
+
+    /// The resource version. Versions of one kind of object are numbers that grow with every
+    /// change; one that is no number can't be compared with others.
+    pub fn version(&self) -> Option<u64> {
+        self.metadata.resource_version.as_deref()?.parse().ok()
+    }
+
+    /// The pod as the store knows pods, or what is wrong with it.
+    pub fn read(&self, config: &ClusterConfig) -> Result<Seen, String> {
+        let pod = self.pod.as_ref().map_err(Clone::clone)?;
+        let name = self.metadata.name.as_deref().unwrap_or_default();
+        let name: PodName = name.parse().map_err(|error| format!("{error}"))?;
+        let uid = self.metadata.uid.clone().filter(|uid| !uid.is_empty()).ok_or("it has no UID")?;
+        let status = pod.status.clone().unwrap_or_default();
+        let phase = status.phase.as_deref().unwrap_or_default();
+        if matches!(phase, "Succeeded" | "Failed") {
+            return Ok(Seen::Finished { name, uid });
+        }
+        let ip = status.pod_ip.filter(|ip| !ip.is_empty());
+        let is_ready = status
+            .conditions
+            .iter()
+            .flatten()
+            .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+        let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
+        let agent = config.agent_container.as_deref().or(first.map(|it| it.name.as_str()));
+        let restarts = status
+            .container_statuses
+            .iter()
+            .flatten()
+            .find(|container| Some(container.name.as_str()) == agent)
+            .map_or(0, |container| container.restart_count);
+        let (pin, mut warnings) = self.pin();
+        let names = pod.spec.iter().flat_map(|spec| &spec.containers).map(|it| &it.name);
+        if let Some(agent) = &config.agent_container
+            && !names.into_iter().any(|name| name == agent)
+        {
+            warnings.push(format!("it has no container {agent}; restarts are not noticed"));
+        }
+        let facts = PodFacts {
+            uid,
+            ready: phase == "Running" && is_ready && ip.is_some(),
+            address: ip.map(|ip| address(&ip, config.agent_port)).unwrap_or_default(),
+            terminating: self.metadata.deletion_timestamp.is_some(),
+            restarts: u32::try_from(restarts).unwrap_or(0),
+            pin,
+        };
+        Ok(Seen::Present { name, facts, warnings })
+    }
+
+    /// The pool that the labels ask for.
+    fn pin(&self) -> (Option<Step>, Vec<String>) {
+        let label = |name: &str| {
+            let value = self.metadata.labels.as_ref()?.get(name)?;
+            Some(value.as_str()).filter(|value| !value.is_empty())
+        };
+        let (text, name) = match (label(MERCHANT_LABEL), label(TIER_LABEL)) {
+            (Some(merchant), _) => (format!("merchant:{merchant}"), MERCHANT_LABEL),
+            (None, Some(tier)) => (tier.to_owned(), TIER_LABEL),
+            (None, None) => return (None, Vec::new()),
+        };
+        match text.parse() {
+            Ok(pin) => (Some(pin), Vec::new()),
+            Err(error) => (None, vec![format!("the label {name} is ignored: {error}")]),
+        }
+    }
+}
+
+fn address(ip: &str, port: u16) -> String {
+    if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn config() -> ClusterConfig {
+        ClusterConfig {
+            namespace: "default".into(),
+            selector: "app=voice-agent".into(),
+            agent_container: None,
+            agent_port: 8000,
+        }
+    }
+
+    /// A pod in service, with changes.
+    fn pod(change: impl FnOnce(&mut Value)) -> Result<Seen, String> {
+        let mut value = json!({
+            "metadata": {"name": "voice-agent-0", "uid": "u1", "resourceVersion": "7"},
+            "spec": {"containers": [{"name": "agent"}, {"name": "sidecar"}]},
+            "status": {
+                "phase": "Running",
+                "podIP": "10.0.0.1",
+                "conditions": [{"type": "Ready", "status": "True"}],
+                "containerStatuses": [
+                    {"name": "sidecar", "restartCount": 5, "ready": true, "image": "", "imageID": ""},
+                    {"name": "agent", "restartCount": 1, "ready": true, "image": "", "imageID": ""},
+                ],
+            },
+        });
+        change(&mut value);
+        serde_json::from_value::<ClusterPod>(value).unwrap().read(&config())
+    }
+
+    fn facts(change: impl FnOnce(&mut Value)) -> PodFacts {
+        match pod(change).unwrap() {
+            Seen::Present { facts, .. } => facts,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_pod_in_service_is_running_ready_and_has_an_address() {
+        let there = facts(|_| {});
+        assert_eq!((there.ready, there.terminating, there.restarts), (true, false, 1));
+        assert_eq!((there.uid.as_str(), there.address.as_str()), ("u1", "10.0.0.1:8000"));
+        assert_eq!(
+            facts(|pod| pod["status"]["podIP"] = json!("fd00::1")).address,
+            "[fd00::1]:8000"
+        );
+        let not_ready: [fn(&mut Value); 5] = [
+            |pod| pod["status"]["phase"] = json!("Pending"),
+            |pod| pod["status"]["podIP"] = json!(null),
+            |pod| pod["status"]["conditions"][0]["status"] = json!("False"),
+            |pod| pod["status"]["conditions"] = json!(null),
+            |pod| pod["status"] = json!(null),
+        ];
+        for change in not_ready {
+            assert!(!facts(change).ready);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_deleted_terminates_and_one_that_has_ended_is_over() {
+        assert!(
+            facts(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"))
+                .terminating
+        );
+        for phase in ["Succeeded", "Failed"] {
+            let over = pod(|pod| pod["status"]["phase"] = json!(phase)).unwrap();
+            assert!(matches!(over, Seen::Finished { .. }), "{over:?}");
+        }
+    }
+
+    #[test]
+    fn labels_pin_a_pod_to_a_pool() {
+        let pin = |labels: Value| {
+            let Seen::Present { facts, warnings, .. } =
+                pod(|pod| pod["metadata"]["labels"] = labels).unwrap()
+            else {
+                panic!()
+            };
+            (facts.pin.map(|pin| pin.to_string()), warnings.len())
+        };
+        assert_eq!(pin(json!({"smart-router/tier": "gold"})), (Some("gold".into()), 0));
+        assert_eq!(
+            pin(json!({"smart-router/merchant": "acme"})),
+            (Some("merchant:acme".into()), 0)
+        );
+        assert_eq!(pin(json!({"smart-router/tier": ""})), (None, 0));
+        assert_eq!(pin(json!({"smart-router/tier": "a b"})), (None, 1));
+        assert_eq!(pin(json!({"app": "x"})), (None, 0));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_an_error_and_not_a_panic() {
+        let bad: [fn(&mut Value); 5] = [
+            |pod| pod["status"] = json!("broken"),
+            |pod| pod["metadata"]["name"] = json!("Not.A.Label"),
+            |pod| pod["metadata"]["name"] = json!(7),
+            |pod| pod["metadata"]["uid"] = json!(null),
+            |pod| pod["metadata"] = json!(null),
+        ];
+        for change in bad {
+            assert!(pod(change).is_err());
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! What the edge is told: whose webhooks there are, where, and who may come in.
+
+use std::net::{IpAddr, SocketAddr};
+
+use super::{ConfigError, Settings};
+use crate::{
+    auth::{Access, AccessConfig},
+    tls::{Tls, TlsConfig},
+};
+use telephony::Provider;
+
+pub(super) fn join(providers: &[Provider]) -> String {
+    providers.iter().map(|provider| provider.as_str()).collect::<Vec<_>>().join(",")
+}
+
+pub(super) fn providers(settings: &Settings) -> Result<Vec<Provider>, ConfigError> {
+    let Some(text) = &settings.providers else { return Ok(Provider::ALL.into()) };
+    let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
+    let known = names.map(str::parse).collect::<Result<Vec<Provider>, _>>();
+    known.ok().filter(|known| !known.is_empty()).ok_or_else(|| {
+        ConfigError::new("PROVIDERS", text, format!("some of {}", join(&Provider::ALL)))
+    })
+}
+
+pub(super) fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
+    let api = SocketAddr::new(bind, settings.http_port);
+    match settings.admin_bind {
+        Some(admin) if admin == api && admin.port() != 0 => Err(ConfigError::new(
+            "ADMIN_BIND",
+            admin,
+            format!("another address than that of the webhooks, {api}"),
+        )),
+        admin => Ok(admin),
+    }
+}
+
+/// Checks that every secret can be read, and that what needs our URL has it.
+pub(super) fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
+    let config = settings.secrets.access()?;
+    Access::new(&config).map_err(|bad| ConfigError::new(bad.name, bad.shown, bad.expected))?;
+    let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
+    let needs_url = match signs_urls {
+        Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
+        None if settings.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
+        None if settings.hold_time.is_some() => Some("HOLD_TIME is set".into()),
+        None if settings.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
+        None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
+    };
+    match (needs_url, &settings.public_url) {
+        (Some(why), None) => Err(ConfigError::new(
+            "PUBLIC_URL",
+            "",
+            format!("the URL under which providers reach this router, because {why}"),
+        )),
+        _ => Ok(config),
+    }
+}
+
+/// Checks that the files of TLS can be used.
+pub(super) fn tls(settings: &Settings) -> Result<Option<TlsConfig>, ConfigError> {
+    let (certificate, key) = match (&settings.tls_cert_file, &settings.tls_key_file) {
+        (Some(certificate), Some(key)) => (certificate.clone(), key.clone()),
+        (Some(_), None) => {
+            let expected = "the file with the key of TLS_CERT_FILE";
+            return Err(ConfigError::new("TLS_KEY_FILE", "", expected));
+        }
+        (None, Some(path)) => {
+            let expected = "its certificate in TLS_CERT_FILE";
+            return Err(ConfigError::new("TLS_KEY_FILE", path.display(), expected));
+        }
+        (None, None) => match &settings.tls_client_ca_file {
+            None => return Ok(None),
+            Some(path) => {
+                let expected = "TLS_CERT_FILE and TLS_KEY_FILE, too";
+                return Err(ConfigError::new("TLS_CLIENT_CA_FILE", path.display(), expected));
+            }
+        },
+    };
+    let config =
+        TlsConfig { certificate, key, client_authority: settings.tls_client_ca_file.clone() };
+    match Tls::new(&config) {
+        Ok(_) => Ok(Some(config)),
+        Err(expected) => {
+            Err(ConfigError::new("TLS_CERT_FILE", config.certificate.display(), expected))
+        }
+    }
+}

@@ -1,0 +1,443 @@
+//! The configuration: settings that have been checked, each on its own and
+//! against each other, in one small struct per concern.
+
+mod edge;
+mod secret_settings;
+mod settings;
+mod trace_settings;
+mod values;
+
+use crate::{
+    cluster::LeaderConfig,
+    http::{BusyAction, HoldConfig},
+    telemetry::logs::{LogConfig, LogFormat},
+};
+use std::{
+    io::IsTerminal,
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+use store::Ttls;
+
+use serde_json::Value;
+
+pub use self::{
+    secret_settings::SecretSettings,
+    settings::Settings,
+    values::{Span, without_password},
+};
+use crate::{
+    auth::AccessConfig,
+    cluster::ClusterConfig,
+    control::{
+        ListFile,
+        pod_list::{self, ListedPod},
+    },
+    networks::Networks,
+    telemetry::traces::TraceConfig,
+    tls::TlsConfig,
+};
+use fleet::{
+    Millis, PodOrigin,
+    tiers::{Origin, Tiers},
+};
+use telephony::{Provider, WsPath};
+
+const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
+const TIERS: &str = r#"{"gold": 10, "standard": 20, "overflow": 5}"#;
+const SIMULATED_TIERS: &str = r#"{"tiers": {"gold": {"target": 1}, "standard": {"target": 1},
+    "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}}"#;
+
+/// A setting that stops the start: which, what it held, what was expected.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{variable}={value}: expected {expected}")]
+pub struct ConfigError {
+    pub variable: String,
+    pub value: String,
+    pub expected: String,
+}
+
+impl ConfigError {
+    pub fn new(variable: &str, value: impl ToString, expected: impl ToString) -> Self {
+        Self { variable: variable.into(), value: value.to_string(), expected: expected.to_string() }
+    }
+}
+
+/// Where the facts are kept.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StoreConfig {
+    Memory,
+    Journal(PathBuf),
+    Redis { url: String, key_prefix: String, ca_file: Option<PathBuf> },
+}
+
+/// Where the pods come from.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum PodSource {
+    /// Agents inside this process.
+    Simulated,
+    List(Vec<ListedPod>),
+    File(PathBuf),
+    Cluster(ClusterConfig),
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HttpConfig {
+    pub api: SocketAddr,
+    pub metrics: SocketAddr,
+    /// Where everything but the webhooks is served, if not on the address of the API.
+    pub admin: Option<SocketAddr>,
+    pub read_timeout: Duration,
+    pub idle_timeout: Duration,
+    pub max_connections: usize,
+    pub shutdown_timeout: Duration,
+}
+
+fn hold_config(settings: &Settings) -> Option<HoldConfig> {
+    let message = settings.hold_message.trim();
+    Some(HoldConfig {
+        time: settings.hold_time?.millis(),
+        poll: settings.hold_poll.0,
+        most: settings.hold_max,
+        most_per_merchant: most_per_merchant(settings),
+        message: if message == "none" { String::new() } else { message.to_owned() },
+        audio: settings.hold_audio.clone(),
+    })
+}
+
+fn most_per_merchant(settings: &Settings) -> usize {
+    settings.hold_max_per_merchant.unwrap_or(settings.hold_max.div_ceil(2))
+}
+
+/// Everything the program was told, checked.
+#[derive(Debug, Clone)]
+pub struct Config {
+    pub http: HttpConfig,
+    pub store: StoreConfig,
+    pub pods: PodSource,
+    /// Takes the store over from another origin of pods.
+    pub force_pod_origin: bool,
+    pub agent_port: u16,
+    /// Base of WebSocket URLs; with simulated agents it may depend on the port
+    /// that is found free at start-up.
+    pub agent_base_url: Option<String>,
+    pub ws_path: WsPath,
+    pub public_url: Option<String>,
+    /// Whose webhooks are there.
+    pub providers: Vec<Provider>,
+    pub access: AccessConfig,
+    /// What HTTPS is served with, if it is.
+    pub tls: Option<TlsConfig>,
+    /// How many requests a second of one source that is not authenticated; 0 for any.
+    pub rate_limit: u32,
+    pub trusted_proxies: Networks,
+    /// How long a signed request is remembered, and gives no pod to a call that is over.
+    pub replay_window: Millis,
+    pub stream_status: bool,
+    pub busy_action: BusyAction,
+    pub hold: Option<HoldConfig>,
+    /// How often a call whose stream is gone is given another pod.
+    pub retries: u32,
+    /// About how many events are kept.
+    pub events: usize,
+    pub identity: String,
+    /// What is traced, if anything is.
+    pub traces: Option<TraceConfig>,
+    pub cleanup_interval: Duration,
+    pub reconcile_interval: Duration,
+    pub ttls: Ttls,
+    pub tiers: Tiers,
+    pub leader: LeaderConfig,
+    pub log: LogConfig,
+    /// What was ignored in the settings, and why.
+    pub warnings: Vec<String>,
+    settings: Settings,
+}
+
+impl PodSource {
+    /// What the store calls the origin of these pods.
+    pub fn origin(&self) -> PodOrigin {
+        match self {
+            Self::Simulated => PodOrigin::Simulated,
+            Self::List(_) | Self::File(_) => PodOrigin::List,
+            Self::Cluster(cluster) => {
+                PodOrigin::Kubernetes { namespace: cluster.namespace.clone() }
+            }
+        }
+    }
+}
+
+impl Config {
+    pub fn new(settings: Settings) -> Result<Self, ConfigError> {
+        let pods = pod_source(&settings)?;
+        let simulated = pods == PodSource::Simulated;
+        let in_cluster = matches!(pods, PodSource::Cluster(_));
+        let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
+        let bind = settings.http_bind.unwrap_or(IpAddr::V4(default_bind));
+        if settings.voice_agent_base_url.is_none() && !simulated {
+            return Err(ConfigError::new(
+                "VOICE_AGENT_BASE_URL",
+                "",
+                "a URL that begins with ws:// or wss://, because the agents are not simulated",
+            ));
+        }
+        let (tiers, warnings) = tiers(&settings, simulated)?;
+        let identity = settings.pod_name.clone().unwrap_or_else(host_name);
+        Ok(Self {
+            http: HttpConfig {
+                api: SocketAddr::new(bind, settings.http_port),
+                // Metrics are none of the world's business either.
+                metrics: SocketAddr::new(
+                    settings.admin_bind.map_or(bind, |admin| admin.ip()),
+                    settings.metrics_port,
+                ),
+                admin: edge::admin(&settings, bind)?,
+                read_timeout: settings.http_read_timeout.0,
+                idle_timeout: settings.http_idle_timeout.0,
+                max_connections: settings.max_connections.get(),
+                shutdown_timeout: settings.http_shutdown_timeout.0,
+            },
+            store: store(&settings)?,
+            pods,
+            force_pod_origin: settings.force_pod_origin,
+            agent_port: settings.voice_agent_port,
+            agent_base_url: settings.voice_agent_base_url.clone(),
+            ws_path: settings.ws_path_template.clone(),
+            providers: edge::providers(&settings)?,
+            access: edge::access(&settings)?,
+            tls: edge::tls(&settings)?,
+            rate_limit: settings.rate_limit,
+            trusted_proxies: settings.trusted_proxies.clone().unwrap_or_default(),
+            public_url: settings.public_url.clone(),
+            replay_window: settings.replay_window.millis(),
+            stream_status: settings.stream_status || settings.connect_timeout.is_some(),
+            busy_action: settings.busy_action,
+            hold: hold(&settings)?,
+            retries: settings.retry_on_disconnect,
+            events: settings.events,
+            traces: settings.traces.config(&identity)?,
+            identity,
+            cleanup_interval: settings.cleanup_interval.0,
+            reconcile_interval: settings.reconcile_interval.0,
+            ttls: Ttls {
+                lease: settings.lease_ttl.millis(),
+                draining: settings.draining_ttl.millis(),
+                call_info: settings.call_info_ttl.millis(),
+                connect: settings.connect_timeout.map(Span::millis),
+                patience: hold_config(&settings).map(|hold| hold.patience()),
+            },
+            tiers,
+            leader: leader(&settings, in_cluster)?,
+            log: LogConfig {
+                level: settings.log_level,
+                format: settings.log_format.unwrap_or_else(|| {
+                    if std::io::stderr().is_terminal() {
+                        LogFormat::Console
+                    } else {
+                        LogFormat::Json
+                    }
+                }),
+            },
+            warnings,
+            settings,
+        })
+    }
+
+    /// The base of WebSocket URLs, once the port of the API is known.
+    pub fn agent_base_url(&self, api_port: u16) -> String {
+        let scheme = if self.tls.is_some() { "wss" } else { "ws" };
+        self.agent_base_url.clone().unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
+    }
+
+    /// The effective value of every variable, secrets hidden.
+    pub fn describe(&self) -> Vec<(&'static str, String)> {
+        let s = &self.settings;
+        let text = |value: &Option<String>| value.clone().unwrap_or_default();
+        let path = |value: &Option<PathBuf>| {
+            value.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
+        };
+        let mut described = vec![
+            ("REDIS_URL", s.redis_url.as_deref().map(without_password).unwrap_or_default()),
+            ("REDIS_CA_FILE", path(&s.redis_ca_file)),
+            ("KEY_PREFIX", s.key_prefix.clone()),
+            ("DATA_DIR", path(&s.data_dir)),
+            ("PODS", text(&s.pods)),
+            ("PODS_FILE", path(&s.pods_file)),
+            ("FORCE_POD_ORIGIN", if s.force_pod_origin { "on" } else { "off" }.into()),
+            ("HTTP_BIND", self.http.api.ip().to_string()),
+            ("HTTP_PORT", s.http_port.to_string()),
+            ("METRICS_PORT", s.metrics_port.to_string()),
+            ("HTTP_READ_TIMEOUT", s.http_read_timeout.to_string()),
+            ("HTTP_IDLE_TIMEOUT", s.http_idle_timeout.to_string()),
+            ("MAX_CONNECTIONS", s.max_connections.to_string()),
+            ("HTTP_SHUTDOWN_TIMEOUT", s.http_shutdown_timeout.to_string()),
+            ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http_port)),
+            ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
+            ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
+            ("PUBLIC_URL", text(&s.public_url)),
+            ("PROVIDERS", edge::join(&self.providers)),
+            ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
+            ("TLS_CERT_FILE", path(&s.tls_cert_file)),
+            ("TLS_KEY_FILE", path(&s.tls_key_file)),
+            ("TLS_CLIENT_CA_FILE", path(&s.tls_client_ca_file)),
+            ("RATE_LIMIT", number_or_off(s.rate_limit as usize)),
+            ("TRUSTED_PROXIES", self.trusted_proxies.to_string()),
+            ("REPLAY_WINDOW", s.replay_window.to_string()),
+            ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
+            ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
+            ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
+            ("HOLD_TIME", s.hold_time.map(|it| it.to_string()).unwrap_or_default()),
+            ("HOLD_POLL", s.hold_poll.to_string()),
+            ("HOLD_MAX", s.hold_max.to_string()),
+            ("HOLD_MAX_PER_MERCHANT", most_per_merchant(s).to_string()),
+            ("HOLD_MESSAGE", s.hold_message.clone()),
+            ("HOLD_AUDIO", text(&s.hold_audio)),
+            ("EVENTS", number_or_off(s.events)),
+            ("RETRY_ON_DISCONNECT", s.retry_on_disconnect.to_string()),
+            ("NAMESPACE", s.namespace.clone()),
+            ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
+            ("AGENT_CONTAINER", text(&s.agent_container)),
+            ("POD_NAME", self.identity.clone()),
+            ("CLEANUP_INTERVAL", s.cleanup_interval.to_string()),
+            ("RECONCILE_INTERVAL", s.reconcile_interval.to_string()),
+            ("LEASE_TTL", s.lease_ttl.to_string()),
+            ("DRAINING_TTL", s.draining_ttl.to_string()),
+            ("CALL_INFO_TTL", s.call_info_ttl.to_string()),
+            ("TIER_CONFIG", Value::from(self.tiers.clone()).to_string()),
+            ("LEADER_ELECTION_ENABLED", self.leader.enabled.to_string()),
+            ("LEADER_ELECTION_NAMESPACE", self.leader.namespace.clone()),
+            ("LEADER_ELECTION_LOCK_NAME", s.leader_election_lock_name.clone()),
+            ("LEADER_ELECTION_DURATION", s.leader_election_duration.to_string()),
+            ("LEADER_ELECTION_RENEW_DEADLINE", s.leader_election_renew_deadline.to_string()),
+            ("LEADER_ELECTION_RETRY_PERIOD", s.leader_election_retry_period.to_string()),
+            ("LOG_LEVEL", s.log_level.to_string()),
+            ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
+        ];
+        described.extend(s.traces.describe());
+        described.extend(s.secrets.describe());
+        described
+    }
+}
+
+fn number_or_off(number: usize) -> String {
+    if number == 0 { "off".into() } else { number.to_string() }
+}
+
+fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {
+    let hold = hold_config(settings);
+    match settings.hold_time {
+        Some(time) if settings.hold_poll > time => Err(ConfigError::new(
+            "HOLD_POLL",
+            settings.hold_poll,
+            format!("at most HOLD_TIME, which is {time}"),
+        )),
+        _ => Ok(hold),
+    }
+}
+
+fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
+    match (&settings.redis_url, &settings.data_dir) {
+        (Some(url), Some(_)) => Err(ConfigError::new(
+            "REDIS_URL",
+            without_password(url),
+            "either REDIS_URL or DATA_DIR, not both",
+        )),
+        (Some(url), None) => Ok(StoreConfig::Redis {
+            url: url.clone(),
+            key_prefix: settings.key_prefix.clone(),
+            ca_file: settings.redis_ca_file.clone(),
+        }),
+        (None, Some(path)) => Ok(StoreConfig::Journal(path.clone())),
+        (None, None) => Ok(StoreConfig::Memory),
+    }
+}
+
+fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
+    if let (Some(list), Some(_)) = (&settings.pods, &settings.pods_file) {
+        return Err(ConfigError::new("PODS", list, "either PODS or PODS_FILE, not both"));
+    }
+    if let Some(list) = &settings.pods {
+        let pods = pod_list::parse(list, settings.voice_agent_port);
+        return pods.map(PodSource::List).map_err(|error| ConfigError::new("PODS", list, error));
+    }
+    if let Some(path) = &settings.pods_file {
+        return match ListFile::open(path.clone(), settings.voice_agent_port) {
+            Ok(_) => Ok(PodSource::File(path.clone())),
+            Err(error) => Err(ConfigError::new("PODS_FILE", path.display(), error)),
+        };
+    }
+    // A developer's default kubeconfig alone never counts as a cluster.
+    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let host = std::env::var("KUBERNETES_SERVICE_HOST").unwrap_or_default();
+    let has_token = Path::new(SERVICE_ACCOUNT).exists();
+    if !host.is_empty() && !has_token && !set("KUBECONFIG") {
+        // Simulated agents instead would take the pods of the fleet out of a shared store.
+        return Err(ConfigError::new(
+            "KUBERNETES_SERVICE_HOST",
+            host,
+            format!(
+                "a service account token in {SERVICE_ACCOUNT}, because this is a pod of a cluster: \
+                 set automountServiceAccountToken: true, or name the agents with PODS or PODS_FILE"
+            ),
+        ));
+    }
+    if !host.is_empty() || set("KUBECONFIG") {
+        return Ok(PodSource::Cluster(ClusterConfig {
+            namespace: settings.namespace.clone(),
+            selector: settings.pod_label_selector.clone(),
+            agent_container: settings.agent_container.clone(),
+            agent_port: settings.voice_agent_port,
+        }));
+    }
+    Ok(PodSource::Simulated)
+}
+
+fn tiers(settings: &Settings, simulated: bool) -> Result<(Tiers, Vec<String>), ConfigError> {
+    let default = if simulated { SIMULATED_TIERS } else { TIERS };
+    let text = settings.tier_config.as_deref().unwrap_or(default);
+    let (tiers, warnings) = Tiers::parse(text, Origin::Settings).map_err(|error| {
+        ConfigError::new("TIER_CONFIG", text, format!("a tier document; {error}"))
+    })?;
+    let warnings = warnings.into_iter().map(|warning| format!("TIER_CONFIG: {warning}")).collect();
+    Ok((tiers, warnings))
+}
+
+fn leader(settings: &Settings, in_cluster: bool) -> Result<LeaderConfig, ConfigError> {
+    let (duration, deadline, retry) = (
+        settings.leader_election_duration,
+        settings.leader_election_renew_deadline,
+        settings.leader_election_retry_period,
+    );
+    if deadline >= duration {
+        return Err(ConfigError::new(
+            "LEADER_ELECTION_RENEW_DEADLINE",
+            deadline,
+            format!("less than LEADER_ELECTION_DURATION, which is {duration}"),
+        ));
+    }
+    if retry >= deadline {
+        return Err(ConfigError::new(
+            "LEADER_ELECTION_RETRY_PERIOD",
+            retry,
+            format!("less than LEADER_ELECTION_RENEW_DEADLINE, which is {deadline}"),
+        ));
+    }
+    let namespace = settings.leader_election_namespace.as_ref().unwrap_or(&settings.namespace);
+    Ok(LeaderConfig {
+        enabled: settings.leader_election_enabled.unwrap_or(in_cluster),
+        namespace: namespace.clone(),
+        lock_name: settings.leader_election_lock_name.clone(),
+        duration: duration.0,
+        renew_deadline: deadline.0,
+        retry_period: retry.0,
+    })
+}
+
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    match name.trim() {
+        "" => "smart-router".into(),
+        name => name.into(),
+    }
+}

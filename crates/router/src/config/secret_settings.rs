@@ -1,0 +1,182 @@
+//! Settings that hold secrets: each a variable, or a file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::ConfigError;
+use crate::auth::{AccessConfig, secrets::Source};
+use telephony::{Provider, Secret};
+
+/// The secrets as given.
+#[derive(Debug, Clone, Args)]
+#[command(
+    next_help_heading = "Secrets (each a variable, or a file that is read again when it changes)"
+)]
+pub struct SecretSettings {
+    /// Auth tokens that check the signatures of Twilio's webhooks, separated by commas. Unset: they are not checked
+    #[arg(long, env, value_name = "SECRETS")]
+    pub twilio_auth_token: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub twilio_auth_token_file: Option<PathBuf>,
+
+    /// Auth tokens for Plivo's webhooks; also those of the main account
+    #[arg(long, env, value_name = "SECRETS")]
+    pub plivo_auth_token: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub plivo_auth_token_file: Option<PathBuf>,
+
+    /// Secrets of which one must stand in the query of Exotel's webhooks as auth_token
+    #[arg(long, env, value_name = "SECRETS")]
+    pub exotel_auth_token: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub exotel_auth_token_file: Option<PathBuf>,
+
+    /// Signing keys for SignalWire's webhooks
+    #[arg(long, env, value_name = "SECRETS")]
+    pub signalwire_auth_token: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub signalwire_auth_token_file: Option<PathBuf>,
+
+    /// Public keys (Base64) for Telnyx's webhooks
+    #[arg(long, env, value_name = "SECRETS")]
+    pub telnyx_public_key: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub telnyx_public_key_file: Option<PathBuf>,
+
+    /// Signature secrets for Vonage's webhooks
+    #[arg(long, env, value_name = "SECRETS")]
+    pub vonage_signature_secret: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub vonage_signature_secret_file: Option<PathBuf>,
+
+    /// Webhook secrets for jambonz's webhooks
+    #[arg(long, env, value_name = "SECRETS")]
+    pub jambonz_webhook_secret: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub jambonz_webhook_secret_file: Option<PathBuf>,
+
+    /// Tokens of the API as role:token, separated by commas; roles are viewer, agent and admin. Unset: the API is open
+    #[arg(long, env, value_name = "SECRETS")]
+    pub api_tokens: Option<Secret>,
+
+    /// The same in a file
+    #[arg(long, env, value_name = "PATH")]
+    pub api_tokens_file: Option<PathBuf>,
+}
+
+/// A variable that may hold secrets, and the one that may name their file.
+struct Pair<'a> {
+    name: &'static str,
+    file_name: &'static str,
+    text: &'a Option<Secret>,
+    file: &'a Option<PathBuf>,
+    /// Whose they are; `None` for the tokens of the API.
+    provider: Option<Provider>,
+}
+
+impl SecretSettings {
+    fn pairs(&self) -> [Pair<'_>; 8] {
+        macro_rules! pair {
+            ($name:literal, $text:ident, $file:ident, $provider:expr) => {
+                Pair {
+                    name: $name,
+                    file_name: concat!($name, "_FILE"),
+                    text: &self.$text,
+                    file: &self.$file,
+                    provider: $provider,
+                }
+            };
+        }
+        [
+            pair!(
+                "TWILIO_AUTH_TOKEN",
+                twilio_auth_token,
+                twilio_auth_token_file,
+                Some(Provider::Twilio)
+            ),
+            pair!(
+                "PLIVO_AUTH_TOKEN",
+                plivo_auth_token,
+                plivo_auth_token_file,
+                Some(Provider::Plivo)
+            ),
+            pair!(
+                "EXOTEL_AUTH_TOKEN",
+                exotel_auth_token,
+                exotel_auth_token_file,
+                Some(Provider::Exotel)
+            ),
+            pair!(
+                "SIGNALWIRE_AUTH_TOKEN",
+                signalwire_auth_token,
+                signalwire_auth_token_file,
+                Some(Provider::SignalWire)
+            ),
+            pair!(
+                "TELNYX_PUBLIC_KEY",
+                telnyx_public_key,
+                telnyx_public_key_file,
+                Some(Provider::Telnyx)
+            ),
+            pair!(
+                "VONAGE_SIGNATURE_SECRET",
+                vonage_signature_secret,
+                vonage_signature_secret_file,
+                Some(Provider::Vonage)
+            ),
+            pair!(
+                "JAMBONZ_WEBHOOK_SECRET",
+                jambonz_webhook_secret,
+                jambonz_webhook_secret_file,
+                Some(Provider::Jambonz)
+            ),
+            pair!("API_TOKENS", api_tokens, api_tokens_file, None),
+        ]
+    }
+
+    /// Which secrets are given, and where; not both ways at once.
+    pub fn access(&self) -> Result<AccessConfig, ConfigError> {
+        let mut config = AccessConfig::default();
+        for pair in self.pairs() {
+            let given = match (pair.text, pair.file) {
+                (None, None) => continue,
+                (Some(text), None) => (pair.name, Source::Text(text.clone())),
+                (None, Some(path)) => (pair.file_name, Source::File(path.clone())),
+                (Some(_), Some(path)) => {
+                    let expected = format!("either {} or {}, not both", pair.name, pair.file_name);
+                    return Err(ConfigError::new(pair.file_name, path.display(), expected));
+                }
+            };
+            match pair.provider {
+                Some(provider) => drop(config.providers.insert(provider, given)),
+                None => config.api_tokens = Some(given),
+            }
+        }
+        Ok(config)
+    }
+
+    /// What `check-config` prints: whether there is a secret, never which.
+    pub fn describe(&self) -> Vec<(&'static str, String)> {
+        let shown = |pair: Pair<'_>| {
+            let text = if pair.text.is_some() { "(hidden)" } else { "" };
+            let path = pair.file.as_ref().map(|path| path.display().to_string());
+            [(pair.name, text.to_owned()), (pair.file_name, path.unwrap_or_default())]
+        };
+        self.pairs().into_iter().flat_map(shown).collect()
+    }
+}

@@ -1,0 +1,249 @@
+//! How single values of settings are read. Each error says what was expected.
+
+use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
+
+use hyper::Uri;
+
+/// A length of time, written `15m`, `30s`, `500ms` or `1h30m`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Span(pub Duration);
+
+const SPAN: &str = "a length of time above zero such as 15m, 30s or 500ms";
+const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+
+impl FromStr for Span {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut rest = text;
+        let mut total = Duration::ZERO;
+        while !rest.is_empty() {
+            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+            let (number, tail) = rest.split_at(digits);
+            let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
+            let (unit, tail) = tail.split_at(letters);
+            let number: u64 = number.parse().map_err(|_| SPAN)?;
+            let millis = match unit {
+                "ms" => Some(number),
+                "s" => number.checked_mul(1_000),
+                "m" => number.checked_mul(60_000),
+                "h" => number.checked_mul(3_600_000),
+                _ => None,
+            };
+            let part = Duration::from_millis(millis.ok_or(SPAN)?);
+            total = total.checked_add(part).ok_or(SPAN)?;
+            rest = tail;
+        }
+        if total.is_zero() || total > LONGEST {
+            return Err(SPAN.into());
+        }
+        Ok(Self(total))
+    }
+}
+
+impl Span {
+    pub fn millis(self) -> u64 {
+        self.0.as_millis() as u64
+    }
+}
+
+impl fmt::Display for Span {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let millis = self.millis();
+        match millis {
+            _ if millis.is_multiple_of(3_600_000) => write!(f, "{}h", millis / 3_600_000),
+            _ if millis.is_multiple_of(60_000) => write!(f, "{}m", millis / 60_000),
+            _ if millis.is_multiple_of(1_000) => write!(f, "{}s", millis / 1_000),
+            _ => write!(f, "{millis}ms"),
+        }
+    }
+}
+
+pub(super) fn bind_address(text: &str) -> Result<std::net::IpAddr, String> {
+    text.parse().map_err(|_| "an IP address such as 0.0.0.0 or ::1".into())
+}
+
+pub(super) fn socket_address(text: &str) -> Result<std::net::SocketAddr, String> {
+    text.parse().map_err(|_| "an IP address and a port such as 127.0.0.1:8081".into())
+}
+
+pub(super) fn port(text: &str) -> Result<u16, String> {
+    text.parse().map_err(|_| match text.contains("://") {
+        false => "a port from 0 to 65535".into(),
+        true => "a port from 0 to 65535; Kubernetes sets such a variable for every Service: set \
+                 enableServiceLinks: false in the pod's spec, or rename the Service"
+            .into(),
+    })
+}
+
+/// How many events are kept.
+pub(super) fn events(text: &str) -> Result<usize, String> {
+    number_or_off(text, 100..=100_000).map(|number| number as usize)
+}
+
+/// How many requests a second.
+pub(super) fn rate_limit(text: &str) -> Result<u32, String> {
+    number_or_off(text, 1..=1_000_000)
+}
+
+/// 0 stands for off.
+fn number_or_off(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {
+    if text == "off" {
+        return Ok(0);
+    }
+    let number = text.parse().ok().filter(|number| range.contains(number));
+    number.ok_or_else(|| format!("off, or a number from {} to {}", range.start(), range.end()))
+}
+
+pub(super) fn on_off(text: &str) -> Result<bool, String> {
+    switch(text).map_err(|_| "on or off".into())
+}
+
+pub(super) fn switch(text: &str) -> Result<bool, String> {
+    match text {
+        "true" | "1" | "on" | "yes" => Ok(true),
+        "false" | "0" | "off" | "no" => Ok(false),
+        _ => Err("true or false".into()),
+    }
+}
+
+/// Reads an absolute URL of one of the given schemes, without query, fragment
+/// or a slash at its end.
+fn base_url(text: &str, schemes: [&str; 2]) -> Result<String, String> {
+    let expected = || {
+        format!("a URL that begins with {}:// or {}:// and has no query", schemes[0], schemes[1])
+    };
+    let trimmed = text.trim_end_matches('/');
+    let uri: Uri = trimmed.parse().map_err(|_| expected())?;
+    let known = uri.scheme_str().is_some_and(|scheme| schemes.contains(&scheme));
+    let has_host = uri.host().is_some_and(|host| !host.is_empty());
+    if !known || !has_host || uri.query().is_some() || text.contains(['#', '@']) {
+        return Err(expected());
+    }
+    Ok(trimmed.into())
+}
+
+pub(super) fn agent_url(text: &str) -> Result<String, String> {
+    base_url(text, ["ws", "wss"])
+}
+
+pub(super) fn public_url(text: &str) -> Result<String, String> {
+    base_url(text, ["http", "https"])
+}
+
+/// Providers pause for whole seconds.
+pub(super) fn poll_span(text: &str) -> Result<Span, String> {
+    let span: Result<Span, String> = text.parse();
+    let whole = span.ok().filter(|span| span.millis().is_multiple_of(1_000));
+    whole.ok_or_else(|| "whole seconds, such as 5s".into())
+}
+
+pub(super) fn retries(text: &str) -> Result<u32, String> {
+    let number: Option<u32> = text.parse().ok();
+    number.filter(|number| *number <= 9).ok_or_else(|| "a whole number from 0 to 9".into())
+}
+
+pub(super) fn places(text: &str) -> Result<usize, String> {
+    let number: Option<usize> = text.parse().ok();
+    let sane = number.filter(|number| (1..=1_000_000).contains(number));
+    sane.ok_or_else(|| "a whole number from 1 to 1000000".into())
+}
+
+/// What providers fetch and play.
+pub(super) fn audio_url(text: &str) -> Result<String, String> {
+    let uri: Option<Uri> = text.parse().ok();
+    let known = uri.filter(|uri| {
+        matches!(uri.scheme_str(), Some("http" | "https"))
+            && uri.host().is_some_and(|host| !host.is_empty())
+    });
+    known.map(|_| text.into()).ok_or_else(|| "a URL that begins with http:// or https://".into())
+}
+
+pub(super) fn redis_url(text: &str) -> Result<String, String> {
+    let known = ["redis://", "rediss://", "redis+sentinel://"];
+    if known.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) {
+        return Ok(text.into());
+    }
+    Err(format!("a URL that begins with {}", known.join(" or ")))
+}
+
+/// A URL as it may be shown: without what stands before the `@`, or in a query.
+pub fn without_password(url: &str) -> String {
+    let (url, query) = match url.split_once('?') {
+        Some((url, _)) => (url, "?***"),
+        None => (url, ""),
+    };
+    match (url.split_once("://"), url.rsplit_once('@')) {
+        (Some((scheme, _)), Some((_, host))) => format!("{scheme}://***@{host}{query}"),
+        _ => format!("{url}{query}"),
+    }
+}
+
+pub(super) fn key_prefix(text: &str) -> Result<String, String> {
+    let plain = text.bytes().all(|byte| byte.is_ascii_graphic() && !b"*?[]\\\"'".contains(&byte));
+    if text.len() > 64 || !plain {
+        return Err("up to 64 printable characters other than * ? [ ] \\ \" '".into());
+    }
+    Ok(text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lengths_of_time_are_read_as_written() {
+        for (text, millis) in [
+            ("15m", 900_000),
+            ("30s", 30_000),
+            ("500ms", 500),
+            ("1h30m", 5_400_000),
+            ("90s", 90_000),
+        ] {
+            assert_eq!(text.parse::<Span>().unwrap().millis(), millis, "{text}");
+        }
+        for bad in [
+            "",
+            "0s",
+            "5",
+            "s",
+            "-5s",
+            "1.5s",
+            "5 s",
+            "5d",
+            "99999999999999999999s",
+            "5m5",
+            "9999999h",
+        ] {
+            assert!(bad.parse::<Span>().is_err(), "{bad}");
+        }
+        for text in ["15m", "90s", "1h", "250ms"] {
+            assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
+        }
+    }
+
+    #[test]
+    fn base_urls_have_a_scheme_a_host_and_nothing_after_the_path() {
+        assert_eq!(agent_url("wss://voice.example.com/").unwrap(), "wss://voice.example.com");
+        assert_eq!(agent_url("ws://localhost:8080/a").unwrap(), "ws://localhost:8080/a");
+        for bad in [
+            "",
+            "http://a",
+            "wss://",
+            "wss:///a",
+            "wss://a?b",
+            "wss://a#b",
+            "a.example",
+            "wss://u:p@a",
+        ] {
+            assert!(agent_url(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn passwords_are_not_shown() {
+        assert_eq!(without_password("redis://u:p@ss@host:1/2"), "redis://***@host:1/2");
+        assert_eq!(without_password("redis://host"), "redis://host");
+        assert_eq!(without_password("redis://h:1/?password=x@y"), "redis://h:1/?***");
+    }
+}

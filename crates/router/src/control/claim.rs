@@ -1,0 +1,56 @@
+//! The claim of this router's pods on the store: one origin of pods, one list at a time.
+
+use std::sync::atomic::Ordering;
+
+use super::Control;
+use fleet::{Claim, ClaimRefused, Claimant, PodWriter, WriteRefused};
+use store::StoreError;
+
+impl Control {
+    /// Claims the pods of the store; the epoch of this router's writes.
+    pub async fn claim(&self, by: Claimant) -> Result<Result<u64, ClaimRefused>, StoreError> {
+        let force = self.force_origin.load(Ordering::Relaxed);
+        let claim = Claim { origin: self.origin.clone(), by, force };
+        let claimed = self.store.claim_pods(&claim).await?;
+        if claimed.is_ok() {
+            // Only the first claim takes over: a later one must not fight with another router.
+            self.force_origin.store(false, Ordering::Relaxed);
+        }
+        self.note_claim(claimed.as_ref().err());
+        Ok(claimed)
+    }
+
+    pub(crate) fn writer(&self, epoch: u64) -> PodWriter<'_> {
+        PodWriter { origin: &self.origin, epoch }
+    }
+
+    /// Reports that the store takes this router's pods no longer, or again.
+    pub(crate) fn note_claim(&self, refused: Option<&ClaimRefused>) {
+        let told = refused.map(|refused| self.explain(refused));
+        self.metrics.pods_refused.set(told.is_some().into());
+        if !self.lifecycle.set_pods_refused(told.clone()) {
+            return;
+        }
+        match told {
+            Some(reason) => tracing::error!(reason, "the store refuses this router's pods"),
+            None => tracing::info!("the store takes this router's pods"),
+        }
+    }
+
+    /// What an operator has to know about a refused claim.
+    pub fn explain(&self, refused: &ClaimRefused) -> String {
+        match refused {
+            ClaimRefused::Write(WriteRefused::Foreign { owner }) => format!(
+                "the store holds the pods of origin {owner}, and the origin of this router's pods is {}; \
+                 use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \
+                 --force-pod-origin on (FORCE_POD_ORIGIN=on)",
+                self.origin
+            ),
+            ClaimRefused::Write(WriteRefused::Fenced { .. }) | ClaimRefused::Superseded => {
+                "another replica started later with a different list of pods, which is in force; \
+                 give all replicas the same PODS or PODS_FILE"
+                    .into()
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! `GET /metrics`: for Prometheus.
+
+use axum::{
+    extract::State,
+    http::header,
+    response::{IntoResponse, Response},
+};
+
+use crate::http::{
+    Shared,
+    openapi::{Endpoint, Group, schemas},
+};
+
+const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+
+pub fn described() -> Endpoint {
+    let example = "# TYPE smart_router_active_calls gauge\nsmart_router_active_calls 0\n# EOF\n";
+    Endpoint::new(Group::Router, "Metrics, for Prometheus").gives_some(
+        OPEN_METRICS,
+        schemas::text(),
+        example.into(),
+    )
+}
+
+pub async fn metrics(State(context): Shared) -> Response {
+    let text = context.metrics.render(context.snapshots.recent_status().await);
+    ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
+}

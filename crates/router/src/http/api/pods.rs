@@ -1,0 +1,143 @@
+//! `/pods`: all pods and what they do.
+
+use std::time::Duration;
+
+use axum::{Json, extract::State};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::calls::pool_filter;
+use crate::http::{
+    ApiError, Shared,
+    openapi::{Endpoint, Group, schemas},
+    webhooks::query::Query,
+};
+use fleet::{
+    PodCall, PodStatus,
+    names::{CallSid, PodName, Pool},
+    tiers::{Kind, Tiers},
+};
+
+const FILTERS: [&str; 2] = ["pool", "state"];
+/// How old the reading may be from which a list goes on.
+const PAGES_TOGETHER: Duration = Duration::from_secs(5);
+const STATES: [&str; 6] =
+    ["available", "busy", "draining", "not_ready", "terminating", "quarantined"];
+
+/// A call of a pod, as callers see it.
+#[derive(Serialize, ToSchema)]
+pub struct CallOnPod {
+    allocated_at: u64,
+    #[schema(value_type = schemas::CallSid)]
+    call_sid: CallSid,
+    lease_expires_at: u64,
+}
+
+impl CallOnPod {
+    pub fn example() -> Self {
+        let call_sid = "CA1".parse().expect("a name");
+        Self { allocated_at: 1_763_280_000, call_sid, lease_expires_at: 1_763_280_900 }
+    }
+}
+
+/// A pod in a list.
+#[derive(Serialize, ToSchema)]
+pub struct ListedPod {
+    calls: Vec<CallOnPod>,
+    /// How many calls it may carry.
+    cap: u32,
+    #[schema(required)]
+    draining_until: Option<u64>,
+    #[schema(value_type = schemas::PodName)]
+    pod_name: PodName,
+    /// `available`, `busy`, `draining`, `not_ready`, `terminating` or `quarantined`.
+    state: &'static str,
+    /// `gold`, `merchant:acme`, or empty.
+    tier: String,
+}
+
+#[derive(Serialize, ToSchema)]
+pub struct Pods {
+    /// Where the next page begins.
+    #[schema(required)]
+    next: Option<String>,
+    pods: Vec<ListedPod>,
+}
+
+pub fn list_described() -> Endpoint {
+    let example = ListedPod {
+        calls: vec![CallOnPod::example()],
+        cap: 1,
+        draining_until: None,
+        pod_name: "voice-agent-0".parse().expect("a name"),
+        state: "busy",
+        tier: "gold".into(),
+    };
+    Endpoint::new(Group::Pods, "All pods, by name")
+        .query("pool", schemas::pool_or_empty(), "Of this pool alone.")
+        .query("state", schemas::one_of_or_empty(&STATES), "In this state alone.")
+        .pages(100, 1_000)
+        .gives(Pods { next: None, pods: vec![example] })
+        .asks_store()
+}
+
+/// In a word, what a pod does.
+pub fn state(pod: &PodStatus) -> &'static str {
+    match pod {
+        _ if pod.facts.terminating => "terminating",
+        _ if pod.draining_until.is_some() => "draining",
+        _ if !pod.facts.ready => "not_ready",
+        _ if pod.quarantined_until.is_some() => "quarantined",
+        _ if !pod.calls.is_empty() => "busy",
+        _ => "available",
+    }
+}
+
+/// The calls of a pod, as callers see them.
+pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
+    let shown = |call: &PodCall| CallOnPod {
+        allocated_at: call.allocated_at / 1_000,
+        call_sid: call.call.clone(),
+        lease_expires_at: call.lease_until / 1_000,
+    };
+    pod.calls.iter().map(shown).collect()
+}
+
+pub fn described(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
+    let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map_or(1, Kind::cap);
+    ListedPod {
+        calls: calls_of(pod),
+        cap,
+        draining_until: pod.draining_until.map(|until| until / 1_000),
+        pod_name: pod.name.clone(),
+        state: state(pod),
+        tier: pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),
+    }
+}
+
+pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, ApiError> {
+    query.only(&["pool", "state", "limit", "cursor"])?;
+    let pool = pool_filter(&query, "pool")?;
+    let wanted = query.text("state");
+    if wanted.is_some_and(|wanted| !STATES.contains(&wanted)) {
+        let expected = STATES.join(", ");
+        return Err(ApiError::bad_request(format!("state: expected one of {expected}")));
+    }
+    let limit = query.limit(100, 1_000)?;
+    let after = query.cursor(&FILTERS)?.map(|name| name.parse::<PodName>()).transpose()?;
+    // The pages of one list come from one reading, as far as they are asked for in time.
+    let age = if after.is_some() { PAGES_TOGETHER } else { Duration::ZERO };
+    let (pods, tiers) =
+        (context.snapshots.pods_not_older_than(age).await?, context.snapshots.tiers().await?);
+    let mut matching = pods.iter().filter(|pod| pool.is_none() || pool == pod.pool).filter(|pod| {
+        wanted.is_none_or(|wanted| wanted == state(pod))
+            && after.as_ref().is_none_or(|after| pod.name > *after)
+    });
+    let page: Vec<&PodStatus> = matching.by_ref().take(limit).collect();
+    let next = matching
+        .next()
+        .and_then(|_| page.last())
+        .map(|last| query.next(&FILTERS, last.name.as_str()));
+    let pods = page.iter().map(|pod| described(pod, &tiers)).collect();
+    Ok(Json(Pods { next, pods }))
+}

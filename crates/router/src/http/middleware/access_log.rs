@@ -1,0 +1,159 @@
+//! Around every request: its id, its metrics, its span, its line in the log, and a
+//! net under handlers that panic.
+
+use std::{
+    net::SocketAddr,
+    panic::AssertUnwindSafe,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use axum::{
+    extract::{MatchedPath, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode, header},
+    middleware::Next,
+    response::{IntoResponse, Response},
+};
+use futures_util::FutureExt;
+
+use super::spans;
+use crate::http::{ApiError, Context, Noted};
+use crate::telemetry::metrics::{Endpoint, Request as RequestLabels};
+use ::spans::RequestSpan;
+
+static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
+pub async fn observe(
+    State(context): State<Arc<Context>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let started = Instant::now();
+    let id = request_id(request.headers());
+    request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
+    let method = request.method().clone();
+    let uri = request.uri().clone();
+    let source = context.rates.source(request.extensions(), request.headers());
+    let peer = request.extensions().get::<SocketAddr>().copied();
+    let endpoint = Endpoint(request.extensions().get::<MatchedPath>().cloned());
+    // Methods are free text on the wire; a label must not be.
+    let known = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"];
+    let label = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
+    let is_probe =
+        ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.as_str().ends_with(probe));
+    let mut span = context.traces.as_ref().filter(|_| !is_probe).map(|traces| {
+        traces.request(request.headers(), |span| {
+            spans::begin(span, context.scheme, label, endpoint.0.as_ref(), uri.path(), peer);
+        })
+    });
+    let answered = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let answered = match &span {
+        Some(span) => span.during(answered).await,
+        None => answered.await,
+    };
+    let mut response = match answered {
+        Ok(response) => response,
+        Err(_) => {
+            context.metrics.panics_recovered.inc();
+            ApiError::new(StatusCode::INTERNAL_SERVER_ERROR, "internal error").into_response()
+        }
+    };
+    let headers = response.headers_mut();
+    headers.insert(REQUEST_ID.clone(), id.clone());
+    // What is true now is not in a minute.
+    headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
+    headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    if let Some(span) = &span {
+        response.headers_mut().insert(TRACEPARENT.clone(), span.header());
+    }
+    if context.lifecycle.stopping.is_cancelled() {
+        response = crate::http::close(response);
+    }
+    let status = response.status().as_u16();
+    let took = started.elapsed();
+    let labels = RequestLabels { method: label, endpoint, status };
+    context.metrics.requested(&labels, took);
+    let path = uri.path();
+    let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
+    let duration_ms = took.as_micros() as f64 / 1_000.0;
+    let request_id = id.to_str().unwrap_or_default();
+    let refused = matches!(status, 401 | 403);
+    if let Some(span) = span.as_mut().and_then(RequestSpan::span) {
+        spans::end(span, status, &noted);
+    }
+    macro_rules! line {
+        ($level:ident) => {
+            tracing::$level!(
+                %method, path, status, duration_ms, request_id,
+                outcome = Some(noted.outcome).filter(|outcome| !outcome.is_empty()),
+                call_sid = noted.call.as_ref().map(|call| call.as_str()),
+                pod = noted.pod.as_ref().map(|pod| pod.as_str()),
+                pool = noted.pool.as_deref(),
+                tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
+                by = noted.by.map(tracing::field::display),
+                why = noted.why.as_deref(),
+                trace_id = span.as_ref().and_then(RequestSpan::trace).map(tracing::field::display),
+                from = refused.then_some(source).flatten().map(tracing::field::display),
+                "request"
+            )
+        };
+    }
+    match status {
+        500.. if !is_probe => line!(warn),
+        _ if refused => line!(warn),
+        // (there may be very many)
+        429 => line!(debug),
+        _ if is_probe => line!(debug),
+        _ => line!(info),
+    }
+    response
+}
+
+/// `gold=at_capacity standard=empty`
+fn tried(noted: &Noted) -> String {
+    let steps = noted.tried.iter().map(|tried| format!("{}={}", tried.step, tried.reason.as_str()));
+    steps.collect::<Vec<_>>().join(" ")
+}
+
+/// The id the caller gave, if it can be written on one line, or a new one.
+fn request_id(headers: &HeaderMap) -> HeaderValue {
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    static PROCESS: std::sync::LazyLock<u32> = std::sync::LazyLock::new(crate::random_u32);
+    let given = headers.get(&REQUEST_ID).filter(|id| {
+        (1..=128).contains(&id.len()) && id.as_bytes().iter().all(u8::is_ascii_graphic)
+    });
+    given.cloned().unwrap_or_else(|| {
+        let count = COUNT.fetch_add(1, Ordering::Relaxed);
+        HeaderValue::try_from(format!("{:08x}-{count:08x}", *PROCESS))
+            .expect("hexadecimal is a header value")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::{Router, body::Body, middleware, routing::get};
+    use tower::ServiceExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_handler_that_panics_answers_500_and_is_counted() {
+        let context = Context::for_tests();
+        let broken = || async {
+            if true {
+                panic!("on purpose")
+            }
+        };
+        let routes: Router = Router::new()
+            .route("/", get(broken))
+            .layer(middleware::from_fn_with_state(context.clone(), observe));
+        let response = routes.oneshot(Request::new(Body::empty())).await.unwrap();
+        assert_eq!(response.status(), StatusCode::INTERNAL_SERVER_ERROR);
+        assert!(response.headers().contains_key(&REQUEST_ID));
+        assert_eq!(context.metrics.panics_recovered.get(), 1);
+    }
+}

@@ -1,0 +1,122 @@
+//! Bodies: read whole, within bounds of size and time.
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes},
+    extract::{FromRequest, Request},
+    http::{HeaderMap, StatusCode, header},
+};
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+
+use crate::http::{ApiError, Context};
+
+/// The largest body that is looked at.
+const LIMIT: usize = 64 << 10;
+/// How far a larger one is read on, so that its sender sees the answer.
+const DISCARD: usize = 1 << 20;
+
+/// Why a body is of no use.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BodyError {
+    #[error("the body is larger than 64 KiB")]
+    TooLarge,
+    #[error("the body did not arrive in time")]
+    TooSlow,
+    #[error("the body broke off: {0}")]
+    Broken(String),
+    #[error("the content type {0:?} is not supported here")]
+    ContentType(String),
+    #[error("the body cannot be read: {0}")]
+    Malformed(String),
+}
+
+impl BodyError {
+    pub fn status(&self) -> StatusCode {
+        match self {
+            Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
+            Self::ContentType(_) => StatusCode::UNSUPPORTED_MEDIA_TYPE,
+            Self::Broken(_) | Self::Malformed(_) => StatusCode::BAD_REQUEST,
+        }
+    }
+}
+
+impl From<BodyError> for ApiError {
+    fn from(error: BodyError) -> Self {
+        Self::new(error.status(), error.to_string())
+    }
+}
+
+/// Reads a body to its end, at most `LIMIT` bytes, within `time` in all.
+pub async fn read(body: Body, time: Duration) -> Result<Bytes, BodyError> {
+    tokio::time::timeout(time, collect(body)).await.unwrap_or(Err(BodyError::TooSlow))
+}
+
+async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
+    // Most bodies come in one piece, which is kept as it is.
+    let (mut only, mut bytes) = (Bytes::new(), Vec::new());
+    let mut seen = 0;
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| BodyError::Broken(error.to_string()))?;
+        let Ok(data) = frame.into_data() else {
+            continue;
+        };
+        seen += data.len();
+        match seen {
+            _ if seen > DISCARD => return Err(BodyError::TooLarge),
+            _ if seen > LIMIT => bytes = Vec::new(),
+            _ if seen == data.len() => only = data,
+            _ => {
+                if bytes.is_empty() {
+                    bytes.extend(&only);
+                }
+                bytes.extend(&data);
+            }
+        }
+    }
+    match seen {
+        _ if seen > LIMIT => Err(BodyError::TooLarge),
+        _ if seen == only.len() => Ok(only),
+        _ => Ok(bytes.into()),
+    }
+}
+
+/// The content type without its parameters, in small letters.
+pub fn content_type(headers: &HeaderMap) -> Option<String> {
+    let value = headers.get(header::CONTENT_TYPE)?;
+    let essence = value.to_str().unwrap_or("?").split(';').next().unwrap_or_default();
+    Some(essence.trim().to_ascii_lowercase())
+}
+
+/// What stands between the parts of a multipart body.
+pub fn boundary(headers: &HeaderMap) -> String {
+    let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let mut parts = value.unwrap_or_default().split(';').map(str::trim);
+    let boundary = parts.find_map(|part| {
+        let (name, value) = part.split_once('=')?;
+        name.eq_ignore_ascii_case("boundary").then(|| value.trim_matches('"').to_owned())
+    });
+    boundary.unwrap_or_default()
+}
+
+pub fn is_json(content_type: &str) -> bool {
+    content_type == "application/json"
+        || (content_type.starts_with("application/") && content_type.ends_with("+json"))
+}
+
+/// The JSON body of a request, whatever its content type says: clients of the older router send
+/// none, or another. A page of another site gains nothing by that: see [`super::auth`].
+pub struct JsonBody<T>(pub T);
+
+impl<T: DeserializeOwned> FromRequest<Arc<Context>> for JsonBody<T> {
+    type Rejection = ApiError;
+
+    async fn from_request(request: Request, context: &Arc<Context>) -> Result<Self, ApiError> {
+        let bytes = read(request.into_body(), context.read_timeout).await?;
+        serde_json::from_slice(&bytes)
+            .map(Self)
+            .map_err(|error| BodyError::Malformed(error.to_string()).into())
+    }
+}

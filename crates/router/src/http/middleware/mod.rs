@@ -1,0 +1,9 @@
+//! What every request passes: connection limit, rate limit, authentication, access log.
+
+pub mod access_log;
+pub mod auth;
+pub mod body;
+pub mod connection_limit;
+pub mod rate_limit;
+pub mod spans;
+pub mod stream_limit;

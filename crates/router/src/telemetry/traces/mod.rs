@@ -1,0 +1,26 @@
+//! Exports trace spans by OTLP over HTTP.
+
+mod exporter;
+mod otlp;
+
+use std::sync::Arc;
+
+use spans::{Sampler, SpanMetrics, SpanQueue, Tracer};
+
+pub(crate) use self::exporter::{Collector, Exporter};
+
+/// The sampling of spans, and the collector that gets them.
+#[derive(Debug, Clone)]
+pub struct TraceConfig {
+    pub collector: Collector,
+    pub sampler: Sampler,
+    /// Attributes of this program.
+    pub resource: Vec<(String, String)>,
+}
+
+/// Starts to record spans and to send them.
+pub(crate) fn start(config: TraceConfig, metrics: SpanMetrics) -> (Arc<Tracer>, Exporter) {
+    let queue = Arc::new(SpanQueue::new(metrics));
+    let tracer = Tracer::new(config.sampler.clone(), queue.clone());
+    (Arc::new(tracer), Exporter::start(config, queue))
+}

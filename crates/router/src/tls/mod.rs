@@ -1,0 +1,178 @@
+//! TLS: who we are and whom we let in, read again when the files change; and the same as
+//! a client.
+
+pub(crate) mod certificate;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use rustls::{
+    ClientConfig, ConfigBuilder, ConfigSide, RootCertStore, ServerConfig, WantsVerifier,
+    WantsVersions,
+    crypto::{CryptoProvider, aws_lc_rs},
+    pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
+    server::WebPkiClientVerifier,
+};
+
+use crate::auth::secrets::Followed;
+
+/// The files with our certificate, its key, and the authorities of clients.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TlsConfig {
+    pub certificate: PathBuf,
+    pub key: PathBuf,
+    /// Whose certificates clients must show, if they must show any.
+    pub client_authority: Option<PathBuf>,
+}
+
+/// What we are to clients.
+pub struct Tls(Followed<Sides>);
+
+struct Sides {
+    /// For those who need not say who they are.
+    anyone: Arc<ServerConfig>,
+    /// For those who must, if any must.
+    known: Option<Arc<ServerConfig>>,
+    /// When our certificate ends (s).
+    ends_at: Option<u64>,
+}
+
+/// Who may come in on an address.
+#[derive(Clone)]
+pub enum Door {
+    /// Without TLS.
+    Plain,
+    Anyone(Arc<Tls>),
+    /// Who has a certificate, if that is asked for at all.
+    Known(Arc<Tls>),
+}
+
+impl Door {
+    /// The settings for the next client; none without TLS.
+    pub fn settings(&self) -> Option<Arc<ServerConfig>> {
+        match self {
+            Self::Plain => None,
+            Self::Anyone(tls) => Some(tls.0.current().anyone.clone()),
+            Self::Known(tls) => {
+                let sides = tls.0.current();
+                Some(sides.known.as_ref().unwrap_or(&sides.anyone).clone())
+            }
+        }
+    }
+}
+
+impl Tls {
+    /// Reads the files; an error says what was expected of them.
+    pub fn new(config: &TlsConfig) -> Result<Self, String> {
+        let mut paths = vec![config.certificate.clone(), config.key.clone()];
+        paths.extend(config.client_authority.clone());
+        Followed::files("TLS_CERT_FILE", paths, Arc::new(read)).map(Self)
+    }
+
+    /// Looks whether the files have changed.
+    pub fn look(&self) {
+        self.0.look();
+    }
+
+    /// When our certificate ends (s), or the first of those that vouch for it.
+    pub fn ends_at(&self) -> Option<u64> {
+        self.0.current().ends_at
+    }
+}
+
+/// The texts of the certificate, its key, and the authorities, if there are any.
+fn read(texts: &[String]) -> Result<Sides, String> {
+    let side = |authorities: Option<&String>| {
+        let builder = ServerConfig::builder_with_provider(provider());
+        let builder = versions(builder)?;
+        let builder = match authorities {
+            None => builder.with_no_client_auth(),
+            Some(text) => {
+                let roots = Arc::new(roots(text)?);
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider());
+                let verifier = verifier.build().map_err(|error| format!("authorities; {error}"))?;
+                builder.with_client_cert_verifier(verifier)
+            }
+        };
+        let (chain, key) = (certificates(&texts[0])?, private_key(&texts[1])?);
+        let mut config = builder
+            .with_single_cert(chain, key)
+            .map_err(|error| format!("a certificate and its key; {error}"))?;
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok::<_, String>(Arc::new(config))
+    };
+    let known = texts.get(2).map(|authorities| side(Some(authorities))).transpose()?;
+    let chain = certificates(&texts[0])?;
+    let ends_at = chain.iter().filter_map(|it| certificate::ends_at(it)).min();
+    Ok(Sides { anyone: side(None)?, known, ends_at })
+}
+
+/// How a client of ours trusts routers, and shows who it is.
+#[derive(Debug, Clone, Default)]
+pub struct Trust {
+    /// An authority besides the system's.
+    pub authority: Option<PathBuf>,
+    /// The files of a certificate and its key.
+    pub identity: Option<(PathBuf, PathBuf)>,
+}
+
+impl Trust {
+    pub fn settings(&self) -> Result<Arc<ClientConfig>, String> {
+        let mut trusted = match &self.authority {
+            Some(path) => roots(&text_of(path)?).map_err(|wrong| at(path, &wrong))?,
+            None => RootCertStore::empty(),
+        };
+        trusted.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        let builder = versions(ClientConfig::builder_with_provider(provider()))?;
+        let builder = builder.with_root_certificates(trusted);
+        let config = match &self.identity {
+            None => builder.with_no_client_auth(),
+            Some((certificate, key)) => {
+                let chain = certificates(&text_of(certificate)?).map_err(|it| at(certificate, &it));
+                let secret = private_key(&text_of(key)?).map_err(|wrong| at(key, &wrong));
+                let config = builder.with_client_auth_cert(chain?, secret?);
+                config.map_err(|error| at(certificate, &format!("it and its key; {error}")))?
+            }
+        };
+        Ok(Arc::new(config))
+    }
+}
+
+fn at(path: &Path, expected: &str) -> String {
+    format!("{}: expected {expected}", path.display())
+}
+
+fn text_of(path: &Path) -> Result<String, String> {
+    std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(aws_lc_rs::default_provider())
+}
+
+fn versions<S: ConfigSide>(
+    builder: ConfigBuilder<S, WantsVersions>,
+) -> Result<ConfigBuilder<S, WantsVerifier>, String> {
+    builder.with_safe_default_protocol_versions().map_err(|error| error.to_string())
+}
+
+fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
+    let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(text.as_bytes()).collect();
+    let found = found.map_err(|error| format!("certificates (PEM); {error}"))?;
+    if found.is_empty() { Err("at least one certificate (PEM)".into()) } else { Ok(found) }
+}
+
+/// (What is wrong with a key is said without showing any of it.)
+fn private_key(text: &str) -> Result<PrivateKeyDer<'static>, String> {
+    PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|_| "a private key (PEM)".into())
+}
+
+fn roots(text: &str) -> Result<RootCertStore, String> {
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates(text)? {
+        roots.add(certificate).map_err(|error| format!("authorities (PEM); {error}"))?;
+    }
+    Ok(roots)
+}

@@ -1,0 +1,264 @@
+//! What goes over the wire: as little work as possible, for the router is what is
+//! to be measured.
+
+use std::{fmt, io, net::SocketAddr};
+
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpStream, lookup_host},
+    time::{Duration, timeout},
+};
+
+use telephony::{Provider, Secret};
+
+/// Nobody waits longer for an answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// The router to load.
+#[derive(Debug, Clone)]
+pub struct Target {
+    pub address: SocketAddr,
+    pub host: String,
+    pub token: Option<Secret>,
+}
+
+impl Target {
+    /// Reads `http://host:port`.
+    pub async fn parse(url: &str, token: Option<Secret>) -> Result<Self, String> {
+        let rest = url.strip_prefix("http://").ok_or("expected a URL that begins with http://")?;
+        let authority = rest.trim_end_matches('/');
+        let host =
+            if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
+        let found = lookup_host(host.clone()).await.map_err(|error| format!("{host}: {error}"))?;
+        let address = found.into_iter().next().ok_or_else(|| format!("{host} has no address"))?;
+        Ok(Self { address, host, token })
+    }
+
+    pub fn is_loopback(&self) -> bool {
+        self.address.ip().is_loopback()
+    }
+}
+
+/// In whose format calls ask.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Format {
+    Json,
+    Provider(Provider),
+}
+
+impl std::str::FromStr for Format {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "json" => Ok(Self::Json),
+            name => name
+                .parse()
+                .map(Self::Provider)
+                .map_err(|_| "json or the name of a provider".to_owned()),
+        }
+    }
+}
+
+impl fmt::Display for Format {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Json => f.write_str("json"),
+            Self::Provider(provider) => provider.fmt(f),
+        }
+    }
+}
+
+/// A call got a pod.
+pub(super) struct Given {
+    pub pod: String,
+}
+
+/// Why a request came to nothing.
+#[derive(Debug)]
+pub(super) enum Failure {
+    NoConnection(io::Error),
+    NoAnswer,
+    /// No pod for the call.
+    Refused,
+    Status(u16),
+}
+
+impl Failure {
+    pub(super) fn kind(&self) -> String {
+        match self {
+            Self::NoConnection(error) => format!("no connection ({})", error.kind()),
+            Self::NoAnswer => "no answer".into(),
+            Self::Refused => "refused".into(),
+            Self::Status(status) => format!("status {status}"),
+        }
+    }
+}
+
+/// One connection, made anew when it is lost.
+pub(super) struct Connection {
+    target: Target,
+    stream: Option<TcpStream>,
+    buffer: Vec<u8>,
+}
+
+impl Connection {
+    pub(super) fn new(target: &Target) -> Self {
+        Self { target: target.clone(), stream: None, buffer: Vec::with_capacity(4096) }
+    }
+
+    pub(super) async fn allocate(
+        &mut self,
+        format: Format,
+        call: &str,
+        merchant: Option<&str>,
+    ) -> Result<Given, Failure> {
+        let merchant = merchant.map(|id| utf8_percent_encode(id, NON_ALPHANUMERIC).to_string());
+        let (path, body) = match (format, merchant) {
+            (Format::Json, None) => {
+                ("/api/v1/allocate".into(), format!(r#"{{"call_sid":"{call}"}}"#))
+            }
+            (Format::Json, Some(id)) => (
+                "/api/v1/allocate".into(),
+                format!(r#"{{"call_sid":"{call}","merchant_id":"{id}"}}"#),
+            ),
+            (Format::Provider(provider), id) => {
+                let query = id.map(|id| format!("?merchant_id={id}")).unwrap_or_default();
+                let field = provider.dialect().call_field();
+                (format!("/api/v1/{provider}/allocate{query}"), format!("{field}={call}"))
+            }
+        };
+        let (status, body) = self.post(&path, format, &body).await?;
+        match (status, pod_in(body)) {
+            (200, Some(pod)) => Ok(Given { pod: pod.to_owned() }),
+            (200 | 503, None) => Err(Failure::Refused),
+            (status, _) => Err(Failure::Status(status)),
+        }
+    }
+
+    pub(super) async fn release(&mut self, format: Format, call: &str) -> Result<(), Failure> {
+        let (path, body) = match format {
+            Format::Json => ("/api/v1/release".into(), format!(r#"{{"call_sid":"{call}"}}"#)),
+            Format::Provider(provider) => {
+                let field = provider.dialect().call_field();
+                let status =
+                    "CallStatus=completed&Status=completed&status=completed&call_status=completed";
+                (format!("/api/v1/{provider}/call-status"), format!("{field}={call}&{status}"))
+            }
+        };
+        match self.post(&path, format, &body).await? {
+            (200, _) => Ok(()),
+            (status, _) => Err(Failure::Status(status)),
+        }
+    }
+
+    /// The answer to a request: its status and its body.
+    pub(super) async fn get(&mut self, path: &str) -> Result<(u16, &str), Failure> {
+        let request = format!("GET {path} HTTP/1.1\r\n{}\r\n", self.head());
+        self.send(request.as_bytes()).await
+    }
+
+    async fn post(
+        &mut self,
+        path: &str,
+        format: Format,
+        body: &str,
+    ) -> Result<(u16, &str), Failure> {
+        let kind = match format {
+            Format::Json => "application/json",
+            Format::Provider(_) => "application/x-www-form-urlencoded",
+        };
+        let request = format!(
+            "POST {path} HTTP/1.1\r\n{}content-type: {kind}\r\ncontent-length: {}\r\n\r\n{body}",
+            self.head(),
+            body.len()
+        );
+        self.send(request.as_bytes()).await
+    }
+
+    fn head(&self) -> String {
+        let token = self.target.token.as_ref();
+        let bearer = token.map(|token| format!("authorization: Bearer {}\r\n", token.expose()));
+        format!("host: {}\r\n{}", self.target.host, bearer.unwrap_or_default())
+    }
+
+    async fn send(&mut self, request: &[u8]) -> Result<(u16, &str), Failure> {
+        let stream = match self.stream.take() {
+            Some(stream) => Ok(stream),
+            None => connect(self.target.address).await,
+        };
+        let mut stream = stream.map_err(Failure::NoConnection)?;
+        self.buffer.clear();
+        let exchange = exchange(&mut stream, request, &mut self.buffer);
+        let (status, body, is_last) = match timeout(PATIENCE, exchange).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => return Err(Failure::NoConnection(error)),
+            Err(_) => return Err(Failure::NoAnswer),
+        };
+        if !is_last {
+            self.stream = Some(stream);
+        }
+        Ok((status, str::from_utf8(&self.buffer[body..]).unwrap_or_default()))
+    }
+}
+
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let stream = TcpStream::connect(address).await?;
+    stream.set_nodelay(true)?;
+    Ok(stream)
+}
+
+/// Sends a request and reads the answer: its status, where its body begins, and
+/// whether the connection ends with it.
+async fn exchange(
+    stream: &mut TcpStream,
+    request: &[u8],
+    buffer: &mut Vec<u8>,
+) -> io::Result<(u16, usize, bool)> {
+    stream.write_all(request).await?;
+    let mut body = None;
+    loop {
+        if stream.read_buf(buffer).await? == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        if body.is_none() {
+            body = buffer.windows(4).position(|four| four == b"\r\n\r\n").map(|end| end + 4);
+        }
+        let Some(begin) = body else { continue };
+        let head = str::from_utf8(&buffer[..begin]).map_err(|_| io::ErrorKind::InvalidData)?;
+        let header = |name: &str| {
+            head.lines().skip(1).find_map(|line| {
+                let (other, value) = line.split_once(':')?;
+                other.eq_ignore_ascii_case(name).then(|| value.trim())
+            })
+        };
+        let length: usize = header("content-length").and_then(|it| it.parse().ok()).unwrap_or(0);
+        if buffer.len() >= begin + length {
+            let status = head.get(9..12).and_then(|status| status.parse().ok());
+            let status = status.ok_or(io::ErrorKind::InvalidData)?;
+            let is_last = header("connection").is_some_and(|it| it.eq_ignore_ascii_case("close"));
+            return Ok((status, begin, is_last));
+        }
+    }
+}
+
+/// The pod that an answer names, in whatever format.
+fn pod_in(body: &str) -> Option<&str> {
+    let after = |mark: &str| body.find(mark).map(|at| &body[at + mark.len()..]);
+    let rest = after("\"pod_name\":\"").or_else(|| after("/ws/pod/"))?;
+    Some(&rest[..rest.find(['"', '/'])?])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_pod_is_found_in_every_format() {
+        assert_eq!(pod_in(r#"{"success":true,"pod_name":"a-1","ws_url":"x"}"#), Some("a-1"));
+        assert_eq!(pod_in(r#"<Stream url="wss://x/ws/pod/b-2/agent"/>"#), Some("b-2"));
+        assert_eq!(pod_in(r#"{"url":"wss://x/ws/pod/c-3/agent"}"#), Some("c-3"));
+        assert_eq!(pod_in("<Response><Hangup/></Response>"), None);
+    }
+}

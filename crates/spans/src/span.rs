@@ -1,0 +1,163 @@
+//! One span: what happened, when, and what is known of it.
+
+use std::{
+    borrow::Cow,
+    mem,
+    num::NonZero,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::{Instant, SystemTime, UNIX_EPOCH},
+};
+
+use serde::{Serialize, Serializer};
+use tokio::sync::Notify;
+
+use crate::SpanContext;
+use crate::SpanMetrics;
+
+/// So many spans are sent together.
+pub const BATCH: usize = 512;
+/// So many wait at most; what comes then is dropped.
+const MOST: usize = 8_192;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    Server = 2,
+    Client = 3,
+}
+
+/// The value of an attribute.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub enum Value {
+    #[serde(rename = "stringValue")]
+    Text(Cow<'static, str>),
+    #[serde(rename = "intValue", serialize_with = "decimal")]
+    Number(u64),
+}
+
+/// JSON has no numbers of 64 bits.
+fn decimal<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_str(number)
+}
+
+impl From<&'static str> for Value {
+    fn from(text: &'static str) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<String> for Value {
+    fn from(text: String) -> Self {
+        Self::Text(text.into())
+    }
+}
+
+impl From<u16> for Value {
+    fn from(number: u16) -> Self {
+        Self::Number(number.into())
+    }
+}
+
+#[derive(Debug)]
+pub struct Span {
+    pub context: SpanContext,
+    pub parent: Option<NonZero<u64>>,
+    /// Whether the parent is another program's.
+    pub has_remote_parent: bool,
+    pub tracestate: String,
+    pub name: String,
+    pub kind: Kind,
+    /// Nanoseconds since 1970.
+    pub start: u64,
+    pub end: u64,
+    pub attributes: Vec<(&'static str, Value)>,
+    pub has_failed: bool,
+}
+
+impl Span {
+    pub fn set(&mut self, name: &'static str, value: impl Into<Value>) {
+        self.attributes.push((name, value.into()));
+    }
+
+    /// The same, if there is one.
+    pub fn set_some(&mut self, name: &'static str, value: Option<impl Into<Value>>) {
+        self.attributes.extend(value.map(|value| (name, value.into())));
+    }
+
+    pub fn fail(&mut self, kind: impl Into<Value>) {
+        self.has_failed = true;
+        self.set("error.type", kind);
+    }
+}
+
+/// A span that is going on; it ends when this is dropped.
+pub(crate) struct Open {
+    span: Option<Box<Span>>,
+    started: Instant,
+    queue: Arc<SpanQueue>,
+}
+
+impl Open {
+    pub(crate) fn new(mut span: Box<Span>, queue: Arc<SpanQueue>) -> Self {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        span.start = now.map_or(0, |now| now.as_nanos() as u64);
+        Self { span: Some(span), started: Instant::now(), queue }
+    }
+
+    pub(crate) fn span(&mut self) -> Option<&mut Span> {
+        self.span.as_deref_mut()
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        if let Some(mut span) = self.span.take() {
+            // A clock may be set in between; what has passed has passed.
+            span.end = span.start + self.started.elapsed().as_nanos() as u64;
+            self.queue.push(*span);
+        }
+    }
+}
+
+/// Finished spans, bounded, until the exporter takes them.
+pub struct SpanQueue {
+    // A std mutex: it is held for a push or a swap, never across an await.
+    spans: Mutex<Vec<Span>>,
+    /// Notified when a batch is complete.
+    pub batch_ready: Notify,
+    pub metrics: SpanMetrics,
+}
+
+impl SpanQueue {
+    pub fn new(metrics: SpanMetrics) -> Self {
+        Self { spans: Mutex::default(), batch_ready: Notify::new(), metrics }
+    }
+
+    fn spans(&self) -> MutexGuard<'_, Vec<Span>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn push(&self, span: Span) {
+        let mut spans = self.spans();
+        if spans.len() >= MOST {
+            drop(spans);
+            return self.metrics.dropped("full", 1);
+        }
+        spans.push(span);
+        if spans.len() == BATCH {
+            self.batch_ready.notify_one();
+        }
+    }
+
+    pub fn len(&self) -> usize {
+        self.spans().len()
+    }
+
+    /// The first of them, as many as go together.
+    pub fn take(&self) -> Vec<Span> {
+        let mut spans = self.spans();
+        match spans.len() > BATCH {
+            true => spans.drain(..BATCH).collect(),
+            false => mem::take(&mut *spans),
+        }
+    }
+}

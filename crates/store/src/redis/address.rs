@@ -1,0 +1,203 @@
+//! Where Redis is: an address, or Sentinels that know it.
+
+use std::{io, time::Duration};
+
+use futures_util::{StreamExt, stream::FuturesUnordered};
+use redis::{
+    AsyncConnectionConfig, Client, ConnectionAddr, ConnectionInfo, IntoConnectionInfo, RedisError,
+    TlsCertificates,
+    aio::{MultiplexedConnection, PubSub},
+};
+
+/// How long a connection may take until it can be used.
+const CONNECT: Duration = Duration::from_millis(300);
+/// How long one answer may take.
+pub(super) const RESPONSE: Duration = Duration::from_millis(350);
+
+/// A Redis URL, taken apart.
+#[derive(Clone)]
+pub(super) struct Address {
+    /// How to connect, once the primary's address is known.
+    info: ConnectionInfo,
+    sentinels: Option<Sentinels>,
+    /// A certificate authority to trust besides the system's (PEM).
+    authority: Option<Vec<u8>>,
+}
+
+#[derive(Clone)]
+struct Sentinels {
+    nodes: Vec<(String, u16)>,
+    service: String,
+}
+
+impl Address {
+    /// Reads `redis://`, `rediss://` or
+    /// `redis+sentinel://[user:password@]host:port,host:port/service[/database]`.
+    pub(super) fn parse(url: &str, authority: Option<Vec<u8>>) -> Result<Self, String> {
+        let Some(rest) = url.strip_prefix("redis+sentinel://") else {
+            let info = url.into_connection_info().map_err(|error| error.to_string())?;
+            return Ok(Self { info, sentinels: None, authority });
+        };
+        let (credentials, rest) = match rest.rsplit_once('@') {
+            Some((credentials, rest)) => (format!("{credentials}@"), rest),
+            None => (String::new(), rest),
+        };
+        let (hosts, path) = rest.split_once('/').ok_or("the name of the service is missing")?;
+        let (service, database) = path.split_once('/').unwrap_or((path, "0"));
+        if service.is_empty() {
+            return Err("the name of the service is missing".into());
+        }
+        let node = |text: &str| {
+            let (host, port) = text.rsplit_once(':').unwrap_or((text, "26379"));
+            let port = port.parse().map_err(|_| format!("{text:?} is not host:port"))?;
+            if host.is_empty() {
+                Err(format!("{text:?} is not host:port"))
+            } else {
+                Ok((host.to_owned(), port))
+            }
+        };
+        let nodes = hosts.split(',').map(node).collect::<Result<_, _>>()?;
+        let info = format!("redis://{credentials}primary:6379/{database}").into_connection_info();
+        let info = info.map_err(|error| error.to_string())?;
+        Ok(Self { info, sentinels: Some(Sentinels { nodes, service: service.into() }), authority })
+    }
+
+    /// Host and port, where we were told them.
+    pub(super) fn place(&self) -> Option<(&str, u16)> {
+        match self.info.addr() {
+            _ if self.sentinels.is_some() => None,
+            ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
+                Some((host, *port))
+            }
+            _ => None,
+        }
+    }
+
+    /// Connects to the primary. `moved` is where a cluster said the keys are.
+    pub(super) async fn connect(
+        &self,
+        moved: Option<(String, u16)>,
+    ) -> Result<MultiplexedConnection, RedisError> {
+        self.primary(moved).await.map(|(_, connection)| connection)
+    }
+
+    /// Connects to the primary for messages alone.
+    pub(super) async fn subscription(&self) -> Result<PubSub, RedisError> {
+        let (client, _) = self.primary(None).await?;
+        tokio::time::timeout(CONNECT, client.get_async_pubsub())
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
+    }
+
+    async fn primary(
+        &self,
+        moved: Option<(String, u16)>,
+    ) -> Result<(Client, MultiplexedConnection), RedisError> {
+        match (moved, &self.sentinels) {
+            (Some(place), _) => self.connect_to(Some(place)).await,
+            (None, None) => self.connect_to(None).await,
+            (None, Some(sentinels)) => {
+                // All are asked at once: some may be mute. And one may still name a
+                // primary that is none any more, while another knows better.
+                let mut answers: FuturesUnordered<_> =
+                    sentinels.nodes.iter().map(|node| sentinels.ask(node)).collect();
+                let mut last = io::Error::other("no Sentinel is known").into();
+                while let Some(answer) = answers.next().await {
+                    let connected = match answer {
+                        Ok(place) => self.connect_to(Some(place)).await,
+                        Err(error) => Err(error),
+                    };
+                    match connected {
+                        Ok(connection) => return Ok(connection),
+                        Err(error) => last = error,
+                    }
+                }
+                Err(last)
+            }
+        }
+    }
+
+    async fn connect_to(
+        &self,
+        place: Option<(String, u16)>,
+    ) -> Result<(Client, MultiplexedConnection), RedisError> {
+        let info = match place {
+            Some(place) => self.info.clone().set_addr(at(self.info.addr(), place)),
+            None => self.info.clone(),
+        };
+        let client = match (&self.authority, info.addr()) {
+            (Some(authority), ConnectionAddr::TcpTls { .. }) => {
+                let root_cert = Some(authority.clone());
+                Client::build_with_tls(info, TlsCertificates { client_tls: None, root_cert })?
+            }
+            _ => Client::open(info)?,
+        };
+        let mut connection = open(&client).await?;
+        if self.sentinels.is_some() {
+            let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
+            let is_primary = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
+            if !is_primary {
+                return Err(io::Error::other("this is not the primary").into());
+            }
+        }
+        Ok((client, connection))
+    }
+}
+
+impl Sentinels {
+    /// Where a Sentinel says that the primary is.
+    async fn ask(&self, (host, port): &(String, u16)) -> Result<(String, u16), RedisError> {
+        let address = ConnectionAddr::Tcp(host.clone(), *port);
+        let client = Client::open(address.into_connection_info()?)?;
+        let mut sentinel = open(&client).await?;
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        let place: Option<(String, u16)> = question.query_async(&mut sentinel).await?;
+        place
+            .ok_or_else(|| io::Error::other(format!("Sentinel knows no {:?}", self.service)).into())
+    }
+}
+
+async fn open(client: &Client) -> Result<MultiplexedConnection, RedisError> {
+    let config = AsyncConnectionConfig::new()
+        .set_connection_timeout(Some(CONNECT))
+        .set_response_timeout(Some(RESPONSE));
+    client.get_multiplexed_async_connection_with_config(&config).await
+}
+
+/// The same kind of address at another place.
+fn at(like: &ConnectionAddr, (host, port): (String, u16)) -> ConnectionAddr {
+    match like {
+        ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
+            host,
+            port,
+            insecure: *insecure,
+            tls_params: tls_params.clone(),
+        },
+        _ => ConnectionAddr::Tcp(host, port),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sentinel_urls_name_nodes_service_and_database() {
+        let address = Address::parse("redis+sentinel://u:p@a:1,b/voice/3", None).unwrap();
+        let sentinels = address.sentinels.unwrap();
+        assert_eq!(sentinels.nodes, [("a".into(), 1), ("b".into(), 26379)]);
+        assert_eq!(sentinels.service, "voice");
+        assert_eq!(address.info.redis_settings().db(), 3);
+        assert_eq!(address.info.redis_settings().username(), Some("u"));
+        for bad in [
+            "redis+sentinel://a:1",
+            "redis+sentinel://a:1/",
+            "redis+sentinel://a:x/s",
+            "redis+sentinel://:1/s",
+            "redis://",
+        ] {
+            assert!(Address::parse(bad, None).is_err(), "{bad}");
+        }
+    }
+}

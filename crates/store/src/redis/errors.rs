@@ -1,0 +1,76 @@
+//! How errors of Redis are met: which are worth another try, which are an outage, and which no
+//! repetition of the request can change.
+
+use redis::{ErrorKind, RedisError};
+
+use crate::StoreError;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Class {
+    /// No answer: the connection is broken or too slow.
+    Io,
+    /// This server is not, or not yet, the one to ask: reconnect and try again.
+    Elsewhere,
+    /// Redis denies the request until an operator changes permissions: an outage, but no reason
+    /// to reconnect or to try again at once.
+    Denied,
+    /// Redis has no memory left for writes that add something.
+    Full,
+    /// Redis would refuse the same request for ever.
+    Final,
+}
+
+pub(super) fn classify(error: &RedisError) -> Class {
+    if is_denied(error) {
+        return Class::Denied;
+    }
+    match error.code() {
+        None => Class::Io,
+        Some(
+            "READONLY" | "MOVED" | "ASK" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"
+            | "NOREPLICAS" | "BUSY" | "MISCONF",
+        ) => Class::Elsewhere,
+        Some("OOM") => Class::Full,
+        Some(_) => Class::Final,
+    }
+}
+
+/// Whether an access control list or a password denies the request. Redis 7.0 reports a command
+/// that is denied inside of a function with the code ERR.
+fn is_denied(error: &RedisError) -> bool {
+    let in_function = |detail: &str| detail.contains("The user executing the script can't");
+    error.kind() == ErrorKind::AuthenticationFailed
+        || matches!(error.code(), Some("NOPERM" | "NOAUTH" | "WRONGPASS"))
+        || error.detail().is_some_and(in_function)
+}
+
+/// Why Redis can't be used, in one word for probes and the page.
+pub(super) fn reason(error: &RedisError) -> String {
+    match (classify(error), error.code()) {
+        (Class::Denied, _) if error.kind() == ErrorKind::AuthenticationFailed => "WRONGPASS".into(),
+        (Class::Denied, None | Some("ERR")) => "NOPERM".into(),
+        (_, Some(code)) => code.into(),
+        (_, None) if error.is_timeout() => "timeout".into(),
+        (_, None) => "unreachable".into(),
+    }
+}
+
+/// The error as callers of the store see it.
+pub(super) fn store_error(error: &RedisError) -> StoreError {
+    match classify(error) {
+        Class::Io | Class::Elsewhere | Class::Denied => StoreError::Unavailable(error.to_string()),
+        Class::Full => StoreError::Full(error.to_string()),
+        Class::Final => StoreError::Failed(error.to_string()),
+    }
+}
+
+/// Whether a key holds another type than it should.
+pub(super) fn is_wrong_type(error: &RedisError) -> bool {
+    error.code() == Some("WRONGTYPE")
+}
+
+/// Whether Redis does not have our library.
+pub(super) fn is_not_loaded(error: &RedisError) -> bool {
+    error.code() == Some("ERR")
+        && error.detail().is_some_and(|detail| detail.contains("Function not found"))
+}

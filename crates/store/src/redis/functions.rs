@@ -1,0 +1,86 @@
+//! The Lua library: one function per operation, joined at build time. Redis keeps it
+//! under a name that tells its text from any other, so that routers of several
+//! versions can share a Redis.
+
+/// A function of the library.
+pub(crate) struct Script {
+    /// The operation, as metrics call it.
+    pub name: &'static str,
+    /// What Redis calls it.
+    pub function: String,
+}
+
+impl Script {
+    /// Whether it only looks.
+    pub(crate) fn is_reading(&self) -> bool {
+        matches!(self.name, "call" | "calls" | "pod" | "pods" | "pool_load" | "status")
+    }
+}
+
+/// The library as Redis takes it.
+#[derive(Clone)]
+pub(crate) struct Library {
+    pub name: String,
+    pub code: String,
+}
+
+/// What the names of all our libraries begin with.
+pub(super) const LIBRARIES: &str = "smart_router_";
+/// How many events are kept where nobody says.
+pub(super) const EVENTS: usize = 20_000;
+/// How many digits of its hash tell a library from others.
+pub(super) const VERSION: usize = 12;
+
+macro_rules! scripts {
+    ($($name:ident)*) => {
+        /// All scripts of the store.
+        pub struct Scripts {
+            pub library: Library,
+            $(pub $name: Script,)*
+        }
+
+        impl Scripts {
+            /// Scripts that keep the last `events` events, about; none for 0.
+            pub fn keeping(events: usize) -> Self {
+                Self::built(events, str::to_owned)
+            }
+
+            /// The scripts after `edit` has been at the library's text: tests break
+            /// them on purpose.
+            pub fn edited(edit: impl Fn(&str) -> String) -> Self {
+                Self::built(EVENTS, edit)
+            }
+
+            fn built(events: usize, edit: impl Fn(&str) -> String) -> Self {
+                let code = edit(include_str!(concat!(env!("OUT_DIR"), "/library.lua")));
+                let code = format!("local KEPT = '{events}'\n{code}");
+                let hash = redis::Script::new(&code).get_hash().to_owned();
+                let version = &hash[..VERSION];
+                let name = format!("{LIBRARIES}{version}");
+                let code = format!("#!lua name={name}\nlocal VERSION = '{version}'\n{code}");
+                Self {
+                    library: Library { name, code },
+                    $($name: Script {
+                        name: stringify!($name),
+                        function: format!("{LIBRARIES}{}_{version}", stringify!($name)),
+                    },)*
+                }
+            }
+
+            pub fn all(&self) -> impl Iterator<Item = &Script> {
+                [$(&self.$name,)*].into_iter()
+            }
+        }
+    };
+}
+
+scripts! {
+    adopt_calls adopt_pods allocate apply_tiers ask_again audit_calls audit_pods audit_pool begin call calls
+    claim_pods confirm drain move_pod observe_pod pod pods pool_load release remove_pod renew set_merchant spare status sweep undrain
+}
+
+impl Default for Scripts {
+    fn default() -> Self {
+        Self::keeping(EVENTS)
+    }
+}

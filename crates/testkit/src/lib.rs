@@ -1,0 +1,326 @@
+//! A router to talk to, and ways to talk to it.
+
+pub mod baseline;
+pub mod certificates;
+pub mod chance;
+pub mod clock;
+pub mod collector;
+pub mod disk;
+pub mod kube;
+pub mod nginx;
+pub mod parts;
+pub mod provider;
+pub mod proxy;
+pub mod raw;
+pub mod redis;
+pub mod snapshot;
+
+use std::{
+    net::{SocketAddr, TcpListener},
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{
+        LazyLock, OnceLock,
+        atomic::{AtomicU16, AtomicUsize, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+pub use self::raw::{Answer, Connection};
+
+/// The root of the repository.
+pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// The program under test. Cargo builds it beside the tests.
+pub fn program_path() -> &'static Path {
+    static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
+        let test = std::env::current_exe().expect("a test knows its own path");
+        let target = test.parent().and_then(Path::parent).expect("tests are in target/*/deps");
+        target.join("smart-router")
+    });
+    &PATH
+}
+
+/// A port nobody listens on, below those the system gives to clients. Each process has ports
+/// of its own: one that is free now is not taken by another before it is used.
+pub fn free_port() -> u16 {
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    static OURS: OnceLock<(TcpListener, u16)> = OnceLock::new();
+    let (_, first) = OURS.get_or_init(|| {
+        let mut ranges = (0..90).map(|number| (number + std::process::id() as u16 % 90) % 90);
+        let claim = |range: u16| {
+            let claimed = TcpListener::bind(("127.0.0.1", 13_000 + range)).ok()?;
+            Some((claimed, 14_000 + range * 200))
+        };
+        ranges.find_map(claim).expect("some ports are left")
+    });
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
+        if is_free(port) {
+            return port;
+        }
+    }
+}
+
+fn is_free(port: u16) -> bool {
+    TcpListener::bind(("127.0.0.1", port)).is_ok()
+}
+
+/// A directory of this test's own, empty.
+pub fn scratch() -> PathBuf {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let path =
+        std::env::temp_dir().join(format!("smart-router-test-{}-{number}", std::process::id()));
+    let _ = std::fs::remove_dir_all(&path);
+    std::fs::create_dir_all(&path).unwrap();
+    path
+}
+
+/// The program, with the given settings and none of the surroundings'.
+pub fn program(settings: &[(&str, &str)]) -> Command {
+    let mut command = Command::new(program_path());
+    command.env_clear().envs(settings.iter().copied());
+    command
+}
+
+/// A process that ends with its test.
+pub struct Process(pub Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// How much longer than on an idle machine anything may take. Other work on the machine must
+/// not fail a test: the bound ends tests that would hang and measures nothing.
+const SLACK: u32 = 10;
+
+/// Waits until `holds`. `usual` is ample on an idle machine; the test fails after [`SLACK`]
+/// times that.
+pub fn eventually(usual: Duration, what: &str, mut holds: impl FnMut() -> bool) {
+    let (started, within) = (Instant::now(), usual * SLACK);
+    while !holds() {
+        assert!(started.elapsed() < within, "not within {within:?}: {what}");
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// Lets somebody else judge, who says by its exit what it thinks.
+pub fn judged_by(command: &mut Command) {
+    let program = command.get_program().to_owned();
+    let output = command.output().unwrap_or_else(|error| {
+        panic!("{program:?}: {error}; ./test.sh installs those who judge us")
+    });
+    let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{printed}");
+    println!("{printed}");
+}
+
+/// A running router. When a test is done with it, its books must balance and it
+/// must stop when told.
+pub struct Router {
+    pub child: Child,
+    pub address: SocketAddr,
+    pub metrics: SocketAddr,
+    settings: Vec<(String, String)>,
+}
+
+impl Router {
+    pub fn start(settings: &[(&str, &str)]) -> Self {
+        loop {
+            let (api, metrics) = (free_port().to_string(), free_port().to_string());
+            let mut all = vec![
+                ("HTTP_PORT", api.as_str()),
+                ("METRICS_PORT", metrics.as_str()),
+                ("LOG_LEVEL", "warn"),
+            ];
+            all.extend(settings);
+            let mut command = program(&all);
+            if let Some(router) = Self::try_start(command.stdout(Stdio::null()), &all) {
+                return router;
+            }
+            // Another program may have taken a port since; nothing else is excused.
+            let is_taken = |port: &str| !is_free(port.parse().unwrap());
+            assert!(is_taken(&api) || is_taken(&metrics), "the router did not start");
+        }
+    }
+
+    pub fn start_with(settings: &[(&str, &str)], log: Stdio) -> Self {
+        Self::start_command(program(settings).stdout(Stdio::null()).stderr(log), settings)
+    }
+
+    pub fn start_command(command: &mut Command, settings: &[(&str, &str)]) -> Self {
+        Self::try_start(command, settings).expect("the router did not start")
+    }
+
+    /// None if the program ends before it is ready.
+    fn try_start(command: &mut Command, settings: &[(&str, &str)]) -> Option<Self> {
+        let child = command.spawn().unwrap();
+        // The last one given holds, as in the environment.
+        let port = |name: &str| {
+            settings.iter().rfind(|(other, _)| *other == name).unwrap().1.parse().unwrap()
+        };
+        let address = |port: u16| SocketAddr::from(([127, 0, 0, 1], port));
+        let settings =
+            settings.iter().map(|(name, value)| (name.to_string(), value.to_string())).collect();
+        let mut router = Self {
+            child,
+            address: address(port("HTTP_PORT")),
+            metrics: address(port("METRICS_PORT")),
+            settings,
+        };
+        let mut has_ended = false;
+        eventually(Duration::from_secs(10), "the router is ready", || {
+            has_ended = router.child.try_wait().unwrap().is_some();
+            has_ended
+                || Connection::try_open(router.address)
+                    .and_then(|mut connection| connection.try_get("/ready"))
+                    .is_some_and(|answer| answer.status == 200)
+        });
+        if has_ended {
+            std::mem::forget(router);
+            return None;
+        }
+        Some(router)
+    }
+
+    /// Kills the process as a power cut would, and starts another.
+    pub fn kill_and_restart(mut self) -> Self {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+        let settings = std::mem::take(&mut self.settings);
+        std::mem::forget(self);
+        let settings: Vec<_> =
+            settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        Self::start_with(&settings, Stdio::inherit())
+    }
+
+    pub fn connect(&self) -> Connection {
+        Connection::open(self.address)
+    }
+
+    fn setting(&self, name: &str) -> Option<&str> {
+        self.settings.iter().rfind(|(other, _)| other == name).map(|(_, value)| value.as_str())
+    }
+
+    /// A connection of someone who may do everything.
+    pub fn connect_as_admin(&self) -> Connection {
+        let address = self.setting("ADMIN_BIND").map(|address| address.parse().unwrap());
+        let mut connection = Connection::open(address.unwrap_or(self.address));
+        let file = self.setting("API_TOKENS_FILE");
+        let text = match file.map(std::fs::read_to_string) {
+            Some(text) => text.unwrap(),
+            None => self.setting("API_TOKENS").unwrap_or_default().to_owned(),
+        };
+        let mut tokens = text.split(',');
+        connection.token = tokens.find_map(|token| token.strip_prefix("admin:")).map(str::to_owned);
+        connection
+    }
+
+    pub fn get(&self, path: &str) -> (u16, Value) {
+        self.connect_as_admin().get(path).json()
+    }
+
+    pub fn post(&self, path: &str, body: Value) -> (u16, Value) {
+        self.connect_as_admin().post(path, &body).json()
+    }
+
+    pub fn put(&self, path: &str, body: &str) -> (u16, Value) {
+        self.connect_as_admin()
+            .send("PUT", path, &[("content-type", "application/json")], body.as_bytes())
+            .json()
+    }
+
+    /// Allocates and expects success; the answer.
+    pub fn allocate(&self, call: &str) -> Value {
+        let (status, answer) = self.post("/api/v1/allocate", json!({"call_sid": call}));
+        assert_eq!(status, 200, "{answer}");
+        answer
+    }
+
+    pub fn release(&self, call: &str) -> (u16, Value) {
+        self.post("/api/v1/release", json!({"call_sid": call}))
+    }
+
+    /// The status, as soon as the store can be asked: one that is busy is answered with 503.
+    pub fn status(&self) -> Value {
+        let mut last = Value::Null;
+        eventually(Duration::from_secs(1), "the store answers", || {
+            let (status, answer) = self.get("/api/v1/status");
+            assert!(matches!(status, 200 | 503), "{status}: {answer}");
+            last = answer;
+            status == 200
+        });
+        last
+    }
+
+    pub fn signal(&self, name: &str) {
+        let sent =
+            Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
+        assert!(sent.unwrap().success());
+    }
+
+    /// Waits for the process to end by itself; its exit code.
+    pub fn wait_for_exit(&mut self, usual: Duration) -> Option<i32> {
+        let mut ended = None;
+        eventually(usual, "the router stops", || {
+            ended = self.child.try_wait().unwrap();
+            ended.is_some()
+        });
+        ended.and_then(|status| status.code())
+    }
+
+    /// A status is put together from several reads, between which a lease may end: the books
+    /// must balance once.
+    fn books_balance(&self) {
+        let mut wrong = String::new();
+        for _ in 0..20 {
+            match Self::imbalance(&self.status()) {
+                Some(found) => wrong = found,
+                None => return,
+            }
+            thread::sleep(Duration::from_millis(50));
+        }
+        panic!("{wrong}");
+    }
+
+    fn imbalance(status: &Value) -> Option<String> {
+        let groups =
+            ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());
+        let pools: Vec<&Value> = groups.into_iter().flatten().collect();
+        let calls: u64 = pools.iter().map(|pool| pool["active_calls"].as_u64().unwrap()).sum();
+        if Some(calls) != status["active_calls"].as_u64() {
+            return Some(format!("calls are not on pods: {status}"));
+        }
+        let is_over = |pool: &&Value| {
+            let count = |field: &str| pool[field].as_u64().unwrap();
+            count("available") + count("draining") + count("not_ready") > count("assigned")
+        };
+        pools.into_iter().find(is_over).map(|pool| format!("a pod counts twice: {pool}"))
+    }
+}
+
+impl Drop for Router {
+    fn drop(&mut self) {
+        let mut stopped = Ok(());
+        if !thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
+            stopped = catch_unwind(AssertUnwindSafe(|| {
+                self.books_balance();
+                self.signal("TERM");
+                assert_eq!(self.wait_for_exit(Duration::from_secs(10)), Some(0));
+            }));
+        }
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Err(panic) = stopped {
+            resume_unwind(panic);
+        }
+    }
+}

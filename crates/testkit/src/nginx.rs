@@ -1,0 +1,130 @@
+//! A real nginx with the configuration we ship, and the DNS it asks.
+
+use std::{
+    net::{Ipv4Addr, UdpSocket},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
+};
+
+use super::{certificates::Certificate, eventually, free_port, scratch};
+
+pub struct Nginx {
+    child: Child,
+    pub port: u16,
+    directory: PathBuf,
+}
+
+impl Nginx {
+    /// `pods` are the addresses by which pods are found.
+    pub fn start(router: u16, agent_port: u16, pods: Vec<(String, Ipv4Addr)>) -> Self {
+        let port = free_port();
+        let template = include_str!("../../../deploy/nginx/smart-router.conf.template");
+        let settings = [
+            ("LISTEN", format!("127.0.0.1:{port}")),
+            ("RESOLVER", format!("127.0.0.1:{}", dns(pods))),
+            ("ROUTER", format!("127.0.0.1:{router}")),
+            ("POD_PREFIX", "voice-agent".into()),
+            ("POD_DOMAIN", "agents.test".into()),
+            ("AGENT_PORT", agent_port.to_string()),
+        ];
+        let server = settings.iter().fold(template.to_owned(), |text, (name, value)| {
+            text.replace(&format!("${{{name}}}"), value)
+        });
+        Self::serving(port, &server)
+    }
+
+    /// TLS before a server that has none; it wants a certificate of the authority itself.
+    pub fn with_tls(certificate: &Certificate, authority: &str, behind: u16) -> Self {
+        let port = free_port();
+        let Certificate { file, key } = certificate;
+        Self::serving(
+            port,
+            &format!(
+                "server {{ listen 127.0.0.1:{port} ssl; ssl_certificate {file}; \
+                 ssl_certificate_key {key}; ssl_client_certificate {authority}; \
+                 ssl_verify_client on; location / {{ proxy_pass http://127.0.0.1:{behind}; }} }}"
+            ),
+        )
+    }
+
+    fn serving(port: u16, server: &str) -> Self {
+        let directory = scratch();
+        let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
+            .iter()
+            .map(|name| format!("{name}_temp_path {}/{name};", directory.display()))
+            .collect();
+        let directory_text = directory.display();
+        let all = format!(
+            "daemon off; pid {directory_text}/pid; error_log {directory_text}/error.log; events {{}}\n\
+             http {{ access_log off; {paths}\n{server} }}"
+        );
+        std::fs::write(directory.join("nginx.conf"), all).unwrap();
+        let child = Command::new("nginx")
+            .arg("-p")
+            .arg(&directory)
+            .arg("-c")
+            .arg(directory.join("nginx.conf"))
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .expect("nginx is installed");
+        let nginx = Self { child, port, directory };
+        eventually(Duration::from_secs(5), "nginx listens", || {
+            std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
+        });
+        nginx
+    }
+
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.directory.join("error.log")).unwrap_or_default()
+    }
+}
+
+impl Drop for Nginx {
+    fn drop(&mut self) {
+        // The master takes its workers along.
+        let _ = Command::new("kill").arg(self.child.id().to_string()).status();
+        let _ = self.child.wait();
+    }
+}
+
+/// Answers for `{pod}.agents.test`, and knows no other name.
+fn dns(pods: Vec<(String, Ipv4Addr)>) -> u16 {
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let port = socket.local_addr().unwrap().port();
+    thread::spawn(move || {
+        let mut packet = [0; 512];
+        while let Ok((length, from)) = socket.recv_from(&mut packet) {
+            let (mut at, mut labels) = (12, Vec::new());
+            while at < length && packet[at] != 0 {
+                let end = at + 1 + packet[at] as usize;
+                labels.push(String::from_utf8_lossy(&packet[at + 1..end]).into_owned());
+                at = end;
+            }
+            let name = labels.join(".");
+            let found = pods.iter().find(|(pod, _)| name == format!("{pod}.agents.test"));
+            let mut answer = packet[..at + 5].to_vec();
+            answer[2..12].copy_from_slice(&[
+                0x81,
+                if found.is_some() { 0x80 } else { 0x83 },
+                0,
+                1,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ]);
+            if let Some((_, address)) = found {
+                answer[7] = 1;
+                answer.extend([0xc0, 12, 0, 1, 0, 1, 0, 0, 0, 1, 0, 4]);
+                answer.extend(address.octets());
+            }
+            let _ = socket.send_to(&answer, from);
+        }
+    });
+    port
+}
