@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fleet::{PodStatus, names::Pool, tiers::Kind};
 
-use super::World;
+use crate::compare::World;
 use testkit::snapshot::Snapshot;
 
 impl World {

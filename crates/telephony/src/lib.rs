@@ -130,7 +130,7 @@ pub trait Dialect: Sync {
 
 /// A format that a provider gives the ids of its calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CallFormat {
+pub enum CallFormat {
     /// `CA` and 32 hexadecimal digits.
     TwilioSid,
     /// 32 hexadecimal digits, with the hyphens of a UUID or without.

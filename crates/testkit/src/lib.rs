@@ -4,8 +4,10 @@ pub mod baseline;
 pub mod certificates;
 pub mod chance;
 pub mod clock;
+pub mod cluster;
 pub mod collector;
 pub mod disk;
+pub mod events;
 pub mod kube;
 pub mod nginx;
 pub mod parts;
@@ -323,4 +325,10 @@ impl Drop for Router {
             resume_unwind(panic);
         }
     }
+}
+
+/// Routers that share a Redis.
+pub fn replicas(server: &redis::RedisServer, count: usize, tiers: &str) -> Vec<Router> {
+    let url = server.url();
+    (0..count).map(|_| Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)])).collect()
 }

@@ -3,7 +3,7 @@
 //! versions can share a Redis.
 
 /// A function of the library.
-pub(crate) struct Script {
+pub struct Script {
     /// The operation, as metrics call it.
     pub name: &'static str,
     /// What Redis calls it.
@@ -19,7 +19,7 @@ impl Script {
 
 /// The library as Redis takes it.
 #[derive(Clone)]
-pub(crate) struct Library {
+pub struct Library {
     pub name: String,
     pub code: String,
 }

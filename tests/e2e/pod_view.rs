@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::cluster::{TIMES, available, router};
+use testkit::cluster::{TIMES, available, router};
 use testkit::{Router, eventually, free_port, kube::Kube, redis::RedisServer, scratch};
 
 const SECOND: Duration = Duration::from_secs(1);

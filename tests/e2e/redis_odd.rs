@@ -9,7 +9,7 @@ use std::{
 use redis::{Commands, Connection};
 use serde_json::json;
 
-use crate::shared_redis::replicas;
+use testkit::replicas;
 use testkit::{Router, eventually, free_port, proxy::Proxy, redis::RedisServer, scratch};
 
 /// Runs commands, a line each, words between spaces.

@@ -2,7 +2,7 @@
 
 use std::{process::Output, time::Duration};
 
-use crate::cluster::TIMES;
+use testkit::cluster::TIMES;
 use testkit::{Router, eventually, free_port, kube::Kube, program, redis::RedisServer};
 
 const TIERS: &str = r#"{"gold": 2}"#;

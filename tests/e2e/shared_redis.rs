@@ -14,15 +14,10 @@ use std::{
 use redis::Commands;
 use serde_json::{Value, json};
 
-use testkit::{Router, eventually, redis::RedisServer, scratch};
+use testkit::{Router, eventually, redis::RedisServer, replicas, scratch};
 
 pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 3},
     "acme": {"target": 3}}, "default_chain": ["gold", "basic"]}"#;
-
-pub(crate) fn replicas(server: &RedisServer, count: usize, tiers: &str) -> Vec<Router> {
-    let url = server.url();
-    (0..count).map(|_| Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)])).collect()
-}
 
 #[test]
 fn fifty_requests_for_one_call_through_three_routers_get_one_pod() {

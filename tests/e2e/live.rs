@@ -7,12 +7,16 @@ use std::{
 
 use serde_json::Value;
 
-use crate::{cluster::router, shared_redis::replicas};
 use testkit::{
     Connection, Router, eventually,
     kube::Kube,
     program,
     redis::{RedisServer, unix_millis},
+};
+use testkit::{
+    cluster::router,
+    events::{rewrite_log, ten_calls_a_second},
+    replicas,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -41,29 +45,6 @@ fn warnings(stream: &mut Connection) -> String {
 fn seconds(text: &str, before: &str) -> u64 {
     let (_, rest) = text.split_once(before).unwrap_or_else(|| panic!("{before:?}: {text}"));
     rest.split(' ').next().unwrap().parse().unwrap()
-}
-
-/// Replaces the event log by one of the last minutes: each event by its age (ms), the oldest
-/// first.
-pub(crate) fn rewrite_log(
-    server: &RedisServer,
-    events: impl IntoIterator<Item = (u64, &'static str)>,
-) {
-    let now = unix_millis();
-    let mut log = redis::pipe();
-    log.del("voice:events").ignore();
-    for (age, event) in events {
-        let (kind, text) = event.split_once(' ').unwrap();
-        log.cmd("XADD").arg("voice:events").arg(format!("{}-*", now - age));
-        log.arg(kind).arg(text).ignore();
-    }
-    let () = log.query(&mut server.connection()).unwrap();
-}
-
-/// The last five minutes, with ten calls a second.
-pub(crate) fn ten_calls_a_second(server: &RedisServer) {
-    let ages = (1..3_000).rev().map(|number| number * 100);
-    rewrite_log(server, ages.map(|age| (age, "allocated CA1 voice-agent-0 pool:gold  ")));
 }
 
 #[test]

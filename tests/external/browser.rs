@@ -10,8 +10,8 @@ use std::{
 
 use serde_json::json;
 
-use crate::{cluster, live::ten_calls_a_second, shared_redis::replicas};
 use testkit::{Router, eventually, judged_by, kube::Kube, redis::RedisServer};
+use testkit::{cluster, events::ten_calls_a_second, replicas};
 
 /// Lets the browser judge something. `./test.sh` installs what it needs.
 fn judge(what: &str, urls: &[String], token: &str) -> Command {

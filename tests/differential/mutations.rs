@@ -3,7 +3,7 @@
 
 use store::Scripts;
 
-use crate::differential::compare;
+use crate::compare::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
 const MUTATIONS: [(&str, &str, &str); 51] = [

@@ -51,17 +51,15 @@ macro_rules! same {
     }};
 }
 
-mod keys;
-
-struct World {
-    server: RedisServer,
-    store: Arc<Redis>,
-    fleet: Fleet,
-    plain: redis::Connection,
-    now: u64,
-    unswept: u32,
+pub(crate) struct World {
+    pub(crate) server: RedisServer,
+    pub(crate) store: Arc<Redis>,
+    pub(crate) fleet: Fleet,
+    pub(crate) plain: redis::Connection,
+    pub(crate) now: u64,
+    pub(crate) unswept: u32,
     /// Up to which event we have looked.
-    seen: String,
+    pub(crate) seen: String,
 }
 
 impl World {

@@ -8,7 +8,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use crate::shared_redis::replicas;
+use testkit::replicas;
 use testkit::{Router, redis::RedisServer};
 
 const TIERS: &str = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 200}}"#;

@@ -13,7 +13,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::shared_redis::replicas;
+use testkit::replicas;
 use testkit::{Connection, Router, eventually, proxy::Proxy, redis::RedisServer};
 
 #[derive(Clone, Copy, PartialEq)]

@@ -6,7 +6,8 @@ use std::{collections::HashSet, thread, time::Duration};
 use redis::Commands;
 use serde_json::json;
 
-use crate::shared_redis::{TIERS, replicas};
+use crate::shared_redis::TIERS;
+use testkit::replicas;
 use testkit::{Router, eventually, redis::RedisServer};
 
 #[test]

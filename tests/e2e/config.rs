@@ -153,7 +153,7 @@ fn passwords_are_hidden() {
 
 #[test]
 fn the_table_in_the_docs_is_the_programs_own() {
-    let docs = include_str!("../docs/configuration.md");
+    let docs = include_str!("../../docs/configuration.md");
     let rows: Vec<(String, String)> = docs
         .lines()
         .filter_map(|line| line.strip_prefix("| `"))

@@ -4,36 +4,15 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use testkit::{Router, eventually, free_port, kube::Kube, redis::RedisServer};
+use testkit::{
+    Router,
+    cluster::{TIMES, available, router},
+    eventually, free_port,
+    kube::Kube,
+    redis::RedisServer,
+};
 
-const TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 const SECOND: Duration = Duration::from_secs(1);
-
-/// Leader times that suit a test.
-pub(crate) const TIMES: [(&str, &str); 3] = [
-    ("LEADER_ELECTION_DURATION", "3s"),
-    ("LEADER_ELECTION_RENEW_DEADLINE", "2s"),
-    ("LEADER_ELECTION_RETRY_PERIOD", "300ms"),
-];
-
-/// A router in the fake cluster.
-pub(crate) fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
-    let config = kube.config.to_str().unwrap();
-    let mut settings = vec![
-        ("KUBECONFIG", config),
-        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
-        ("TIER_CONFIG", TIERS),
-        ("HTTP_BIND", "127.0.0.1"),
-        ("LOG_LEVEL", "error"),
-    ];
-    settings.extend(TIMES);
-    settings.extend(extra);
-    Router::start(&settings)
-}
-
-pub(crate) fn available(router: &Router) -> u64 {
-    router.status()["pools"]["gold"]["available"].as_u64().unwrap()
-}
 
 /// A cluster with pods, and a router that knows them.
 fn with_pods(count: u64) -> (Kube, Router) {

@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::json;
 
-use crate::cluster::{TIMES, available, router};
+use testkit::cluster::{TIMES, available, router};
 use testkit::{
     Connection, Router, eventually, free_port,
     kube::Kube,

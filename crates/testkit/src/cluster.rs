@@ -1,0 +1,31 @@
+//! Routers in the fake cluster.
+
+use crate::{Router, kube::Kube};
+
+const CLUSTER_TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
+
+/// Leader times that suit a test.
+pub const TIMES: [(&str, &str); 3] = [
+    ("LEADER_ELECTION_DURATION", "3s"),
+    ("LEADER_ELECTION_RENEW_DEADLINE", "2s"),
+    ("LEADER_ELECTION_RETRY_PERIOD", "300ms"),
+];
+
+/// A router in the fake cluster.
+pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
+    let config = kube.config.to_str().unwrap();
+    let mut settings = vec![
+        ("KUBECONFIG", config),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        ("TIER_CONFIG", CLUSTER_TIERS),
+        ("HTTP_BIND", "127.0.0.1"),
+        ("LOG_LEVEL", "error"),
+    ];
+    settings.extend(TIMES);
+    settings.extend(extra);
+    Router::start(&settings)
+}
+
+pub fn available(router: &Router) -> u64 {
+    router.status()["pools"]["gold"]["available"].as_u64().unwrap()
+}
