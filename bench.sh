@@ -7,4 +7,4 @@ if ! command -v redis-server >/dev/null; then
   apt-get update -q
   apt-get install -yq --no-install-recommends redis-server
 fi
-exec cargo bench --quiet --locked --bench compare -- "$@"
+exec cargo bench --quiet --locked --package smart-router --bench compare -- "$@"

@@ -14,4 +14,4 @@ fi
 
 profile=()
 case " $* " in *" --overload"*) profile=(--release) ;; esac
-exec cargo test --quiet --locked "${profile[@]}" --test chaos -- "$@"
+exec cargo test --quiet --locked "${profile[@]}" --package smart-router --test chaos -- "$@"

@@ -1,17 +1,41 @@
 #!/usr/bin/env bash
-# Installs what is missing and runs all tests. Needs Debian and the Rust toolchain.
+# Installs what is missing and runs tests. Needs Debian and the Rust toolchain.
+#
+#   ./test.sh             formatting, lints, unit tests, end-to-end tests with a real Redis
+#   ./test.sh --full      also: browser, SDKs, schemathesis, nginx, promtool, faults under
+#                         load (every kind once), the cost of growth; what CI runs
+#   ./test.sh --nightly   also what tests the tests: broken functions, broken builds,
+#                         sabotages of the model, mutants
+#   ./test.sh NAME        the tests whose name contains NAME
 set -euo pipefail
 cd "$(dirname "$0")"
 
-# command:package, for what the tests call besides cargo
-needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl curl:curl
-  python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus
-  chromium:chromium tmux:tmux)
+run=default name=
+case "${1-}" in
+  '') ;;
+  --full) run=full ;;
+  --nightly) run=nightly ;;
+  -h | --help) sed -n '2,/^set/{/^set/d;s/^# \{0,1\}//p}' "$0"; exit ;;
+  -*) echo "unknown option $1; see ./test.sh --help" >&2; exit 2 ;;
+  *) run=one name=$1 ;;
+esac
+at_least() { # at_least full: whether this run includes it
+  case $run in nightly) true ;; full) [ "$1" = full ] ;; *) false ;; esac
+}
+
+# command:package
+needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
+  curl:curl tmux:tmux)
+if [ $run != default ]; then
+  needed+=(python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus chromium:chromium)
+fi
 missing=()
 for pair in "${needed[@]}"; do
   command -v "${pair%%:*}" >/dev/null || missing+=("${pair##*:}")
 done
-python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+if [ $run != default ]; then
+  python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+fi
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -q
   apt-get install -yq --no-install-recommends "${missing[@]}"
@@ -20,30 +44,60 @@ if [ ${#missing[@]} -gt 0 ]; then
     systemctl disable --now prometheus
   fi
 fi
-command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
 
-# The providers' SDKs, which judge our signatures and documents.
-judges=target/judges
-if ! cmp -s <(cat tests/judges/requirements.txt tests/judges/package.json) $judges/installed; then
-  rm -rf $judges && mkdir -p $judges
-  python3 -m venv $judges/venv
-  $judges/venv/bin/pip install --quiet --disable-pip-version-check -r tests/judges/requirements.txt
-  cp tests/judges/package.json $judges/
-  npm install --prefix $judges --silent --no-fund --no-audit
-  cat tests/judges/requirements.txt tests/judges/package.json > $judges/installed
+if [ $run != default ]; then
+  command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
+  # The providers' SDKs and other judges.
+  judges=target/judges
+  if ! cmp -s <(cat tests/judges/requirements.txt tests/judges/package.json) $judges/installed; then
+    rm -rf $judges && mkdir -p $judges
+    python3 -m venv $judges/venv
+    $judges/venv/bin/pip install --quiet --disable-pip-version-check -r tests/judges/requirements.txt
+    cp tests/judges/package.json $judges/
+    npm install --prefix $judges --silent --no-fund --no-audit
+    cat tests/judges/requirements.txt tests/judges/package.json > $judges/installed
+  fi
 fi
 
-step() { printf '\n== %s\n' "$*"; "$@"; }
+step() {
+  printf '\n== %s\n' "$*"
+  local began=$SECONDS
+  "$@"
+  printf '== took %s s\n' $((SECONDS - began))
+}
+# Tests wait more than they compute.
+threads=$((3 * $(nproc)))
+router() { step cargo test --locked --package smart-router "$@"; }
+
+if [ $run = one ]; then
+  step cargo test --locked --workspace --lib -- "$name"
+  router --test e2e --test external --test differential --test model -- "$name"
+  exit
+fi
 
 step cargo fmt --check
-step cargo clippy --all-targets --locked -- -D warnings
-step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
-step cargo deny --log-level error check bans licenses sources
-step cargo test --locked --lib --test all --test allocations --test model
-# Faults under load, every kind once.
-step cargo test --locked --test chaos -- --jobs 2
-# Compares what Redis does for few pods and for many; the times it prints are for docs/performance.md.
-step cargo test --locked --test growth -- --test-threads=1 --nocapture
-if command -v valkey-server >/dev/null; then
-  REDIS_SERVER=valkey-server step cargo test --locked --test all redis
+step cargo clippy --workspace --all-targets --locked -- -D warnings
+step cargo test --locked --workspace --lib
+router --test allocations
+router --test e2e -- --test-threads=$threads
+router --test differential -- --skip mutations
+router --test model -- --skip sabotage
+
+if at_least full; then
+  step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
+  step cargo deny --log-level error check bans licenses sources
+  router --test external
+  router --test chaos -- --jobs 2 --sound-only
+  # Compares what Redis does for few pods and for many.
+  router --test growth -- --test-threads=1 --nocapture
+  if command -v valkey-server >/dev/null; then
+    REDIS_SERVER=valkey-server router --test e2e redis
+  fi
+fi
+
+if at_least nightly; then
+  router --test differential mutations
+  router --test model sabotage
+  router --test chaos -- --jobs 2 --runs 0
+  step ./mutants.sh
 fi

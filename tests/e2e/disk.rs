@@ -83,7 +83,7 @@ fn a_start_on_a_full_or_read_only_disk_is_refused_in_one_line() {
     let data = scratch().join("data");
     start(&settings(&data, &[])).allocate("CA1");
     let before = files(&data);
-    let disk = Disk::new();
+    let disk = Disk::create();
     let faulty = settings(&data, &disk.settings());
     let refused = |mut command: Command, cause: &str| {
         let output = command.output().unwrap();
@@ -138,7 +138,7 @@ fn a_write_that_fails_stops_the_router_before_it_answers() {
         ("write", ENOSPC, "No space left on device"),
         ("sync", EIO, "Input/output error"),
     ] {
-        let (data, disk) = (scratch().join("data"), Disk::new());
+        let (data, disk) = (scratch().join("data"), Disk::create());
         let mut router = start(&settings(&data, &disk.settings()));
         router.allocate("CA1");
         disk.fail(call, errno);
@@ -159,7 +159,7 @@ fn try_allocate(connection: &mut Connection, call: &str) -> Option<u16> {
 
 #[test]
 fn a_disk_that_is_full_at_a_compaction_stops_the_router_and_loses_nothing() {
-    let (data, disk) = (scratch().join("data"), Disk::new());
+    let (data, disk) = (scratch().join("data"), Disk::create());
     let mut router = start(&settings(&data, &disk.settings()));
     router.allocate("CA1");
     disk.fail("create", ENOSPC);
@@ -249,7 +249,7 @@ fn refusals_are_written_as_they_come_in_lines_of_bounded_length() {
 
 #[test]
 fn refusals_wait_for_a_disk_that_falls_behind() {
-    let (data, disk) = (scratch().join("data"), Disk::new());
+    let (data, disk) = (scratch().join("data"), Disk::create());
     let mut more: Settings = disk.settings().to_vec();
     more.push(("TIER_CONFIG", r#"{"gold": 1}"#.to_owned()));
     let router = start(&settings(&data, &more));

@@ -38,7 +38,7 @@ fn a_user_a_password_and_a_database_are_taken_from_the_url() {
 
 #[test]
 fn tls_is_spoken_with_an_authority_of_ones_own() {
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (ca, server) = (authority.file(), authority.sign("redis"));
     let port = free_port();
     let _server = RedisServer::start_raw(

@@ -51,7 +51,7 @@ fn command(settings: &[(&str, &str)], args: &[&str]) -> Output {
 
 #[test]
 fn calls_go_over_tls_from_the_first_question_to_the_last_frame() {
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
     let router = Router::start(&[("TLS_CERT_FILE", &own.file), ("TLS_KEY_FILE", &own.key)]);
     let url = router.url.as_str();
@@ -78,7 +78,7 @@ fn calls_go_over_tls_from_the_first_question_to_the_last_frame() {
 
 #[test]
 fn who_must_show_a_certificate_and_has_none_stays_outside() {
-    let (authority, strange) = (Authority::new(), Authority::new());
+    let (authority, strange) = (Authority::create(), Authority::create());
     let (ca, own, client) = (authority.file(), authority.sign("router"), authority.sign("client"));
     let stranger = strange.sign("client");
     let admin = free_port();
@@ -144,7 +144,7 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
 
 #[test]
 fn a_certificate_that_changes_is_shown_from_then_on_and_a_bad_one_is_not() {
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
     let router = Router::start(&[("TLS_CERT_FILE", &own.file), ("TLS_KEY_FILE", &own.key)]);
     let ready = format!("{}/ready", router.url);
@@ -181,7 +181,7 @@ fn a_certificate_that_changes_is_shown_from_then_on_and_a_bad_one_is_not() {
 
 #[test]
 fn files_that_can_not_be_used_stop_the_start() {
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (own, other) = (authority.sign("router"), authority.sign("other"));
     let ca = authority.file();
     let (file, key) = (own.file.as_str(), own.key.as_str());
@@ -203,7 +203,7 @@ fn files_that_can_not_be_used_stop_the_start() {
 
 #[test]
 fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
     // Any server does that refuses clients without a certificate.
     let collector = Router::start(&[

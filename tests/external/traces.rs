@@ -333,7 +333,7 @@ fn headers_for_the_collector_are_sent_and_shown_to_nobody_else() {
 #[test]
 fn a_collector_may_want_tls_and_a_certificate() {
     let collector = Collector::start(Does::Take);
-    let authority = Authority::new();
+    let authority = Authority::create();
     let (server, client) = (authority.sign("server"), authority.sign("client"));
     let front = Nginx::with_tls(&server, &authority.file(), collector.port);
     let url = format!("https://localhost:{}", front.port);

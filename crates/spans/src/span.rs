@@ -148,7 +148,7 @@ impl SpanQueue {
         }
     }
 
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.spans().len()
     }
 

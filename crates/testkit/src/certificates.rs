@@ -16,7 +16,7 @@ pub struct Certificate {
 }
 
 impl Authority {
-    pub fn new() -> Self {
+    pub fn create() -> Self {
         let authority = Self { directory: scratch() };
         let (key, file) = (authority.at("ca.key"), authority.file());
         openssl(&format!(

@@ -20,7 +20,7 @@ pub struct Disk {
 }
 
 impl Disk {
-    pub fn new() -> Self {
+    pub fn create() -> Self {
         Self { fault: scratch().join("fault") }
     }
 

@@ -80,7 +80,7 @@ impl Exporter {
         self.stopping.cancel();
         if timeout(FAREWELL, &mut self.task).await.is_err() {
             self.task.abort();
-            tracing::warn!(spans = self.queue.len(), "the last spans were not sent in time");
+            tracing::warn!(spans = self.queue.count(), "the last spans were not sent in time");
         }
     }
 }
@@ -114,7 +114,7 @@ impl Fault {
 impl Sender {
     async fn run(mut self) {
         loop {
-            if self.queue.len() < BATCH {
+            if self.queue.count() < BATCH {
                 tokio::select! {
                     () = self.queue.batch_ready.notified() => {}
                     () = sleep(INTERVAL) => {}

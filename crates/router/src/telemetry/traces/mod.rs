@@ -21,6 +21,6 @@ pub struct TraceConfig {
 /// Starts to record spans and to send them.
 pub(crate) fn start(config: TraceConfig, metrics: SpanMetrics) -> (Arc<Tracer>, Exporter) {
     let queue = Arc::new(SpanQueue::new(metrics));
-    let tracer = Tracer::new(config.sampler.clone(), queue.clone());
+    let tracer = Tracer::new(config.sampler, queue.clone());
     (Arc::new(tracer), Exporter::start(config, queue))
 }
