@@ -15,7 +15,7 @@ use crate::{
 };
 
 /// Runs commands, a line each, words between spaces.
-fn run(redis: &mut Connection, lines: &[&str]) {
+pub fn run(redis: &mut Connection, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ');
         let mut command = redis::cmd(words.next().unwrap());
@@ -26,7 +26,7 @@ fn run(redis: &mut Connection, lines: &[&str]) {
     }
 }
 
-const OLDER: [&str; 10] = [
+pub const OLDER: [&str; 10] = [
     "SADD voice:pool:gold:assigned a b",
     "SADD voice:pool:gold:available b",
     "SET voice:pod:tier:a gold",
