@@ -3,6 +3,7 @@
 mod support;
 
 mod access;
+mod adoption;
 mod agents;
 mod allocate;
 mod bad_input;
@@ -39,7 +40,9 @@ mod pod_view;
 mod pods;
 mod recovery;
 mod redis_connections;
+mod redis_full;
 mod redis_hands;
+mod redis_loading;
 mod redis_odd;
 mod redis_outages;
 mod redis_refusals;
