@@ -122,6 +122,20 @@ fn who_may_not_load_functions_is_told_so() {
 }
 
 #[test]
+fn the_documented_permissions_are_enough() {
+    let server = RedisServer::start(&[]);
+    let docs = std::fs::read_to_string("docs/redis.md").unwrap();
+    let line = docs.lines().find(|line| line.starts_with("ACL SETUSER router")).unwrap();
+    let words: Vec<_> = line.split(' ').skip(1).collect();
+    redis::cmd("ACL").arg(words).exec(&mut server.connection()).unwrap();
+    let url = server.url().replace("redis://", "redis://router:secret@");
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    router.allocate("CA1");
+    assert_eq!(router.get("/api/v1/events").0, 200);
+    assert_eq!(router.release("CA1").0, 200);
+}
+
+#[test]
 fn a_user_that_may_not_run_a_command_of_the_functions_is_told_which() {
     let server = RedisServer::start(&[]);
     redis::cmd("ACL")
