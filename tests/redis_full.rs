@@ -55,11 +55,11 @@ fn is_refused((status, answer): (u16, Value)) {
 #[test]
 fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
     let server = RedisServer::start(&[]);
-    let router = with(&server, &[("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on")]);
+    let router = with(&server, &[]);
     let (mut redis, mut connection) = (server.connection(), router.connect());
     router.allocate("known");
     let streamed = call(&mut connection, "streamed").pod().unwrap();
-    let rescued = call(&mut connection, "rescued");
+    router.allocate("third");
     let waits = call(&mut connection, "waits");
     assert!(waits.waits(), "{waits:?}");
     fill(&mut redis);
@@ -68,9 +68,6 @@ fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
     is_refused(router.post("/api/v1/allocate", json!({"call_sid": "new", "wait": "1s"})));
     let heard = call(&mut connection, "new");
     assert!(matches!(heard, Heard::HangUp(_)), "{heard:?}");
-    // Another pod for a call that lost its own is a new allocation: the caller stays on the line.
-    let rescued = again(&router, "rescued", &rescued);
-    assert!(rescued.waits(), "{rescued:?}");
     assert_eq!(router.get("/api/v1/calls/new").0, 404);
 
     assert_eq!(router.allocate("known")["was_existing"], true);
@@ -88,13 +85,37 @@ fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
     assert_eq!(router.get("/api/v1/calls/streamed").0, 404);
     assert_eq!(connection.get("/ready").json().1["store"], "up");
     make_room(&mut redis);
-    assert!(again(&router, "rescued", &rescued).pod().is_some());
-    for call in ["waits", "rescued"] {
+    for call in ["waits", "third"] {
         assert_eq!(router.release(call).0, 200, "{call}");
     }
     eventually(5 * SECOND, "all pods are free", || {
         router.status()["pools"]["gold"]["available"] == 3
     });
+}
+
+#[test]
+fn a_full_redis_ends_the_calls_whose_streams_are_gone() {
+    let server = RedisServer::start(&[]);
+    let router = with(&server, &[("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on")]);
+    let (mut redis, mut connection) = (server.connection(), router.connect());
+    let ended = call(&mut connection, "ended");
+    let broken = call(&mut connection, "broken");
+    fill(&mut redis);
+    let pod = ended.pod();
+    assert_eq!(
+        router.post("/api/v1/release", json!({"call_sid": "ended", "pod_name": pod})).0,
+        200
+    );
+    assert_eq!(again(&router, "ended", &ended), Heard::HangUp(String::new()), "it was over");
+    // The pod of the other is free at once; its caller stays on the line for a new one.
+    let held = again(&router, "broken", &broken);
+    assert!(held.waits(), "{held:?}");
+    assert_eq!(router.status()["pools"]["gold"]["available"], 3);
+    let held = again(&router, "broken", &held);
+    assert!(held.waits(), "{held:?}");
+    make_room(&mut redis);
+    assert!(again(&router, "broken", &held).pod().is_some());
+    assert_eq!(router.release("broken").0, 200);
 }
 
 #[test]
