@@ -13,7 +13,7 @@ use crate::support::{
 
 const SECOND: Duration = Duration::from_secs(1);
 /// Junk keys, each of which is loaded after [`DELAY`].
-const KEYS: usize = 20_000;
+const KEYS: usize = 100_000;
 const DELAY: [&str; 4] =
     ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
 
