@@ -1,7 +1,15 @@
 //! The library of functions in Redis: loaded when it is missing, kept apart from those
 //! of other versions.
 
-use std::{collections::HashMap, fs::File, process::Stdio, sync::Arc, time::Duration};
+use std::path::Path;
+
+use std::{
+    collections::{BTreeSet, HashMap},
+    fs::File,
+    process::Stdio,
+    sync::Arc,
+    time::Duration,
+};
 
 use fleet::{
     Allocate, Release,
@@ -111,6 +119,68 @@ fn who_may_not_load_functions_is_told_so() {
         .unwrap();
     let url = server.url().replace("redis://", "redis://router:secret@");
     complains(&url, &["Redis cannot be used", "function|load"]);
+}
+
+#[test]
+fn the_documented_permissions_are_enough() {
+    let server = RedisServer::start(&[]);
+    let docs = std::fs::read_to_string(Path::new(testkit::ROOT).join("docs/redis.md")).unwrap();
+    let line = docs.lines().find(|line| line.starts_with("ACL SETUSER router")).unwrap();
+    let words: Vec<_> = line.split(' ').skip(1).collect();
+    redis::cmd("ACL").arg(words).exec(&mut server.connection()).unwrap();
+    let url = server.url().replace("redis://", "redis://router:secret@");
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    router.allocate("CA1");
+    assert_eq!(router.get("/api/v1/events").0, 200);
+    assert_eq!(router.release("CA1").0, 200);
+}
+
+#[test]
+fn a_user_that_may_not_run_a_command_of_the_functions_is_told_which() {
+    let server = RedisServer::start(&[]);
+    redis::cmd("ACL")
+        .arg(&["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", "-zpopmin"])
+        .exec(&mut server.connection())
+        .unwrap();
+    let url = server.url().replace("redis://", "redis://router:secret@");
+    complains(&url, &["Redis cannot be used", "this user may not run ZPOPMIN"]);
+}
+
+/// Words of capitals between quotes that Redis knows as commands.
+#[test]
+fn permissions_are_checked_for_every_command_of_the_functions() {
+    let server = RedisServer::start(&[]);
+    let begin =
+        std::fs::read_to_string(Path::new(testkit::ROOT).join("crates/store/lua/begin.lua"))
+            .unwrap();
+    let list = begin.split_once("COMMANDS = ").unwrap().1.split_once("\n\n").unwrap().0;
+    let checked: BTreeSet<String> = list
+        .split(|it: char| !it.is_ascii_uppercase())
+        .filter(|it| !it.is_empty())
+        .map(str::to_owned)
+        .collect();
+    let mut used = BTreeSet::new();
+    for directory in ["crates/store/lua", "crates/store/lua/common"] {
+        let directory = Path::new(testkit::ROOT).join(directory);
+        for entry in std::fs::read_dir(directory).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_file() && !path.ends_with("begin.lua") {
+                let text = std::fs::read_to_string(path).unwrap();
+                used.extend(text.split('\'').map(str::to_owned));
+            }
+        }
+    }
+    used.extend(["GET", "HSET", "SET"].map(str::to_owned));
+    used.retain(|it| !it.is_empty() && it.bytes().all(|byte| byte.is_ascii_uppercase()));
+    let known: Vec<redis::Value> = redis::cmd("COMMAND")
+        .arg("INFO")
+        .arg(used.iter().collect::<Vec<_>>())
+        .query(&mut server.connection())
+        .unwrap();
+    let known = used.iter().zip(known).filter(|(_, info)| *info != redis::Value::Nil);
+    let known: BTreeSet<String> = known.map(|(name, _)| name.clone()).collect();
+    let expected = checked.union(&BTreeSet::from(["PUBLISH".to_owned()])).cloned().collect();
+    assert_eq!(known, expected);
 }
 
 #[test]

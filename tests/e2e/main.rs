@@ -1,6 +1,7 @@
 //! The router as its users see it: the real program, over real sockets.
 
 mod access;
+mod adoption;
 mod agents;
 mod allocate;
 mod bad_input;
@@ -30,7 +31,9 @@ mod pod_view;
 mod pods;
 mod recovery;
 mod redis_connections;
+mod redis_full;
 mod redis_hands;
+mod redis_loading;
 mod redis_odd;
 mod redis_outages;
 mod redis_refusals;

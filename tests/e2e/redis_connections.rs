@@ -113,6 +113,69 @@ fn a_sentinel_leads_to_the_new_primary() {
     assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
 }
 
+/// Sentinels, primary and replica take TLS connections only, and check certificates of clients
+/// that show one.
+#[test]
+fn sentinels_with_tls_lead_to_the_new_primary() {
+    let authority = Authority::create();
+    let (ca, certificate) = (authority.file(), authority.sign("redis"));
+    let tls = |port: &str| {
+        let pairs = [
+            ["port", "0"],
+            ["tls-port", port],
+            ["tls-cert-file", &certificate.file],
+            ["tls-key-file", &certificate.key],
+            ["tls-ca-cert-file", &ca],
+            ["tls-auth-clients", "optional"],
+            ["tls-replication", "yes"],
+        ];
+        pairs.map(|[name, value]| format!("{name} {value}\n")).concat()
+    };
+    let start = |settings: String, extra: &[&str]| {
+        let (port, directory) = (free_port(), scratch());
+        let file = directory.join("redis.conf");
+        let text = format!("{}dir {}\n{settings}", tls(&port.to_string()), directory.display());
+        fs::write(&file, text).unwrap();
+        let mut args = vec![file.to_str().unwrap()];
+        args.extend(extra);
+        RedisServer::start_raw(port, &args)
+    };
+    let redis = |server: &RedisServer, command: &str| {
+        let mut cli = Command::new("redis-cli");
+        cli.args(["-p", &server.port.to_string(), "--tls", "--cacert", &ca]);
+        let output = cli.args(command.split(' ')).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    let primary = start("save \"\"\n".into(), &[]);
+    let replica = start(format!("save \"\"\nreplicaof 127.0.0.1 {}\n", primary.port), &[]);
+    eventually(Duration::from_secs(10), "the replica follows", || {
+        redis(&primary, "INFO replication").contains("state=online")
+    });
+    let monitor = format!(
+        "sentinel monitor voice 127.0.0.1 {} 1\nsentinel down-after-milliseconds voice 800\nsentinel failover-timeout voice 3000\n",
+        primary.port
+    );
+    let sentinel = start(monitor, &["--sentinel"]);
+    eventually(Duration::from_secs(15), "the Sentinel knows the replica", || {
+        redis(&sentinel, "SENTINEL REPLICAS voice").contains(&replica.port.to_string())
+    });
+    let url = format!("rediss+sentinel://localhost:{}/voice", sentinel.port);
+    let router = Router::start(&[("REDIS_URL", &url), ("REDIS_CA_FILE", &ca), TIERS]);
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    eventually(Duration::from_secs(5), "the call is replicated", || {
+        redis(&replica, "EXISTS voice:call:CA1").contains('1')
+    });
+    drop(primary);
+    eventually(Duration::from_secs(20), "calls are served by the new primary", || {
+        router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0 == 200
+    });
+    assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], pod);
+    assert!(redis(&replica, "ROLE").contains("master"));
+    for call in ["CA1", "CA2"] {
+        assert_eq!(router.release(call).0, 200);
+    }
+}
+
 #[test]
 fn a_primary_that_becomes_a_replica_takes_no_calls_until_it_is_one_again() {
     let server = RedisServer::start(&[]);

@@ -13,7 +13,7 @@ use testkit::replicas;
 use testkit::{Router, eventually, free_port, proxy::Proxy, redis::RedisServer, scratch};
 
 /// Runs commands, a line each, words between spaces.
-fn run(redis: &mut Connection, lines: &[&str]) {
+pub(crate) fn run(redis: &mut Connection, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ');
         let mut command = redis::cmd(words.next().unwrap());
@@ -24,7 +24,7 @@ fn run(redis: &mut Connection, lines: &[&str]) {
     }
 }
 
-const OLDER: [&str; 10] = [
+pub(crate) const OLDER: [&str; 10] = [
     "SADD voice:pool:gold:assigned a b",
     "SADD voice:pool:gold:available b",
     "SET voice:pod:tier:a gold",

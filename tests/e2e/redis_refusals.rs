@@ -172,3 +172,64 @@ fn a_deferred_write_that_redis_never_takes_does_not_block_recovery() {
         router.status()["pools"]["gold"]["available"] == 3
     });
 }
+
+/// The number of a metric's line that begins so; 0 without one.
+fn metric(router: &Router, line: &str) -> u64 {
+    let metrics = router.connect().get("/metrics").text();
+    let number = metrics.lines().find_map(|it| it.strip_prefix(line));
+    number.map_or(0, |number| number.trim().parse().unwrap())
+}
+
+#[test]
+fn a_command_denied_inside_the_functions_is_one_steady_outage() {
+    for denied in ["zadd", "xadd", "hmget"] {
+        let server = RedisServer::start(&[]);
+        let router = with_user(&server);
+        let mut redis = server.connection();
+        run(&mut redis, &[&format!("ACL SETUSER router -{denied}")]);
+        let down = (200, json!({"status": "ready", "store": "down", "reason": "NOPERM"}));
+        // The first operation that needs the command finds out; a call may be given before.
+        let mut given = false;
+        eventually(Duration::from_secs(5), denied, || {
+            given |= router.post("/api/v1/allocate", json!({"call_sid": "new"})).0 == 200;
+            ready(&router) == down
+        });
+        let probes = || metric(&router, r#"smart_router_store_errors_total{operation="begin"} "#);
+        let before = probes();
+        eventually(Duration::from_secs(5), "probe after probe fails", || {
+            assert_eq!(ready(&router), down, "{denied}: in use without its permissions");
+            probes() >= before + 5
+        });
+        run(&mut redis, &[&format!("ACL SETUSER router +{denied}")]);
+        let up = (200, json!({"status": "ready", "store": "up"}));
+        eventually(Duration::from_secs(10), denied, || ready(&router) == up);
+        let found = router.get("/api/v1/calls/new").0;
+        assert_eq!(found == 200, given, "{denied}: told otherwise");
+        router.allocate("new");
+        assert_eq!(router.release("new").0, 200);
+    }
+}
+
+#[test]
+fn a_denied_command_replaces_no_view_and_gives_no_second_pod() {
+    let server = RedisServer::start(&[]);
+    let router = with_user(&server);
+    let mut redis = server.connection();
+    let pod = router.allocate("known")["pod_name"].clone();
+    assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+    let count = |redis: &mut Redis, command: &str, key: &str| -> u64 {
+        cmd(command).arg(key).query(redis).unwrap()
+    };
+    let events = count(&mut redis, "XLEN", "voice:events");
+    assert!(events > 0);
+    run(&mut redis, &["ACL SETUSER router -zadd -xadd -zrangebyscore"]);
+    let (status, answer) = router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"}));
+    assert_eq!(status, 503, "{answer}");
+    assert_eq!(count(&mut redis, "ZCARD", "voice:draining"), 1, "the index of drains is gone");
+    assert_eq!(count(&mut redis, "XLEN", "voice:events"), events, "the events are gone");
+    run(&mut redis, &["ACL SETUSER router +zadd +xadd +zrangebyscore"]);
+    let up = (200, json!({"status": "ready", "store": "up"}));
+    eventually(Duration::from_secs(10), "the store is in use", || ready(&router) == up);
+    assert_eq!(router.allocate("known")["pod_name"], pod);
+    assert_eq!(router.release("known").0, 200);
+}

@@ -1,5 +1,6 @@
 -- Takes over calls that the older router left: each with a pod is live for one
--- more lease, on an exclusive pod only if the pod's lease names it.
+-- more lease, on an exclusive pod only if the pod's lease names it. Calls that wait for a pod keep their places: a store
+-- of ours that has lost its schema is adopted, too.
 -- ARGV[2..3]: lease (ms), life of the record (ms); then the calls
 -- Replies: {adopted, now, calls taken over, calls dropped}
 operation('adopt_calls', {'allow-oom'}, function(ARGV)
@@ -13,7 +14,7 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
   end
   for i = 4, #ARGV do
     local call = ARGV[i]
-    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id')
+    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id', 'stage')
     local pod = not record.err and record[1]
     local tier = pod and try('GET', P .. 'pod:tier:' .. pod)
     local holder = pod and try('GET', P .. 'lease:' .. pod)
@@ -29,7 +30,7 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
       run('PEXPIRE', P .. 'call:' .. call, life)
       if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end
       taken = taken + 1
-    else
+    elseif record[4] ~= 'waiting' then
       run('DEL', P .. 'call:' .. call)
       dropped = dropped + 1
     end

@@ -11,48 +11,6 @@
 --          {refused, now, tried, why malformed, waiting, until, is new (1, 0)}
 --          {lost, now}: the store is empty   {late, now}
 
--- Ends what a call had whose stream is gone. Answers what it is told, if that is all;
--- else it needs another pod. Notes whether it is known to have had one, and which.
-local function leave_pod(q)
-  local after, record, call = q.after, q.record or {}, q.call
-  if record[1] then
-    q.is_rescue = true
-    if record[1] ~= after.pod or (tonumber(record[6] or 0) or 0) ~= after.attempt or record[5] == 'handed' then return nil end
-    if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
-    local f = facts_of(record[1], call)
-    end_call(f, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
-      attempts = record[6] or ''}, 'broken')
-    if f then
-      local changed = lasted(record[8]) < 10000 and fared_badly(f)
-      if after.is_last then
-        resettle(f, changed)
-      elseif settle(f) or changed then
-        place(f)
-      else
-        place_calls(f)
-      end
-    end
-    q.before, q.record = f, {}
-  elseif record[5] == 'waiting' then
-    q.is_rescue = true
-    return nil
-  else
-    local ended = end_of(call)
-    q.is_rescue = ended ~= nil
-    if ended and (ended.attempts ~= after.attempt or is_final[ended.cause]) then
-      return {'refused', now, '', '', 'over'}
-    end
-    local may_be_explained = ended and ended.cause ~= 'pod_gone'
-    if may_be_explained and not after.is_final then return {'refused', now, '', '', 'unsettled'} end
-    if ended and ended.cause == 'stream' then
-      explain(call, ended, 'broken')
-      local f = ended.lasted < 10000 and facts_of(ended.pod)
-      if f and fared_badly(f) then place(f) end
-    end
-  end
-  if after.is_last then return {'refused', now, '', '', 'spent'} end
-end
-
 -- The limit that a call of a merchant would exceed; nil if none.
 local function exceeded(merchant, wishes)
   if wishes.max_calls then
@@ -155,9 +113,7 @@ local function answer(q)
   local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)
   if limit then return {'refused', now, '', wishes.wrong, limit} end
   local told = serve_new(q, steps, wishes)
-  -- What it has left is handed to others, now that it is clear that it does not need it.
-  local f = q.before and readable_facts_of(q.before.pod)
-  if f then serve(f) end
+  hand_on(q)
   return told
 end
 

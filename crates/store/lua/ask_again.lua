@@ -1,11 +1,10 @@
--- What a call is told that has a pod, was handed one, or waits, while Redis is full
--- and takes no new ones.
+-- What a call is told that has a pod, was handed one, waits, or lost its stream, while Redis is full
+-- and takes no new ones. A call that lost its stream leaves its pod.
 -- ARGV: as in allocate.lua
--- Replies: as in allocate.lua   {unknown, now}: it would be a new one
+-- Replies: as in allocate.lua   {unknown, now}: it needs a pod
 operation('ask_again', {'allow-oom'}, function(ARGV)
   local q = asked(ARGV)
-  local after, record = q.after, q.record or {}
-  -- One whose stream is gone needs another pod, unless it has that already.
-  local is_that = after and record[1] == after.pod and (tonumber(record[6] or 0) or 0) == after.attempt
-  return not is_that and told_again(q) or {'unknown', now}
+  local told = q.after and leave_pod(q) or told_again(q)
+  hand_on(q)
+  return told or {'unknown', now}
 end)

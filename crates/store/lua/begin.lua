@@ -1,7 +1,18 @@
--- Finds out what a store holds, and marks an empty one as ours.
+-- Finds out whether its user may run the functions and what a store holds, and marks an empty one as ours.
 -- ARGV[2]: for how long (ms) a store that begins empty believes pods about calls
 -- Replies: {ready, now, version}   {began, now}   {older, now}: filled by the older router, to be adopted
+-- All commands of the functions, but for PUBLISH, which may be denied.
+local COMMANDS = 'DEL EXISTS GET HDEL HEXISTS HGET HGETALL HMGET HSCAN HSET HSETNX INCR LINDEX LPUSH LTRIM MGET PEXPIRE PTTL '
+  .. 'SADD SCARD SET SISMEMBER SMEMBERS SRANDMEMBER SREM SSCAN TIME TYPE XADD ZADD ZCARD ZCOUNT ZPOPMIN ZRANGE ZRANGEBYSCORE '
+  .. 'ZRANK ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZSCAN ZSCORE'
+
 operation('begin', {'allow-oom'}, function(ARGV)
+  -- One that is denied would fail operations half done, and the next recovery would succeed again.
+  for command in string.gmatch(COMMANDS, '%u+') do
+    if not redis.acl_check_cmd(command, P .. 'calls') then
+      return redis.error_reply('NOPERM this user may not run ' .. command .. ', which the functions need')
+    end
+  end
   local version = read('GET', P .. 'schema')
   if version then return {'ready', now, version} end
   if run('EXISTS', P .. 'pod:metadata') > 0 then return {'older', now} end

@@ -36,9 +36,11 @@ operation('renew', {'allow-oom'}, function(ARGV)
     local pod = record[1]
     -- One call or pod that can't be read must not keep the others from being renewed.
     local readable = not record.err
-    if readable and pod and not touched[pod] then readable, touched[pod] = pcall(facts_of, pod) end
+    if readable and pod and not touched[pod] then
+      local f, wrong = readable_facts_of(pod)
+      touched[pod], readable = f, not wrong
+    end
     if not readable then
-      if pod then touched[pod] = nil end
       unknown[#unknown + 1] = call
     elseif pod and (speaker == '' or speaker == pod) then
       extend({calls_key = P .. 'pod:calls:' .. pod}, call, deadline, life, record[2])

@@ -38,7 +38,7 @@ pub enum StoreError {
     Unavailable(String),
     #[error("the store has more to do than it can: ask again in a moment")]
     Busy,
-    #[error("the store is full and takes no new calls: {0}")]
+    #[error("the store is full and takes nothing new: {0}")]
     Full(String),
     #[error("the store refused: {0}")]
     Failed(String),

@@ -122,7 +122,11 @@ impl Collector {
         });
         let files: Vec<_> = files.collect();
         let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/judges/venv/bin/python");
-        let judged = Command::new(python).arg("tests/judges/traces.py").args(files).output();
+        let judged = Command::new(python)
+            .current_dir(crate::ROOT)
+            .arg("tests/judges/traces.py")
+            .args(files)
+            .output();
         let judged = judged.expect("./test.sh installs the judges");
         let said = String::from_utf8_lossy(&judged.stderr);
         assert!(judged.status.success(), "{said}");

@@ -117,7 +117,7 @@ pub fn eventually(usual: Duration, what: &str, mut holds: impl FnMut() -> bool) 
 /// Lets somebody else judge, who says by its exit what it thinks.
 pub fn judged_by(command: &mut Command) {
     let program = command.get_program().to_owned();
-    let output = command.output().unwrap_or_else(|error| {
+    let output = command.current_dir(ROOT).output().unwrap_or_else(|error| {
         panic!("{program:?}: {error}; ./test.sh installs those who judge us")
     });
     let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);

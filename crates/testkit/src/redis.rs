@@ -172,6 +172,19 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
+    /// Kills the server and starts it again with the snapshot it has; does not wait until that
+    /// is loaded.
+    pub fn restart_loading(&mut self, args: &[&str]) {
+        self.kill();
+        let (port, directory) = (self.port.to_string(), self.directory.to_str().unwrap());
+        let mut all = vec!["--port", &port, "--save", "", "--dir", directory];
+        all.extend(args);
+        self.child = server_command().args(all).stdout(Stdio::null()).spawn().unwrap();
+        eventually(Duration::from_secs(5), "redis-server listens", || {
+            std::net::TcpStream::connect(("127.0.0.1", self.port)).is_ok()
+        });
+    }
+
     /// Kills the server, if it lives, and starts an empty one in its place.
     pub fn replace(&mut self) {
         self.restart(&[]);

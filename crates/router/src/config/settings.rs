@@ -21,11 +21,12 @@ use crate::networks::Networks;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Settings (each is a variable too)")]
 pub struct Settings {
-    /// Redis that replicas share: redis://, rediss:// or redis+sentinel://. Unset: the embedded store
+    /// Redis that replicas share: redis://, rediss:// (TLS), redis+sentinel:// or
+    /// rediss+sentinel://. Unset: the embedded store
     #[arg(long, env, value_name = "URL", value_parser = values::redis_url)]
     pub redis_url: Option<String>,
 
-    /// Certificate authority to trust for rediss://, besides the system's (PEM)
+    /// Certificate authority to trust for TLS to Redis, besides the system's (PEM)
     #[arg(long, env, value_name = "PATH")]
     pub redis_ca_file: Option<PathBuf>,
 

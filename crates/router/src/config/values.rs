@@ -160,7 +160,7 @@ pub(super) fn audio_url(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn redis_url(text: &str) -> Result<String, String> {
-    let known = ["redis://", "rediss://", "redis+sentinel://"];
+    let known = ["redis://", "rediss://", "redis+sentinel://", "rediss+sentinel://"];
     if known.iter().any(|scheme| text.strip_prefix(scheme).is_some_and(|rest| !rest.is_empty())) {
         return Ok(text.into());
     }

@@ -99,3 +99,51 @@ function told_again(q)
   if set_poll_by(call, place, next_poll(place.ends, q.patience)) then reseat({{call = call, score = tonumber(place.score)}}) end
   return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
 end
+
+-- Ends what a call had whose stream is gone. Answers what it is told, if that is all;
+-- else it needs another pod. Notes whether it is known to have had one, and which.
+local function leave_pod(q)
+  local after, record, call = q.after, q.record or {}, q.call
+  if record[1] then
+    q.is_rescue = true
+    if record[1] ~= after.pod or (tonumber(record[6] or 0) or 0) ~= after.attempt or record[5] == 'handed' then return nil end
+    if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+    local f = facts_of(record[1], call)
+    end_call(f, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
+      attempts = record[6] or ''}, 'broken')
+    if f then
+      local changed = lasted(record[8]) < 10000 and fared_badly(f)
+      if after.is_last then
+        resettle(f, changed)
+      elseif settle(f) or changed then
+        place(f)
+      else
+        place_calls(f)
+      end
+    end
+    q.before, q.record = f, {}
+  elseif record[5] == 'waiting' then
+    q.is_rescue = true
+    return nil
+  else
+    local ended = end_of(call)
+    q.is_rescue = ended ~= nil
+    if ended and (ended.attempts ~= after.attempt or is_final[ended.cause]) then
+      return {'refused', now, '', '', 'over'}
+    end
+    local may_be_explained = ended and ended.cause ~= 'pod_gone'
+    if may_be_explained and not after.is_final then return {'refused', now, '', '', 'unsettled'} end
+    if ended and ended.cause == 'stream' then
+      explain(call, ended, 'broken')
+      local f = ended.lasted < 10000 and facts_of(ended.pod)
+      if f and fared_badly(f) then place(f) end
+    end
+  end
+  if after.is_last then return {'refused', now, '', '', 'spent'} end
+end
+
+-- Hands the pod that a call has left to others, once it is clear that the call does not need it.
+local function hand_on(q)
+  local f = q.before and readable_facts_of(q.before.pod)
+  if f then serve(f) end
+end

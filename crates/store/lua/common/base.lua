@@ -18,6 +18,20 @@ local is_waited_for
 -- What pools are called under this prefix.
 local names_of
 
+-- redis.pcall for errors of the data, such as a key of the wrong type. Any other error ends the function, such as a command
+-- that the user may not run: taken for an error of the data it would replace views and hide records.
+local function try_in(pcall)
+  return function(...)
+    local reply = pcall(...)
+    local wrong = type(reply) == 'table' and reply.err
+    if wrong and not string.find(wrong, '^WRONGTYPE')
+      and (not string.find(wrong, '^ERR') or string.find(wrong, 'user executing the script', 1, true)) then
+      error(reply, 0)
+    end
+    return reply
+  end
+end
+
 -- What was worked out from a text, kept for the next who asks: `work` has no other
 -- source. Bounded, because texts are not.
 local function remembered(work)
@@ -187,7 +201,7 @@ local function operation(name, flags, work)
     flags = flags,
     callback = function(keys, args)
       if not run then
-        run, try, floor, max, format = redis.call, redis.pcall, math.floor, math.max, string.format
+        run, try, floor, max, format = redis.call, try_in(redis.pcall), math.floor, math.max, string.format
       end
       if P ~= keys[1] then P, names_of = keys[1], names_under(keys[1]) end
       local clock = run('TIME')

@@ -111,8 +111,8 @@ local function hand(f, call, but)
   tell('handed', call, f.pod, pool, place.merchant, place.tried)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, place.poll_by, at, pool) else place_calls(f) end
-  -- Who may not publish here has callers who hear of it later.
-  try('PUBLISH', P .. 'handed', call)
+  -- Long polls of a user that may not publish are answered later.
+  redis.pcall('PUBLISH', P .. 'handed', call)
   return true
 end
 

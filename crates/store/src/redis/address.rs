@@ -32,9 +32,10 @@ struct Sentinels {
 
 impl Address {
     /// Reads `redis://`, `rediss://` or
-    /// `redis+sentinel://[user:password@]host:port,host:port/service[/database]`.
+    /// `redis+sentinel://[user:password@]host:port,host:port/service[/database]`. With
+    /// `rediss+sentinel://` Sentinels and primary are reached by TLS.
     pub(super) fn parse(url: &str, authority: Option<Vec<u8>>) -> Result<Self, String> {
-        let Some(rest) = url.strip_prefix("redis+sentinel://") else {
+        let Some((scheme, rest)) = url.split_once("+sentinel://") else {
             let info = url.into_connection_info().map_err(|error| error.to_string())?;
             return Ok(Self { info, sentinels: None, authority });
         };
@@ -57,7 +58,8 @@ impl Address {
             }
         };
         let nodes = hosts.split(',').map(node).collect::<Result<_, _>>()?;
-        let info = format!("redis://{credentials}primary:6379/{database}").into_connection_info();
+        let info =
+            format!("{scheme}://{credentials}primary:6379/{database}").into_connection_info();
         let info = info.map_err(|error| error.to_string())?;
         Ok(Self { info, sentinels: Some(Sentinels { nodes, service: service.into() }), authority })
     }
@@ -100,7 +102,7 @@ impl Address {
                 // All are asked at once: some may be mute. And one may still name a
                 // primary that is none any more, while another knows better.
                 let mut answers: FuturesUnordered<_> =
-                    sentinels.nodes.iter().map(|node| sentinels.ask(node)).collect();
+                    sentinels.nodes.iter().map(|node| self.ask(sentinels, node)).collect();
                 let mut last = io::Error::other("no Sentinel is known").into();
                 while let Some(answer) = answers.next().await {
                     let connected = match answer {
@@ -125,13 +127,7 @@ impl Address {
             Some(place) => self.info.clone().set_addr(at(self.info.addr(), place)),
             None => self.info.clone(),
         };
-        let client = match (&self.authority, info.addr()) {
-            (Some(authority), ConnectionAddr::TcpTls { .. }) => {
-                let root_cert = Some(authority.clone());
-                Client::build_with_tls(info, TlsCertificates { client_tls: None, root_cert })?
-            }
-            _ => Client::open(info)?,
-        };
+        let client = self.client(info)?;
         let mut connection = open(&client).await?;
         if self.sentinels.is_some() {
             let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
@@ -142,19 +138,29 @@ impl Address {
         }
         Ok((client, connection))
     }
-}
 
-impl Sentinels {
     /// Where a Sentinel says that the primary is.
-    async fn ask(&self, (host, port): &(String, u16)) -> Result<(String, u16), RedisError> {
-        let address = ConnectionAddr::Tcp(host.clone(), *port);
-        let client = Client::open(address.into_connection_info()?)?;
-        let mut sentinel = open(&client).await?;
+    async fn ask(
+        &self,
+        Sentinels { service, .. }: &Sentinels,
+        node: &(String, u16),
+    ) -> Result<(String, u16), RedisError> {
+        let address = at(self.info.addr(), node.clone());
+        let mut sentinel = open(&self.client(address.into_connection_info()?)?).await?;
         let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(&self.service);
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
         let place: Option<(String, u16)> = question.query_async(&mut sentinel).await?;
-        place
-            .ok_or_else(|| io::Error::other(format!("Sentinel knows no {:?}", self.service)).into())
+        place.ok_or_else(|| io::Error::other(format!("Sentinel knows no {service:?}")).into())
+    }
+
+    fn client(&self, info: ConnectionInfo) -> Result<Client, RedisError> {
+        match (&self.authority, info.addr()) {
+            (Some(authority), ConnectionAddr::TcpTls { .. }) => {
+                let root_cert = Some(authority.clone());
+                Client::build_with_tls(info, TlsCertificates { client_tls: None, root_cert })
+            }
+            _ => Client::open(info),
+        }
     }
 }
 
@@ -190,7 +196,10 @@ mod tests {
         assert_eq!(sentinels.service, "voice");
         assert_eq!(address.info.redis_settings().db(), 3);
         assert_eq!(address.info.redis_settings().username(), Some("u"));
+        let address = Address::parse("rediss+sentinel://a:1/voice", None).unwrap();
+        assert!(matches!(address.info.addr(), ConnectionAddr::TcpTls { insecure: false, .. }));
         for bad in [
+            "http+sentinel://a:1/s",
             "redis+sentinel://a:1",
             "redis+sentinel://a:1/",
             "redis+sentinel://a:x/s",

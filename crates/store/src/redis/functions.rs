@@ -76,7 +76,7 @@ macro_rules! scripts {
 
 scripts! {
     adopt_calls adopt_pods allocate apply_tiers ask_again audit_calls audit_pods audit_pool begin call calls
-    claim_pods confirm drain move_pod observe_pod pod pods pool_load release remove_pod renew set_merchant spare status sweep undrain
+    claim_pods confirm delete_merchant drain move_pod observe_pod pod pods pool_load release remove_pod renew set_merchant spare status sweep undrain
 }
 
 impl Default for Scripts {

@@ -253,8 +253,16 @@ impl Store for Redis {
     ) -> Reply<'a, Result<(), Changed>> {
         Box::pin(async move {
             let instead_of = edit.instead_of.map_or(String::new(), |known| format!("={known}"));
-            let args = [id.as_str(), document.unwrap_or_default(), &instead_of, edit.by];
-            let answer = self.run(&self.scripts.set_merchant, &args).await?;
+            let answer = match document {
+                Some(document) => {
+                    let args = [id.as_str(), document, &instead_of, edit.by];
+                    self.run(&self.scripts.set_merchant, &args).await?
+                }
+                None => {
+                    let args = [id.as_str(), &instead_of, edit.by];
+                    self.run(&self.scripts.delete_merchant, &args).await?
+                }
+            };
             Ok(if answer.word == "changed" { Err(Changed) } else { Ok(()) })
         })
     }

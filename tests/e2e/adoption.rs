@@ -1,0 +1,126 @@
+//! The data of the older router is adopted while calls wait for pods.
+
+use std::time::Duration;
+
+use redis::{Commands, cmd};
+use serde_json::json;
+
+use crate::{
+    redis_odd::{OLDER, run},
+    waiting::waiting,
+};
+use testkit::{
+    Router, eventually,
+    provider::{PUBLIC_URL, again, call},
+    redis::RedisServer,
+};
+
+const SECOND: Duration = Duration::from_secs(1);
+
+fn with_queue(server: &RedisServer) -> Router {
+    let url = server.url();
+    Router::start(&[
+        ("REDIS_URL", &url),
+        ("PUBLIC_URL", PUBLIC_URL),
+        ("HOLD_TIME", "60s"),
+        ("HOLD_POLL", "10s"),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
+        ("PODS", "a=h:1,b=h:2"),
+        ("VOICE_AGENT_BASE_URL", "wss://v"),
+        ("LOG_LEVEL", "off"),
+    ])
+}
+
+#[test]
+fn calls_wait_for_the_pods_of_calls_that_were_adopted() {
+    let server = RedisServer::start(&[]);
+    run(&mut server.connection(), &OLDER);
+    let router = with_queue(&server);
+    let first = call(&mut router.connect(), "first");
+    let second = call(&mut router.connect(), "second");
+    assert!(first.waits() && second.waits(), "{first:?} {second:?}");
+    assert_eq!(router.release("live").0, 200);
+    assert_eq!(again(&router, "first", &first).pod().as_deref(), Some("a"));
+    assert!(again(&router, "second", &second).waits());
+    for call in ["first", "second", "other"] {
+        assert_eq!(router.release(call).0, 200);
+    }
+}
+
+/// Without its schema a store looks as if the older router had filled it.
+#[test]
+fn waiting_calls_keep_their_turns_when_their_store_is_adopted() {
+    let server = RedisServer::start(&[]);
+    let router = with_queue(&server);
+    let mut redis = server.connection();
+    router.allocate("served-1");
+    let released = router.allocate("served-2")["pod_name"].as_str().unwrap().to_owned();
+    let heard: Vec<_> = ["first", "second", "third"]
+        .map(|sid| (sid, call(&mut router.connect(), sid)))
+        .into_iter()
+        .collect();
+    assert!(heard.iter().all(|(_, heard)| heard.waits()), "{heard:?}");
+    assert_eq!(router.release("served-2").0, 200, "handed to the first");
+    let _: () = redis.del("voice:schema").unwrap();
+    eventually(5 * SECOND, "the store is adopted", || redis.exists("voice:schema").unwrap());
+    eventually(5 * SECOND, "the store is in use", || {
+        router.connect().get("/ready").json().1["store"] == "up"
+    });
+    assert_eq!(waiting(&router), 2);
+    // A newcomer comes after those that wait.
+    let newcomer = call(&mut router.connect(), "newcomer");
+    assert!(newcomer.waits(), "{newcomer:?}");
+    let pod = again(&router, "first", &heard[0].1).pod();
+    assert_eq!(pod.as_deref(), Some(released.as_str()), "the pod that it was handed");
+    assert_eq!(router.release("served-1").0, 200);
+    assert!(again(&router, "third", &heard[2].1).waits(), "the third before the second");
+    assert!(again(&router, "newcomer", &newcomer).waits());
+    assert!(again(&router, "second", &heard[1].1).pod().is_some(), "it was next");
+    for call in ["first", "second", "third", "newcomer"] {
+        assert_eq!(router.release(call).0, 200, "{call}");
+    }
+}
+
+/// A restored backup of the older router takes the place of the store.
+#[test]
+fn calls_that_waited_before_an_older_backup_was_restored_wait_again() {
+    let server = RedisServer::start(&[]);
+    let router = with_queue(&server);
+    let mut redis = server.connection();
+    router.allocate("lost-1");
+    router.allocate("lost-2");
+    let heard = call(&mut router.connect(), "waits");
+    assert!(heard.waits(), "{heard:?}");
+    let mut poll = router.connect();
+    let waiter = std::thread::spawn(move || {
+        let body = json!({"call_sid": "polls", "wait": "50s"});
+        poll.post("/api/v1/allocate", &body).json()
+    });
+    eventually(5 * SECOND, "both wait", || waiting(&router) == 2);
+    // In one step, so that no router finds the store empty.
+    let restore: String = OLDER
+        .iter()
+        .map(|line| {
+            let words: Vec<_> = line.split(' ').map(|word| format!("[==[{word}]==]")).collect();
+            format!("redis.call({})\n", words.join(", "))
+        })
+        .collect();
+    cmd("EVAL").arg(format!("redis.call('FLUSHALL')\n{restore}")).arg(0).exec(&mut redis).unwrap();
+    eventually(5 * SECOND, "the backup is adopted", || redis.exists("voice:schema").unwrap());
+    eventually(5 * SECOND, "the store is in use", || {
+        router.connect().get("/ready").json().1["store"] == "up"
+    });
+    assert_eq!(router.get("/api/v1/calls/live").1["pod_name"], "a");
+    // Its place is gone with the store; it takes a new one.
+    let heard = again(&router, "waits", &heard);
+    assert!(heard.waits(), "{heard:?}");
+    assert_eq!(router.release("live").0, 200);
+    assert_eq!(router.release("other").0, 200);
+    assert!(again(&router, "waits", &heard).pod().is_some());
+    let (status, answer) = waiter.join().unwrap();
+    assert!(matches!(status, 200 | 503), "{status}: {answer}");
+    for call in ["waits", "polls"] {
+        router.release(call);
+    }
+    assert_eq!(router.status()["active_calls"], 0);
+}
