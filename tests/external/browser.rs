@@ -17,6 +17,7 @@ use testkit::{cluster, events::ten_calls_a_second, replicas};
 fn judge(what: &str, urls: &[String], token: &str) -> Command {
     let judges = Path::new(testkit::ROOT).join("target/judges");
     let mut command = Command::new("node");
+    command.current_dir(testkit::ROOT);
     command.arg("tests/judges/browser.mjs").arg(what).args(urls).env("JUDGES", judges);
     if !token.is_empty() {
         command.env("TOKEN", token);
