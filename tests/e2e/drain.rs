@@ -5,7 +5,7 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{Router, eventually};
+use testkit::{Router, eventually, redis::RedisServer, replicas};
 
 fn drain(router: &Router, body: Value) -> (u16, Value) {
     router.post("/api/v1/drain", body)
@@ -148,4 +148,44 @@ fn draining_what_is_not_there_is_an_error() {
     assert_eq!(drain(&router, json!({"pod_name": "voice-agent-0", "wait": "soon"})).0, 400);
     assert_eq!(drain(&router, json!({"pod_name": "voice-agent-0", "wait": "99h"})).0, 400);
     assert_eq!(router.status()["pools"]["gold"]["draining"], 0);
+}
+
+/// How often a router has read one pod from its store.
+fn pod_reads(router: &Router) -> u64 {
+    let metrics = router.connect().get("/metrics").text();
+    let name = r#"smart_router_store_duration_seconds_count{operation="pod"} "#;
+    let count = metrics.lines().find_map(|line| line.strip_prefix(name));
+    count.map_or(0, |count| count.parse().unwrap())
+}
+
+#[test]
+fn a_waiting_drain_is_notified_by_another_replica_and_does_not_poll() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 2, r#"{"gold": 3}"#);
+    let ends: [(&str, &dyn Fn(&str)); 2] = [
+        ("release", &|_| drop(routers[1].release("release"))),
+        ("undrain", &|pod| drop(routers[1].post("/api/v1/undrain", json!({"pod_name": pod})))),
+    ];
+    for (call, end) in ends {
+        let pod = routers[0].allocate(call)["pod_name"].as_str().unwrap().to_owned();
+        let before = pod_reads(&routers[0]);
+        thread::scope(|scope| {
+            let body = json!({"pod_name": pod, "wait": "10m"});
+            let waiting = scope.spawn(|| drain(&routers[0], body));
+            eventually(Duration::from_secs(3), "the drain waits", || {
+                pod_reads(&routers[0]) > before
+            });
+            let reads = pod_reads(&routers[0]);
+            // Long enough for several reads if it polled.
+            thread::sleep(Duration::from_millis(400));
+            assert_eq!(pod_reads(&routers[0]), reads);
+            let ended = std::time::Instant::now();
+            end(&pod);
+            let (status, answer) = waiting.join().unwrap();
+            assert_eq!((status, &answer["drained"]), (200, &json!(call == "release")));
+            // A drain that misses the notification reads its pod after ten seconds.
+            assert!(ended.elapsed() < Duration::from_secs(8), "{:?}", ended.elapsed());
+        });
+    }
+    routers[0].release("undrain");
 }

@@ -27,6 +27,7 @@ operation('observe_pod', {'allow-oom'}, function(ARGV)
       view('ZREM', P .. 'draining', pod)
       run('DEL', P .. 'pod:draining:' .. pod)
       tell('undrained', '', pod, '')
+      announce_drain(pod)
       f.draining = false
     end
     joined = replaced

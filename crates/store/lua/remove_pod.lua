@@ -16,6 +16,7 @@ operation('remove_pod', {'allow-oom'}, function(ARGV)
   view('ZREM', P .. 'quarantined', f.pod)
   run('HDEL', P .. 'pod:metadata', f.pod)
   tell('gone', '', f.pod, '')
+  announce_drain(f.pod)
   reseat(seatless)
   return {'gone', now, ended}
 end)

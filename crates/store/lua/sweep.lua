@@ -72,6 +72,7 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       local f = readable_facts_of(pod)
       if f then
         tell('undrained', '', pod, '')
+        announce_drain(pod)
         resettle(f, true)
       end
       undrained[#undrained + 1] = pod

@@ -9,6 +9,7 @@ operation('undrain', {'allow-oom'}, function(ARGV)
     view('ZREM', P .. 'draining', f.pod)
     run('DEL', P .. 'pod:draining:' .. f.pod)
     tell('undrained', '', f.pod, '')
+    announce_drain(f.pod)
     f.draining = false
   end
   local quarantined = f.quarantined

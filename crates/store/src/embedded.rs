@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::StoreMetrics;
 use crate::{
-    Reply, Store, Wakes,
+    Notifier, Reply, Store,
     clock::Clock,
     journal::{Directory, Journal, JournalError},
 };
@@ -43,7 +43,8 @@ pub struct Embedded {
     /// The last commit that is on disk; `None` without a journal.
     durable: Option<watch::Receiver<u64>>,
     writer: Mutex<Option<thread::JoinHandle<()>>>,
-    wakes: Wakes,
+    handoffs: Notifier<CallSid>,
+    drains: Notifier<PodName>,
     metrics: StoreMetrics,
 }
 
@@ -77,7 +78,14 @@ impl Embedded {
         let mut state = State::new(tiers);
         state.begin(lease_ttl);
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
-        Self { shared, durable: None, writer: Mutex::new(None), wakes: Wakes::default(), metrics }
+        Self {
+            shared,
+            durable: None,
+            writer: Mutex::new(None),
+            handoffs: Notifier::default(),
+            drains: Notifier::default(),
+            metrics,
+        }
     }
 
     /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
@@ -112,7 +120,8 @@ impl Embedded {
         });
         let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
         let (durable, writer) = (Some(durable), Mutex::new(Some(writer)));
-        Ok(Self { shared, durable, writer, wakes: Wakes::default(), metrics })
+        let (handoffs, drains) = (Notifier::default(), Notifier::default());
+        Ok(Self { shared, durable, writer, handoffs, drains, metrics })
     }
 
     /// Keeps so many events from now on; none for 0.
@@ -138,7 +147,7 @@ impl Embedded {
         Box::pin(async move {
             let started = Instant::now();
             let _call = spans::store_call("embedded", operation, None);
-            let (outcome, commit, handed) = {
+            let (outcome, commit, handed, drained) = {
                 let mut state = self.shared.lock();
                 let now = state.clock.now();
                 let outcome = step(&mut state.fleet, now);
@@ -156,13 +165,15 @@ impl Embedded {
                     self.shared.work.notify_one();
                 }
                 events.into_iter().for_each(|event| state.events.push(event, now));
-                (outcome, state.commit, state.fleet.take_handed())
+                let (handed, drained) = (state.fleet.take_handed(), state.fleet.take_drained());
+                (outcome, state.commit, handed, drained)
             };
             if let Some(durable) = &self.durable {
                 let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
                 assert!(written, "the journal's writer is gone");
             }
-            handed.iter().for_each(|call| self.wakes.wake(call));
+            handed.iter().for_each(|call| self.handoffs.notify(call));
+            drained.iter().for_each(|pod| self.drains.notify(pod));
             self.metrics.observe(operation, started.elapsed());
             Ok(outcome)
         })
@@ -425,8 +436,12 @@ impl Store for Embedded {
         self.step("movable_pods", move |fleet, _| fleet.movable_pods(pool, most))
     }
 
-    fn wakes(&self) -> &Wakes {
-        &self.wakes
+    fn handoffs(&self) -> &Notifier<CallSid> {
+        &self.handoffs
+    }
+
+    fn drains(&self) -> &Notifier<PodName> {
+        &self.drains
     }
 
     fn now(&self) -> Millis {

@@ -3,9 +3,9 @@
 
 mod clock;
 mod embedded;
-mod handoff_notifier;
 mod journal;
 mod metrics;
+mod notifier;
 mod redis;
 
 use std::{
@@ -16,9 +16,9 @@ use std::{
 
 pub use self::{
     embedded::Embedded,
-    handoff_notifier::{Listener, Wakes},
     journal::JournalError,
     metrics::StoreMetrics,
+    notifier::{Listener, Notifier},
     redis::{Redis, RedisConfig, Scripts},
 };
 use fleet::{
@@ -170,7 +170,10 @@ pub trait Store: Send + Sync + 'static {
     -> Reply<'a, Vec<(PodName, String)>>;
 
     /// Tells when calls that wait are handed a pod, by whichever replica.
-    fn wakes(&self) -> &Wakes;
+    fn handoffs(&self) -> &Notifier<CallSid>;
+
+    /// Notifies when a pod that is leaving has no call left, is gone, or serves again.
+    fn drains(&self) -> &Notifier<PodName>;
 
     /// What the store's clock shows, as far as we know: that of events and leases.
     fn now(&self) -> Millis;

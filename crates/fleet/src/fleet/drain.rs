@@ -59,4 +59,10 @@ impl Fleet {
         let pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(Undrained { was_draining, was_quarantined, is_terminating, pool })
     }
+
+    /// Pods that lost their last call while they were leaving, went, or serve again since the
+    /// last time: the answers of waiting drains.
+    pub fn take_drained(&mut self) -> Vec<PodName> {
+        std::mem::take(&mut self.drained)
+    }
 }

@@ -116,6 +116,9 @@ impl Fleet {
         {
             view.discount(&before);
         }
+        if pod.is_leaving() && pod.calls.is_empty() {
+            self.drained.push(name.clone());
+        }
         if let Some((pool, spot, calls)) = should_be {
             self.turn += 1;
             let placed = Placed { pool: pool.clone(), spot, calls, turn: self.turn };

@@ -193,6 +193,8 @@ pub struct Fleet {
     queue: Queue,
     /// Calls that were handed a pod and may be waiting to hear of it.
     handed: Vec<CallSid>,
+    /// Pods whose drain may have ended; see [`Fleet::take_drained`].
+    drained: Vec<PodName>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
@@ -225,6 +227,7 @@ impl Fleet {
             seen: Seen::default(),
             queue: Queue::default(),
             handed: Vec::new(),
+            drained: Vec::new(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),

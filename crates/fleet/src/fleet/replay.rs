@@ -40,8 +40,14 @@ impl Fleet {
                 }
                 self.place(&pod);
             }
-            Change::Gone { pod } => self.forget(&pod),
+            Change::Gone { pod } => {
+                self.forget(&pod);
+                self.drained.push(pod);
+            }
             Change::Draining { pod, until } => {
+                if until.is_none() {
+                    self.drained.push(pod.clone());
+                }
                 if let Some(known) = self.pods.get_mut(&pod) {
                     let before = std::mem::replace(&mut known.draining_until, until);
                     before.map(|before| self.drains.remove(&(before, pod.clone())));

@@ -68,6 +68,12 @@ local function leaving(f)
   return f.draining or f.terminating
 end
 
+-- Announces that a drain of the pod may have ended: it has no call left, is gone, or serves
+-- again. Without the permission to publish, waiting drains notice later.
+local function announce_drain(pod)
+  redis.pcall('PUBLISH', P .. 'drained', pod)
+end
+
 local function serving(f)
   return not (f.unready or f.draining or f.terminating or f.quarantined)
 end
@@ -97,6 +103,7 @@ local function place_calls(f, call, deadline, at, pool)
   end
   local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
+    if leaving(f) then announce_drain(f.pod) end
     if not f.unleased then run('DEL', P .. 'lease:' .. f.pod) end
     if f.released_at then
       run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at', f.released_at)

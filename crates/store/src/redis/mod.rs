@@ -10,11 +10,11 @@ mod concurrency_limit;
 mod deferred_writes;
 mod errors;
 mod functions;
-mod handoff_subscriber;
 mod operations;
 mod paging;
 mod recovery;
 mod reply;
+mod subscriber;
 mod tier_table;
 
 use std::{
@@ -37,8 +37,9 @@ use self::{
     functions::Script,
     reply::Reply as Answer,
 };
-use crate::{StoreError, Wakes};
+use crate::{Notifier, StoreError};
 use crate::{StoreMetrics, Ttls};
+use fleet::names::{CallSid, PodName};
 use fleet::{Millis, tiers::Tiers};
 
 /// What a Redis store is told at the start.
@@ -80,7 +81,8 @@ pub struct Redis {
     nudge: Arc<Notify>,
     /// Until when the store believes pods: another time is another beginning.
     beginning: Mutex<Option<Millis>>,
-    wakes: Wakes,
+    handoffs: Notifier<CallSid>,
+    drains: Notifier<PodName>,
     process: u32,
     attempts: AtomicU64,
     stopping: CancellationToken,
@@ -114,16 +116,15 @@ impl Redis {
             refused: OnceLock::new(),
             nudge: config.nudge,
             beginning: Mutex::default(),
-            wakes: Wakes::default(),
+            handoffs: Notifier::default(),
+            drains: Notifier::default(),
             process: crate::random_u32(),
             attempts: AtomicU64::new(0),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
         store.tasks.spawn(store.clone().tend());
-        if config.ttls.patience.is_some() {
-            store.tasks.spawn(store.clone().hear_of_handed());
-        }
+        store.tasks.spawn(store.clone().follow_notifications());
         store.tasks.close();
         Ok(store)
     }

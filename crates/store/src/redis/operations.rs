@@ -11,7 +11,7 @@ use super::{
     reply::{self, Reply as Answer, call_row, pod_row},
     tier_table,
 };
-use crate::{Reply, Store, StoreError, Wakes, wall_clock};
+use crate::{Notifier, Reply, Store, StoreError, wall_clock};
 use fleet::{
     Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused,
     Claimant, Confirm, Confirmed, Departure, Drained, Edit, EventId, Found, LIST_TTL, Logged,
@@ -409,8 +409,12 @@ impl Store for Redis {
         })
     }
 
-    fn wakes(&self) -> &Wakes {
-        &self.wakes
+    fn handoffs(&self) -> &Notifier<CallSid> {
+        &self.handoffs
+    }
+
+    fn drains(&self) -> &Notifier<PodName> {
+        &self.drains
     }
 
     fn now(&self) -> Millis {

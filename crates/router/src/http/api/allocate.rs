@@ -194,14 +194,14 @@ async fn connect_or_wait(
 ) -> (Noted, Result<Connected, NotConnected>) {
     let asked = Instant::now();
     let until = asked + Duration::from_millis(hold.time);
-    let listener = context.store.wakes().listen(&request.call);
+    let listener = context.store.handoffs().listen(&request.call);
     loop {
         // Once the time is over nobody begins to wait again.
         let hold = match Instant::now() < until {
             true => hold,
             false => Hold { time: 0, ..hold },
         };
-        let mut woken = pin!(listener.woken());
+        let mut woken = pin!(listener.notified());
         woken.as_mut().enable();
         let (mut noted, outcome) =
             connect(context, request, Way { hold: Some(hold), ..Way::default() }).await;

@@ -1,6 +1,6 @@
 //! `POST /drain` and `/undrain`: a pod takes no new calls, or does again.
 
-use std::time::Duration;
+use std::{pin::pin, time::Duration};
 
 use axum::{Json, extract::State, http::StatusCode, response::Response};
 use serde::{Deserialize, Serialize};
@@ -16,8 +16,11 @@ use crate::http::{
 };
 use fleet::{PodStatus, names::PodName};
 
-/// How often a waiting drain looks at its pod.
-const LOOK: Duration = Duration::from_millis(200);
+/// How often a waiting drain reads its pod although nothing was announced: an announcement of
+/// another replica can be lost.
+const POLL_INTERVAL: Duration = Duration::from_secs(10);
+/// The same while the store does not answer.
+const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 const LONGEST_WAIT: Duration = Duration::from_secs(3600);
 const STOPPING: &str = "this router is stopping; ask again, the pod stays drained";
 
@@ -167,14 +170,28 @@ struct Left {
 /// over. A store that blinks meanwhile proves nothing about the calls: wait on. Answers
 /// false if the router stops before that.
 async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) -> bool {
-    while left.active > 0 && left.is_draining && Instant::now() < until {
-        tokio::select! {
-            () = tokio::time::sleep_until(until.min(Instant::now() + LOOK)) => {}
-            () = context.lifecycle.stopping.cancelled() => return false,
+    let listener = context.store.drains().listen(pod);
+    while left.active > 0 && left.is_draining {
+        let mut announced = pin!(listener.notified());
+        announced.as_mut().enable();
+        let mut poll = POLL_INTERVAL;
+        match context.store.pod(pod).await {
+            Ok(status) => {
+                left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
+                left.active = status.map_or(0, |status| status.calls.len());
+                if left.active == 0 || !left.is_draining {
+                    break;
+                }
+            }
+            Err(_) => poll = RETRY_INTERVAL,
         }
-        if let Ok(status) = context.store.pod(pod).await {
-            left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
-            left.active = status.map_or(0, |status| status.calls.len());
+        if Instant::now() >= until {
+            break;
+        }
+        tokio::select! {
+            () = announced => {}
+            () = tokio::time::sleep_until(until.min(Instant::now() + poll)) => {}
+            () = context.lifecycle.stopping.cancelled() => return false,
         }
     }
     true

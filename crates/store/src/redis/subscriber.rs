@@ -1,0 +1,58 @@
+//! Subscribes to the channels on which the Redis functions announce hand-offs and drains, from
+//! whichever replica.
+
+use std::{str::FromStr, sync::Arc, time::Duration};
+
+use fleet::names::{CallSid, PodName};
+use futures_util::StreamExt;
+
+use super::Redis;
+
+/// Pause before a lost subscription is made again.
+const PAUSE: Duration = Duration::from_millis(200);
+
+impl Redis {
+    /// Passes notifications on to their listeners. Listeners also poll, so a lost message costs
+    /// time only.
+    pub(super) async fn follow_notifications(self: Arc<Self>) {
+        let mut reported = String::new();
+        loop {
+            let ended = tokio::select! {
+                ended = self.receive_notifications() => ended,
+                () = self.stopping.cancelled() => return,
+            };
+            if let Err(error) = ended
+                && self.link.is_up()
+                && error.to_string() != reported
+            {
+                reported = error.to_string();
+                tracing::warn!(%error, "cannot subscribe to notifications; long polls and drains are answered later");
+            }
+            tokio::select! {
+                () = tokio::time::sleep(PAUSE) => {}
+                () = self.stopping.cancelled() => return,
+            }
+        }
+    }
+
+    async fn receive_notifications(&self) -> Result<(), redis::RedisError> {
+        let (handed, drained) = (self.key("handed"), self.key("drained"));
+        let mut subscription = self.link.subscription().await?;
+        subscription.subscribe(&[&handed, &drained]).await?;
+        // Messages before the subscription are lost.
+        self.handoffs.notify_all();
+        self.drains.notify_all();
+        let mut messages = subscription.into_on_message();
+        while let Some(message) = messages.next().await {
+            let Ok(payload) = message.get_payload::<String>() else { continue };
+            if message.get_channel_name() == handed {
+                if let Ok(call) = CallSid::from_str(&payload) {
+                    self.handoffs.notify(&call);
+                }
+            } else if let Ok(pod) = PodName::from_str(&payload) {
+                self.drains.notify(&pod);
+            }
+        }
+        Ok(())
+    }
+}
