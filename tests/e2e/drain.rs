@@ -162,11 +162,7 @@ fn pod_reads(router: &Router) -> u64 {
 fn a_waiting_drain_is_notified_by_another_replica_and_does_not_poll() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 3}"#);
-    let ends: [(&str, &dyn Fn(&str)); 2] = [
-        ("release", &|_| drop(routers[1].release("release"))),
-        ("undrain", &|pod| drop(routers[1].post("/api/v1/undrain", json!({"pod_name": pod})))),
-    ];
-    for (call, end) in ends {
+    for call in ["release", "undrain"] {
         let pod = routers[0].allocate(call)["pod_name"].as_str().unwrap().to_owned();
         let before = pod_reads(&routers[0]);
         thread::scope(|scope| {
@@ -180,7 +176,10 @@ fn a_waiting_drain_is_notified_by_another_replica_and_does_not_poll() {
             thread::sleep(Duration::from_millis(400));
             assert_eq!(pod_reads(&routers[0]), reads);
             let ended = std::time::Instant::now();
-            end(&pod);
+            match call {
+                "release" => drop(routers[1].release(call)),
+                _ => drop(routers[1].post("/api/v1/undrain", json!({"pod_name": pod}))),
+            }
             let (status, answer) = waiting.join().unwrap();
             assert_eq!((status, &answer["drained"]), (200, &json!(call == "release")));
             // A drain that misses the notification reads its pod after ten seconds.

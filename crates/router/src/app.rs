@@ -37,6 +37,7 @@ use crate::{
     tools::agent::{Agents, Desk},
 };
 use fleet::Claimant;
+use spans::Tracer;
 use store::{Embedded, Redis, RedisConfig, Scripts, Store, observing};
 use telephony::WsUrls;
 
@@ -82,120 +83,30 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         // Streams may have started, and callers asked again, while nobody listened.
         store.spare(time).await?;
     }
-    let access = Access::new(&config.access)
-        .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
-    access.warn_of_open_doors(&config.providers);
-    let access = Arc::new(access);
+    let access = open_access(&config)?;
     let tls = config.tls.as_ref().map(Tls::new).transpose();
     let tls = tls.map_err(|expected| anyhow::anyhow!("TLS_CERT_FILE: expected {expected}"))?;
     let tls = tls.map(Arc::new);
-    let lifecycle = Arc::new(Lifecycle::default());
-    let stopping = lifecycle.stopping.clone();
-    let about = About {
-        name: config.identity.clone(),
-        store: if matches!(config.store, StoreConfig::Redis { .. }) { "redis" } else { "embedded" },
-        has_cluster: matches!(config.pods, PodSource::Cluster(_)),
-        has_events: config.events > 0,
-        draining_ttl: config.ttls.draining,
-    };
-    let snapshots = Snapshots::new(store.clone());
-    let live =
-        Live::new(store.clone(), snapshots.clone(), metrics.clone(), lifecycle.clone(), about);
     let (tracer, exporter) =
         config.traces.clone().map(|traces| traces::start(traces, metrics.spans.clone())).unzip();
-    let context = Arc::new(Context {
-        store: store.clone(),
-        metrics: metrics.clone(),
-        urls: WsUrls { base: config.agent_base_url(api.port()), path: config.ws_path.clone() },
-        access: access.clone(),
-        scheme: if tls.is_some() { "https" } else { "http" },
-        public_url: config.public_url.clone().unwrap_or_default(),
-        stream_status: config.stream_status,
-        busy_action: config.busy_action,
-        hold: config.hold.clone(),
-        retries: config.retries,
-        providers: config.providers.clone(),
-        ttls: config.ttls,
-        replay_window: config.replay_window,
-        read_timeout: config.http.read_timeout,
-        nudge: nudge.clone(),
-        lifecycle: lifecycle.clone(),
-        snapshots,
-        live: live.clone(),
-        stories: http::Stories::default(),
-        streams: Streams::new(metrics.clone()),
-        rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
-        traces: tracer,
-    });
-
-    let simulated = config.pods == PodSource::Simulated;
+    let parts = Parts { store, metrics, nudge, access, tls };
+    let context = Arc::new(context(&config, &parts, api.port(), tracer));
     let source = pod_source(&config).await?;
-    let control = Arc::new(Control {
-        store: store.clone(),
-        metrics: metrics.clone(),
-        lifecycle,
-        nudge,
-        access,
-        tls: tls.clone(),
-        cleanup_interval: config.cleanup_interval,
-        reconcile_interval: config.reconcile_interval,
-        origin: config.pods.origin(),
-        force_origin: AtomicBool::new(config.force_pod_origin),
-    });
+    let control = Arc::new(control(&config, &parts, context.lifecycle.clone()));
     if matches!(source, Source::Feed(_)) {
         // Without a Lease every replica does the leader's work.
-        metrics.leader.set(1);
+        parts.metrics.leader.set(1);
     }
     claim_pods(&control, &source).await?;
-
-    let agents = simulated.then(|| {
-        let lease_ttl = config.ttls.lease;
-        let desk = Desk::Here { store, metrics, lease_ttl };
-        // Three renewals in the time of one lease: two may fail.
-        let interval = Duration::from_millis((lease_ttl / 3).max(1));
-        Agents::new(desk, interval, stopping.clone())
-    });
+    let simulated = config.pods == PodSource::Simulated;
+    let agents = simulated.then(|| simulated_agents(&config, &parts, &context.lifecycle));
     let agent_routes = agents.as_ref().map(Agents::routes);
-    let patience = Patience {
-        read: config.http.read_timeout,
-        idle: config.http.idle_timeout,
-        shutdown: config.http.shutdown_timeout,
-    };
-    let turned_away = &context.metrics.turned_away;
-    let crowd = Crowd::new(config.http.max_connections, turned_away.clone());
     let closing = CancellationToken::new();
-    let mut servers = JoinSet::new();
-    let mut metrics_address = api;
-    if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
-        let listener = bind("METRICS_PORT", config.http.metrics)?;
-        metrics_address = listener.local_addr()?;
-        let routes: Router = http::metrics_routes(&context);
-        // Probes and Prometheus have no certificates.
-        let crowd = Crowd::new(MOST_LOOKING, turned_away.clone());
-        servers.spawn(serve(listener, Door::Plain, routes, patience, crowd, closing.clone()));
-    }
-    let (known, anyone) = match &tls {
-        None => (Door::Plain, Door::Plain),
-        Some(tls) => (Door::Known(tls.clone()), Door::Anyone(tls.clone())),
-    };
-    let mut admin = api;
-    let (routes, door) = match config.http.admin {
-        None => (http::routes(&context, agent_routes), known),
-        Some(address) => {
-            let listener = bind("ADMIN_BIND", address)?;
-            admin = listener.local_addr()?;
-            if metrics_address == api {
-                metrics_address = admin;
-            }
-            let routes = http::admin_routes(&context);
-            let crowd = crowd.clone();
-            servers.spawn(serve(listener, known, routes, patience, crowd, closing.clone()));
-            (http::public_routes(&context, agent_routes), anyone)
-        }
-    };
-    servers.spawn(serve(listener, door, routes, patience, crowd, closing.clone()));
+    let served =
+        serve_all(&config, &context, parts.tls.as_ref(), listener, agent_routes, &closing)?;
     let loops = control.start(source);
-    loops.spawn(observing(live.run()));
+    loops.spawn(observing(context.live.clone().run()));
+    let Served { admin, metrics_address, servers } = served;
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
     Ok(Running {
         api,
@@ -209,6 +120,142 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         loops,
         exporter,
     })
+}
+
+/// Shared by the HTTP API and the background work.
+struct Parts {
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+    nudge: Arc<Notify>,
+    access: Arc<Access>,
+    tls: Option<Arc<Tls>>,
+}
+
+fn open_access(config: &Config) -> anyhow::Result<Arc<Access>> {
+    let access = Access::new(&config.access)
+        .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
+    access.warn_of_open_doors(&config.providers);
+    Ok(Arc::new(access))
+}
+
+/// What the endpoints use.
+fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tracer>>) -> Context {
+    let Parts { store, metrics, nudge, access, tls } = parts;
+    let lifecycle = Arc::new(Lifecycle::default());
+    let about = About {
+        name: config.identity.clone(),
+        store: if matches!(config.store, StoreConfig::Redis { .. }) { "redis" } else { "embedded" },
+        has_cluster: matches!(config.pods, PodSource::Cluster(_)),
+        has_events: config.events > 0,
+        draining_ttl: config.ttls.draining,
+    };
+    let snapshots = Snapshots::new(store.clone());
+    let (shared, counted) = (snapshots.clone(), metrics.clone());
+    Context {
+        live: Live::new(store.clone(), shared, counted, lifecycle.clone(), about),
+        snapshots,
+        store: store.clone(),
+        metrics: metrics.clone(),
+        urls: WsUrls { base: config.agent_base_url(api_port), path: config.ws_path.clone() },
+        access: access.clone(),
+        scheme: if tls.is_some() { "https" } else { "http" },
+        public_url: config.public_url.clone().unwrap_or_default(),
+        stream_status: config.stream_status,
+        busy_action: config.busy_action,
+        hold: config.hold.clone(),
+        retries: config.retries,
+        providers: config.providers.clone(),
+        ttls: config.ttls,
+        replay_window: config.replay_window,
+        read_timeout: config.http.read_timeout,
+        nudge: nudge.clone(),
+        lifecycle,
+        stories: http::Stories::default(),
+        streams: Streams::new(metrics.clone()),
+        rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
+        traces,
+    }
+}
+
+/// The background work.
+fn control(config: &Config, parts: &Parts, lifecycle: Arc<Lifecycle>) -> Control {
+    Control {
+        store: parts.store.clone(),
+        metrics: parts.metrics.clone(),
+        lifecycle,
+        nudge: parts.nudge.clone(),
+        access: parts.access.clone(),
+        tls: parts.tls.clone(),
+        cleanup_interval: config.cleanup_interval,
+        reconcile_interval: config.reconcile_interval,
+        origin: config.pods.origin(),
+        force_origin: AtomicBool::new(config.force_pod_origin),
+    }
+}
+
+fn simulated_agents(config: &Config, parts: &Parts, lifecycle: &Lifecycle) -> Arc<Agents> {
+    let lease_ttl = config.ttls.lease;
+    let (store, metrics) = (parts.store.clone(), parts.metrics.clone());
+    // Three renewals in the time of one lease: two may fail.
+    let interval = Duration::from_millis((lease_ttl / 3).max(1));
+    Agents::new(Desk::Here { store, metrics, lease_ttl }, interval, lifecycle.stopping.clone())
+}
+
+/// The servers, and the addresses besides that of the API.
+struct Served {
+    admin: SocketAddr,
+    metrics_address: SocketAddr,
+    servers: JoinSet<()>,
+}
+
+/// Serves the API on its listener, and metrics and administration on theirs, if they have any.
+fn serve_all(
+    config: &Config,
+    context: &Arc<Context>,
+    tls: Option<&Arc<Tls>>,
+    listener: TcpListener,
+    agent_routes: Option<Router>,
+    closing: &CancellationToken,
+) -> anyhow::Result<Served> {
+    let api = listener.local_addr()?;
+    let patience = Patience {
+        read: config.http.read_timeout,
+        idle: config.http.idle_timeout,
+        shutdown: config.http.shutdown_timeout,
+    };
+    let turned_away = &context.metrics.turned_away;
+    let crowd = Crowd::new(config.http.max_connections, turned_away.clone());
+    let mut servers = JoinSet::new();
+    let mut metrics_address = api;
+    if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
+        let listener = bind("METRICS_PORT", config.http.metrics)?;
+        metrics_address = listener.local_addr()?;
+        let routes: Router = http::metrics_routes(context);
+        // Probes and Prometheus have no certificates.
+        let crowd = Crowd::new(MOST_LOOKING, turned_away.clone());
+        servers.spawn(serve(listener, Door::Plain, routes, patience, crowd, closing.clone()));
+    }
+    let (known, anyone) = match tls {
+        None => (Door::Plain, Door::Plain),
+        Some(tls) => (Door::Known(tls.clone()), Door::Anyone(tls.clone())),
+    };
+    let mut admin = api;
+    let (routes, door) = match config.http.admin {
+        None => (http::routes(context, agent_routes), known),
+        Some(address) => {
+            let listener = bind("ADMIN_BIND", address)?;
+            admin = listener.local_addr()?;
+            if metrics_address == api {
+                metrics_address = admin;
+            }
+            let routes = http::admin_routes(context);
+            let crowd = crowd.clone();
+            servers.spawn(serve(listener, known, routes, patience, crowd, closing.clone()));
+            (http::public_routes(context, agent_routes), anyone)
+        }
+    };
+    servers.spawn(serve(listener, door, routes, patience, crowd, closing.clone()));
+    Ok(Served { admin, metrics_address, servers })
 }
 
 impl Running {

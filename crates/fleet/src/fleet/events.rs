@@ -4,7 +4,7 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Fleet, Refusal, Tried, Why, calls::Allocate};
+use super::{Change, Fleet, PodFacts, Refusal, Tried, Why, calls::Allocate};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -294,34 +294,13 @@ impl Fleet {
                 Event::of_pod(Kind::Drained, pod).with((until / 1_000).to_string())
             }
             Change::Draining { pod, until: None } => Event::of_pod(Kind::Undrained, pod),
-            Change::Pod { pod, facts } => match self.pods.get(pod).map(|known| &known.facts) {
-                Some(known) if known.uid == facts.uid => {
-                    let kind = if facts.terminating && !known.terminating {
-                        Kind::Terminating
-                    } else if facts.ready == known.ready {
-                        return None;
-                    } else if facts.ready {
-                        Kind::Ready
-                    } else {
-                        Kind::NotReady
-                    };
-                    Event::of_pod(kind, pod)
-                }
-                _ => Event::of_pod(Kind::Joined, pod).with(&facts.address),
-            },
+            Change::Pod { pod, facts } => return self.pod_event(pod, facts),
             Change::Home { pod, pool } => {
                 Event { pool: Some(pool.clone()), ..Event::of_pod(Kind::Moved, pod) }
             }
             Change::Gone { pod } => Event::of_pod(Kind::Gone, pod),
             Change::Health { pod, quarantined_until, .. } => {
-                let was = self.pods.get(pod)?.quarantined_until;
-                match (was, quarantined_until) {
-                    (None, Some(until)) => {
-                        Event::of_pod(Kind::Quarantined, pod).with((until / 1_000).to_string())
-                    }
-                    (Some(_), None) => Event::of_pod(Kind::Restored, pod),
-                    _ => return None,
-                }
+                return self.quarantine_event(pod, *quarantined_until);
             }
             Change::Epoch { epoch } => Event::new(Kind::Leader).with(epoch.to_string()),
             Change::Origin { origin } => Event::new(Kind::Origin).with(origin.to_string()),
@@ -342,5 +321,29 @@ impl Fleet {
             | Change::Time { .. }
             | Change::Shifted { .. } => return None,
         })
+    }
+
+    fn pod_event(&self, pod: &PodName, facts: &PodFacts) -> Option<Event> {
+        let known = self.pods.get(pod).map(|known| &known.facts);
+        let Some(known) = known.filter(|known| known.uid == facts.uid) else {
+            return Some(Event::of_pod(Kind::Joined, pod).with(&facts.address));
+        };
+        let kind = match facts.ready {
+            _ if facts.terminating && !known.terminating => Kind::Terminating,
+            ready if ready == known.ready => return None,
+            true => Kind::Ready,
+            false => Kind::NotReady,
+        };
+        Some(Event::of_pod(kind, pod))
+    }
+
+    fn quarantine_event(&self, pod: &PodName, until: Option<Millis>) -> Option<Event> {
+        match (self.pods.get(pod)?.quarantined_until, until) {
+            (None, Some(until)) => {
+                Some(Event::of_pod(Kind::Quarantined, pod).with((until / 1_000).to_string()))
+            }
+            (Some(_), None) => Some(Event::of_pod(Kind::Restored, pod)),
+            _ => None,
+        }
     }
 }

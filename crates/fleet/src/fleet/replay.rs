@@ -1,6 +1,6 @@
 //! The one place that changes a fact.
 
-use super::{Change, Fleet, Merchant, Pod, PodList, calls::Call};
+use super::{Cause, Change, Fleet, Merchant, Pod, PodList, calls::Call};
 use crate::{
     Millis,
     merchant::MerchantConfig,
@@ -44,25 +44,9 @@ impl Fleet {
                 self.forget(&pod);
                 self.drained.push(pod);
             }
-            Change::Draining { pod, until } => {
-                if until.is_none() {
-                    self.drained.push(pod.clone());
-                }
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    let before = std::mem::replace(&mut known.draining_until, until);
-                    before.map(|before| self.drains.remove(&(before, pod.clone())));
-                    until.map(|until| self.drains.insert((until, pod.clone())));
-                }
-                self.place(&pod);
-            }
-            Change::Health { pod, failures, quarantined_until: until } => {
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    known.failures = failures;
-                    let before = std::mem::replace(&mut known.quarantined_until, until);
-                    before.map(|before| self.quarantines.remove(&(before, pod.clone())));
-                    until.map(|until| self.quarantines.insert((until, pod.clone())));
-                }
-                self.place(&pod);
+            Change::Draining { pod, until } => self.set_draining(&pod, until),
+            Change::Health { pod, failures, quarantined_until } => {
+                self.set_health(&pod, failures, quarantined_until);
             }
             Change::Call { call, facts } => self.begin(call, facts),
             Change::Fetched { call, at, until, provisional } => {
@@ -78,20 +62,7 @@ impl Fleet {
                 }
             }
             Change::Spared { call, until } => self.lease(&call, until),
-            Change::Ended { call, at, cause } => {
-                if at < self.trusting_until {
-                    self.ended.insert(call.clone());
-                }
-                if let Some(ended) = self.calls.remove(&call) {
-                    self.uncount(ended.merchant.as_ref());
-                    if let Some(pod) = self.pods.get_mut(&ended.pod) {
-                        pod.calls.retain(|other| *other != call);
-                    }
-                    self.leases.remove(&(ended.until, call.clone()));
-                    self.place(&ended.pod);
-                    self.ends.note(call, &ended, cause, at);
-                }
-            }
+            Change::Ended { call, at, cause } => self.finish(call, at, cause),
             Change::Remembered { call, end } => self.ends.insert(call, end),
             Change::Seen { fingerprint, at, until } => self.seen.insert(fingerprint, at, until),
             Change::Forgotten { call } => self.ends.remove(&call),
@@ -122,6 +93,43 @@ impl Fleet {
             self.calls.insert(call, facts);
         }
         self.place(&name);
+    }
+
+    fn finish(&mut self, call: CallSid, at: Millis, cause: Cause) {
+        if at < self.trusting_until {
+            self.ended.insert(call.clone());
+        }
+        if let Some(ended) = self.calls.remove(&call) {
+            self.uncount(ended.merchant.as_ref());
+            if let Some(pod) = self.pods.get_mut(&ended.pod) {
+                pod.calls.retain(|other| *other != call);
+            }
+            self.leases.remove(&(ended.until, call.clone()));
+            self.place(&ended.pod);
+            self.ends.note(call, &ended, cause, at);
+        }
+    }
+
+    fn set_draining(&mut self, name: &PodName, until: Option<Millis>) {
+        if until.is_none() {
+            self.drained.push(name.clone());
+        }
+        if let Some(known) = self.pods.get_mut(name) {
+            let before = std::mem::replace(&mut known.draining_until, until);
+            before.map(|before| self.drains.remove(&(before, name.clone())));
+            until.map(|until| self.drains.insert((until, name.clone())));
+        }
+        self.place(name);
+    }
+
+    fn set_health(&mut self, name: &PodName, failures: u32, until: Option<Millis>) {
+        if let Some(known) = self.pods.get_mut(name) {
+            known.failures = failures;
+            let before = std::mem::replace(&mut known.quarantined_until, until);
+            before.map(|before| self.quarantines.remove(&(before, name.clone())));
+            until.map(|until| self.quarantines.insert((until, name.clone())));
+        }
+        self.place(name);
     }
 
     fn lease(&mut self, call: &CallSid, until: Millis) {

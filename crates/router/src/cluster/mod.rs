@@ -4,6 +4,7 @@ pub mod lease;
 pub mod pods;
 mod trouble;
 mod view;
+mod watch;
 
 use std::time::Duration;
 
@@ -15,11 +16,12 @@ use kube::{
     runtime::watcher::{self, Event},
 };
 
+pub(crate) use self::watch::PodWatch;
 pub use self::{
     lease::{Lock, Renewal},
     pods::ClusterPod,
     trouble::Trouble,
-    view::{Doubt, PodState, PodView, Sighting},
+    view::{PodState, PodView, Sighting},
 };
 
 /// Pods in one page of a list.

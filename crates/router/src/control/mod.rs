@@ -7,7 +7,6 @@ pub mod pod_list;
 mod pods;
 mod stale_pods;
 mod upkeep;
-mod watch;
 
 use std::{
     future::Future,
@@ -26,7 +25,7 @@ use tokio_util::task::TaskTracker;
 pub use self::pods::{ListFile, PodFeed, Reconciled};
 use crate::{
     auth::Access,
-    cluster::{Cluster, LeaderConfig, PodView},
+    cluster::{Cluster, LeaderConfig, PodView, PodWatch},
     lifecycle::Lifecycle,
     telemetry::metrics::Metrics,
     tls::Tls,
@@ -81,10 +80,13 @@ impl Control {
                 )
             }
             Source::Cluster { cluster, view, leader, identity } => {
-                let (watched, seen) = (cluster.clone(), view.clone());
-                tasks.spawn(self.clone().supervise("watch", move |control| {
-                    control.watch_pods(watched.clone(), seen.clone())
-                }));
+                let watch = Arc::new(PodWatch {
+                    cluster: cluster.clone(),
+                    view: view.clone(),
+                    lifecycle: self.lifecycle.clone(),
+                    ready_pods: self.metrics.cluster_ready_pods.clone(),
+                });
+                tasks.spawn(self.clone().supervise("watch", move |_| watch.clone().run()));
                 let seen = view.clone();
                 tasks.spawn(self.clone().supervise("stale pods", move |control| {
                     control.drain_stale_pods(seen.clone())

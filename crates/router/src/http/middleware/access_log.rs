@@ -2,13 +2,14 @@
 //! net under handlers that panic.
 
 use std::{
-    net::SocketAddr,
+    fmt::Display,
+    net::{IpAddr, SocketAddr},
     panic::AssertUnwindSafe,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use axum::{
@@ -77,40 +78,71 @@ pub async fn observe(
     let took = started.elapsed();
     let labels = RequestLabels { method: label, endpoint, status };
     context.metrics.requested(&labels, took);
-    let path = uri.path();
     let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
-    let duration_ms = took.as_micros() as f64 / 1_000.0;
-    let request_id = id.to_str().unwrap_or_default();
-    let refused = matches!(status, 401 | 403);
     if let Some(span) = span.as_mut().and_then(RequestSpan::span) {
         spans::end(span, status, &noted);
     }
-    macro_rules! line {
-        ($level:ident) => {
-            tracing::$level!(
-                %method, path, status, duration_ms, request_id,
-                outcome = Some(noted.outcome).filter(|outcome| !outcome.is_empty()),
-                call_sid = noted.call.as_ref().map(|call| call.as_str()),
-                pod = noted.pod.as_ref().map(|pod| pod.as_str()),
-                pool = noted.pool.as_deref(),
-                tried = (!noted.tried.is_empty()).then(|| tried(&noted)),
-                by = noted.by.map(tracing::field::display),
-                why = noted.why.as_deref(),
-                trace_id = span.as_ref().and_then(RequestSpan::trace).map(tracing::field::display),
-                from = refused.then_some(source).flatten().map(tracing::field::display),
-                "request"
-            )
-        };
-    }
-    match status {
-        500.. if !is_probe => line!(warn),
-        _ if refused => line!(warn),
-        // (there may be very many)
-        429 => line!(debug),
-        _ if is_probe => line!(debug),
-        _ => line!(info),
-    }
+    let line = Line {
+        method: method.as_str(),
+        path: uri.path(),
+        status,
+        took,
+        id: id.to_str().unwrap_or_default(),
+        is_probe,
+        source,
+        trace: span.as_ref().and_then(RequestSpan::trace),
+    };
+    line.write(&noted);
     response
+}
+
+/// One line of the access log.
+struct Line<'a, T> {
+    method: &'a str,
+    path: &'a str,
+    status: u16,
+    took: Duration,
+    id: &'a str,
+    is_probe: bool,
+    source: Option<IpAddr>,
+    trace: Option<T>,
+}
+
+impl<T: Display> Line<'_, T> {
+    fn write(&self, noted: &Noted) {
+        let Self { method, path, status, id: request_id, .. } = *self;
+        let duration_ms = self.took.as_micros() as f64 / 1_000.0;
+        let refused = matches!(status, 401 | 403);
+        macro_rules! line {
+            ($level:ident) => {
+                tracing::$level!(
+                    method,
+                    path,
+                    status,
+                    duration_ms,
+                    request_id,
+                    outcome = Some(noted.outcome).filter(|outcome| !outcome.is_empty()),
+                    call_sid = noted.call.as_ref().map(|call| call.as_str()),
+                    pod = noted.pod.as_ref().map(|pod| pod.as_str()),
+                    pool = noted.pool.as_deref(),
+                    tried = (!noted.tried.is_empty()).then(|| tried(noted)),
+                    by = noted.by.map(tracing::field::display),
+                    why = noted.why.as_deref(),
+                    trace_id = self.trace.as_ref().map(tracing::field::display),
+                    from = refused.then_some(self.source).flatten().map(tracing::field::display),
+                    "request"
+                )
+            };
+        }
+        match status {
+            500.. if !self.is_probe => line!(warn),
+            _ if refused => line!(warn),
+            // (there may be very many)
+            429 => line!(debug),
+            _ if self.is_probe => line!(debug),
+            _ => line!(info),
+        }
+    }
 }
 
 /// `gold=at_capacity standard=empty`

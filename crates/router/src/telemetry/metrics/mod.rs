@@ -136,18 +136,26 @@ impl Default for Metrics {
 impl Metrics {
     /// Names every metric; counters get `_total` when they are written out.
     fn register(&mut self) {
-        let all = &mut self.registry;
-        all.register("http_requests", "Requests answered", self.requests.clone());
-        all.register(
+        let mut registry = Registry::default();
+        registry.register("http_requests", "Requests answered", self.requests.clone());
+        registry.register(
             "http_request_duration_seconds",
             "Time to answer a request",
             self.request_duration.clone(),
         );
-        all.register_collector(Box::new(Process));
-        let ours = all.sub_registry_with_prefix("smart_router");
+        registry.register_collector(Box::new(Process));
+        let ours = registry.sub_registry_with_prefix("smart_router");
         let build: Family<Build, Gauge> = Family::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
         ours.register("build_info", "1, with the version of the program", build);
+        self.register_calls(ours);
+        self.register_pods(ours);
+        self.register_store(ours);
+        self.register_process(ours);
+        self.registry = registry;
+    }
+
+    fn register_calls(&self, ours: &mut Registry) {
         ours.register("allocations", "Calls that asked for a pod", self.allocations.clone());
         ours.register("releases", "Calls that gave a pod back", self.releases.clone());
         ours.register(
@@ -182,27 +190,19 @@ impl Metrics {
             "How long ended calls lasted",
             self.call_duration.clone(),
         );
-        ours.register_collector(Box::new(self.store_gauges.clone()));
-        ours.register(
-            "denied",
-            "Requests without a valid signature or token, or beyond a limit",
-            self.denied.clone(),
-        );
-        ours.register(
-            "connections_turned_away",
-            "Connections that had to make room for others, or found none",
-            self.turned_away.clone(),
-        );
-        ours.register(
-            "open_streams",
-            "Event streams that are open (/live and /events)",
-            self.open_streams.clone(),
-        );
         ours.register(
             "limited",
             "Calls refused by a limit of their merchant",
             self.limited.clone(),
         );
+        ours.register(
+            "merchant_config_malformed",
+            "Calls whose merchant document could not be used",
+            self.malformed_merchants.clone(),
+        );
+    }
+
+    fn register_pods(&self, ours: &mut Registry) {
         ours.register("drains", "Drains asked for", self.drains.clone());
         ours.register(
             "drains_unfinished",
@@ -214,17 +214,6 @@ impl Metrics {
             "Pods recovered from calls that never ended",
             self.zombies_recovered.clone(),
         );
-        ours.register("panics_recovered", "Panics that were caught", self.panics_recovered.clone());
-        ours.register(
-            "merchant_config_malformed",
-            "Calls whose merchant document could not be used",
-            self.malformed_merchants.clone(),
-        );
-        ours.register(
-            "log_lines_dropped",
-            "Log lines dropped because nobody read them fast enough",
-            self.log_lines_dropped.clone(),
-        );
         ours.register(
             "leader_status",
             "1 while this replica does the leader's work",
@@ -234,22 +223,6 @@ impl Metrics {
             "leader_epoch",
             "Fencing epoch of the leader's writes",
             self.leader_epoch.clone(),
-        );
-        ours.register(
-            "certificate_ends_timestamp_seconds",
-            "When the certificate of TLS ends, or one that vouches for it; 0 without",
-            self.certificate_ends.clone(),
-        );
-        ours.register(
-            "store_duration_seconds",
-            "Time of one store operation",
-            self.store.duration.clone(),
-        );
-        ours.register("store_errors", "Store operations that failed", self.store.errors.clone());
-        ours.register(
-            "kept_releases",
-            "Releases and doubtful allocations that wait until the store is there",
-            self.store.kept.clone(),
         );
         ours.register(
             "last_comparison_timestamp_seconds",
@@ -271,10 +244,54 @@ impl Metrics {
             "Pods that this replica's own watch of the cluster shows in service",
             self.cluster_ready_pods.clone(),
         );
+    }
+
+    fn register_store(&self, ours: &mut Registry) {
+        ours.register_collector(Box::new(self.store_gauges.clone()));
+        ours.register(
+            "store_duration_seconds",
+            "Time of one store operation",
+            self.store.duration.clone(),
+        );
+        ours.register("store_errors", "Store operations that failed", self.store.errors.clone());
+        ours.register(
+            "kept_releases",
+            "Releases and doubtful allocations that wait until the store is there",
+            self.store.kept.clone(),
+        );
         ours.register(
             "store_circuit_open",
             "1 while the store is not asked because it is out",
             self.store.circuit_open.clone(),
+        );
+    }
+
+    fn register_process(&self, ours: &mut Registry) {
+        ours.register(
+            "denied",
+            "Requests without a valid signature or token, or beyond a limit",
+            self.denied.clone(),
+        );
+        ours.register(
+            "connections_turned_away",
+            "Connections that had to make room for others, or found none",
+            self.turned_away.clone(),
+        );
+        ours.register(
+            "open_streams",
+            "Event streams that are open (/live and /events)",
+            self.open_streams.clone(),
+        );
+        ours.register("panics_recovered", "Panics that were caught", self.panics_recovered.clone());
+        ours.register(
+            "log_lines_dropped",
+            "Log lines dropped because nobody read them fast enough",
+            self.log_lines_dropped.clone(),
+        );
+        ours.register(
+            "certificate_ends_timestamp_seconds",
+            "When the certificate of TLS ends, or one that vouches for it; 0 without",
+            self.certificate_ends.clone(),
         );
         ours.register("spans_sent", "Spans that the collector took", self.spans.sent.clone());
         ours.register(

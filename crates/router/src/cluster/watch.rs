@@ -15,12 +15,16 @@ use futures_util::{Stream, StreamExt};
 use kube::runtime::watcher::{self, Event};
 use tokio::time::{Instant, sleep_until};
 
-use super::{Control, leader::PAUSE, pods::AT_ONCE};
-use crate::cluster::{
-    Cluster, ClusterPod, PodState, PodView, Sighting, Trouble, is_expired, pods::Seen,
-};
 use fleet::names::PodName;
+use prometheus_client::metrics::gauge::Gauge;
 
+use super::{Cluster, ClusterPod, PodState, PodView, Sighting, Trouble, is_expired, pods::Seen};
+use crate::lifecycle::Lifecycle;
+
+/// Pause after an error, at first and at most.
+const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
+/// Events that are taken at once.
+const AT_ONCE: usize = 512;
 /// How long a list may make no progress.
 const LIST: Duration = Duration::from_secs(30);
 /// The two watches, where they stand in a pair.
@@ -67,13 +71,21 @@ async fn next(events: Option<&mut Events>) -> Vec<Told> {
     }
 }
 
-impl Control {
+/// Keeps a view of the pods true to the cluster.
+pub(crate) struct PodWatch {
+    pub(crate) cluster: Cluster,
+    pub(crate) view: Arc<PodView>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) ready_pods: Gauge,
+}
+
+impl PodWatch {
     /// Watches for as long as the process lives.
-    pub(crate) async fn watch_pods(self: Arc<Self>, cluster: Cluster, view: Arc<PodView>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let rest = [Instant::now(); 2];
         let mut watching = Watching {
-            cluster: &cluster,
-            view: &view,
+            cluster: &self.cluster,
+            view: &self.view,
             current: None,
             fresh: None,
             touched: HashSet::new(),
@@ -117,7 +129,7 @@ impl Control {
                 }
                 () = watching.view.relist.notified() => if !has_fresh { watching.begin() },
             }
-            self.metrics.cluster_ready_pods.set(watching.view.in_service() as i64);
+            self.ready_pods.set(watching.view.in_service() as i64);
         }
     }
 
