@@ -5,6 +5,7 @@ pub mod assignment;
 mod fleet;
 pub mod merchant;
 pub mod names;
+pub mod rules;
 pub mod tiers;
 
 pub use self::fleet::*;

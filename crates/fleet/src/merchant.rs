@@ -5,6 +5,7 @@ use std::{fmt, str::FromStr};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use crate::rules::{MAX_DOCUMENT, MAX_MERCHANT_CALLS, MAX_MERCHANT_RATE, MAX_PRIORITY, MAX_STEPS};
 use crate::{
     names::{InvalidName, MerchantId, TierName},
     tiers::Tiers,
@@ -13,15 +14,6 @@ use crate::{
 /// What a document may say; anything else is left alone.
 pub const FIELDS: [&str; 6] =
     ["pool", "fallback", "dedicated_only", "max_calls", "max_rate", "priority"];
-/// The largest merchant document that is read.
-pub(crate) const MAX_DOCUMENT: usize = 4096;
-/// The longest chain a merchant may name.
-pub const MAX_STEPS: usize = 16;
-
-/// The largest limits a merchant may have.
-const MOST_CALLS: u32 = 1_000_000;
-const MOST_RATE: u32 = 1_000;
-const MOST_PRIORITY: i32 = 100;
 
 /// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -162,10 +154,10 @@ impl MerchantConfig {
                 }
             },
             limits: Limits {
-                max_calls: read_limit(&fields, "max_calls", MOST_CALLS)?,
-                max_rate: read_limit(&fields, "max_rate", MOST_RATE)?,
+                max_calls: read_limit(&fields, "max_calls", MAX_MERCHANT_CALLS)?,
+                max_rate: read_limit(&fields, "max_rate", MAX_MERCHANT_RATE)?,
             },
-            priority: read_whole(&fields, "priority", -MOST_PRIORITY, MOST_PRIORITY)?.unwrap_or(0),
+            priority: read_whole(&fields, "priority", -MAX_PRIORITY, MAX_PRIORITY)?.unwrap_or(0),
         })
     }
 }

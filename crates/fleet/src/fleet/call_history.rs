@@ -5,20 +5,13 @@ use std::collections::{HashMap, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use super::{Change, Fleet, Pod, calls::Call};
+use crate::rules::{
+    CALL_HISTORY_TTL, EARLY_FAILURE, QUARANTINE_FAILURES, QUARANTINE_SHARE, QUARANTINE_TIME,
+};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName},
 };
-
-/// For so long the end of a call is remembered.
-const REMEMBERED: Millis = 3_600_000;
-/// A call that broke sooner says something of its pod.
-const SOON: Millis = 10_000;
-/// So many in a row, and the pod is given no more calls for a while.
-const IN_A_ROW: u32 = 3;
-const QUARANTINE: Millis = 60_000;
-/// At most one in so many pods of a pool.
-const ONE_IN: usize = 5;
 
 /// Why a call ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
@@ -122,7 +115,7 @@ impl Ends {
 
     pub(super) fn insert(&mut self, call: CallSid, end: End) {
         while let Some((at, oldest)) = self.order.front()
-            && at + REMEMBERED <= end.at
+            && at + CALL_HISTORY_TTL <= end.at
         {
             if self.by_call.get(oldest).is_some_and(|end| end.at == *at) {
                 self.by_call.remove(oldest);
@@ -134,7 +127,7 @@ impl Ends {
     }
 
     pub(super) fn get(&self, call: &CallSid, now: Millis) -> Option<&End> {
-        self.by_call.get(call).filter(|end| now < end.at + REMEMBERED)
+        self.by_call.get(call).filter(|end| now < end.at + CALL_HISTORY_TTL)
     }
 
     pub(super) fn contains(&self, call: &CallSid) -> bool {
@@ -162,7 +155,7 @@ pub(super) fn speaks_for(cause: Cause, lasted: Millis) -> Option<bool> {
     match cause {
         Cause::Unconfirmed => Some(false),
         Cause::Agent => Some(true),
-        Cause::Provider if lasted >= SOON => Some(true),
+        Cause::Provider if lasted >= EARLY_FAILURE => Some(true),
         // A stream that broke counts once it is clear that nobody explains it.
         _ => None,
     }
@@ -170,7 +163,7 @@ pub(super) fn speaks_for(cause: Cause, lasted: Millis) -> Option<bool> {
 
 /// A stream that is gone without a word.
 pub(super) fn broke_soon(lasted: Millis) -> Option<bool> {
-    (lasted < SOON).then_some(false)
+    (lasted < EARLY_FAILURE).then_some(false)
 }
 
 impl Fleet {
@@ -182,8 +175,8 @@ impl Fleet {
             return self.absolve(name);
         }
         let failures = pod.failures + 1;
-        let may_be = pod.quarantined_until.is_none() && failures >= IN_A_ROW;
-        let until = Some(now + QUARANTINE).filter(|_| may_be && self.can_spare(name));
+        let may_be = pod.quarantined_until.is_none() && failures >= QUARANTINE_FAILURES;
+        let until = Some(now + QUARANTINE_TIME).filter(|_| may_be && self.can_spare(name));
         let quarantined_until = until.or(pod.quarantined_until);
         self.record(Change::Health { pod: name.clone(), failures, quarantined_until });
     }
@@ -192,7 +185,7 @@ impl Fleet {
     fn can_spare(&self, name: &PodName) -> bool {
         let tier = self.pods.get(name).and_then(|pod| pod.tier.as_ref());
         let view = tier.and_then(|tier| self.pools.get(tier));
-        view.is_some_and(|view| (view.quarantined + 1) * ONE_IN <= view.assigned)
+        view.is_some_and(|view| (view.quarantined + 1) * QUARANTINE_SHARE <= view.assigned)
     }
 
     /// Forgets how a pod fared: it is another, or somebody has looked after it.

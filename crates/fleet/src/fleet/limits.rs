@@ -1,13 +1,12 @@
 //! How much a merchant may have, checked in the step in which a pod is given.
 
 use super::{Allocate, Fleet};
+use crate::rules::RATE_WINDOW;
 use crate::{
     Millis,
     merchant::{Limit, Limits, MerchantConfig},
     names::MerchantId,
 };
-
-const SECOND: Millis = 1_000;
 
 impl Fleet {
     pub(super) fn config_of(&self, merchant: Option<&MerchantId>) -> Option<&MerchantConfig> {
@@ -32,9 +31,9 @@ impl Fleet {
         match nth {
             None => Some(Limit::MaxRate),
             // A call of the future was counted before the clock was set back.
-            Some(at) => {
-                at.is_some_and(|at| (*at..*at + SECOND).contains(&now)).then_some(Limit::MaxRate)
-            }
+            Some(at) => at
+                .is_some_and(|at| (*at..*at + RATE_WINDOW).contains(&now))
+                .then_some(Limit::MaxRate),
         }
     }
 

@@ -149,13 +149,11 @@ struct Ended {
 }
 
 impl Ended {
-    const MOST: usize = 10_000;
-
     fn insert(&mut self, call: CallSid) {
         if self.calls.insert(call.clone()) {
             self.order.push_back(call);
         }
-        if self.order.len() > Self::MOST
+        if self.order.len() > crate::rules::MAX_RECENT_ENDS
             && let Some(oldest) = self.order.pop_front()
         {
             self.calls.remove(&oldest);

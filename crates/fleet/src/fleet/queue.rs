@@ -10,6 +10,7 @@ use super::{
     calls::{Call, Why},
     clock_shift::shift_deadlines,
 };
+use crate::rules::REQUEUE_ADVANTAGE;
 use crate::{
     Millis, merchant,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -58,9 +59,6 @@ pub struct Place {
 /// Higher priorities first, then who came first.
 type Turn = (i32, i64, CallSid);
 
-/// By so much a call that had a pod comes before all others of its priority.
-const BEFORE_ALL: i64 = 1 << 41;
-
 impl Place {
     fn turn(&self, call: &CallSid) -> Turn {
         (-self.priority, self.ticket, call.clone())
@@ -94,7 +92,7 @@ impl Queue {
             *self.of_merchant.entry(id.clone()).or_default() += 1;
         }
         self.polls.insert((place.poll_by, call.clone()));
-        let number = place.ticket + if place.ticket < 0 { BEFORE_ALL } else { 0 };
+        let number = place.ticket + if place.ticket < 0 { REQUEUE_ADVANTAGE } else { 0 };
         self.last_ticket = self.last_ticket.max(number);
         self.places.insert(call, place);
     }
@@ -197,7 +195,7 @@ impl Fleet {
             merchant: request.merchant.clone(),
             priority,
             // A call that had a pod came before all who wait.
-            ticket: self.queue.last_ticket + 1 - if is_rescue { BEFORE_ALL } else { 0 },
+            ticket: self.queue.last_ticket + 1 - if is_rescue { REQUEUE_ADVANTAGE } else { 0 },
             pools,
             since: now,
             until,

@@ -12,7 +12,7 @@ use utoipa::{
     },
 };
 
-use fleet::{merchant::MAX_STEPS, tiers};
+use fleet::{rules::MAX_STEPS, tiers};
 
 /// A schema, word for word. (The types of the document know only some of JSON Schema, and let
 /// everything else pass as extensions.)
