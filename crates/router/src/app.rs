@@ -21,7 +21,7 @@ use crate::{
     auth::Access,
     cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed, Reconciled, Source},
+    control::{Control, ListFile, PodFeed, Reconciled, Source, explain_foreign},
     http::{
         self, Context,
         api::{
@@ -37,7 +37,7 @@ use crate::{
     tools::agent::{Agents, Desk},
 };
 use fleet::Claimant;
-use store::{Embedded, Redis, RedisConfig, Scripts, Store, observing};
+use store::{Embedded, Redis, RedisConfig, Scripts, Store, Unusable, observing};
 use telephony::WsUrls;
 
 /// How long we go on accepting requests once we say that we are not ready: who
@@ -78,10 +78,6 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     let nudge = Arc::new(Notify::new());
     let store = open_store(&config, &metrics, &nudge, scripts).await?;
     warn_about(&config, store.as_ref()).await;
-    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
-        // Streams may have started, and callers asked again, while nobody listened.
-        store.spare(time).await?;
-    }
     let access = Access::new(&config.access)
         .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
     access.warn_of_open_doors(&config.providers);
@@ -140,6 +136,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
         origin: config.pods.origin(),
+        origin_key: origin_key(&config.store),
         force_origin: AtomicBool::new(config.force_pod_origin),
     });
     if matches!(source, Source::Feed(_)) {
@@ -147,6 +144,10 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         metrics.leader.set(1);
     }
     claim_pods(&control, &source).await?;
+    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
+        // Streams may have started, and callers asked again, while the router was down.
+        control.store.spare(time).await?;
+    }
 
     let agents = simulated.then(|| {
         let lease_ttl = config.ttls.lease;
@@ -280,14 +281,28 @@ async fn open_store(
             let authority = ca_file.as_ref().map(read).transpose()?;
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
             let nudge = nudge.clone();
-            let config =
-                RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics, scripts };
+            let origin_key = origin_key(&config.store);
+            let (origin, force_origin) = (config.pods.origin(), config.force_pod_origin);
+            let config = RedisConfig {
+                url,
+                key_prefix,
+                authority,
+                ttls,
+                tiers,
+                nudge,
+                metrics,
+                scripts,
+                origin: Some(origin.clone()),
+                force_origin,
+            };
             let redis =
                 Redis::start(config).map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
-            redis
-                .first_contact(FIRST_CONTACT)
-                .await
-                .map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
+            redis.first_contact(FIRST_CONTACT).await.map_err(|unusable| match unusable {
+                Unusable::Foreign(owner) => {
+                    foreign_error(&explain_foreign(&owner, &origin_key, &origin))
+                }
+                Unusable::Other(error) => anyhow::anyhow!("REDIS_URL: {error}"),
+            })?;
             Ok(redis)
         }
     }
@@ -308,12 +323,24 @@ async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
     };
     match refused {
         Ok(None) => {}
-        Ok(Some(refused)) => anyhow::bail!("FORCE_POD_ORIGIN=off: {}", control.explain(&refused)),
+        Ok(Some(refused)) => return Err(foreign_error(&control.explain(&refused))),
         Err(error) => {
             tracing::error!(%error, "starting without the store; not ready until it is there");
         }
     }
     Ok(())
+}
+
+/// Where the store records the origin of its pods: ` (voice:origin)` in a Redis.
+fn origin_key(store: &StoreConfig) -> String {
+    match store {
+        StoreConfig::Redis { key_prefix, .. } => format!(" ({key_prefix}origin)"),
+        StoreConfig::Memory | StoreConfig::Journal(_) => String::new(),
+    }
+}
+
+fn foreign_error(explained: &str) -> anyhow::Error {
+    anyhow::anyhow!("FORCE_POD_ORIGIN=off: {explained}")
 }
 
 async fn warn_about(config: &Config, store: &dyn Store) {

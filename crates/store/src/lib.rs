@@ -19,7 +19,7 @@ pub use self::{
     handoff_notifier::{Listener, Wakes},
     journal::JournalError,
     metrics::StoreMetrics,
-    redis::{Redis, RedisConfig, Scripts},
+    redis::{Redis, RedisConfig, Scripts, Unusable},
 };
 use fleet::{
     Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused, Confirm,

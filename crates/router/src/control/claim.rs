@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use super::Control;
-use fleet::{Claim, ClaimRefused, Claimant, PodWriter, WriteRefused};
+use fleet::{Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, WriteRefused};
 use store::StoreError;
 
 impl Control {
@@ -26,6 +26,8 @@ impl Control {
 
     /// Reports that the store takes this router's pods no longer, or again.
     pub(crate) fn note_claim(&self, refused: Option<&ClaimRefused>) {
+        let is_foreign = matches!(refused, Some(ClaimRefused::Write(WriteRefused::Foreign { .. })));
+        self.lifecycle.is_foreign.store(is_foreign, Ordering::Relaxed);
         let told = refused.map(|refused| self.explain(refused));
         self.metrics.pods_refused.set(told.is_some().into());
         if !self.lifecycle.set_pods_refused(told.clone()) {
@@ -40,12 +42,9 @@ impl Control {
     /// What an operator has to know about a refused claim.
     pub fn explain(&self, refused: &ClaimRefused) -> String {
         match refused {
-            ClaimRefused::Write(WriteRefused::Foreign { owner }) => format!(
-                "the store holds the pods of origin {owner}, and the origin of this router's pods is {}; \
-                 use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \
-                 --force-pod-origin on (FORCE_POD_ORIGIN=on)",
-                self.origin
-            ),
+            ClaimRefused::Write(WriteRefused::Foreign { owner }) => {
+                explain_foreign(owner, &self.origin_key, &self.origin)
+            }
             ClaimRefused::Write(WriteRefused::Fenced { .. }) | ClaimRefused::Superseded => {
                 "another replica started later with a different list of pods, which is in force; \
                  give all replicas the same PODS or PODS_FILE"
@@ -53,4 +52,14 @@ impl Control {
             }
         }
     }
+}
+
+/// What an operator has to know about a store of another origin. `key` says where that is
+/// recorded.
+pub fn explain_foreign(owner: &str, key: &str, origin: &PodOrigin) -> String {
+    format!(
+        "the store holds the pods of origin {owner}{key}, and the origin of this router's pods is {origin}; \
+         use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \
+         --force-pod-origin on (FORCE_POD_ORIGIN=on)"
+    )
 }

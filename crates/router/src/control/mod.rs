@@ -23,7 +23,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::pods::{ListFile, PodFeed, Reconciled};
+pub use self::{
+    claim::explain_foreign,
+    pods::{ListFile, PodFeed, Reconciled},
+};
 use crate::{
     auth::Access,
     cluster::{Cluster, LeaderConfig, PodView},
@@ -62,6 +65,8 @@ pub struct Control {
     pub reconcile_interval: Duration,
     /// Where this router's pods come from.
     pub origin: PodOrigin,
+    /// Where the store records the origin of its pods, for messages.
+    pub origin_key: String,
     /// The next claim takes the store over from another origin.
     pub force_origin: AtomicBool,
 }
