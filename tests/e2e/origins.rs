@@ -164,9 +164,9 @@ fn serves_no_call(address: SocketAddr, owner: &str) {
     eventually(Duration::from_secs(20), "it reports the origin", || {
         let answer = Connection::try_open(address).and_then(|mut it| ask(&mut it, "/ready"));
         ready = answer.unwrap_or_default();
-        ready.1["reason"].as_str().is_some_and(|reason| reason.contains("voice:origin"))
+        ready.0 == 503
+            && ready.1["reason"].as_str().is_some_and(|reason| reason.contains("voice:origin"))
     });
-    assert_eq!(ready.0, 503, "{}", ready.1);
     assert!(ready.1["reason"].as_str().unwrap().contains(owner), "{}", ready.1);
     let call = json!({"call_sid": "CA9"});
     let (status, answer) = Connection::open(address).post("/api/v1/allocate", &call).json();
@@ -243,6 +243,65 @@ fn a_store_that_an_earlier_leader_wrote_takes_no_other_pods() {
     }
     let url = server.url();
     drop(Router::start(&settings("kubernetes/default", &kube, &url)));
+}
+
+#[test]
+fn a_second_cluster_does_not_take_the_pods_over() {
+    let (kube, other) = (Kube::start(), Kube::start());
+    kube.add("voice-agent-7");
+    other.add("voice-agent-8");
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let mut redis = server.connection();
+    // The origin as an earlier version recorded it belongs to the first cluster that comes.
+    cmd("SET").arg("voice:origin").arg("kubernetes/default").exec(&mut redis).unwrap();
+    let mut router = Router::start(&settings("kubernetes/default", &kube, &url));
+    eventually(Duration::from_secs(10), "it has a pod", || pods(&router).len() == 1);
+    router.allocate("CA1");
+    let recorded: String = cmd("GET").arg("voice:origin").query(&mut redis).unwrap();
+    assert_eq!(recorded, format!("kubernetes/default/{}", kube.namespace_uid()));
+    let (status, printed) = refused(&settings("kubernetes/default", &other, &url));
+    assert!(!status.success());
+    assert!(printed.contains(&recorded), "{printed}");
+    assert!(printed.contains(&other.namespace_uid()), "{printed}");
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+    assert_eq!(pods(&router), [r#""voice-agent-7" "busy""#]);
+    let mut forced = settings("kubernetes/default", &other, &url);
+    forced.push(("FORCE_POD_ORIGIN", "on"));
+    let forced = Router::start(&forced);
+    eventually(Duration::from_secs(10), "its pod replaces the other one", || {
+        pods(&forced) == [r#""voice-agent-8" "available""#]
+    });
+    serves_no_call(router.address, &other.namespace_uid());
+    router.signal("TERM");
+    router.wait_for_exit(Duration::from_secs(10));
+}
+
+#[test]
+fn calls_are_served_before_the_cluster_can_be_identified() {
+    let mut kube = Kube::start();
+    kube.add("voice-agent-7");
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let first = Router::start(&settings("kubernetes/default", &kube, &url));
+    eventually(Duration::from_secs(10), "it has a pod", || pods(&first).len() == 1);
+    drop(first);
+    kube.vanish();
+    let router = Router::start(&settings("kubernetes/default", &kube, &url));
+    router.allocate("CA1");
+    kube.add("voice-agent-8");
+    kube.resume();
+    eventually(Duration::from_secs(20), "it writes pods", || pods(&router).len() == 2);
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
+}
+
+#[test]
+fn a_role_that_forbids_the_namespace_is_reported_at_the_start() {
+    let kube = Kube::start();
+    kube.faults(|faults| faults.forbid = Some("namespaces/default"));
+    let (status, printed) = refused(&settings("kubernetes/default", &kube, "redis://127.0.0.1:1"));
+    assert_eq!(status.code(), Some(1), "{printed}");
+    assert!(printed.contains("get on namespaces"), "{printed}");
 }
 
 #[test]

@@ -3,8 +3,8 @@
 use std::{
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+    sync::{Arc, OnceLock, atomic::AtomicBool},
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpSocket},
     sync::Notify,
     task::JoinSet,
+    time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -36,15 +37,17 @@ use crate::{
     tls::{Door, Tls},
     tools::agent::{Agents, Desk},
 };
-use fleet::Claimant;
+use fleet::{Claimant, PodOrigin};
 use store::{Embedded, Redis, RedisConfig, Scripts, Store, Unusable, observing};
 use telephony::WsUrls;
 
 /// How long we go on accepting requests once we say that we are not ready: who
 /// has not heard it yet shall not meet a closed door.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long the start waits for Redis before it goes on without.
+/// How long the start waits for Redis, and for the cluster, before it goes on without.
 const FIRST_CONTACT: Duration = Duration::from_secs(2);
+/// How long a right may be missing before it counts as not given.
+const API_SERVER_START: Duration = Duration::from_secs(5);
 /// How long agents may take to let go of their calls at the end.
 const AGENTS_FINISH: Duration = Duration::from_secs(5);
 
@@ -76,7 +79,10 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
     let nudge = Arc::new(Notify::new());
-    let store = open_store(&config, &metrics, &nudge, scripts).await?;
+    let source = pod_source(&config).await?;
+    let identified = identify(&config, &source).await?;
+    let origin = identified.clone().unwrap_or_else(|| config.pods.origin());
+    let store = open_store(&config, origin, &metrics, &nudge, scripts).await?;
     warn_about(&config, store.as_ref()).await;
     let access = Access::new(&config.access)
         .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
@@ -125,7 +131,6 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     });
 
     let simulated = config.pods == PodSource::Simulated;
-    let source = pod_source(&config).await?;
     let control = Arc::new(Control {
         store: store.clone(),
         metrics: metrics.clone(),
@@ -135,7 +140,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         tls: tls.clone(),
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
-        origin: config.pods.origin(),
+        origin: identified.map(OnceLock::from).unwrap_or_default(),
         origin_key: origin_key(&config.store),
         force_origin: AtomicBool::new(config.force_pod_origin),
     });
@@ -222,7 +227,7 @@ impl Running {
         self.closing.cancel();
         while self.servers.join_next().await.is_some() {}
         if let Some(agents) = self.agents
-            && tokio::time::timeout(AGENTS_FINISH, agents.finish()).await.is_err()
+            && timeout(AGENTS_FINISH, agents.finish()).await.is_err()
         {
             tracing::warn!("agents did not finish in time");
         }
@@ -254,6 +259,7 @@ fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 async fn open_store(
     config: &Config,
+    origin: PodOrigin,
     metrics: &Metrics,
     nudge: &Arc<Notify>,
     scripts: Scripts,
@@ -282,7 +288,7 @@ async fn open_store(
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
             let nudge = nudge.clone();
             let origin_key = origin_key(&config.store);
-            let (origin, force_origin) = (config.pods.origin(), config.force_pod_origin);
+            let force_origin = config.force_pod_origin;
             let config = RedisConfig {
                 url,
                 key_prefix,
@@ -317,6 +323,7 @@ async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
             Ok(Reconciled::Done { .. }) => Ok(None),
             Err(error) => Err(error),
         },
+        Source::Cluster { .. } if control.origin.get().is_none() => Ok(None),
         Source::Cluster { .. } => {
             control.claim(Claimant::Leader { epoch: None }).await.map(Result::err)
         }
@@ -352,6 +359,29 @@ async fn warn_about(config: &Config, store: &dyn Store) {
             "the tiers in the store differ from TIER_CONFIG and are used; change them with PUT /api/v1/tiers"
         );
     }
+}
+
+/// The origin of the pods; `None` while the cluster can't be asked which one it is.
+async fn identify(config: &Config, source: &Source) -> anyhow::Result<Option<PodOrigin>> {
+    let Source::Cluster { cluster, .. } = source else { return Ok(Some(config.pods.origin())) };
+    let started = Instant::now();
+    let reason = loop {
+        match timeout(FIRST_CONTACT, cluster.namespace_uid()).await {
+            Ok(Ok(uid)) => return Ok(Some(cluster.origin(uid))),
+            Ok(Err(error)) => match cluster.explain_identity(&error) {
+                // An API server that starts forbids everything for a moment.
+                (_, true) if started.elapsed() < API_SERVER_START => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                // Without it a store could be taken over from another cluster.
+                (reason, true) => anyhow::bail!("cannot identify the cluster: {reason}"),
+                (reason, false) => break reason,
+            },
+            Err(_) => break "no answer in time".into(),
+        }
+    };
+    tracing::error!(reason, "cannot identify the cluster; writing no pods until it answers");
+    Ok(None)
 }
 
 async fn pod_source(config: &Config) -> anyhow::Result<Source> {

@@ -5,7 +5,7 @@
 --          {foreign, now, origin}: it holds the pods of another origin; nothing has changed
 operation('begin', {'allow-oom'}, function(ARGV)
   local owner = ownership()
-  if ARGV[3] ~= '' and not may_follow(ARGV[3], owner) then return {'foreign', now, owner} end
+  if ARGV[3] ~= '' and not may_serve(ARGV[3], owner) then return {'foreign', now, owner} end
   local version = read('GET', P .. 'schema')
   if version then return {'ready', now, version} end
   if run('EXISTS', P .. 'pod:metadata') > 0 then return {'older', now} end

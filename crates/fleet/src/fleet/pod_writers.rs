@@ -16,8 +16,13 @@ pub enum PodOrigin {
     Simulated,
     /// A static list: `PODS` or `PODS_FILE`.
     List,
-    /// The pods of a namespace. It is empty in a store that a leader of an earlier version wrote.
-    Kubernetes { namespace: String },
+    /// The pods of a namespace of a cluster. Both, or the cluster alone, are empty in a store that
+    /// an earlier version wrote. A router whose cluster is not identified yet has no cluster.
+    Kubernetes {
+        namespace: String,
+        /// The UID of the namespace: other clusters may have one of the same name.
+        cluster: String,
+    },
     /// Of pods that were written by an earlier version, without a leader. No router has it.
     Unknown,
 }
@@ -28,8 +33,11 @@ impl PodOrigin {
         match (self, owner) {
             // Simulated agents must not replace pods that may be real.
             (_, Self::Unknown) => *self != Self::Simulated,
-            (Self::Kubernetes { .. }, Self::Kubernetes { namespace }) if namespace.is_empty() => {
-                true
+            // The first cluster that comes has the pods that an earlier version wrote.
+            (Self::Kubernetes { namespace: ours, .. }, Self::Kubernetes { namespace, cluster })
+                if cluster.is_empty() =>
+            {
+                namespace.is_empty() || namespace == ours
             }
             _ => self == owner,
         }
@@ -41,8 +49,11 @@ impl fmt::Display for PodOrigin {
         match self {
             Self::Simulated => f.write_str("simulated"),
             Self::List => f.write_str("list"),
-            Self::Kubernetes { namespace } if namespace.is_empty() => f.write_str("kubernetes"),
-            Self::Kubernetes { namespace } => write!(f, "kubernetes/{namespace}"),
+            Self::Kubernetes { namespace, cluster } => {
+                f.write_str("kubernetes")?;
+                let parts = [namespace, cluster].into_iter().filter(|part| !part.is_empty());
+                parts.into_iter().try_for_each(|part| write!(f, "/{part}"))
+            }
             Self::Unknown => f.write_str("unknown"),
         }
     }
@@ -52,11 +63,14 @@ impl FromStr for PodOrigin {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('/') {
-            Some(("kubernetes", namespace)) => Ok(Self::Kubernetes { namespace: namespace.into() }),
-            None if text == "kubernetes" => Ok(Self::Kubernetes { namespace: String::new() }),
-            None if text == "simulated" => Ok(Self::Simulated),
-            None if text == "list" => Ok(Self::List),
+        let (kind, rest) = text.split_once('/').unwrap_or((text, ""));
+        match kind {
+            "kubernetes" => {
+                let (namespace, cluster) = rest.split_once('/').unwrap_or((rest, ""));
+                Ok(Self::Kubernetes { namespace: namespace.into(), cluster: cluster.into() })
+            }
+            "simulated" if text == kind => Ok(Self::Simulated),
+            "list" if text == kind => Ok(Self::List),
             _ => Err(format!("no origin of pods: {text:?}")),
         }
     }
@@ -151,7 +165,9 @@ impl Fleet {
         let lost = || match &self.list {
             Some(list) if list.digest == SIMULATED => Some(PodOrigin::Simulated),
             Some(_) => Some(PodOrigin::List),
-            None if self.epoch > 0 => Some(PodOrigin::Kubernetes { namespace: String::new() }),
+            None if self.epoch > 0 => {
+                Some(PodOrigin::Kubernetes { namespace: String::new(), cluster: String::new() })
+            }
             None => (!self.pods.is_empty()).then_some(PodOrigin::Unknown),
         };
         self.origin.clone().or_else(lost)

@@ -2,7 +2,10 @@
 
 use std::sync::atomic::Ordering;
 
+use tokio::time::{sleep, timeout};
+
 use super::Control;
+use crate::cluster::{Cluster, LeaderConfig};
 use fleet::{Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, WriteRefused};
 use store::StoreError;
 
@@ -10,7 +13,7 @@ impl Control {
     /// Claims the pods of the store; the epoch of this router's writes.
     pub async fn claim(&self, by: Claimant) -> Result<Result<u64, ClaimRefused>, StoreError> {
         let force = self.force_origin.load(Ordering::Relaxed);
-        let claim = Claim { origin: self.origin.clone(), by, force };
+        let claim = Claim { origin: self.origin().clone(), by, force };
         let claimed = self.store.claim_pods(&claim).await?;
         if claimed.is_ok() {
             // Only the first claim takes over: a later one must not fight with another router.
@@ -20,8 +23,35 @@ impl Control {
         Ok(claimed)
     }
 
+    /// The origin of this router's pods. Claims and writes begin when it is known.
+    fn origin(&self) -> &PodOrigin {
+        self.origin.get().expect("the origin is known before pods are claimed")
+    }
+
+    /// Identifies the cluster if that was not possible at the start. Calls are served meanwhile,
+    /// and no pods are written.
+    pub(crate) async fn identify(&self, cluster: &Cluster, config: &LeaderConfig) {
+        if config.enabled {
+            self.begin_election(config);
+        }
+        while self.origin.get().is_none() {
+            if self.store.tiers().await.is_ok() {
+                self.lifecycle.store_reached();
+            }
+            if let Ok(Ok(uid)) = timeout(config.renew_deadline, cluster.namespace_uid()).await {
+                tracing::info!(uid, "identified the cluster by the UID of its namespace");
+                let _ = self.origin.set(cluster.origin(uid));
+                return;
+            }
+            tokio::select! {
+                () = sleep(config.retry_period) => {}
+                () = self.lifecycle.stopping.cancelled() => return,
+            }
+        }
+    }
+
     pub(crate) fn writer(&self, epoch: u64) -> PodWriter<'_> {
-        PodWriter { origin: &self.origin, epoch }
+        PodWriter { origin: self.origin(), epoch }
     }
 
     /// Reports that the store takes this router's pods no longer, or again.
@@ -43,7 +73,7 @@ impl Control {
     pub fn explain(&self, refused: &ClaimRefused) -> String {
         match refused {
             ClaimRefused::Write(WriteRefused::Foreign { owner }) => {
-                explain_foreign(owner, &self.origin_key, &self.origin)
+                explain_foreign(owner, &self.origin_key, self.origin())
             }
             ClaimRefused::Write(WriteRefused::Fenced { .. }) | ClaimRefused::Superseded => {
                 "another replica started later with a different list of pods, which is in force; \

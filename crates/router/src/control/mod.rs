@@ -12,7 +12,7 @@ mod watch;
 use std::{
     future::Future,
     panic::AssertUnwindSafe,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -63,8 +63,8 @@ pub struct Control {
     pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
-    /// Where this router's pods come from.
-    pub origin: PodOrigin,
+    /// Where this router's pods come from; empty until its cluster is identified.
+    pub origin: OnceLock<PodOrigin>,
     /// Where the store records the origin of its pods, for messages.
     pub origin_key: String,
     /// The next claim takes the store over from another origin.
@@ -96,7 +96,11 @@ impl Control {
                 }));
                 tasks.spawn(self.supervise("leader", move |control| {
                     let lock = cluster.lock(&leader, identity.clone());
-                    control.campaign(lock, view.clone(), leader.clone())
+                    let (cluster, view, leader) = (cluster.clone(), view.clone(), leader.clone());
+                    async move {
+                        control.identify(&cluster, &leader).await;
+                        control.campaign(lock, view, leader).await;
+                    }
                 }))
             }
         };

@@ -20,7 +20,16 @@ end
 local function may_follow(origin, owner)
   -- Simulated agents must not replace pods that may be real.
   if owner == 'unknown' then return origin ~= 'simulated' end
-  return owner == '' or origin == owner or owner == 'kubernetes' and string.find(origin, '^kubernetes/') ~= nil
+  if owner == '' or origin == owner then return true end
+  -- An earlier version recorded neither namespace nor cluster, or no cluster: the first cluster that comes has its pods.
+  local is_partial = owner == 'kubernetes' or string.find(owner, '^kubernetes/[^/]+$') ~= nil
+  return is_partial and string.sub(origin, 1, #owner + 1) == owner .. '/'
+end
+
+-- Whether calls may be served from the pods of an owner. A router that has not identified its cluster yet serves the
+-- namespace of its name, and writes no pods.
+local function may_serve(origin, owner)
+  return may_follow(origin, owner) or string.sub(owner, 1, #origin + 1) == origin .. '/'
 end
 
 local function adopt_writer(origin, epoch)

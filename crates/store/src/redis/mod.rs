@@ -90,7 +90,8 @@ pub struct Redis {
     kept: Mutex<Kept>,
     /// Why this Redis is not for us, if it is not.
     refused: OnceLock<String>,
-    origin: Option<PodOrigin>,
+    /// That of the latest claim: a cluster may be identified after the start.
+    origin: RwLock<Option<PodOrigin>>,
     force_origin: AtomicBool,
     /// The origin of the pods in Redis, while it keeps this router from using it.
     foreign: Mutex<Option<String>>,
@@ -129,7 +130,7 @@ impl Redis {
             said: Mutex::default(),
             kept: Mutex::default(),
             refused: OnceLock::new(),
-            origin: config.origin,
+            origin: RwLock::new(config.origin),
             force_origin: AtomicBool::new(config.force_origin),
             foreign: Mutex::default(),
             nudge: config.nudge,
@@ -182,6 +183,16 @@ impl Redis {
         Ok(answer)
     }
 
+    fn origin(&self) -> Option<PodOrigin> {
+        self.origin.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_origin(&self, claimed: &PodOrigin) {
+        if let Some(origin) = &mut *self.origin.write().unwrap_or_else(PoisonError::into_inner) {
+            origin.clone_from(claimed);
+        }
+    }
+
     /// The origin of the pods in Redis, if it keeps this router from using it.
     fn foreign(&self) -> Option<String> {
         self.foreign.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -196,7 +207,7 @@ impl Redis {
     /// Takes a Redis out of use that holds the pods of another origin: its calls are not this
     /// router's to serve.
     fn refuse_foreign(&self, owner: &str) {
-        let Some(origin) = &self.origin else { return };
+        let Some(origin) = self.origin() else { return };
         self.link.note_reason(format!(
             "{} is {owner}, and the origin of this router's pods is {origin}",
             self.key("origin")

@@ -139,6 +139,7 @@ impl Store for Redis {
                 Claimant::Leader { epoch } => (*epoch, "", false),
                 Claimant::List { digest, is_new } => (None, digest.as_str(), *is_new),
             };
+            self.note_origin(&claim.origin);
             if let Some(owner) = self.foreign() {
                 return Ok(Err(WriteRefused::Foreign { owner }.into()));
             }

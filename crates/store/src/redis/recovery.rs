@@ -137,7 +137,7 @@ impl Redis {
     async fn recover(&self) -> Result<(), StoreError> {
         let lease = self.lease_ttl.to_string();
         let is_forced = self.force_origin.load(Ordering::Relaxed);
-        let origin = self.origin.as_ref().filter(|_| !is_forced).map(PodOrigin::to_string);
+        let origin = self.origin().filter(|_| !is_forced).as_ref().map(PodOrigin::to_string);
         let args = [lease.as_str(), origin.as_deref().unwrap_or_default()];
         let answer = self.link.attempt(&self.scripts.begin, &args, Timeliness::InTime).await;
         let mut answer = answer.map_err(|failure| match StoreError::from(failure) {
