@@ -3,8 +3,8 @@
 use std::{
     net::SocketAddr,
     path::PathBuf,
-    sync::{Arc, atomic::AtomicBool},
-    time::Duration,
+    sync::{Arc, OnceLock, atomic::AtomicBool},
+    time::{Duration, Instant},
 };
 
 use anyhow::Context as _;
@@ -13,6 +13,7 @@ use tokio::{
     net::{TcpListener, TcpSocket},
     sync::Notify,
     task::JoinSet,
+    time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -21,7 +22,7 @@ use crate::{
     auth::Access,
     cluster::Cluster,
     config::{Config, PodSource, StoreConfig},
-    control::{Control, ListFile, PodFeed, Reconciled, Source},
+    control::{Control, ListFile, PodFeed, Reconciled, Source, explain_foreign},
     http::{
         self, Context,
         api::{
@@ -36,16 +37,18 @@ use crate::{
     tls::{Door, Tls},
     tools::agent::{Agents, Desk},
 };
-use fleet::Claimant;
+use fleet::{Claimant, PodOrigin};
 use spans::Tracer;
-use store::{Embedded, Redis, RedisConfig, Scripts, Store, observing};
+use store::{Embedded, Redis, RedisConfig, Scripts, Store, Unusable, observing};
 use telephony::WsUrls;
 
 /// How long we go on accepting requests once we say that we are not ready: who
 /// has not heard it yet shall not meet a closed door.
 const FAREWELL: Duration = Duration::from_millis(500);
-/// How long the start waits for Redis before it goes on without.
+/// How long the start waits for Redis, and for the cluster, before it goes on without.
 const FIRST_CONTACT: Duration = Duration::from_secs(2);
+/// How long a right may be missing before it counts as not given.
+const API_SERVER_START: Duration = Duration::from_secs(5);
 /// How long agents may take to let go of their calls at the end.
 const AGENTS_FINISH: Duration = Duration::from_secs(5);
 
@@ -77,12 +80,11 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
     let nudge = Arc::new(Notify::new());
-    let store = open_store(&config, &metrics, &nudge, scripts).await?;
+    let source = pod_source(&config).await?;
+    let identified = identify(&config, &source).await?;
+    let origin = identified.clone().unwrap_or_else(|| config.pods.origin());
+    let store = open_store(&config, origin, &metrics, &nudge, scripts).await?;
     warn_about(&config, store.as_ref()).await;
-    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
-        // Streams may have started, and callers asked again, while nobody listened.
-        store.spare(time).await?;
-    }
     let access = open_access(&config)?;
     let tls = config.tls.as_ref().map(Tls::new).transpose();
     let tls = tls.map_err(|expected| anyhow::anyhow!("TLS_CERT_FILE: expected {expected}"))?;
@@ -91,13 +93,16 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         config.traces.clone().map(|traces| traces::start(traces, metrics.spans.clone())).unzip();
     let parts = Parts { store, metrics, nudge, access, tls };
     let context = Arc::new(context(&config, &parts, api.port(), tracer));
-    let source = pod_source(&config).await?;
-    let control = Arc::new(control(&config, &parts, context.lifecycle.clone()));
+    let control = Arc::new(control(&config, &parts, context.lifecycle.clone(), identified));
     if matches!(source, Source::Feed(_)) {
         // Without a Lease every replica does the leader's work.
         parts.metrics.leader.set(1);
     }
     claim_pods(&control, &source).await?;
+    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
+        // Streams may have started, and callers asked again, while the router was down.
+        control.store.spare(time).await?;
+    }
     let simulated = config.pods == PodSource::Simulated;
     let agents = simulated.then(|| simulated_agents(&config, &parts, &context.lifecycle));
     let agent_routes = agents.as_ref().map(Agents::routes);
@@ -178,7 +183,12 @@ fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tra
 }
 
 /// The background work.
-fn control(config: &Config, parts: &Parts, lifecycle: Arc<Lifecycle>) -> Control {
+fn control(
+    config: &Config,
+    parts: &Parts,
+    lifecycle: Arc<Lifecycle>,
+    origin: Option<PodOrigin>,
+) -> Control {
     Control {
         store: parts.store.clone(),
         metrics: parts.metrics.clone(),
@@ -188,7 +198,8 @@ fn control(config: &Config, parts: &Parts, lifecycle: Arc<Lifecycle>) -> Control
         tls: parts.tls.clone(),
         cleanup_interval: config.cleanup_interval,
         reconcile_interval: config.reconcile_interval,
-        origin: config.pods.origin(),
+        origin: origin.map(OnceLock::from).unwrap_or_default(),
+        origin_key: origin_key(&config.store),
         force_origin: AtomicBool::new(config.force_pod_origin),
     }
 }
@@ -268,7 +279,7 @@ impl Running {
         self.closing.cancel();
         while self.servers.join_next().await.is_some() {}
         if let Some(agents) = self.agents
-            && tokio::time::timeout(AGENTS_FINISH, agents.finish()).await.is_err()
+            && timeout(AGENTS_FINISH, agents.finish()).await.is_err()
         {
             tracing::warn!("agents did not finish in time");
         }
@@ -300,6 +311,7 @@ fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
 
 async fn open_store(
     config: &Config,
+    origin: PodOrigin,
     metrics: &Metrics,
     nudge: &Arc<Notify>,
     scripts: Scripts,
@@ -327,14 +339,28 @@ async fn open_store(
             let authority = ca_file.as_ref().map(read).transpose()?;
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
             let nudge = nudge.clone();
-            let config =
-                RedisConfig { url, key_prefix, authority, ttls, tiers, nudge, metrics, scripts };
+            let origin_key = origin_key(&config.store);
+            let force_origin = config.force_pod_origin;
+            let config = RedisConfig {
+                url,
+                key_prefix,
+                authority,
+                ttls,
+                tiers,
+                nudge,
+                metrics,
+                scripts,
+                origin: Some(origin.clone()),
+                force_origin,
+            };
             let redis =
                 Redis::start(config).map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
-            redis
-                .first_contact(FIRST_CONTACT)
-                .await
-                .map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
+            redis.first_contact(FIRST_CONTACT).await.map_err(|unusable| match unusable {
+                Unusable::Foreign(owner) => {
+                    foreign_error(&explain_foreign(&owner, &origin_key, &origin))
+                }
+                Unusable::Other(error) => anyhow::anyhow!("REDIS_URL: {error}"),
+            })?;
             Ok(redis)
         }
     }
@@ -349,18 +375,31 @@ async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
             Ok(Reconciled::Done { .. }) => Ok(None),
             Err(error) => Err(error),
         },
+        Source::Cluster { .. } if control.origin.get().is_none() => Ok(None),
         Source::Cluster { .. } => {
             control.claim(Claimant::Leader { epoch: None }).await.map(Result::err)
         }
     };
     match refused {
         Ok(None) => {}
-        Ok(Some(refused)) => anyhow::bail!("FORCE_POD_ORIGIN=off: {}", control.explain(&refused)),
+        Ok(Some(refused)) => return Err(foreign_error(&control.explain(&refused))),
         Err(error) => {
             tracing::error!(%error, "starting without the store; not ready until it is there");
         }
     }
     Ok(())
+}
+
+/// Where the store records the origin of its pods: ` (voice:origin)` in a Redis.
+fn origin_key(store: &StoreConfig) -> String {
+    match store {
+        StoreConfig::Redis { key_prefix, .. } => format!(" ({key_prefix}origin)"),
+        StoreConfig::Memory | StoreConfig::Journal(_) => String::new(),
+    }
+}
+
+fn foreign_error(explained: &str) -> anyhow::Error {
+    anyhow::anyhow!("FORCE_POD_ORIGIN=off: {explained}")
 }
 
 async fn warn_about(config: &Config, store: &dyn Store) {
@@ -372,6 +411,29 @@ async fn warn_about(config: &Config, store: &dyn Store) {
             "the tiers in the store differ from TIER_CONFIG and are used; change them with PUT /api/v1/tiers"
         );
     }
+}
+
+/// The origin of the pods; `None` while the cluster can't be asked which one it is.
+async fn identify(config: &Config, source: &Source) -> anyhow::Result<Option<PodOrigin>> {
+    let Source::Cluster { cluster, .. } = source else { return Ok(Some(config.pods.origin())) };
+    let started = Instant::now();
+    let reason = loop {
+        match timeout(FIRST_CONTACT, cluster.namespace_uid()).await {
+            Ok(Ok(uid)) => return Ok(Some(cluster.origin(uid))),
+            Ok(Err(error)) => match cluster.explain_identity(&error) {
+                // An API server that starts forbids everything for a moment.
+                (_, true) if started.elapsed() < API_SERVER_START => {
+                    tokio::time::sleep(Duration::from_millis(200)).await;
+                }
+                // Without it a store could be taken over from another cluster.
+                (reason, true) => anyhow::bail!("cannot identify the cluster: {reason}"),
+                (reason, false) => break reason,
+            },
+            Err(_) => break "no answer in time".into(),
+        }
+    };
+    tracing::error!(reason, "cannot identify the cluster; writing no pods until it answers");
+    Ok(None)
 }
 
 async fn pod_source(config: &Config) -> anyhow::Result<Source> {

@@ -17,6 +17,8 @@ pub struct Lifecycle {
     /// This replica's own watch of the cluster has failed, and no list was read since.
     pub is_cluster_lost: AtomicBool,
     leader: Mutex<Leader>,
+    /// The store holds the pods of another origin: no call is served from it.
+    pub is_foreign: AtomicBool,
     /// Why the store refuses this router's pods.
     pods_refused: Mutex<Option<String>>,
     pub stopping: CancellationToken,
@@ -102,6 +104,8 @@ impl Lifecycle {
     }
 
     pub fn is_ready(&self) -> bool {
-        self.reached.load(Ordering::Relaxed) && !self.stopping.is_cancelled()
+        self.reached.load(Ordering::Relaxed)
+            && !self.is_foreign.load(Ordering::Relaxed)
+            && !self.stopping.is_cancelled()
     }
 }

@@ -1,6 +1,8 @@
 -- Finds out whether its user may run the functions and what a store holds, and marks an empty one as ours.
--- ARGV[2]: for how long (ms) a store that begins empty believes pods about calls
+-- ARGV[2..3]: for how long (ms) a store that begins empty believes pods about calls, origin of the router's pods ('' for
+--   any)
 -- Replies: {ready, now, version}   {began, now}   {older, now}: filled by the older router, to be adopted
+--          {foreign, now, origin}: it holds the pods of another origin; nothing has changed
 -- All commands of the functions, but for PUBLISH, which may be denied.
 local COMMANDS = 'DEL EXISTS GET HDEL HEXISTS HGET HGETALL HMGET HSCAN HSET HSETNX INCR LINDEX LPUSH LTRIM MGET PEXPIRE PTTL '
   .. 'SADD SCARD SET SISMEMBER SMEMBERS SRANDMEMBER SREM SSCAN TIME TYPE XADD ZADD ZCARD ZCOUNT ZPOPMIN ZRANGE ZRANGEBYSCORE '
@@ -13,6 +15,8 @@ operation('begin', {'allow-oom'}, function(ARGV)
       return redis.error_reply('NOPERM this user may not run ' .. command .. ', which the functions need')
     end
   end
+  local owner = ownership()
+  if ARGV[3] ~= '' and not may_serve(ARGV[3], owner) then return {'foreign', now, owner} end
   local version = read('GET', P .. 'schema')
   if version then return {'ready', now, version} end
   if run('EXISTS', P .. 'pod:metadata') > 0 then return {'older', now} end

@@ -19,7 +19,7 @@ pub use self::{
     journal::JournalError,
     metrics::StoreMetrics,
     notifier::{Listener, Notifier},
-    redis::{Redis, RedisConfig, Scripts},
+    redis::{Redis, RedisConfig, Scripts, Unusable},
 };
 use fleet::{
     Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused, Confirm,

@@ -77,9 +77,8 @@ impl Dice {
     }
 
     fn origin(&mut self) -> PodOrigin {
-        let namespace = "ns".into();
-        [PodOrigin::Simulated, PodOrigin::List, PodOrigin::Kubernetes { namespace }][self.roll(3)]
-            .clone()
+        let origins = ["simulated", "list", "kubernetes/ns", "kubernetes/ns/a", "kubernetes/ns/b"];
+        origins[self.roll(5)].parse().unwrap()
     }
 
     /// A writer of pods: mostly the one in office, else one of another origin or epoch.

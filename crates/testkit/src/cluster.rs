@@ -1,5 +1,11 @@
 //! Routers in the fake cluster.
 
+use axum::{
+    http::request::Parts,
+    response::{IntoResponse, Response},
+};
+use serde_json::json;
+
 use crate::{Router, kube::Kube};
 
 const CLUSTER_TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
@@ -28,4 +34,19 @@ pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
 
 pub fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()
+}
+
+impl Kube {
+    /// The UID of the namespace: every fake cluster has one of the same name.
+    pub fn namespace_uid(&self) -> String {
+        format!("namespace-of-127.0.0.1:{}", self.port)
+    }
+}
+
+/// The namespace, as the API server shows it.
+pub(crate) fn namespace(parts: &Parts) -> Response {
+    let uid = format!("namespace-of-{}", parts.headers["host"].to_str().unwrap());
+    let metadata = json!({"name": "default", "uid": uid});
+    axum::Json(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": metadata}))
+        .into_response()
 }

@@ -20,7 +20,7 @@ use futures_util::stream;
 use serde_json::{Value, json};
 use tokio::{runtime::Runtime, sync::watch};
 
-use super::scratch;
+use super::{cluster, scratch};
 
 /// Events that a watch may still ask for; those before are gone.
 const HISTORY: usize = 10_000;
@@ -187,7 +187,6 @@ impl Kube {
     }
 
     /// How often somebody was told that the past is gone.
-    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn expired(&self) -> usize {
         self.world().expired
     }
@@ -200,7 +199,6 @@ impl Kube {
         self.world().lists
     }
 
-    #[allow(dead_code, reason = "only some binaries need it")]
     pub fn failed_lists(&self) -> usize {
         self.world().failed_lists
     }
@@ -275,19 +273,16 @@ impl Kube {
         self.change(name, |_| None);
     }
 
-    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn uid(&self, name: &str) -> Option<String> {
         self.world().pods.get(name)?["metadata"]["uid"].as_str().map(str::to_owned)
     }
 
-    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn pod(&self, name: &str) -> Value {
         self.world().pods[name].clone()
     }
 
     /// Tells watchers what was true of a pod before, or, what looks alike, of another one
     /// of its name, which is new.
-    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn tell_again(&self, mut was: Value, as_another: bool) {
         let mut world = self.world();
         world.version += 1;
@@ -368,6 +363,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     at_once(match path.strip_prefix(leases) {
         Some(rest) => lease(&mut world, &parts.method, rest.trim_start_matches('/'), body),
+        None if path == "/api/v1/namespaces/default" => cluster::namespace(parts),
         None => failure(404, "NotFound", &format!("the server could not find {path}")),
     })
 }

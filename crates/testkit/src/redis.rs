@@ -227,6 +227,8 @@ pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
         nudge: Arc::default(),
         metrics: StoreMetrics::default(),
         scripts: Scripts::default(),
+        origin: None,
+        force_origin: false,
     }
 }
 

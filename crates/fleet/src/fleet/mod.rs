@@ -48,7 +48,9 @@ pub use self::{
     drain::{Drained, Undrained, UnknownPod},
     events::{Event, EventId, EventLog, Kind as EventKind, Logged},
     moves::{Move, moves},
-    pod_writers::{Claim, ClaimRefused, Claimant, LIST_TTL, PodOrigin, PodWriter, WriteRefused},
+    pod_writers::{
+        Claim, ClaimRefused, Claimant, LIST_TTL, PodOrigin, PodWriter, SIMULATED, WriteRefused,
+    },
     pods::{Changed, Departure, Edit, MoveRefused, Observed, Removed},
     queries::{
         CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,

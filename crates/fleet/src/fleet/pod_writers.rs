@@ -16,15 +16,31 @@ pub enum PodOrigin {
     Simulated,
     /// A static list: `PODS` or `PODS_FILE`.
     List,
-    /// The pods of a namespace. It is empty in a store that a leader of an earlier version wrote.
-    Kubernetes { namespace: String },
+    /// The pods of a namespace of a cluster. Both, or the cluster alone, are empty in a store that
+    /// an earlier version wrote. A router whose cluster is not identified yet has no cluster.
+    Kubernetes {
+        namespace: String,
+        /// The UID of the namespace: other clusters may have one of the same name.
+        cluster: String,
+    },
+    /// Of pods that were written by an earlier version, without a leader. No router has it.
+    Unknown,
 }
 
 impl PodOrigin {
     /// Whether pods of this origin may be written where `owner` has written before.
     fn may_follow(&self, owner: &Self) -> bool {
-        let is_cluster = matches!(self, Self::Kubernetes { .. });
-        self == owner || is_cluster && *owner == Self::Kubernetes { namespace: String::new() }
+        match (self, owner) {
+            // Simulated agents must not replace pods that may be real.
+            (_, Self::Unknown) => *self != Self::Simulated,
+            // The first cluster that comes has the pods that an earlier version wrote.
+            (Self::Kubernetes { namespace: ours, .. }, Self::Kubernetes { namespace, cluster })
+                if cluster.is_empty() =>
+            {
+                namespace.is_empty() || namespace == ours
+            }
+            _ => self == owner,
+        }
     }
 }
 
@@ -33,8 +49,12 @@ impl fmt::Display for PodOrigin {
         match self {
             Self::Simulated => f.write_str("simulated"),
             Self::List => f.write_str("list"),
-            Self::Kubernetes { namespace } if namespace.is_empty() => f.write_str("kubernetes"),
-            Self::Kubernetes { namespace } => write!(f, "kubernetes/{namespace}"),
+            Self::Kubernetes { namespace, cluster } => {
+                f.write_str("kubernetes")?;
+                let parts = [namespace, cluster].into_iter().filter(|part| !part.is_empty());
+                parts.into_iter().try_for_each(|part| write!(f, "/{part}"))
+            }
+            Self::Unknown => f.write_str("unknown"),
         }
     }
 }
@@ -43,11 +63,14 @@ impl FromStr for PodOrigin {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        match text.split_once('/') {
-            Some(("kubernetes", namespace)) => Ok(Self::Kubernetes { namespace: namespace.into() }),
-            None if text == "kubernetes" => Ok(Self::Kubernetes { namespace: String::new() }),
-            None if text == "simulated" => Ok(Self::Simulated),
-            None if text == "list" => Ok(Self::List),
+        let (kind, rest) = text.split_once('/').unwrap_or((text, ""));
+        match kind {
+            "kubernetes" => {
+                let (namespace, cluster) = rest.split_once('/').unwrap_or((rest, ""));
+                Ok(Self::Kubernetes { namespace: namespace.into(), cluster: cluster.into() })
+            }
+            "simulated" if text == kind => Ok(Self::Simulated),
+            "list" if text == kind => Ok(Self::List),
             _ => Err(format!("no origin of pods: {text:?}")),
         }
     }
@@ -82,7 +105,11 @@ pub enum WriteRefused {
     Fenced { epoch: u64, current: u64 },
     /// The store holds pods of another origin.
     #[error("the store holds the pods of another origin: {owner}")]
-    Foreign { owner: PodOrigin },
+    Foreign {
+        /// As the store has it: a newer version may have recorded an origin that this one
+        /// does not know.
+        owner: String,
+    },
 }
 
 /// A source of pods asks to write them.
@@ -120,6 +147,9 @@ pub enum ClaimRefused {
 /// How long a list of pods stays in force without a replica that follows it.
 pub const LIST_TTL: Millis = 30_000;
 
+/// The digest that stands for simulated agents: they follow the tiers, which all replicas share.
+pub const SIMULATED: &str = "simulated";
+
 /// The list of pods in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodList {
@@ -129,17 +159,29 @@ pub(super) struct PodList {
 }
 
 impl Fleet {
-    /// The origin of the pods in the store. A store with an epoch and without an origin was
-    /// written by a leader of an earlier version.
+    /// The origin of the pods in the store. One that was lost follows from the list in force. A
+    /// store with an epoch and without both was written by a leader of an earlier version.
     fn owner(&self) -> Option<PodOrigin> {
-        let earlier = || PodOrigin::Kubernetes { namespace: String::new() };
-        self.origin.clone().or_else(|| (self.epoch > 0).then(earlier))
+        let lost = || match &self.list {
+            Some(list) if list.digest == SIMULATED => Some(PodOrigin::Simulated),
+            Some(_) => Some(PodOrigin::List),
+            None if self.epoch > 0 => {
+                Some(PodOrigin::Kubernetes { namespace: String::new(), cluster: String::new() })
+            }
+            None => (!self.pods.is_empty()).then_some(PodOrigin::Unknown),
+        };
+        self.origin.clone().or_else(lost)
+    }
+
+    /// The origin that keeps pods of `origin` from being written.
+    fn foreign(&self, origin: &PodOrigin) -> Option<String> {
+        Some(self.owner().filter(|owner| !origin.may_follow(owner))?.to_string())
     }
 
     /// Refuses another origin and a smaller epoch; adopts a first origin and a larger epoch.
     pub(super) fn fence(&mut self, writer: PodWriter<'_>) -> Result<(), WriteRefused> {
         let PodWriter { origin, epoch } = writer;
-        if let Some(owner) = self.owner().filter(|owner| !origin.may_follow(owner)) {
+        if let Some(owner) = self.foreign(origin) {
             return Err(WriteRefused::Foreign { owner });
         }
         if epoch < self.epoch {
@@ -161,8 +203,7 @@ impl Fleet {
     /// Claims the pods of the store; the epoch under which they may be written.
     pub fn claim_pods(&mut self, claim: &Claim, now: Millis) -> Result<u64, ClaimRefused> {
         let origin = &claim.origin;
-        let foreign = self.owner().filter(|owner| !origin.may_follow(owner));
-        if let Some(owner) = foreign {
+        if let Some(owner) = self.foreign(origin) {
             if !claim.force {
                 return Err(WriteRefused::Foreign { owner }.into());
             }

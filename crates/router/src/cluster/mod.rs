@@ -9,7 +9,9 @@ mod watch;
 use std::time::Duration;
 
 use anyhow::Context;
+use fleet::PodOrigin;
 use futures_util::Stream;
+use k8s_openapi::api::core::v1::Namespace;
 use kube::{
     Api, Client, Error,
     config::KubeConfigOptions,
@@ -70,6 +72,25 @@ impl Cluster {
         found.connect_timeout = Some(CONNECT);
         let client = Client::try_from(found).context("cannot reach the cluster")?;
         Ok(Self { client, config })
+    }
+
+    /// The UID of the namespace, which tells it from one of the same name in another cluster. It
+    /// lasts as long as the namespace, and a Role of the namespace can allow to read it.
+    pub async fn namespace_uid(&self) -> Result<String, Error> {
+        let namespaces: Api<Namespace> = Api::all(self.client.clone());
+        let found = namespaces.get_metadata(&self.config.namespace).await?;
+        Ok(found.metadata.uid.unwrap_or_default())
+    }
+
+    /// The origin of its pods, by the UID of the namespace.
+    pub fn origin(&self, uid: String) -> PodOrigin {
+        PodOrigin::Kubernetes { namespace: self.config.namespace.clone(), cluster: uid }
+    }
+
+    /// What is wrong with an answer about the namespace, and whether the Role forbids it.
+    pub fn explain_identity(&self, error: &Error) -> (String, bool) {
+        let rule = format!("get on namespaces in the namespace {}", self.config.namespace);
+        (explain(error, &rule), is_status(Some(error), 403))
     }
 
     /// All pods, and then what becomes of them. An error is followed by another

@@ -156,13 +156,14 @@ pub struct Config {
 }
 
 impl PodSource {
-    /// What the store calls the origin of these pods.
+    /// What the store calls the origin of these pods, as far as the settings tell.
     pub fn origin(&self) -> PodOrigin {
         match self {
             Self::Simulated => PodOrigin::Simulated,
             Self::List(_) | Self::File(_) => PodOrigin::List,
             Self::Cluster(cluster) => {
-                PodOrigin::Kubernetes { namespace: cluster.namespace.clone() }
+                let namespace = cluster.namespace.clone();
+                PodOrigin::Kubernetes { namespace, cluster: String::new() }
             }
         }
     }

@@ -2,15 +2,18 @@
 
 use std::sync::atomic::Ordering;
 
+use tokio::time::{sleep, timeout};
+
 use super::Control;
-use fleet::{Claim, ClaimRefused, Claimant, PodWriter, WriteRefused};
+use crate::cluster::{Cluster, LeaderConfig};
+use fleet::{Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, WriteRefused};
 use store::StoreError;
 
 impl Control {
     /// Claims the pods of the store; the epoch of this router's writes.
     pub async fn claim(&self, by: Claimant) -> Result<Result<u64, ClaimRefused>, StoreError> {
         let force = self.force_origin.load(Ordering::Relaxed);
-        let claim = Claim { origin: self.origin.clone(), by, force };
+        let claim = Claim { origin: self.origin().clone(), by, force };
         let claimed = self.store.claim_pods(&claim).await?;
         if claimed.is_ok() {
             // Only the first claim takes over: a later one must not fight with another router.
@@ -20,12 +23,41 @@ impl Control {
         Ok(claimed)
     }
 
+    /// The origin of this router's pods. Claims and writes begin when it is known.
+    fn origin(&self) -> &PodOrigin {
+        self.origin.get().expect("the origin is known before pods are claimed")
+    }
+
+    /// Identifies the cluster if that was not possible at the start. Calls are served meanwhile,
+    /// and no pods are written.
+    pub(crate) async fn identify(&self, cluster: &Cluster, config: &LeaderConfig) {
+        if config.enabled {
+            self.begin_election(config);
+        }
+        while self.origin.get().is_none() {
+            if self.store.tiers().await.is_ok() {
+                self.lifecycle.store_reached();
+            }
+            if let Ok(Ok(uid)) = timeout(config.renew_deadline, cluster.namespace_uid()).await {
+                tracing::info!(uid, "identified the cluster by the UID of its namespace");
+                let _ = self.origin.set(cluster.origin(uid));
+                return;
+            }
+            tokio::select! {
+                () = sleep(config.retry_period) => {}
+                () = self.lifecycle.stopping.cancelled() => return,
+            }
+        }
+    }
+
     pub(crate) fn writer(&self, epoch: u64) -> PodWriter<'_> {
-        PodWriter { origin: &self.origin, epoch }
+        PodWriter { origin: self.origin(), epoch }
     }
 
     /// Reports that the store takes this router's pods no longer, or again.
     pub(crate) fn note_claim(&self, refused: Option<&ClaimRefused>) {
+        let is_foreign = matches!(refused, Some(ClaimRefused::Write(WriteRefused::Foreign { .. })));
+        self.lifecycle.is_foreign.store(is_foreign, Ordering::Relaxed);
         let told = refused.map(|refused| self.explain(refused));
         self.metrics.pods_refused.set(told.is_some().into());
         if !self.lifecycle.set_pods_refused(told.clone()) {
@@ -40,12 +72,9 @@ impl Control {
     /// What an operator has to know about a refused claim.
     pub fn explain(&self, refused: &ClaimRefused) -> String {
         match refused {
-            ClaimRefused::Write(WriteRefused::Foreign { owner }) => format!(
-                "the store holds the pods of origin {owner}, and the origin of this router's pods is {}; \
-                 use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \
-                 --force-pod-origin on (FORCE_POD_ORIGIN=on)",
-                self.origin
-            ),
+            ClaimRefused::Write(WriteRefused::Foreign { owner }) => {
+                explain_foreign(owner, &self.origin_key, self.origin())
+            }
             ClaimRefused::Write(WriteRefused::Fenced { .. }) | ClaimRefused::Superseded => {
                 "another replica started later with a different list of pods, which is in force; \
                  give all replicas the same PODS or PODS_FILE"
@@ -53,4 +82,14 @@ impl Control {
             }
         }
     }
+}
+
+/// What an operator has to know about a store of another origin. `key` says where that is
+/// recorded.
+pub fn explain_foreign(owner: &str, key: &str, origin: &PodOrigin) -> String {
+    format!(
+        "the store holds the pods of origin {owner}{key}, and the origin of this router's pods is {origin}; \
+         use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \
+         --force-pod-origin on (FORCE_POD_ORIGIN=on)"
+    )
 }

@@ -8,10 +8,10 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     Control,
     leader::{Halt, PAUSE},
-    pods::AT_ONCE,
+    pods::{AT_ONCE, CLAIM_INTERVAL},
 };
 use crate::cluster::{PodState, PodView};
-use fleet::{Departure, PodStatus, PodWriter, Removed, names::PodName};
+use fleet::{Claimant, Departure, PodStatus, PodWriter, Removed, names::PodName};
 use store::StoreError;
 
 /// How long after a change of pods the pools are balanced.
@@ -28,6 +28,7 @@ impl Control {
         let (mut compared, mut is_due) = (0, true);
         let mut list_at = view.lists().1.unwrap_or_else(Instant::now) + self.reconcile_interval;
         let mut balance: Option<Instant> = None;
+        let mut claim_at = Instant::now() + CLAIM_INTERVAL;
         loop {
             let (lists, listed_at) = view.lists();
             if let Some(listed_at) = listed_at.filter(|_| is_due || lists != compared) {
@@ -48,6 +49,15 @@ impl Control {
             tokio::select! {
                 () = view.changed.notified() => {}
                 () = self.nudge.notified() => is_due = true,
+                // Writes come only with changes. The claim records a lost origin again, and shows
+                // that another origin has taken the store over.
+                () = sleep_until(claim_at) => {
+                    claim_at = Instant::now() + CLAIM_INTERVAL;
+                    let by = Claimant::Leader { epoch: Some(writer.epoch) };
+                    if self.claim(by).await?.is_err() {
+                        return Err(Halt::Fenced);
+                    }
+                }
                 () = sleep_until(list_at) => {
                     view.relist.notify_one();
                     list_at = Instant::now() + self.reconcile_interval;

@@ -49,12 +49,8 @@ impl Control {
             }
             return;
         }
-        // Between two renewals that we see lie at most two periods, one of the leader's and one
-        // of ours; half a period more is slack.
-        let silence = config.retry_period * 5 / 2;
-        self.lifecycle.begin_election(LeaderTimes { silence, lease: config.duration });
         let (mut trouble, mut holder) = (Trouble::default(), String::new());
-        while !self.lifecycle.stopping.is_cancelled() {
+        while !self.lifecycle.stopping.is_cancelled() && self.origin.get().is_some() {
             let asked = Instant::now();
             let floor = match self.claim(Claimant::Leader { epoch: None }).await {
                 Ok(Ok(current)) => {
@@ -106,6 +102,14 @@ impl Control {
                 () = self.lifecycle.stopping.cancelled() => {}
             }
         }
+    }
+
+    /// Begins to count how long no replica leads.
+    pub(crate) fn begin_election(&self, config: &LeaderConfig) {
+        // Between two renewals that we see lie at most two periods, one of the leader's and one
+        // of ours; half a period more is slack.
+        let silence = config.retry_period * 5 / 2;
+        self.lifecycle.begin_election(LeaderTimes { silence, lease: config.duration });
     }
 
     /// Leads until the lease is lost, another leader has begun, or the process stops.

@@ -11,7 +11,7 @@ mod upkeep;
 use std::{
     future::Future,
     panic::AssertUnwindSafe,
-    sync::{Arc, atomic::AtomicBool},
+    sync::{Arc, OnceLock, atomic::AtomicBool},
     time::Duration,
 };
 
@@ -22,7 +22,10 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::pods::{ListFile, PodFeed, Reconciled};
+pub use self::{
+    claim::explain_foreign,
+    pods::{ListFile, PodFeed, Reconciled},
+};
 use crate::{
     auth::Access,
     cluster::{Cluster, LeaderConfig, PodView, PodWatch},
@@ -59,8 +62,10 @@ pub struct Control {
     pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
-    /// Where this router's pods come from.
-    pub origin: PodOrigin,
+    /// Where this router's pods come from; empty until its cluster is identified.
+    pub origin: OnceLock<PodOrigin>,
+    /// Where the store records the origin of its pods, for messages.
+    pub origin_key: String,
     /// The next claim takes the store over from another origin.
     pub force_origin: AtomicBool,
 }
@@ -93,7 +98,11 @@ impl Control {
                 }));
                 tasks.spawn(self.supervise("leader", move |control| {
                     let lock = cluster.lock(&leader, identity.clone());
-                    control.campaign(lock, view.clone(), leader.clone())
+                    let (cluster, view, leader) = (cluster.clone(), view.clone(), leader.clone());
+                    async move {
+                        control.identify(&cluster, &leader).await;
+                        control.campaign(lock, view, leader).await;
+                    }
                 }))
             }
         };

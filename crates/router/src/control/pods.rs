@@ -17,7 +17,7 @@ use super::{
 use crate::watched_file::FollowedFile;
 use fleet::{
     ClaimRefused, Claimant, Departure, EndedCall, Observed, PodFacts, PodStatus, PodWriter,
-    Removed, WriteRefused, assignment, names::PodName, tiers::Tiers,
+    Removed, SIMULATED, WriteRefused, assignment, names::PodName, tiers::Tiers,
 };
 use store::StoreError;
 
@@ -26,8 +26,8 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Steps that are on their way to the store at one time.
 pub(crate) const AT_ONCE: usize = 512;
 
-/// How often a list is claimed, so that it stays in force.
-const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
+/// How often a source of pods claims the store again: a list stays in force by it.
+pub(crate) const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Where the list of pods comes from.
 #[derive(Clone)]
@@ -51,7 +51,7 @@ impl PodFeed {
     fn digest(&self) -> String {
         match self {
             Self::Fixed(pods) | Self::File(ListFile { pods, .. }) => pod_list::digest(pods),
-            Self::Simulated => "simulated".into(),
+            Self::Simulated => SIMULATED.into(),
         }
     }
 }
@@ -85,6 +85,7 @@ impl Control {
     pub(crate) async fn follow(self: Arc<Self>, mut feed: PodFeed, mut is_new: bool) {
         let (mut due, mut claim_due) = (Instant::now(), Instant::now() + CLAIM_INTERVAL);
         let mut look = super::ticks(LOOK);
+        let mut said = String::new();
         loop {
             let nudged = tokio::select! {
                 goes_on = self.goes_on(&mut look) => if goes_on { false } else { return },
@@ -109,6 +110,7 @@ impl Control {
             match self.reconcile(&feed, is_new).await {
                 Ok(Reconciled::Done { leaving }) => {
                     is_new = false;
+                    said.clear();
                     if leaving > 0 {
                         // A pod that leaves still has calls.
                         due = Instant::now() + LOOK;
@@ -116,7 +118,11 @@ impl Control {
                 }
                 Ok(Reconciled::Refused(_)) => due = claim_due,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot compare the pods");
+                    let error = error.to_string();
+                    if error != said {
+                        tracing::warn!(error, "cannot compare the pods");
+                        said = error;
+                    }
                     due = Instant::now() + LOOK;
                 }
             }

@@ -1,16 +1,35 @@
 -- fence: a store has one origin of pods, and within it the writer with the highest epoch.
 
--- The origin of the pods in the store ('' for none), the epoch in force, and whether the origin is recorded: a store
--- with an epoch and without an origin was written by a leader of an earlier version.
+-- The origin of pods in a store that does not record it: it was deleted, or an earlier version wrote the pods. A list in
+-- force names it. A leader of an earlier version left an epoch.
+local function derived_origin(epoch)
+  local digest = try('HGET', P .. 'pod_list', 'digest')
+  if type(digest) == 'string' then return digest == 'simulated' and 'simulated' or 'list' end
+  if epoch > 0 then return 'kubernetes' end
+  return run('EXISTS', P .. 'pod:metadata') == 1 and 'unknown' or ''
+end
+
+-- The origin of the pods in the store ('' for none), the epoch in force, and the origin that is recorded.
 local function ownership()
   local found = run('MGET', P .. 'origin', P .. 'leader:epoch')
   local epoch = tonumber(found[2] or 0) or 0
-  return found[1] or epoch > 0 and 'kubernetes' or '', epoch, found[1]
+  return found[1] or derived_origin(epoch), epoch, found[1]
 end
 
 -- Whether pods of an origin may be written where the owner has written before.
 local function may_follow(origin, owner)
-  return owner == '' or origin == owner or owner == 'kubernetes' and string.find(origin, '^kubernetes/') ~= nil
+  -- Simulated agents must not replace pods that may be real.
+  if owner == 'unknown' then return origin ~= 'simulated' end
+  if owner == '' or origin == owner then return true end
+  -- An earlier version recorded neither namespace nor cluster, or no cluster: the first cluster that comes has its pods.
+  local is_partial = owner == 'kubernetes' or string.find(owner, '^kubernetes/[^/]+$') ~= nil
+  return is_partial and string.sub(origin, 1, #owner + 1) == owner .. '/'
+end
+
+-- Whether calls may be served from the pods of an owner. A router that has not identified its cluster yet serves the
+-- namespace of its name, and writes no pods.
+local function may_serve(origin, owner)
+  return may_follow(origin, owner) or string.sub(owner, 1, #origin + 1) == origin .. '/'
 end
 
 local function adopt_writer(origin, epoch)

@@ -148,6 +148,11 @@ impl Link {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// The answer to requests while the circuit is open.
+    pub(super) fn out(&self) -> StoreError {
+        StoreError::Unavailable(format!("Redis is out ({})", self.reason()))
+    }
+
     /// Runs a script for a request: at once refused while the circuit is open.
     pub(super) async fn run(
         &self,
@@ -157,8 +162,7 @@ impl Link {
     ) -> Result<Reply, Failure> {
         if !self.is_up() {
             self.traced(script.name).fail("unavailable");
-            let error = StoreError::Unavailable("Redis is out".into());
-            return Err(Failure::NotRun(error));
+            return Err(Failure::NotRun(self.out()));
         }
         let Some(inside) = self.gate.enter(Claim::of(script)) else {
             self.metrics.failed(script.name);

@@ -39,8 +39,11 @@ use self::{
 };
 use crate::{Notifier, StoreError};
 use crate::{StoreMetrics, Ttls};
-use fleet::names::{CallSid, PodName};
-use fleet::{Millis, tiers::Tiers};
+use fleet::{
+    Millis, PodOrigin,
+    names::{CallSid, PodName},
+    tiers::Tiers,
+};
 
 /// What a Redis store is told at the start.
 pub struct RedisConfig {
@@ -55,6 +58,19 @@ pub struct RedisConfig {
     pub nudge: Arc<Notify>,
     pub metrics: StoreMetrics,
     pub scripts: Scripts,
+    /// Where the pods of this router come from; a store of another origin is not used. `None`
+    /// uses any.
+    pub origin: Option<PodOrigin>,
+    /// Uses a store of another origin, until the first claim has taken it over.
+    pub force_origin: bool,
+}
+
+/// Why a Redis can't be used, however long one waits.
+#[derive(Debug)]
+pub enum Unusable {
+    /// It holds the pods of this origin.
+    Foreign(String),
+    Other(String),
 }
 
 /// A Redis, shared with other replicas.
@@ -78,6 +94,11 @@ pub struct Redis {
     kept: Mutex<Kept>,
     /// Why this Redis is not for us, if it is not.
     refused: OnceLock<String>,
+    /// That of the latest claim: a cluster may be identified after the start.
+    origin: RwLock<Option<PodOrigin>>,
+    force_origin: AtomicBool,
+    /// The origin of the pods in Redis, while it keeps this router from using it.
+    foreign: Mutex<Option<String>>,
     nudge: Arc<Notify>,
     /// Until when the store believes pods: another time is another beginning.
     beginning: Mutex<Option<Millis>>,
@@ -114,6 +135,9 @@ impl Redis {
             said: Mutex::default(),
             kept: Mutex::default(),
             refused: OnceLock::new(),
+            origin: RwLock::new(config.origin),
+            force_origin: AtomicBool::new(config.force_origin),
+            foreign: Mutex::default(),
             nudge: config.nudge,
             beginning: Mutex::default(),
             handoffs: Notifier::default(),
@@ -131,11 +155,14 @@ impl Redis {
 
     /// Waits until Redis is in use, for so long. An error is one that waiting
     /// does not mend.
-    pub async fn first_contact(&self, patience: Duration) -> Result<(), String> {
+    pub async fn first_contact(&self, patience: Duration) -> Result<(), Unusable> {
         let until = tokio::time::Instant::now() + patience;
         while !self.link.is_up() && tokio::time::Instant::now() < until {
             if let Some(refused) = self.refused.get() {
-                return Err(refused.clone());
+                return Err(Unusable::Other(refused.clone()));
+            }
+            if let Some(owner) = self.foreign() {
+                return Err(Unusable::Foreign(owner));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
@@ -158,6 +185,41 @@ impl Redis {
             return Err(StoreError::Unavailable("Redis is empty and being set up".into()));
         }
         Ok(answer)
+    }
+
+    fn origin(&self) -> Option<PodOrigin> {
+        self.origin.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn note_origin(&self, claimed: &PodOrigin) {
+        if let Some(origin) = &mut *self.origin.write().unwrap_or_else(PoisonError::into_inner) {
+            origin.clone_from(claimed);
+        }
+    }
+
+    /// The origin of the pods in Redis, if it keeps this router from using it.
+    fn foreign(&self) -> Option<String> {
+        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers whether that is news.
+    fn set_foreign(&self, owner: Option<String>) -> bool {
+        let mut known = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *known, owner.clone()) != owner
+    }
+
+    /// Takes a Redis out of use that holds the pods of another origin: its calls are not this
+    /// router's to serve.
+    fn refuse_foreign(&self, owner: &str) {
+        let Some(origin) = self.origin() else { return };
+        self.link.note_reason(format!(
+            "{} is {owner}, and the origin of this router's pods is {origin}",
+            self.key("origin")
+        ));
+        self.link.open_circuit();
+        if self.set_foreign(Some(owner.to_owned())) {
+            self.nudge.notify_one();
+        }
     }
 
     fn kept(&self) -> MutexGuard<'_, Kept> {
@@ -198,7 +260,7 @@ impl Redis {
     /// A plain command for a request: at once refused while Redis is out.
     async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreError> {
         if !self.link.is_up() {
-            return Err(StoreError::Unavailable("Redis is out".into()));
+            return Err(self.link.out());
         }
         if crate::is_observing() {
             return self.link.observe(command).await;

@@ -1,6 +1,6 @@
 //! Every operation as its script: arguments in, answer out.
 
-use std::{collections::BTreeMap, future::Future, pin::Pin};
+use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Ordering};
 
 use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use redis::Value;
@@ -36,13 +36,23 @@ pub(super) fn unexpected(answer: &Answer) -> StoreError {
     StoreError::Failed(format!("the store answered {:?}, which nobody expects", answer.word))
 }
 
-/// Why a write of pods was refused; `None` if it was not.
-fn write_refused(answer: &mut Answer, epoch: u64) -> Result<Option<WriteRefused>, StoreError> {
-    Ok(match answer.word.as_str() {
-        "fenced" => Some(WriteRefused::Fenced { epoch, current: answer.number()? }),
-        "foreign" => Some(WriteRefused::Foreign { owner: answer.parse()? }),
-        _ => None,
-    })
+impl Redis {
+    /// Why a write of pods was refused; `None` if it was not.
+    fn write_refused(
+        &self,
+        answer: &mut Answer,
+        epoch: u64,
+    ) -> Result<Option<WriteRefused>, StoreError> {
+        Ok(match answer.word.as_str() {
+            "fenced" => Some(WriteRefused::Fenced { epoch, current: answer.number()? }),
+            "foreign" => {
+                let owner = answer.text()?;
+                self.refuse_foreign(&owner);
+                Some(WriteRefused::Foreign { owner })
+            }
+            _ => None,
+        })
+    }
 }
 
 fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
@@ -129,16 +139,23 @@ impl Store for Redis {
                 Claimant::Leader { epoch } => (*epoch, "", false),
                 Claimant::List { digest, is_new } => (None, digest.as_str(), *is_new),
             };
+            self.note_origin(&claim.origin);
+            if let Some(owner) = self.foreign() {
+                return Ok(Err(WriteRefused::Foreign { owner }.into()));
+            }
             let epoch_text = epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
             let origin = claim.origin.to_string();
             let list_ttl = LIST_TTL.to_string();
             let args = [&origin, &epoch_text, digest, flag(is_new), flag(claim.force), &list_ttl];
             let mut answer = self.run(&self.scripts.claim_pods, &args).await?;
-            if let Some(refused) = write_refused(&mut answer, epoch.unwrap_or_default())? {
+            if let Some(refused) = self.write_refused(&mut answer, epoch.unwrap_or_default())? {
                 return Ok(Err(refused.into()));
             }
             match answer.word.as_str() {
-                "claimed" => Ok(Ok(answer.number()?)),
+                "claimed" => {
+                    self.force_origin.store(false, Ordering::Relaxed);
+                    Ok(Ok(answer.number()?))
+                }
                 "superseded" => Ok(Err(ClaimRefused::Superseded)),
                 _ => Err(unexpected(&answer)),
             }
@@ -167,7 +184,7 @@ impl Store for Redis {
                 &pin,
             ];
             let mut answer = self.run(&self.scripts.observe_pod, &args).await?;
-            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
                 return Ok(Err(refused));
             }
             match answer.word.as_str() {
@@ -196,7 +213,7 @@ impl Store for Redis {
             let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
             let args = [&origin, &epoch, pod.as_str(), uid, departure];
             let mut answer = self.run(&self.scripts.remove_pod, &args).await?;
-            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
                 return Ok(Err(refused));
             }
             Ok(Ok(match answer.word.as_str() {
@@ -219,7 +236,7 @@ impl Store for Redis {
             let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
             let args = [&origin, &epoch, pod.as_str(), uid, &to.as_tier_value()];
             let mut answer = self.run(&self.scripts.move_pod, &args).await?;
-            if let Some(refused) = write_refused(&mut answer, writer.epoch)? {
+            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
                 return Ok(Err(refused.into()));
             }
             Ok(match answer.word.as_str() {
@@ -239,7 +256,7 @@ impl Store for Redis {
     ) -> Reply<'a, Result<(), Changed>> {
         Box::pin(async move {
             if !self.link.is_up() {
-                return Err(StoreError::Unavailable("Redis is out".into()));
+                return Err(self.link.out());
             }
             self.edit_tiers(tiers, edit).await
         })

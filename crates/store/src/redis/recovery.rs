@@ -21,7 +21,7 @@ use super::{
 };
 use crate::StoreError;
 use fleet::{
-    Cause, Changed, Edit, Millis, Release,
+    Cause, Changed, Edit, Millis, PodOrigin, Release,
     names::{Fingerprint, Pool},
     tiers::{Origin, Tiers},
 };
@@ -136,7 +136,10 @@ impl Redis {
     /// Everything that has to be done before requests may come again.
     async fn recover(&self) -> Result<(), StoreError> {
         let lease = self.lease_ttl.to_string();
-        let answer = self.link.attempt(&self.scripts.begin, &[&lease], Timeliness::InTime).await;
+        let is_forced = self.force_origin.load(Ordering::Relaxed);
+        let origin = self.origin().filter(|_| !is_forced).as_ref().map(PodOrigin::to_string);
+        let args = [lease.as_str(), origin.as_deref().unwrap_or_default()];
+        let answer = self.link.attempt(&self.scripts.begin, &args, Timeliness::InTime).await;
         let mut answer = answer.map_err(|failure| match StoreError::from(failure) {
             StoreError::Failed(error) if error.contains("unknown command") => {
                 let error = format!("Redis 7 or Valkey is needed, for its functions: {error}");
@@ -145,6 +148,11 @@ impl Redis {
             }
             error => error,
         })?;
+        if answer.word == "foreign" {
+            self.refuse_foreign(&answer.text()?);
+            return Err(self.link.out());
+        }
+        self.set_foreign(None);
         match answer.word.as_str() {
             "ready" => {
                 let version = answer.number()?;

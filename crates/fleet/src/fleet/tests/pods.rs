@@ -189,7 +189,7 @@ fn what_somebody_has_changed_meanwhile_is_not_replaced() {
 }
 
 fn kubernetes(namespace: &str) -> PodOrigin {
-    PodOrigin::Kubernetes { namespace: namespace.into() }
+    PodOrigin::Kubernetes { namespace: namespace.into(), cluster: format!("uid-of-{namespace}") }
 }
 
 fn claim_list(
@@ -212,14 +212,14 @@ fn pods_of_another_origin_are_not_written() {
             let writer = PodWriter { origin: owner, epoch: 1 };
             fleet.observe_pod(&name("p1"), &ready(), writer, NOW).unwrap();
             fleet.take_changes();
-            let foreign = WriteRefused::Foreign { owner: owner.clone() };
+            let foreign = WriteRefused::Foreign { owner: owner.to_string() };
             refuses(&mut fleet, PodWriter { origin: other, epoch: 9 }, &foreign);
             let by = Claimant::List { digest: "d".into(), is_new: true };
             let mut claim = Claim { origin: other.clone(), by, force: false };
             assert_eq!(fleet.claim_pods(&claim, NOW), Err(foreign.into()));
             claim.force = true;
             assert_eq!(fleet.claim_pods(&claim, NOW), Ok(2), "{other} takes over from {owner}");
-            let foreign = WriteRefused::Foreign { owner: other.clone() };
+            let foreign = WriteRefused::Foreign { owner: other.to_string() };
             fleet.take_changes();
             refuses(&mut fleet, writer, &foreign);
         }
@@ -231,10 +231,25 @@ fn a_store_of_an_earlier_leader_belongs_to_its_cluster() {
     let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
     fleet.replay(Change::Epoch { epoch: 7 });
     fleet.keep_changes();
-    let foreign = WriteRefused::Foreign { owner: kubernetes("") };
+    let foreign = WriteRefused::Foreign { owner: "kubernetes".into() };
     refuses(&mut fleet, PodWriter { epoch: 8, ..WRITER }, &foreign);
     let (origin, epoch) = (&kubernetes("prod"), 8);
     fleet.observe_pod(&name("p1"), &ready(), PodWriter { origin, epoch }, NOW).unwrap();
+}
+
+#[test]
+fn a_namespace_without_a_cluster_goes_to_the_first_that_comes() {
+    let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
+    fleet.replay(Change::Origin { origin: "kubernetes/prod".parse().unwrap() });
+    fleet.keep_changes();
+    let foreign = WriteRefused::Foreign { owner: "kubernetes/prod".into() };
+    refuses(&mut fleet, PodWriter { origin: &kubernetes("test"), epoch: 8 }, &foreign);
+    let (origin, epoch) = (&kubernetes("prod"), 8);
+    fleet.observe_pod(&name("p1"), &ready(), PodWriter { origin, epoch }, NOW).unwrap();
+    fleet.take_changes();
+    let foreign = WriteRefused::Foreign { owner: origin.to_string() };
+    let other = &"kubernetes/prod/other".parse().unwrap();
+    refuses(&mut fleet, PodWriter { origin: other, epoch: 9 }, &foreign);
 }
 
 #[test]

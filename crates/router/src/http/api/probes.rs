@@ -1,5 +1,7 @@
 //! `GET /health` and `/ready`.
 
+use std::sync::atomic::Ordering;
+
 use axum::{
     Json,
     extract::State,
@@ -21,11 +23,11 @@ pub struct Health {
 
 #[derive(Serialize, ToSchema)]
 struct Ready {
-    /// `ready`, `starting` or `stopping`.
+    /// `ready`, `starting`, `refused` (the store holds the pods of another origin) or `stopping`.
     status: &'static str,
     /// `up` or `down`.
     store: &'static str,
-    /// Why the store is down: the code of Redis's error, `timeout` or `unreachable`.
+    /// Why the store is down: the code of Redis's error, `timeout`, `unreachable`, or in words.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     reason: Option<String>,
@@ -40,7 +42,7 @@ pub fn ready_described() -> Endpoint {
         .gives(Ready { status: "ready", store: "up", reason: None })
         .gives_with(
             503,
-            "The store was not reached yet, or the router stops.",
+            "The store was not reached yet or holds the pods of another origin, or the router stops.",
             Ready { status: "starting", store: "down", reason: Some("unreachable".into()) },
         )
 }
@@ -57,6 +59,9 @@ pub async fn ready(State(context): Shared) -> Response {
         true => (StatusCode::OK, "ready"),
         false if context.lifecycle.stopping.is_cancelled() => {
             (StatusCode::SERVICE_UNAVAILABLE, "stopping")
+        }
+        false if context.lifecycle.is_foreign.load(Ordering::Relaxed) => {
+            (StatusCode::SERVICE_UNAVAILABLE, "refused")
         }
         false => (StatusCode::SERVICE_UNAVAILABLE, "starting"),
     };
