@@ -1,29 +1,69 @@
-//! Joins the Lua files to one library: what operations have in common first, in the
-//! order in which the parts build on each other.
+//! Joins the Lua files to one library. It begins with what Rust declares for both: the
+//! constants of the rules, the names of the keys, and the flags of the functions.
 
-use std::{env, fs, path::Path};
+use std::{collections::BTreeSet, env, fmt::Write, fs, path::Path};
 
+#[path = "src/redis/keys.rs"]
+mod keys;
+
+macro_rules! functions {
+    ($($name:ident $access:ident $priority:ident)*) => {
+        const FUNCTIONS: &[(&str, &str)] = &[$((stringify!($name), stringify!($access)),)*];
+    };
+}
+include!("src/redis/function_table.rs");
+
+/// The parts that functions share, in the order in which they build on each other.
 const COMMON: [&str; 9] =
     ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row", "call_row"];
 
 fn main() {
     println!("cargo::rerun-if-changed=lua");
+    println!("cargo::rerun-if-changed=src/redis/keys.rs");
+    println!("cargo::rerun-if-changed=src/redis/function_table.rs");
     let read = |path: &Path| fs::read_to_string(path).expect("a Lua file can be read");
-    let mut library = String::new();
+    let mut library = declarations();
     for name in COMMON {
         library += &read(&Path::new("lua/common").join(name).with_extension("lua"));
         library.push('\n');
     }
-    let mut operations: Vec<_> = fs::read_dir("lua")
-        .expect("lua/ is there")
+    let mut files: Vec<_> = fs::read_dir("lua")
+        .expect("lua/ exists")
         .map(|entry| entry.expect("lua/ can be read").path())
         .filter(|path| path.extension().is_some_and(|extension| extension == "lua"))
         .collect();
-    operations.sort();
-    for path in operations {
-        // Each with names of its own.
+    files.sort();
+    let names: BTreeSet<String> =
+        files.iter().map(|path| path.file_stem().unwrap().to_string_lossy().into()).collect();
+    let declared: BTreeSet<String> = FUNCTIONS.iter().map(|(name, _)| name.to_string()).collect();
+    assert_eq!(names, declared, "the files in lua/ and src/redis/function_table.rs differ");
+    for path in files {
+        // A block of its own, so that local names do not meet.
         library += &format!("do\n{}end\n\n", read(&path));
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("library.lua"), library).expect("OUT_DIR can be written");
+}
+
+fn declarations() -> String {
+    let mut lua = String::from("-- Declared in Rust.\nlocal RULES = {\n");
+    for (name, value) in fleet::rules::ALL {
+        writeln!(lua, "  {name} = {value},").unwrap();
+    }
+    lua += "}\n\nlocal FLAGS = {\n";
+    for (name, access) in FUNCTIONS {
+        let flags = match *access {
+            "Reads" => "'no-writes'",
+            "AllowOom" => "'allow-oom'",
+            "Grows" => "",
+            other => panic!("{name}: expected Reads, Grows or AllowOom, got {other}"),
+        };
+        writeln!(lua, "  {name} = {{{flags}}},").unwrap();
+    }
+    lua += "}\n\nlocal function keys_under(prefix)\n  return {\n";
+    for (name, key) in keys::ALL {
+        writeln!(lua, "    {} = prefix .. '{key}',", name.to_lowercase()).unwrap();
+    }
+    lua += "  }\nend\n\n";
+    lua
 }

@@ -20,7 +20,7 @@ use super::{
 
 const OWNERSHIP: Broken = Broken::Edit(&[(
     "    if stems_from ~= '' then return {'not_found', now} end\n",
-    "    if on ~= '' then run('DEL', P .. 'pod:calls:' .. on) local f = facts_of(on) if f then place(f) end end\n",
+    "    if on ~= '' then run('DEL', K.pod_calls .. on) local f = facts_of(on) if f then place(f) end end\n",
 )]);
 const OWNERSHIP_SAYS: &str = "a release frees the pod it names, whosever call is there";
 const TAKE_BACK: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);

@@ -22,7 +22,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     ("a replaced pod keeps its calls", "if replaced or known", "if known"),
     ("a replaced leader may still write", "if epoch < current then", "if epoch + 1 < current then"),
-    ("an ended call comes back by a renewal", "or run('ZSCORE', P .. 'ended', call)", ""),
+    ("an ended call comes back by a renewal", "or run('ZSCORE', K.ended, call)", ""),
     (
         "a swept call leaves its pod busy",
         "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
@@ -82,7 +82,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     (
         "a start ends no waiting",
-        "    run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')\n    if f then",
+        "    run('HSET', K.call .. call, 'stage', '', 'attempt', '')\n    if f then",
         "    if f then",
     ),
     ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
@@ -91,7 +91,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
         "'ZPOPMIN', names_of(f.tier).queue",
         "'ZPOPMAX', names_of(f.tier).queue",
     ),
-    ("priorities do not count", "local score = -priority * 4398046511104 +", "local score ="),
+    ("priorities do not count", "local score = -priority * RULES.PRIORITY_STEP +", "local score ="),
     (
         "a call that was served goes on waiting",
         "  unqueue(call, place.merchant, place.pools, but)\n",
@@ -114,8 +114,8 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     (
         "one call too many waits",
-        "count('ZCARD', P .. 'waiting') < q.most and",
-        "count('ZCARD', P .. 'waiting') <= q.most and",
+        "count('ZCARD', K.waiting) < q.most and",
+        "count('ZCARD', K.waiting) <= q.most and",
     ),
     (
         "one call too many of a merchant waits",
@@ -148,11 +148,11 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
         "        explain(call, ended, cause)\n",
         "",
     ),
-    ("a whole pool may be in quarantine", "3, 3) + 1) * 5 >", "3, 3) + 1) * 1 >"),
+    ("a whole pool may be in quarantine", "3, 3) + 1) * RULES.QUARANTINE_SHARE >", "3, 3) + 1) * 1 >"),
     ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
     (
         "a pod keeps the lease of its last call",
-        ", P .. 'lease:' .. f.pod)\n    f.unleased",
+        ", K.lease .. f.pod)\n    f.unleased",
         ")\n    f.unleased",
     ),
     (

@@ -3,7 +3,7 @@
 -- of ours that has lost its schema is adopted, too.
 -- ARGV[2..3]: lease (ms), life of the record (ms); then the calls
 -- Replies: {adopted, now, calls taken over, calls dropped}
-operation('adopt_calls', {'allow-oom'}, function(ARGV)
+operation('adopt_calls', function(ARGV)
   local lease, life, taken, dropped = tonumber(ARGV[2]), ARGV[3], 0, 0
   -- Whether calls of a tier share pods; a tier that the table does not know shows
   -- it by the type of its view.
@@ -14,24 +14,24 @@ operation('adopt_calls', {'allow-oom'}, function(ARGV)
   end
   for i = 4, #ARGV do
     local call = ARGV[i]
-    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'allocated_at', 'merchant_id', 'stage')
+    local record = try('HMGET', K.call .. call, 'pod_name', 'allocated_at', 'merchant_id', 'stage')
     local pod = not record.err and record[1]
-    local tier = pod and try('GET', P .. 'pod:tier:' .. pod)
-    local holder = pod and try('GET', P .. 'lease:' .. pod)
+    local tier = pod and try('GET', K.pod_tier .. pod)
+    local holder = pod and try('GET', K.lease .. pod)
     if record.err or type(tier) == 'table' or type(holder) == 'table' then
       -- Not a call's record, or not a pod's keys, whatever they are: left alone.
       dropped = dropped + 1
     elseif tier and (is_shared(tier) or holder == call) then
-      run('ZADD', P .. 'calls', 'NX', now + lease, call)
-      run('ZADD', P .. 'pod:calls:' .. pod, 'NX', now + lease, call)
+      run('ZADD', K.calls, 'NX', now + lease, call)
+      run('ZADD', K.pod_calls .. pod, 'NX', now + lease, call)
       local at = (tonumber(record[2]) or floor(now / 1000)) * 1000
-      run('HSET', P .. 'call:' .. call, 'at', format('%.0f', math.min(now, at)))
-      run('HDEL', P .. 'call:' .. call, '_lock')
-      run('PEXPIRE', P .. 'call:' .. call, life)
+      run('HSET', K.call .. call, 'at', format('%.0f', math.min(now, at)))
+      run('HDEL', K.call .. call, '_lock')
+      run('PEXPIRE', K.call .. call, life)
       if record[3] and record[3] ~= '' then view('ZADD', live_key(record[3]), 'NX', now + lease, call) end
       taken = taken + 1
     elseif record[4] ~= 'waiting' then
-      run('DEL', P .. 'call:' .. call)
+      run('DEL', K.call .. call)
       dropped = dropped + 1
     end
   end

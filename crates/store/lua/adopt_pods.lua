@@ -2,9 +2,9 @@
 -- marks keep the time they have.
 -- ARGV[2..]: pool (tier value), then pods
 -- Replies: {adopted, now, {pods left alone, because their keys make no sense}}
-operation('adopt_pods', {'allow-oom'}, function(ARGV)
+operation('adopt_pods', function(ARGV)
   local tier = ARGV[2]
-  view('SADD', P .. 'pools', tier)
+  view('SADD', K.pools, tier)
   -- Only what can be a pod's name: it becomes part of keys.
   local function is_pod(name)
     return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$') and string.sub(name, -1) ~= '-'
@@ -14,16 +14,16 @@ operation('adopt_pods', {'allow-oom'}, function(ARGV)
     if is_pod(ARGV[i]) then taken[#taken + 1] = ARGV[i] end
   end
   local function take(pod)
-    local of = run('GET', P .. 'pod:tier:' .. pod)
+    local of = run('GET', K.pod_tier .. pod)
     if not of then
-      run('SET', P .. 'pod:tier:' .. pod, tier)
+      run('SET', K.pod_tier .. pod, tier)
       of = tier
     end
-    run('HSETNX', P .. 'pod:' .. pod, 'uid', '')
-    run('HSETNX', P .. 'pod:' .. pod, 'ready', '1')
-    view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = of, name = pod}))
-    local left = run('PTTL', P .. 'pod:draining:' .. pod)
-    if left > 0 then view('ZADD', P .. 'draining', 'NX', now + left, pod) end
+    run('HSETNX', K.pod .. pod, 'uid', '')
+    run('HSETNX', K.pod .. pod, 'ready', '1')
+    view('HSET', K.pod_metadata, pod, cjson.encode({tier = of, name = pod}))
+    local left = run('PTTL', K.pod_draining .. pod)
+    if left > 0 then view('ZADD', K.draining, 'NX', now + left, pod) end
   end
   local odd = {}
   for _, pod in ipairs(taken) do

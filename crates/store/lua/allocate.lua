@@ -28,7 +28,7 @@ local function exceeded(merchant, wishes)
     local nth = try('LINDEX', rate_key(merchant), wishes.max_rate - 1)
     local age = type(nth) == 'string' and now - (tonumber(nth) or 0)
     -- A call of the future was counted before the clock was set back.
-    if age and age >= 0 and age < 1000 then return 'max_rate' end
+    if age and age >= 0 and age < RULES.RATE_WINDOW then return 'max_rate' end
   end
 end
 
@@ -38,7 +38,7 @@ local function admit(q, wishes)
     local key = rate_key(q.merchant)
     view('LPUSH', key, now)
     run('LTRIM', key, 0, wishes.max_rate - 1)
-    run('PEXPIRE', key, 1000)
+    run('PEXPIRE', key, RULES.RATE_WINDOW)
   end
 end
 
@@ -56,20 +56,20 @@ end
 
 -- Whether another call, of this merchant, may wait.
 local function may_wait(q)
-  local theirs = q.merchant ~= '' and P .. 'merchant:' .. q.merchant .. ':waiting'
+  local theirs = q.merchant ~= '' and K.merchant .. q.merchant .. ':waiting'
   if theirs and count('ZCARD', theirs) >= q.most_per_merchant then
     -- Those whose records somebody has deleted are long overdue there.
     try('ZREMRANGEBYSCORE', theirs, '-inf', now - 60000)
   end
-  return count('ZCARD', P .. 'waiting') < q.most and not (theirs and count('ZCARD', theirs) >= q.most_per_merchant)
+  return count('ZCARD', K.waiting) < q.most and not (theirs and count('ZCARD', theirs) >= q.most_per_merchant)
 end
 
 -- Lets a call wait for any of its pools. Answers until when at most.
 local function take_place(q, pools, tried, priority)
   -- Higher priorities first, then who came first. A call that had a pod came before
   -- all who wait.
-  local ticket = view('INCR', P .. 'tickets') - (q.is_rescue and 2199023255552 or 0)
-  local score = -priority * 4398046511104 + ticket
+  local ticket = view('INCR', K.tickets) - (q.is_rescue and RULES.REQUEUE_ADVANTAGE or 0)
+  local score = -priority * RULES.PRIORITY_STEP + ticket
   local ends = now + q.hold_time
   set_place(q.call, {merchant = q.merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
     tried = tried, attempts = q.attempts, poll_by = next_poll(ends, q.patience)})
@@ -84,7 +84,7 @@ local function serve_new(q, steps, wishes)
     admit(q, wishes)
     q.tried = tried
     local pool = give(f, q.call, q, now + q.lease, q.life)
-    if q.stage ~= '' then run('DEL', P .. 'end:' .. q.call) end
+    if q.stage ~= '' then run('DEL', K.call_end .. q.call) end
     if tried == '' and q.attempts == '' and wishes.wrong == '' then return {'new', now, f.pod, pool} end
     return {'new', now, f.pod, pool, tried, q.attempts, '', wishes.wrong}
   end
@@ -103,11 +103,11 @@ end
 local function answer(q)
   local again = q.after and leave_pod(q) or told_again(q)
   if again then return again end
-  local tiers_key = P .. 'tiers'
+  local tiers_key = K.tiers
   local chain = try('HGET', tiers_key, ':chain')
   -- A table that is missing or of the wrong type is written again by the recovery.
   if type(chain) ~= 'string' then return {'lost', now} end
-  local document = q.merchant ~= '' and try('HGET', P .. 'merchant:config', q.merchant)
+  local document = q.merchant ~= '' and try('HGET', K.merchant_config, q.merchant)
   local wishes = document and wishes_of(document) or NO_WISHES
   local steps = steps_of(wishes, chain)
   local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)
@@ -124,14 +124,14 @@ local SPENT = {waiting = true, over = true, spent = true}
 -- The same for a request that a provider has signed: it is good for one call.
 local function answer_signed(q, signed)
   local fingerprint, window = string.match(signed, '^(%S+) (%d+)$')
-  local key = P .. 'seen:' .. fingerprint
+  local key = K.seen .. fingerprint
   if not q.record and run('EXISTS', key) == 1 then return {'refused', now, '', '', 'replayed'} end
   local told = answer(q)
   if told[1] == 'new' or told[1] == 'existing' or SPENT[told[5]] then run('SET', key, '1', 'PX', window) end
   return told
 end
 
-operation('allocate', {}, function(ARGV)
+operation('allocate', function(ARGV)
   local q = asked(ARGV)
   local told = (ARGV[11] or '') == '' and answer(q) or answer_signed(q, ARGV[11])
   if told[1] == 'refused' and told[5] ~= 'waiting' and told[5] ~= 'unsettled' then

@@ -2,7 +2,7 @@
 -- and takes no new ones. A call that lost its stream leaves its pod.
 -- ARGV: as in allocate.lua
 -- Replies: as in allocate.lua   {unknown, now}: it needs a pod
-operation('ask_again', {'allow-oom'}, function(ARGV)
+operation('ask_again', function(ARGV)
   local q = asked(ARGV)
   local told = q.after and leave_pod(q) or told_again(q)
   hand_on(q)

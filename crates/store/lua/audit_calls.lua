@@ -2,27 +2,27 @@
 -- the calls that their own index has lost.
 -- ARGV[2..3]: cursor, about how many calls
 -- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
-operation('audit_calls', {'allow-oom'}, function(ARGV)
+operation('audit_calls', function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local scanned = try('ZSCAN', P .. 'calls', ARGV[2], 'COUNT', ARGV[3])
+  local scanned = try('ZSCAN', K.calls, ARGV[2], 'COUNT', ARGV[3])
   if scanned.err then
     -- The audit of the pods fills the index again.
-    run('DEL', P .. 'calls')
-    return {'audited', now, '0', 0, {P .. 'calls'}}
+    run('DEL', K.calls)
+    return {'audited', now, '0', 0, {K.calls}}
   end
   local repaired, seen = {}, 0
 
   -- Whether a call had to be put right.
   local function audit(call, deadline)
-    local pod = run('HGET', P .. 'call:' .. call, 'pod_name')
+    local pod = run('HGET', K.call .. call, 'pod_name')
     if not pod then
-      run('ZREM', P .. 'calls', call)
+      run('ZREM', K.calls, call)
       return true
     end
-    if run('ZSCORE', P .. 'pod:calls:' .. pod, call) then return false end
+    if run('ZSCORE', K.pod_calls .. pod, call) then return false end
     local f = facts_of(pod)
     if not f then return false end
-    run('ZADD', P .. 'pod:calls:' .. pod, deadline, call)
+    run('ZADD', K.pod_calls .. pod, deadline, call)
     f.calls = f.calls + 1
     place(f)
     return true

@@ -2,13 +2,13 @@
 -- call without a record is over, a draining mark is a drain.
 -- ARGV[2]: how long (ms) a mark without an end lasts; then the pods
 -- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
-operation('audit_pods', {'allow-oom'}, function(ARGV)
+operation('audit_pods', function(ARGV)
   if not is_set_up() then return {'lost', now} end
   local repaired = {}
 
   -- The views of a pod as they are, to tell whether they were right.
   local function views(f)
-    local shown = {tostring(try('GET', P .. 'lease:' .. f.pod))}
+    local shown = {tostring(try('GET', K.lease .. f.pod))}
     if f.tier then
       local key = names_of(f.tier).available
       local kind = run('TYPE', key).ok
@@ -23,17 +23,17 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
 
   -- Brings the index of drains in line with a pod's mark. Answers whether it was out.
   local function index_drain(f)
-    local marked = try('ZSCORE', P .. 'draining', f.pod)
+    local marked = try('ZSCORE', K.draining, f.pod)
     marked = type(marked) == 'string'
     if f.draining and not marked then
-      local left = run('PTTL', P .. 'pod:draining:' .. f.pod)
+      local left = run('PTTL', K.pod_draining .. f.pod)
       if left < 0 then left = tonumber(ARGV[2]) end
-      view('ZADD', P .. 'draining', now + left, f.pod)
-      run('PEXPIRE', P .. 'pod:draining:' .. f.pod, left + SLACK)
+      view('ZADD', K.draining, now + left, f.pod)
+      run('PEXPIRE', K.pod_draining .. f.pod, left + RULES.KEY_SLACK)
       return true
     end
     if marked and not f.draining then
-      view('ZREM', P .. 'draining', f.pod)
+      view('ZREM', K.draining, f.pod)
       return true
     end
     return false
@@ -43,14 +43,14 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
   local function drop_calls(f)
     local dropped = false
     for _, call in ipairs(run('ZRANGE', f.calls_key, 0, 999)) do
-      local on = read('HGET', P .. 'call:' .. call, 'pod_name')
+      local on = read('HGET', K.call .. call, 'pod_name')
       if on ~= f.pod then
         run('ZREM', f.calls_key, call)
-        if not on then run('ZREM', P .. 'calls', call) end
+        if not on then run('ZREM', K.calls, call) end
         f.calls = f.calls - 1
         dropped = true
-      elseif not run('ZSCORE', P .. 'calls', call) then
-        run('ZADD', P .. 'calls', run('ZSCORE', f.calls_key, call), call)
+      elseif not run('ZSCORE', K.calls, call) then
+        run('ZADD', K.calls, run('ZSCORE', f.calls_key, call), call)
         dropped = true
       end
     end
@@ -59,20 +59,20 @@ operation('audit_pods', {'allow-oom'}, function(ARGV)
 
   local function audit(pod)
     -- Facts, not what was made of them.
-    local key = P .. 'pod:' .. pod
+    local key = K.pod .. pod
     local was_plain = read('HGET', key, 'plain')
     if was_plain then run('HDEL', key, 'plain') end
     local f = facts_of(pod)
     if not f then
-      run('HDEL', P .. 'pod:metadata', pod)
+      run('HDEL', K.pod_metadata, pod)
       return true
     end
     local before = views(f)
     local wrong = index_drain(f)
-    if run('HSETNX', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
+    if run('HSETNX', K.pod_metadata, pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
     wrong = drop_calls(f) or wrong
-    if f.quarantined and not try('ZSCORE', P .. 'quarantined', f.pod) then
-      view('ZADD', P .. 'quarantined', now, f.pod)
+    if f.quarantined and not try('ZSCORE', K.quarantined, f.pod) then
+      view('ZADD', K.quarantined, now, f.pod)
       wrong = true
     end
     settle(f)

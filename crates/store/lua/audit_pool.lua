@@ -1,7 +1,7 @@
 -- Takes out of a pool's views what does not belong there.
 -- ARGV[2..5]: tier, view (available, assigned, out), cursor, about how many members
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
-operation('audit_pool', {'allow-oom'}, function(ARGV)
+operation('audit_pool', function(ARGV)
   if not is_set_up() then return {'lost', now} end
   local tier = ARGV[2]
   local kind = kind_of(tier)

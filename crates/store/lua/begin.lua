@@ -8,19 +8,19 @@ local COMMANDS = 'DEL EXISTS GET HDEL HEXISTS HGET HGETALL HMGET HSCAN HSET HSET
   .. 'SADD SCARD SET SISMEMBER SMEMBERS SRANDMEMBER SREM SSCAN TIME TYPE XADD ZADD ZCARD ZCOUNT ZPOPMIN ZRANGE ZRANGEBYSCORE '
   .. 'ZRANK ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZSCAN ZSCORE'
 
-operation('begin', {'allow-oom'}, function(ARGV)
+operation('begin', function(ARGV)
   -- One that is denied would fail operations half done, and the next recovery would succeed again.
   for command in string.gmatch(COMMANDS, '%u+') do
-    if not redis.acl_check_cmd(command, P .. 'calls') then
+    if not redis.acl_check_cmd(command, K.calls) then
       return redis.error_reply('NOPERM this user may not run ' .. command .. ', which the functions need')
     end
   end
   local owner = ownership()
   if ARGV[3] ~= '' and not may_serve(ARGV[3], owner) then return {'foreign', now, owner} end
-  local version = read('GET', P .. 'schema')
+  local version = read('GET', K.schema)
   if version then return {'ready', now, version} end
-  if run('EXISTS', P .. 'pod:metadata') > 0 then return {'older', now} end
-  run('SET', P .. 'schema', '1')
-  run('HSET', P .. 'tiers', ':trusting_until', now + tonumber(ARGV[2]))
+  if run('EXISTS', K.pod_metadata) > 0 then return {'older', now} end
+  run('SET', K.schema, '1')
+  run('HSET', K.tiers, ':trusting_until', now + tonumber(ARGV[2]))
   return {'began', now}
 end)

@@ -1,7 +1,7 @@
 -- Where a call is, since when, and why there.
 -- ARGV[2]: call
 -- Replies: {call, now, row}, as in call_row.lua   {not_found, now}
-operation('call', {'no-writes'}, function(ARGV)
+operation('call', function(ARGV)
   local row = call_row(ARGV[2])
   return row and {'call', now, row} or {'not_found', now}
 end)

@@ -3,7 +3,7 @@
 --   first), at most so many
 -- Replies: {calls, now, deadline and call of the last one looked at ('' and '' if there are no more), {row, ...}},
 --   rows as in call_row.lua
-operation('calls', {'no-writes'}, function(ARGV)
+operation('calls', function(ARGV)
   local waiting, pool, merchant, pod = ARGV[2] == '1', ARGV[3], ARGV[4], ARGV[5]
   local after, last, most = ARGV[6], ARGV[7], tonumber(ARGV[8])
   local key = P .. (waiting and 'waiting' or pod ~= '' and 'pod:calls:' .. pod or 'calls')

@@ -4,10 +4,10 @@
 -- ARGV[2..7]: origin, epoch ('' for lists, and to ask only), digest of the list ('' for leaders), is the list new (1, 0),
 --   take the store over from another origin (1, 0), LIST_TTL (ms)
 -- Replies: {claimed, now, epoch}   {fenced, now, epoch}   {foreign, now, origin}   {superseded, now}
-operation('claim_pods', {'allow-oom'}, function(ARGV)
+operation('claim_pods', function(ARGV)
   local origin, epoch, digest, is_new, force = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6] == '1'
   local owner, current = ownership()
-  local key = P .. 'pod_list'
+  local key = K.pod_list
   if not may_follow(origin, owner) then
     if not force then return {'foreign', now, owner} end
     -- The epoch rises, so that the origin before is fenced off.

@@ -2,16 +2,16 @@
 -- One that came too late takes the pod again, if that is still free.
 -- ARGV[2..6]: call, pod, lease (ms), life of the record (ms), number of the attempt ('' for any)
 -- Replies: {confirmed, now}   {retaken, now, source pool}   {unknown, now}   {lost, now}: the store is empty
-operation('confirm', {'allow-oom'}, function(ARGV)
+operation('confirm', function(ARGV)
   local call, pod, lease, life = ARGV[2], ARGV[3], tonumber(ARGV[4]), ARGV[5]
   local deadline = now + lease
-  local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'stage', 'merchant_id', 'attempts')
+  local record = read('HMGET', K.call .. call, 'pod_name', 'stage', 'merchant_id', 'attempts')
   if record[1] and (record[1] ~= pod or ARGV[6] ~= '' and tonumber(ARGV[6]) ~= (tonumber(record[4] or 0) or 0)) then return {'unknown', now} end
   if record[1] and record[2] ~= 'provisional' then return {'confirmed', now} end
   local f = facts_of(pod)
   if record[1] then
     extend(f, call, deadline, life, record[3])
-    run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
+    run('HSET', K.call .. call, 'stage', '', 'attempt', '')
     if f then place_calls(f) end
     tell('confirmed', call, pod, '', record[3])
     return {'confirmed', now}
@@ -22,7 +22,7 @@ operation('confirm', {'allow-oom'}, function(ARGV)
     return {'unknown', now}
   end
   leave(call)
-  run('DEL', P .. 'end:' .. call)
+  run('DEL', K.call_end .. call)
   local pool = give(f, call, {record = {}, merchant = missed.merchant, attempts = missed.attempts > 0 and missed.attempts or ''}, deadline, life)
   return {'retaken', now, pool}
 end)

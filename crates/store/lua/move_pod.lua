@@ -1,7 +1,7 @@
 -- Moves an idle pod to another pool of the table.
 -- ARGV[2..6]: origin, epoch, pod, uid, tier
 -- Replies: {moved, now}   {unknown_pool, now}   {not_there, now}   {not_idle, now}   {fenced, now, epoch}   {foreign, now, origin}
-operation('move_pod', {'allow-oom'}, function(ARGV)
+operation('move_pod', function(ARGV)
   local refused = fence(ARGV[2], ARGV[3])
   if refused then return refused end
   local tier = ARGV[6]

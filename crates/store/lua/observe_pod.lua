@@ -3,7 +3,7 @@
 -- ARGV[2..10]: origin, epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
 -- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}   {foreign, now, origin}
 --          {lost, now}: the store is empty
-operation('observe_pod', {'allow-oom'}, function(ARGV)
+operation('observe_pod', function(ARGV)
   local refused = fence(ARGV[2], ARGV[3])
   if refused then return refused end
   if not is_set_up() or not has_tiers() then return {'lost', now} end
@@ -16,7 +16,7 @@ operation('observe_pod', {'allow-oom'}, function(ARGV)
     -- A pod adopted from the older router has no UID yet.
     local known = uid_of(f)
     local replaced = known ~= '' and known ~= uid
-    local before = tonumber(run('HGET', P .. 'pod:' .. pod, 'restarts') or 0) or 0
+    local before = tonumber(run('HGET', K.pod .. pod, 'restarts') or 0) or 0
     if replaced or known ~= '' and before < tonumber(restarts) then
       ended, seatless = end_calls(f)
       fared_well(f)
@@ -24,8 +24,8 @@ operation('observe_pod', {'allow-oom'}, function(ARGV)
     -- A status may come without a count; that is no news.
     if not replaced and before > tonumber(restarts) then restarts = before end
     if replaced and f.draining then
-      view('ZREM', P .. 'draining', pod)
-      run('DEL', P .. 'pod:draining:' .. pod)
+      view('ZREM', K.draining, pod)
+      run('DEL', K.pod_draining .. pod)
       tell('undrained', '', pod, '')
       announce_drain(pod)
       f.draining = false
@@ -39,10 +39,10 @@ operation('observe_pod', {'allow-oom'}, function(ARGV)
   elseif (ready == '1') == (f.unready or false) then
     tell(ready == '1' and 'ready' or 'not_ready', '', pod, '')
   end
-  run('HSET', P .. 'pod:' .. pod, 'uid', uid, 'address', address, 'ready', ready,
+  run('HSET', K.pod .. pod, 'uid', uid, 'address', address, 'ready', ready,
     'terminating', terminating, 'restarts', restarts, 'pin', pin, 'plain', '')
   f = facts_of(pod)
-  view('HSET', P .. 'pod:metadata', pod, cjson.encode({tier = f.tier or '', name = pod}))
+  view('HSET', K.pod_metadata, pod, cjson.encode({tier = f.tier or '', name = pod}))
   resettle(f, true)
   reseat(seatless)
   return {'observed', now, joined and 1 or 0, f.tier or '', ended}

@@ -1,8 +1,8 @@
 -- Some pods and what they do.
 -- ARGV[2..3]: cursor, about how many pods
 -- Replies: {pods, now, next cursor, {pod, ...}}, each as in pod.lua
-operation('pods', {'no-writes'}, function(ARGV)
-  local scanned = read('HSCAN', P .. 'pod:metadata', ARGV[2], 'COUNT', ARGV[3])
+operation('pods', function(ARGV)
+  local scanned = read('HSCAN', K.pod_metadata, ARGV[2], 'COUNT', ARGV[3])
   local rows = {}
   for i = 1, #scanned[2], 2 do
     -- A pod whose facts can't be read is left out; the audit reports it.

@@ -1,7 +1,7 @@
 -- What some pods of a pool carry, and could carry.
 -- ARGV[2..4]: tier, cursor, about how many pods
 -- Replies: {load, now, next cursor, live calls, free slots}
-operation('pool_load', {'no-writes'}, function(ARGV)
+operation('pool_load', function(ARGV)
   local tier, calls, free = ARGV[2], 0, 0
   local kind = kind_of(tier)
   local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0

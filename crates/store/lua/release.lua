@@ -5,9 +5,9 @@
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
 --            the same pool and not draining   {not_found, now}
 --          {waited, now, how long}: it had no pod yet, and has left
-operation('release', {'allow-oom'}, function(ARGV)
+operation('release', function(ARGV)
   local call, cause, on, stems_from, number = ARGV[2], ARGV[3], ARGV[4] or '', ARGV[5] or '', ARGV[6] or ''
-  local key = P .. 'call:' .. call
+  local key = K.call .. call
   local record = checked(key, try('HMGET', key, 'pod_name', 'source_pool', 'at', 'attempt', 'merchant_id', 'stage', 'attempts'))
   if not record[1] then
     -- It was waiting, or explains why its stream is gone.
@@ -33,7 +33,7 @@ operation('release', {'allow-oom'}, function(ARGV)
       if rest then run('HSET', key, 'attempt', rest) end
       return {'not_found', now}
     end
-    if (ARGV[8] or '') ~= '' then run('DEL', P .. 'seen:' .. ARGV[8]) end
+    if (ARGV[8] or '') ~= '' then run('DEL', K.seen .. ARGV[8]) end
   end
   if on ~= '' and on ~= record[1]
     or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then

@@ -1,7 +1,7 @@
 -- Forgets a pod that has left, with its calls.
 -- ARGV[2..6]: origin, epoch, pod, uid, departure (now, when_idle)
 -- Replies: {gone, now, {call, source pool, lasted, ...}}   {busy, now}   {not_there, now}   {fenced, now, epoch}   {foreign, now, origin}
-operation('remove_pod', {'allow-oom'}, function(ARGV)
+operation('remove_pod', function(ARGV)
   local refused = fence(ARGV[2], ARGV[3])
   if refused then return refused end
   local f = facts_of(ARGV[4])
@@ -10,11 +10,11 @@ operation('remove_pod', {'allow-oom'}, function(ARGV)
   read_table(f.tier)
   local ended, seatless = end_calls(f)
   unplace(f)
-  run('DEL', P .. 'pod:' .. f.pod, P .. 'pod:tier:' .. f.pod, P .. 'pod:draining:' .. f.pod,
-    P .. 'lease:' .. f.pod, f.calls_key)
-  view('ZREM', P .. 'draining', f.pod)
-  view('ZREM', P .. 'quarantined', f.pod)
-  run('HDEL', P .. 'pod:metadata', f.pod)
+  run('DEL', K.pod .. f.pod, K.pod_tier .. f.pod, K.pod_draining .. f.pod,
+    K.lease .. f.pod, f.calls_key)
+  view('ZREM', K.draining, f.pod)
+  view('ZREM', K.quarantined, f.pod)
+  run('HDEL', K.pod_metadata, f.pod)
   tell('gone', '', f.pod, '')
   announce_drain(f.pod)
   reseat(seatless)

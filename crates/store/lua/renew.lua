@@ -3,7 +3,7 @@
 -- ARGV[2..4]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
 -- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
 --          {lost, now}: the store is empty
-operation('renew', {'allow-oom'}, function(ARGV)
+operation('renew', function(ARGV)
   local lease, life, speaker = tonumber(ARGV[2]), ARGV[3], ARGV[4]
   local deadline = now + lease
   local unknown, registered, later, touched = {}, {}, {}, {}
@@ -14,7 +14,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
     if speaker == '' then return unknown end
     local f = touched[speaker] or readable_facts_of(speaker)
     read_table(f and f.tier)
-    if now >= trusting_until or run('ZSCORE', P .. 'ended', call) then return unknown end
+    if now >= trusting_until or run('ZSCORE', K.ended, call) then return unknown end
     if not f then return later end
     if not f.tier then
       local tier = home()
@@ -32,7 +32,7 @@ operation('renew', {'allow-oom'}, function(ARGV)
 
   for i = 5, #ARGV do
     local call = ARGV[i]
-    local record = try('HMGET', P .. 'call:' .. call, 'pod_name', 'merchant_id', 'stage', 'attempt')
+    local record = try('HMGET', K.call .. call, 'pod_name', 'merchant_id', 'stage', 'attempt')
     local pod = record[1]
     -- One call or pod that can't be read must not keep the others from being renewed.
     local readable = not record.err
@@ -43,10 +43,10 @@ operation('renew', {'allow-oom'}, function(ARGV)
     if not readable then
       unknown[#unknown + 1] = call
     elseif pod and (speaker == '' or speaker == pod) then
-      extend({calls_key = P .. 'pod:calls:' .. pod}, call, deadline, life, record[2])
+      extend({calls_key = K.pod_calls .. pod}, call, deadline, life, record[2])
       if record[3] and record[3] ~= '' or record[4] and record[4] ~= '' then
         -- Whoever renews has its stream; nobody may take the call back any more.
-        run('HSET', P .. 'call:' .. call, 'stage', '', 'attempt', '')
+        run('HSET', K.call .. call, 'stage', '', 'attempt', '')
         if record[3] == 'provisional' then tell('confirmed', call, pod, '', record[2]) end
       end
     elseif not pod and not has_tiers() then

@@ -4,7 +4,7 @@
 -- ARGV[2..7]: index (calls, waiting), bound (ms; '' in the first step), time from now (ms; sets the bound), page size,
 --   deadline and call of the last entry that stayed in range ('' at first)
 -- Replies: {spared, now, bound, is done (1, 0), deadline and call to go on after}
-operation('spare', {'allow-oom'}, function(ARGV)
+operation('spare', function(ARGV)
   local index, page_size, after, last = ARGV[2], tonumber(ARGV[5]), ARGV[6], ARGV[7]
   local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now + tonumber(ARGV[4])
   local key = P .. index

@@ -1,10 +1,10 @@
 -- How all pools stand, in time that does not grow with pods or calls.
 -- Replies: {status, now, live calls, calls that wait, {tier table: field, value, ...},
 --   {tier, assigned, available, leaving, not ready, in quarantine, calls that wait, ...}}
-operation('status', {'no-writes'}, function(ARGV)
+operation('status', function(ARGV)
   if not has_tiers() then return {'lost', now} end
-  local tiers, pools = run('HGETALL', P .. 'tiers'), {}
-  for _, tier in ipairs(try('SMEMBERS', P .. 'pools')) do
+  local tiers, pools = run('HGETALL', K.tiers), {}
+  for _, tier in ipairs(try('SMEMBERS', K.pools)) do
     local key = names_of(tier).available
     local kind = run('TYPE', key).ok
     pools[#pools + 1] = tier
@@ -15,5 +15,5 @@ operation('status', {'no-writes'}, function(ARGV)
     pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 3, 3)
     pools[#pools + 1] = count('ZCARD', names_of(tier).queue)
   end
-  return {'status', now, count('ZCARD', P .. 'calls'), count('ZCARD', P .. 'waiting'), tiers, pools}
+  return {'status', now, count('ZCARD', K.calls), count('ZCARD', K.waiting), tiers, pools}
 end)

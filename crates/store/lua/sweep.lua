@@ -8,14 +8,14 @@
 -- Returns whether it changed any.
 local function bound(most, lease)
   local latest, found = text_of(now + lease), false
-  for _, call in ipairs(try('ZRANGEBYSCORE', P .. 'calls', '(' .. latest, '+inf', 'LIMIT', 0, most)) do
+  for _, call in ipairs(try('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, most)) do
     local record = record_of(call, 'pod_name', 'merchant_id')
     local f = record[1] and readable_facts_of(record[1])
     extend(f, call, latest, nil, record[2])
     if f then place_calls(f) end
     found = true
   end
-  for _, call in ipairs(view('ZREVRANGE', P .. 'waiting', 0, most - 1)) do
+  for _, call in ipairs(view('ZREVRANGE', K.waiting, 0, most - 1)) do
     local place = place_of(call)
     if place and place.waits and wait_from_now(call, place) then
       set_poll_by(call, place, math.min(place.poll_by, place.ends))
@@ -25,28 +25,28 @@ local function bound(most, lease)
   return found
 end
 
-operation('sweep', {'allow-oom'}, function(ARGV)
+operation('sweep', function(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
   if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
   -- Without a reading of an earlier sweep the clock may have been set back since the first calls.
-  local latest = try('GET', P .. 'clock')
+  local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
-  if now + 1000 >= latest or not bound(ARGV[2], ARGV[3]) then run('SET', P .. 'clock', text_of(now)) end
+  if now + 1000 >= latest or not bound(ARGV[2], ARGV[3]) then run('SET', K.clock, text_of(now)) end
   entry('')
   local is_flagged = is_waited_for
-  for _, call in ipairs(view('ZRANGEBYSCORE', P .. 'waiting', '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  for _, call in ipairs(view('ZRANGEBYSCORE', K.waiting, '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local since = leave(call)
     if since then
       abandoned[#abandoned + 1] = call
       abandoned[#abandoned + 1] = max(0, now - since)
     else
       -- Its record is gone, by hand or by time.
-      run('ZREM', P .. 'waiting', call)
-      for _, tier in ipairs(view('SMEMBERS', P .. 'pools')) do view('ZREM', names_of(tier).queue, call) end
+      run('ZREM', K.waiting, call)
+      for _, tier in ipairs(view('SMEMBERS', K.pools)) do view('ZREM', names_of(tier).queue, call) end
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(try('ZRANGEBYSCORE', P .. 'calls', '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  for _, call in ipairs(try('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local c = record_to_end(call)
     local f = c.pod and readable_facts_of(c.pod, call)
     local cause = CAUSES[c.stage] or 'lease'
@@ -56,19 +56,19 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       for _, value in ipairs({call, c.pod, pool_text(c.pool, f and f.tier), lasted(c.at), cause}) do expired[#expired + 1] = value end
     end
   end
-  local due = try('ZRANGEBYSCORE', P .. 'draining', '-inf', now, 'LIMIT', 0, ARGV[2])
+  local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, ARGV[2])
   if due.err then
-    run('DEL', P .. 'draining')
+    run('DEL', K.draining)
     due = {}
   end
   for _, pod in ipairs(due) do
-    local left = run('PTTL', P .. 'pod:draining:' .. pod)
-    if left > SLACK + 1000 then
+    local left = run('PTTL', K.pod_draining .. pod)
+    if left > RULES.KEY_SLACK + 1000 then
       -- Someone has set the mark anew, by hand and for longer.
-      run('ZADD', P .. 'draining', now + left, pod)
+      run('ZADD', K.draining, now + left, pod)
     else
-      run('ZREM', P .. 'draining', pod)
-      run('DEL', P .. 'pod:draining:' .. pod)
+      run('ZREM', K.draining, pod)
+      run('DEL', K.pod_draining .. pod)
       local f = readable_facts_of(pod)
       if f then
         tell('undrained', '', pod, '')
@@ -78,9 +78,9 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       undrained[#undrained + 1] = pod
     end
   end
-  local over = view('ZRANGEBYSCORE', P .. 'quarantined', '-inf', now, 'LIMIT', 0, ARGV[2])
+  local over = view('ZRANGEBYSCORE', K.quarantined, '-inf', now, 'LIMIT', 0, ARGV[2])
   -- A minute is the longest: one that lasts longer was begun before the clock was set back.
-  if not over[1] then over = view('ZRANGEBYSCORE', P .. 'quarantined', '(' .. text_of(now + 60000), '+inf', 'LIMIT', 0, ARGV[2]) end
+  if not over[1] then over = view('ZRANGEBYSCORE', K.quarantined, '(' .. text_of(now + RULES.QUARANTINE_TIME), '+inf', 'LIMIT', 0, ARGV[2]) end
   for _, pod in ipairs(over) do
     local f = readable_facts_of(pod)
     if f then
@@ -88,18 +88,18 @@ operation('sweep', {'allow-oom'}, function(ARGV)
       set_health(f, f.failures or 0)
       resettle(f, true)
     else
-      run('ZREM', P .. 'quarantined', pod)
+      run('ZREM', K.quarantined, pod)
     end
     restored[#restored + 1] = pod
   end
   -- (for a while longer: no router may have come by when it ended)
   if now < trusting_until + 60000 then
-    try('ZREMRANGEBYRANK', P .. 'ended', 0, -10001)
-    run('PEXPIRE', P .. 'ended', max(1, trusting_until - now))
+    try('ZREMRANGEBYRANK', K.ended, 0, -RULES.MAX_RECENT_ENDS - 1)
+    run('PEXPIRE', K.ended, max(1, trusting_until - now))
   end
   -- Whether releases have to look for calls that wait.
-  local waiting = count('ZCARD', P .. 'waiting')
-  if waiting == 0 and is_flagged then run('HDEL', P .. 'tiers', ':waiting') end
-  if waiting > 0 and not is_flagged then run('HSET', P .. 'tiers', ':waiting', '1') end
+  local waiting = count('ZCARD', K.waiting)
+  if waiting == 0 and is_flagged then run('HDEL', K.tiers, ':waiting') end
+  if waiting > 0 and not is_flagged then run('HSET', K.tiers, ':waiting', '1') end
   return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until}
 end)

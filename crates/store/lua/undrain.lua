@@ -1,13 +1,13 @@
 -- Ends a drain or a quarantine before its time. A terminating pod stays out.
 -- ARGV[2]: pod
 -- Replies: {undrained, now, was draining (1, 0), was in quarantine (1, 0), is terminating (1, 0), tier}   {unknown, now}
-operation('undrain', {'allow-oom'}, function(ARGV)
+operation('undrain', function(ARGV)
   local f = facts_of(ARGV[2])
   if not f then return {'unknown', now} end
   local was = f.draining
   if was then
-    view('ZREM', P .. 'draining', f.pod)
-    run('DEL', P .. 'pod:draining:' .. f.pod)
+    view('ZREM', K.draining, f.pod)
+    run('DEL', K.pod_draining .. f.pod)
     tell('undrained', '', f.pod, '')
     announce_drain(f.pod)
     f.draining = false

@@ -2,13 +2,13 @@
 
 -- The fields of a call's record that decide what a repeated request is answered.
 local function record_of_repeat(call)
-  return read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts',
+  return read('HMGET', K.call .. call, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts',
     'merchant_id', 'at')
 end
 
 -- What a call asks for, and its record, if there is one. ARGV as in allocate.lua.
 local function asked(ARGV)
-  local key = P .. 'call:' .. ARGV[2]
+  local key = K.call .. ARGV[2]
   local q = {call = ARGV[2], merchant = ARGV[3], lease = ARGV[4], life = ARGV[5], attempt = ARGV[6], stage = ARGV[7] or '',
     attempts = ARGV[8] or '', tried = ''}
   if run('EXISTS', key) == 1 then
@@ -42,7 +42,7 @@ local told_again
 function told_again(q)
   local call, record, stage = q.call, q.record, q.stage
   if not record then return nil end
-  local key = P .. 'call:' .. call
+  local key = K.call .. call
   if record[1] then
     local pool = pool_text(record[2])
     if record[5] == 'handed' then
@@ -59,7 +59,7 @@ function told_again(q)
       extend(f, call, now + q.lease, nil, record[7])
       run('HSET', key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
       run('PEXPIRE', key, q.life)
-      if stage ~= '' then run('DEL', P .. 'end:' .. call) end
+      if stage ~= '' then run('DEL', K.call_end .. call) end
       if f then place_calls(f) end
       tell('fetched', call, record[1], pool, record[7])
       return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
@@ -112,7 +112,7 @@ local function leave_pod(q)
     end_call(f, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
       attempts = record[6] or ''}, 'broken')
     if f then
-      local changed = lasted(record[8]) < 10000 and fared_badly(f)
+      local changed = lasted(record[8]) < RULES.EARLY_FAILURE and fared_badly(f)
       if after.is_last then
         resettle(f, changed)
       elseif settle(f) or changed then
@@ -135,7 +135,7 @@ local function leave_pod(q)
     if may_be_explained and not after.is_final then return {'refused', now, '', '', 'unsettled'} end
     if ended and ended.cause == 'stream' then
       explain(call, ended, 'broken')
-      local f = ended.lasted < 10000 and facts_of(ended.pod)
+      local f = ended.lasted < RULES.EARLY_FAILURE and facts_of(ended.pod)
       if f and fared_badly(f) then place(f) end
     end
   end

@@ -5,6 +5,7 @@ local run, try, floor, max, format
 
 -- What one call of a function knows: set when it begins.
 local P -- the key prefix
+local K -- the keys under it
 local now -- the time (ms)
 local seconds -- the time (s), as text
 -- The tier table, read as needed: kind, cap, strategy, target of a tier.
@@ -47,10 +48,6 @@ local function remembered(work)
   end
 end
 
--- How much longer a key lives than what it stands for (ms): deadlines end
--- calls and drains, a TTL only tidies up where no router is left.
-local SLACK = 30000
-
 -- A whole number as text. Redis writes the numbers it is given as floating point,
 -- which takes several times as long.
 local function text_of(number)
@@ -83,7 +80,7 @@ end
 -- does not belong to it. KEPT, how many are kept, begins the library.
 local function tell(kind, call, pod, pool, merchant, more)
   if KEPT == '0' then return end
-  view('XADD', P .. 'events', 'MAXLEN', '~', KEPT, '*', kind,
+  view('XADD', K.events, 'MAXLEN', '~', KEPT, '*', kind,
     call .. ' ' .. pod .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (more or ''))
 end
 
@@ -95,7 +92,7 @@ end
 
 -- Fields of a call's record; none where the key holds something else.
 local function record_of(call, ...)
-  local record = try('HMGET', P .. 'call:' .. call, ...)
+  local record = try('HMGET', K.call .. call, ...)
   return record.err and {} or record
 end
 
@@ -128,7 +125,7 @@ end
 
 -- The live calls of a merchant, by deadline: what its limits count.
 local function live_key(merchant)
-  return P .. 'merchant:' .. merchant .. ':calls'
+  return K.merchant .. merchant .. ':calls'
 end
 local is_pool = remembered(function(text)
   return #text <= 80 and (string.find(text, '^pool:[%w._-]+$') or string.find(text, '^merchant:[%w._-]+$')) ~= nil
@@ -142,17 +139,17 @@ end
 
 -- When a merchant's calls of this second began.
 local function rate_key(merchant)
-  return P .. 'merchant:' .. merchant .. ':rate'
+  return K.merchant .. merchant .. ':rate'
 end
 
 -- Whether the store is ours and complete: not empty, not being taken over.
 local function is_set_up()
-  return run('EXISTS', P .. 'schema') == 1
+  return run('EXISTS', K.schema) == 1
 end
 
 -- Whether a tier table is in force. One of the wrong type is none: the recovery writes it again.
 local function has_tiers()
-  return try('HEXISTS', P .. 'tiers', ':chain') == 1
+  return try('HEXISTS', K.tiers, ':chain') == 1
 end
 
 local parse_entry = remembered(function(text)
@@ -164,7 +161,7 @@ end)
 local function entry(name)
   if not entries then entries = {} end
   if entries[name] == nil then
-    local found = try('HMGET', P .. 'tiers', name, ':trusting_until', ':waiting')
+    local found = try('HMGET', K.tiers, name, ':trusting_until', ':waiting')
     entries[name] = found[1] and parse_entry(found[1]) or false
     -- (an entry that makes no sense is none; the table is written anew soon)
     trusting_until = tonumber(found[2] or 0)
@@ -195,15 +192,15 @@ end
 -- Makes a function of an operation. The only key is the prefix of all keys, which tells a
 -- cluster where to go, too; args[1] is the latest time (ms) at which it may still do its
 -- work, 0 for any. VERSION tells this library from others.
-local function operation(name, flags, work)
+local function operation(name, work)
   redis.register_function({
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
-    flags = flags,
+    flags = FLAGS[name] or error('undeclared function ' .. name),
     callback = function(keys, args)
       if not run then
         run, try, floor, max, format = redis.call, try_in(redis.pcall), math.floor, math.max, string.format
       end
-      if P ~= keys[1] then P, names_of = keys[1], names_under(keys[1]) end
+      if P ~= keys[1] then P, K, names_of = keys[1], keys_under(keys[1]), names_under(keys[1]) end
       local clock = run('TIME')
       seconds = clock[1]
       now = seconds * 1000 + floor(clock[2] / 1000)

@@ -4,12 +4,12 @@
 -- with a pod; {call, '', merchant, since, until, poll by, tried} of one that waits; nil of one
 -- that is not known. `deadline` where the caller knows it.
 local function call_row(call, deadline)
-  local record = read('HMGET', P .. 'call:' .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried', 'stage', 'attempts')
+  local record = read('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried', 'stage', 'attempts')
   if not record[1] then
     local place = place_of(call)
     return place and {call, '', place.merchant, text_of(place.since), text_of(place.ends), text_of(place.poll_by), place.tried}
   end
-  deadline = deadline or read('ZSCORE', P .. 'calls', call) or '0'
+  deadline = deadline or read('ZSCORE', K.calls, call) or '0'
   return {call, record[1], pool_text(record[2]), record[3] or '', tostring(tonumber(record[4]) or 0), deadline, record[5] or '',
     record[6] or '', tostring(tonumber(record[7] or 0) or 0)}
 end

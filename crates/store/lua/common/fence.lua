@@ -3,15 +3,15 @@
 -- The origin of pods in a store that does not record it: it was deleted, or an earlier version wrote the pods. A list in
 -- force names it. A leader of an earlier version left an epoch.
 local function derived_origin(epoch)
-  local digest = try('HGET', P .. 'pod_list', 'digest')
+  local digest = try('HGET', K.pod_list, 'digest')
   if type(digest) == 'string' then return digest == 'simulated' and 'simulated' or 'list' end
   if epoch > 0 then return 'kubernetes' end
-  return run('EXISTS', P .. 'pod:metadata') == 1 and 'unknown' or ''
+  return run('EXISTS', K.pod_metadata) == 1 and 'unknown' or ''
 end
 
 -- The origin of the pods in the store ('' for none), the epoch in force, and the origin that is recorded.
 local function ownership()
-  local found = run('MGET', P .. 'origin', P .. 'leader:epoch')
+  local found = run('MGET', K.origin, K.leader_epoch)
   local epoch = tonumber(found[2] or 0) or 0
   return found[1] or derived_origin(epoch), epoch, found[1]
 end
@@ -35,11 +35,11 @@ end
 local function adopt_writer(origin, epoch)
   local _, current, recorded = ownership()
   if recorded ~= origin then
-    run('SET', P .. 'origin', origin)
+    run('SET', K.origin, origin)
     tell('origin', '', '', '', '', origin)
   end
   if epoch > current then
-    run('SET', P .. 'leader:epoch', text_of(epoch))
+    run('SET', K.leader_epoch, text_of(epoch))
     tell('leader', '', '', '', '', text_of(epoch))
   end
 end

@@ -46,14 +46,14 @@ local read_wishes = remembered(function(document)
   if pool == '' then pool = nil end
   if pool ~= nil and not is_name(pool) then return nothing('pool: expected a name') end
   if only ~= nil and type(only) ~= 'boolean' then return nothing('dedicated_only: expected true or false') end
-  if max_calls ~= nil and not is_whole(max_calls, 1000000) then return nothing('max_calls: expected a whole number') end
-  if max_rate ~= nil and not is_whole(max_rate, 1000) then return nothing('max_rate: expected a whole number') end
-  if priority ~= nil and not (is_whole(priority, 100) or type(priority) == 'number' and is_whole(-priority, 100)) then
+  if max_calls ~= nil and not is_whole(max_calls, RULES.MAX_MERCHANT_CALLS) then return nothing('max_calls: expected a whole number') end
+  if max_rate ~= nil and not is_whole(max_rate, RULES.MAX_MERCHANT_RATE) then return nothing('max_rate: expected a whole number') end
+  if priority ~= nil and not (is_whole(priority, RULES.MAX_PRIORITY) or type(priority) == 'number' and is_whole(-priority, RULES.MAX_PRIORITY)) then
     return nothing('priority: expected a whole number')
   end
   if fallback ~= nil then
     if not is_list(fallback, document) then return nothing('fallback: expected a list') end
-    if #fallback > 16 then return nothing('fallback: more than 16 steps') end
+    if #fallback > RULES.MAX_STEPS then return nothing('fallback: more than ' .. RULES.MAX_STEPS .. ' steps') end
     for _, step in ipairs(fallback) do
       if not is_step(step) then return nothing('fallback: expected names') end
     end
@@ -67,11 +67,11 @@ local read_wishes = remembered(function(document)
     priority = priority or 0, wrong = ''}
 end)
 
-local TOO_LONG = nothing('longer than 4096 bytes')
+local TOO_LONG = nothing('longer than ' .. RULES.MAX_DOCUMENT .. ' bytes')
 local function wishes_of(document)
   -- Documents that can't be read are malformed: the call has the default chain.
-  if type(document) == 'table' then return nothing(P .. 'merchant:config: ' .. document.err) end
-  return #document > 4096 and TOO_LONG or read_wishes(document)
+  if type(document) == 'table' then return nothing(K.merchant_config .. ': ' .. document.err) end
+  return #document > RULES.MAX_DOCUMENT and TOO_LONG or read_wishes(document)
 end
 
 -- The steps of the default chain: {step, tier, kind}; and the kinds by tier.

@@ -9,18 +9,18 @@ end
 -- if they can't be read. With `leaver`, a call, the table is read as well and the call
 -- taken out of the indexes.
 local function readable_facts_of(pod, leaver)
-  local key, calls_key, draining_key = P .. 'pod:' .. pod, P .. 'pod:calls:' .. pod, P .. 'pod:draining:' .. pod
+  local key, calls_key, draining_key = K.pod .. pod, K.pod_calls .. pod, K.pod_draining .. pod
   local tier, fields = try('HGET', key, 'plain'), nil
   if not tier or tier == '' or tier.err then
     fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
     if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
-    tier = try('GET', P .. 'pod:tier:' .. pod)
+    tier = try('GET', K.pod_tier .. pod)
     if type(tier) ~= 'string' then tier = nil end
   end
   local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false}
   if leaver then
     read_table(tier)
-    local index = P .. 'calls'
+    local index = K.calls
     local known = try('ZREM', index, leaver)
     if type(known) ~= 'number' then return nil, index .. ': ' .. known.err end
     local left = try('ZREM', calls_key, leaver)
@@ -71,7 +71,7 @@ end
 -- Announces that a drain of the pod may have ended: it has no call left, is gone, or serves
 -- again. Without the permission to publish, waiting drains notice later.
 local function announce_drain(pod)
-  redis.pcall('PUBLISH', P .. 'drained', pod)
+  redis.pcall('PUBLISH', K.drained, pod)
 end
 
 local function serving(f)
@@ -104,7 +104,7 @@ local function place_calls(f, call, deadline, at, pool)
   local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
     if leaving(f) then announce_drain(f.pod) end
-    if not f.unleased then run('DEL', P .. 'lease:' .. f.pod) end
+    if not f.unleased then run('DEL', K.lease .. f.pod) end
     if f.released_at then
       run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at', f.released_at)
       f.released_at = nil
@@ -118,7 +118,7 @@ local function place_calls(f, call, deadline, at, pool)
     local record = record_of(last[1], 'allocated_at', 'source_pool')
     call, deadline, at, pool = last[1], tonumber(last[2]), record[1] or '', record[2] or ''
   end
-  run('SET', P .. 'lease:' .. f.pod, call, 'PX', text_of(max(1, deadline - now) + SLACK))
+  run('SET', K.lease .. f.pod, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
   if f.unleased then f.unleased = false end
   run('HSET', f.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
@@ -127,7 +127,7 @@ end
 local function place_service(f)
   run('HSET', f.key, 'plain', plain(f))
   if not f.tier then return end
-  view('SADD', P .. 'pools', f.tier)
+  view('SADD', K.pools, f.tier)
   view('SADD', names_of(f.tier).assigned, f.pod)
   if serving(f) then
     view('ZREM', names_of(f.tier).out, f.pod)
@@ -159,10 +159,10 @@ end
 
 -- Gives a pod a pool; place must follow.
 local function set_home(f, tier)
-  view('HSET', P .. 'pod:metadata', f.pod, cjson.encode({tier = tier, name = f.pod}))
+  view('HSET', K.pod_metadata, f.pod, cjson.encode({tier = tier, name = f.pod}))
   unplace(f)
   f.tier = tier
-  run('SET', P .. 'pod:tier:' .. f.pod, tier)
+  run('SET', K.pod_tier .. f.pod, tier)
   tell('moved', '', f.pod, names_of(tier).source)
 end
 
@@ -181,7 +181,7 @@ end
 -- The pool for a pod that has none: a merchant pool below its target, else the
 -- first tier of the chain below its target, else the last of the chain.
 local function home()
-  local fields = run('HGETALL', P .. 'tiers')
+  local fields = run('HGETALL', K.tiers)
   local tiers, names, chain = {}, {}, ''
   for i = 1, #fields, 2 do
     if fields[i] == ':chain' then
@@ -228,9 +228,9 @@ end
 -- here.
 local function extend(f, call, deadline, life, merchant)
   deadline = text_of(deadline)
-  run('ZADD', P .. 'calls', deadline, call)
+  run('ZADD', K.calls, deadline, call)
   if f then run('ZADD', f.calls_key, deadline, call) end
-  if life then run('PEXPIRE', P .. 'call:' .. call, life) end
+  if life then run('PEXPIRE', K.call .. call, life) end
   if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
 end
 
@@ -243,7 +243,7 @@ end
 -- Gives a call a pod. `c` is its record: merchant, attempt, stage, attempts, tried, and
 -- what was there before, if anything was. `life` is how long it lives.
 local function give(f, call, c, deadline, life)
-  local key, pool = P .. 'call:' .. call, names_of(f.tier).source
+  local key, pool = K.call .. call, names_of(f.tier).source
   extend(f, call, deadline, nil, c.merchant)
   if not c.record and c.tried == '' and c.stage == '' and c.attempts == '' then
     run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant, 'allocated_at', seconds,
@@ -269,12 +269,12 @@ end
 local function remember(call, pod, cause, attempts, lasted_for, merchant)
   if attempts == '' then attempts = '0' end
   if merchant == '' then merchant = '-' end
-  run('SET', P .. 'end:' .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', 3600000)
+  run('SET', K.call_end .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', RULES.CALL_HISTORY_TTL)
 end
 
 -- How a call ended, if that is remembered.
 local function end_of(call)
-  local text = try('GET', P .. 'end:' .. call)
+  local text = try('GET', K.call_end .. call)
   if type(text) ~= 'string' then return nil end
   local pod, cause, attempts, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
   return pod and {pod = pod, cause = cause, attempts = tonumber(attempts), lasted = tonumber(lasted_for),
@@ -283,21 +283,21 @@ end
 
 -- Says more of how a call ended; it is not remembered for longer by that.
 local function explain(call, ended, cause)
-  local left = run('PTTL', P .. 'end:' .. call)
+  local left = run('PTTL', K.call_end .. call)
   remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
-  run('PEXPIRE', P .. 'end:' .. call, max(1, left))
+  run('PEXPIRE', K.call_end .. call, max(1, left))
 end
 
 -- Ends a call that has left its pod's indexes: its record, its lease. `f` is its pod, if
 -- that is known; `c` its record.
 local function end_call(f, call, c, cause)
   local merchant = c.merchant
-  if not f then run('ZREM', P .. 'calls', call) end
+  if not f then run('ZREM', K.calls, call) end
   if f and f.calls == 0 then
-    run('DEL', P .. 'call:' .. call, P .. 'lease:' .. f.pod)
+    run('DEL', K.call .. call, K.lease .. f.pod)
     f.unleased = true
   else
-    run('DEL', P .. 'call:' .. call)
+    run('DEL', K.call .. call)
   end
   if merchant ~= '' then view('ZREM', live_key(merchant), call) end
   tell('ended', call, c.pod or '', '', merchant, cause .. ' ' .. text_of(lasted(c.at)))
@@ -307,7 +307,7 @@ local function end_call(f, call, c, cause)
   end
   if now < trusting_until then
     -- (sweeps keep it short)
-    view('ZADD', P .. 'ended', text_of(now), call)
+    view('ZADD', K.ended, text_of(now), call)
   end
 end
 
@@ -322,9 +322,9 @@ local function set_health(f, failures, quarantined_until)
   end
   run('HSET', f.key, 'failures', failures, 'quarantined_until', quarantined_until or '', 'plain', plain(f))
   if quarantined_until then
-    view('ZADD', P .. 'quarantined', quarantined_until, f.pod)
+    view('ZADD', K.quarantined, quarantined_until, f.pod)
   else
-    view('ZREM', P .. 'quarantined', f.pod)
+    view('ZREM', K.quarantined, f.pod)
   end
 end
 
@@ -340,13 +340,13 @@ end
 -- quarantine, but never more than a fifth of its pool. Answers as above.
 local function fared_badly(f)
   local failures = (f.failures or 0) + 1
-  if f.quarantined or failures < 3 or not f.tier
-    or (count('ZCOUNT', names_of(f.tier).out, 3, 3) + 1) * 5 > count('SCARD', names_of(f.tier).assigned) then
+  if f.quarantined or failures < RULES.QUARANTINE_FAILURES or not f.tier
+    or (count('ZCOUNT', names_of(f.tier).out, 3, 3) + 1) * RULES.QUARANTINE_SHARE > count('SCARD', names_of(f.tier).assigned) then
     f.failures = failures
     run('HSET', f.key, 'failures', failures, 'plain', plain(f))
     return false
   end
-  set_health(f, failures, now + 60000)
+  set_health(f, failures, now + RULES.QUARANTINE_TIME)
   return true
 end
 
@@ -356,6 +356,6 @@ local is_final = {agent = true, provider = true, operator = true}
 -- What the end of a call says of its pod. Answers as above.
 local function speaks_for(f, cause, lasted_for)
   if cause == 'unconfirmed' then return fared_badly(f) end
-  if cause == 'agent' or cause == 'provider' and lasted_for >= 10000 then return fared_well(f) end
+  if cause == 'agent' or cause == 'provider' and lasted_for >= RULES.EARLY_FAILURE then return fared_well(f) end
   return false
 end

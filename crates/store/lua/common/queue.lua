@@ -4,27 +4,27 @@
 -- Takes a call out of all queues but one, out of which it was taken before. `pools`
 -- are the tiers it waits for.
 local function unqueue(call, merchant, pools, but)
-  view('ZREM', P .. 'waiting', call)
+  view('ZREM', K.waiting, call)
   for tier in string.gmatch(pools, '%S+') do
     if tier ~= but then view('ZREM', names_of(tier).queue, call) end
   end
-  if merchant ~= '' then view('ZREM', P .. 'merchant:' .. merchant .. ':waiting', call) end
+  if merchant ~= '' then view('ZREM', K.merchant .. merchant .. ':waiting', call) end
 end
 
 -- Puts a call into the queues of its pools, by the score of its turn.
 local function enqueue(call, merchant, pools, score, poll_by)
-  view('ZADD', P .. 'waiting', poll_by, call)
+  view('ZADD', K.waiting, poll_by, call)
   for tier in string.gmatch(pools, '%S+') do
-    view('SADD', P .. 'pools', tier)
+    view('SADD', K.pools, tier)
     view('ZADD', names_of(tier).queue, score, call)
-    run('PEXPIRE', names_of(tier).queue, 86400000)
+    run('PEXPIRE', names_of(tier).queue, RULES.QUEUE_TTL)
   end
   if merchant ~= '' then
-    view('ZADD', P .. 'merchant:' .. merchant .. ':waiting', poll_by, call)
-    run('PEXPIRE', P .. 'merchant:' .. merchant .. ':waiting', 86400000)
+    view('ZADD', K.merchant .. merchant .. ':waiting', poll_by, call)
+    run('PEXPIRE', K.merchant .. merchant .. ':waiting', RULES.QUEUE_TTL)
     view('ZADD', live_key(merchant), poll_by, call)
   end
-  run('HSET', P .. 'tiers', ':waiting', '1')
+  run('HSET', K.tiers, ':waiting', '1')
   is_waited_for = true
 end
 
@@ -42,10 +42,10 @@ end
 
 -- Writes the record of a call that waits.
 local function set_place(call, place)
-  run('HSET', P .. 'call:' .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
+  run('HSET', K.call .. call, 'stage', 'waiting', 'merchant_id', place.merchant, 'pools', place.pools,
     'score', place.score, 'since', place.since, 'until', place.ends, 'tried', place.tried, 'attempts', place.attempts,
     'poll_by', place.poll_by)
-  run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, place.poll_by) - now) + SLACK)
+  run('PEXPIRE', K.call .. call, max(1, max(place.ends, place.poll_by) - now) + RULES.KEY_SLACK)
   enqueue(call, place.merchant, place.pools, place.score, place.poll_by)
   tell('waiting', call, '', '', place.merchant, place.tried)
 end
@@ -56,7 +56,7 @@ local function wait_from_now(call, place)
   local ahead = place.since - now
   if ahead <= 0 then return false end
   place.since, place.ends = now, place.ends - ahead
-  run('HSET', P .. 'call:' .. call, 'since', text_of(now), 'until', text_of(place.ends))
+  run('HSET', K.call .. call, 'since', text_of(now), 'until', text_of(place.ends))
   return true
 end
 
@@ -72,17 +72,17 @@ local function set_poll_by(call, place, poll_by)
   local missing = 0
   for tier in string.gmatch(place.pools, '%S+') do
     local added = view('ZADD', names_of(tier).queue, place.score, call)
-    if added > 0 then run('PEXPIRE', names_of(tier).queue, 86400000) end
+    if added > 0 then run('PEXPIRE', names_of(tier).queue, RULES.QUEUE_TTL) end
     missing = missing + added
   end
-  run('HSET', P .. 'call:' .. call, 'poll_by', poll_by)
-  run('PEXPIRE', P .. 'call:' .. call, max(1, max(place.ends, poll_by) - now) + SLACK)
-  if view('ZADD', P .. 'waiting', poll_by, call) > 0 then
+  run('HSET', K.call .. call, 'poll_by', poll_by)
+  run('PEXPIRE', K.call .. call, max(1, max(place.ends, poll_by) - now) + RULES.KEY_SLACK)
+  if view('ZADD', K.waiting, poll_by, call) > 0 then
     missing = missing + 1
-    run('HSET', P .. 'tiers', ':waiting', '1')
+    run('HSET', K.tiers, ':waiting', '1')
   end
   if place.merchant ~= '' then
-    view('ZADD', P .. 'merchant:' .. place.merchant .. ':waiting', poll_by, call)
+    view('ZADD', K.merchant .. place.merchant .. ':waiting', poll_by, call)
     view('ZADD', live_key(place.merchant), poll_by, call)
   end
   return missing > 0
@@ -94,7 +94,7 @@ local function leave(call)
   if not place or not place.waits then return nil end
   unqueue(call, place.merchant, place.pools)
   if place.merchant ~= '' then view('ZREM', live_key(place.merchant), call) end
-  run('DEL', P .. 'call:' .. call)
+  run('DEL', K.call .. call)
   tell('left', call, '', '', place.merchant)
   return place.since
 end
@@ -107,12 +107,12 @@ local function hand(f, call, but)
   -- Until it comes for the pod, what counts is how long it has waited.
   local at, pool = text_of(floor(place.since / 1000)), names_of(f.tier).source
   extend(f, call, place.poll_by, nil, place.merchant)
-  run('HSET', P .. 'call:' .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
+  run('HSET', K.call .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
   tell('handed', call, f.pod, pool, place.merchant, place.tried)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, place.poll_by, at, pool) else place_calls(f) end
   -- Long polls of a user that may not publish are answered later.
-  redis.pcall('PUBLISH', P .. 'handed', call)
+  redis.pcall('PUBLISH', K.handed, call)
   return true
 end
 
@@ -151,8 +151,8 @@ local function requeue(f, call, c)
   if not place then return nil end
   read_table(f and f.tier)
   -- The deadline may have been extended since.
-  place.poll_by = tonumber(run('ZSCORE', P .. 'calls', call) or now)
-  run('ZREM', P .. 'calls', call)
+  place.poll_by = tonumber(run('ZSCORE', K.calls, call) or now)
+  run('ZREM', K.calls, call)
   if f then f.calls = f.calls - run('ZREM', f.calls_key, call) end
   end_call(f, call, c, 'pod_gone')
   set_place(call, place)
@@ -171,7 +171,7 @@ local function end_calls(f)
     if place then
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
-      run('ZREM', P .. 'calls', call)
+      run('ZREM', K.calls, call)
       run('ZREM', f.calls_key, call)
       f.calls = f.calls - 1
       end_call(f, call, c, 'pod_gone')

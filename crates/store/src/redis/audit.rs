@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use super::keys;
 use super::{Redis, client::Timeliness, errors::is_wrong_type, functions::Script};
 use crate::StoreError;
 use fleet::{Audited, names::Pool};
@@ -60,7 +61,7 @@ impl Redis {
         for pool in &pools {
             if pool.parse::<Pool>().is_err() {
                 tracing::warn!(pool, "voice:pools holds what is no pool; taking it out");
-                self.command::<()>(redis::cmd("SREM").arg(self.key("pools")).arg(pool)).await?;
+                self.command::<()>(redis::cmd("SREM").arg(self.key(keys::POOLS)).arg(pool)).await?;
                 continue;
             }
             for view in ["available", "assigned", "out"] {
@@ -72,10 +73,10 @@ impl Redis {
 
     /// All pools that ever held a pod.
     async fn pools(&self) -> Result<Vec<String>, StoreError> {
-        match self.link.command(redis::cmd("SMEMBERS").arg(self.key("pools"))).await {
+        match self.link.command(redis::cmd("SMEMBERS").arg(self.key(keys::POOLS))).await {
             Err(error) if is_wrong_type(&error) => {
                 // The pods of the next audit put their pools back.
-                self.drop_key("pools").await?;
+                self.drop_key(keys::POOLS).await?;
                 Ok(Vec::new())
             }
             pools => pools.map_err(|error| StoreError::Unavailable(error.to_string())),
@@ -85,7 +86,7 @@ impl Redis {
     /// The names of all pods, in order. The audit of a pod lists it again where the list is lost.
     async fn pod_names(&self) -> Result<Vec<String>, StoreError> {
         match self.scan_members("HSCAN", "pod:metadata").await {
-            Err(error) if is_wrong_type(&error) => self.drop_key("pod:metadata").await?,
+            Err(error) if is_wrong_type(&error) => self.drop_key(keys::POD_METADATA).await?,
             names => {
                 let names = names.map_err(|error| StoreError::Unavailable(error.to_string()))?;
                 return Ok(names.into_iter().collect());

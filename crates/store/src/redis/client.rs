@@ -20,7 +20,7 @@ use tokio::{sync::Notify, time::timeout_at};
 use super::{
     address::Address,
     clock::RedisClock,
-    concurrency_limit::{Claim, Gate},
+    concurrency_limit::{Gate, Priority},
     errors::{Class, classify, is_not_loaded, reason, store_error},
     functions::{LIBRARIES, Library, Script, VERSION},
     reply::Reply,
@@ -164,7 +164,7 @@ impl Link {
             self.traced(script.name).fail("unavailable");
             return Err(Failure::NotRun(self.out()));
         }
-        let Some(inside) = self.gate.enter(Claim::of(script)) else {
+        let Some(inside) = self.gate.enter(Priority::of(script)) else {
             self.metrics.failed(script.name);
             self.traced(script.name).fail("busy");
             return Err(Failure::NotRun(StoreError::Busy));
@@ -183,7 +183,7 @@ impl Link {
 
     /// Runs a plain command of an observer: refused like its scripts.
     pub(super) async fn observe<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
-        let inside = self.gate.enter(Claim::Observes).ok_or(StoreError::Busy)?;
+        let inside = self.gate.enter(Priority::Observer).ok_or(StoreError::Busy)?;
         let outcome = self.command(command).await;
         inside.done(outcome.is_ok());
         outcome.map_err(|error| store_error(&error))

@@ -29,7 +29,7 @@ pub(super) struct Gate {
     inside: AtomicUsize,
     observers: AtomicUsize,
     /// Those whose callers have hung up are still with Redis: until when they count.
-    abandoned: Mutex<VecDeque<(Instant, Claim)>>,
+    abandoned: Mutex<VecDeque<(Instant, Priority)>>,
     bound: AtomicUsize,
     watched: Mutex<Watched>,
 }
@@ -42,38 +42,31 @@ struct Watched {
     was_idle: bool,
 }
 
-/// What a request is for.
+/// The order in which requests are shed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Claim {
-    /// Reads for people and monitoring: refused before anything else.
-    Observes,
+pub(crate) enum Priority {
+    /// Reads for people and monitoring: shed first.
+    Observer,
     /// A call that wants a pod, or a read on its behalf.
-    New,
-    /// Gives back what callers have. It may wait, and is done later if it can't.
-    Frees,
-    /// Keeps what callers have, and the store true: there is only so much of it, by the
-    /// number of calls and pods, and nobody does it instead.
-    Keeps,
+    Sheddable,
+    /// Gives back what callers have. It may wait: if shed, it is deferred.
+    Deferrable,
+    /// Keeps what callers have, and the store true. Bounded by the number of calls and pods,
+    /// and done by nothing else: never shed.
+    Essential,
 }
 
-impl Claim {
-    /// The class of a script, by what it does and who asks.
+impl Priority {
+    /// The priority of a function for the present task.
     pub(super) fn of(script: &Script) -> Self {
-        match script.name {
-            _ if script.is_reading() && is_observing() => Self::Observes,
-            "release" | "confirm" => Self::Frees,
-            "allocate" | "ask_again" | "call" | "calls" | "pod" | "pool_load" | "status" => {
-                Self::New
-            }
-            _ => Self::Keeps,
-        }
+        if script.is_reading() && is_observing() { Self::Observer } else { script.priority }
     }
 }
 
 /// A request that was let in. Who waits for it says what became of it.
 pub(super) struct Inside<'a> {
     gate: &'a Gate,
-    claim: Claim,
+    priority: Priority,
     is_over: bool,
 }
 
@@ -90,25 +83,25 @@ impl Gate {
     }
 
     /// Lets a request in unless it would have to wait for longer than it may.
-    pub(super) fn enter(&self, claim: Claim) -> Option<Inside<'_>> {
-        let before = self.count(claim).fetch_add(1, Ordering::Relaxed);
+    pub(super) fn enter(&self, priority: Priority) -> Option<Inside<'_>> {
+        let before = self.count(priority).fetch_add(1, Ordering::Relaxed);
         let bound = self.bound.load(Ordering::Relaxed);
-        let has_room = match claim {
-            Claim::Observes => before < bound / OBSERVER_SHARE,
-            Claim::New => before < bound,
-            Claim::Frees => before < 2 * bound,
-            Claim::Keeps => true,
+        let has_room = match priority {
+            Priority::Observer => before < bound / OBSERVER_SHARE,
+            Priority::Sheddable => before < bound,
+            Priority::Deferrable => before < 2 * bound,
+            Priority::Essential => true,
         };
         if has_room {
-            return Some(Inside { gate: self, claim, is_over: false });
+            return Some(Inside { gate: self, priority, is_over: false });
         }
-        self.count(claim).fetch_sub(1, Ordering::Relaxed);
+        self.count(priority).fetch_sub(1, Ordering::Relaxed);
         self.watch(Instant::now(), 0, false);
         None
     }
 
-    fn count(&self, claim: Claim) -> &AtomicUsize {
-        if claim == Claim::Observes { &self.observers } else { &self.inside }
+    fn count(&self, priority: Priority) -> &AtomicUsize {
+        if priority == Priority::Observer { &self.observers } else { &self.inside }
     }
 
     /// Whether a request that is answered now is the only one with Redis.
@@ -119,8 +112,8 @@ impl Gate {
     /// What callers asked for who have hung up is done after a while.
     fn forget_abandoned(&self, now: Instant) {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some((_, claim)) = abandoned.pop_front_if(|(until, _)| *until <= now) {
-            self.count(claim).fetch_sub(1, Ordering::Relaxed);
+        while let Some((_, priority)) = abandoned.pop_front_if(|(until, _)| *until <= now) {
+            self.count(priority).fetch_sub(1, Ordering::Relaxed);
         }
     }
 
@@ -162,10 +155,10 @@ impl Inside<'_> {
 impl Drop for Inside<'_> {
     fn drop(&mut self) {
         if self.is_over {
-            self.gate.count(self.claim).fetch_sub(1, Ordering::Relaxed);
+            self.gate.count(self.priority).fetch_sub(1, Ordering::Relaxed);
         } else {
             let mut abandoned = self.gate.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-            abandoned.push_back((Instant::now() + WAIT, self.claim));
+            abandoned.push_back((Instant::now() + WAIT, self.priority));
         }
     }
 }
@@ -182,7 +175,7 @@ mod tests {
         for _ in 0..time {
             *now += Duration::from_millis(1);
             for _ in 0..come {
-                match gate.enter(Claim::New) {
+                match gate.enter(Priority::Sheddable) {
                     Some(inside) => {
                         queue.push_back(inside);
                         let_in += 1;
@@ -227,38 +220,41 @@ mod tests {
     fn what_keeps_calls_is_never_refused() {
         let (gate, mut now) = (Gate::new(), Instant::now());
         flood(&gate, 200, 10, 1, &mut now);
-        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect();
+        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect();
         assert!(new.len() < 1_000, "it is full");
-        let freed: Vec<_> = (0..10_000).map_while(|_| gate.enter(Claim::Frees)).collect();
+        let freed: Vec<_> = (0..10_000).map_while(|_| gate.enter(Priority::Deferrable)).collect();
         assert!((1..10_000).contains(&freed.len()), "what frees may wait, but not for ever");
-        assert!((0..1_000).all(|_| gate.enter(Claim::Keeps).is_some()));
+        assert!((0..1_000).all(|_| gate.enter(Priority::Essential).is_some()));
     }
 
     #[test]
     fn observers_never_take_the_room_of_calls_and_always_have_some() {
         let (gate, mut now) = (Gate::new(), Instant::now());
         flood(&gate, 200, 10, 1, &mut now);
-        let free = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect::<Vec<_>>();
+        let free = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect::<Vec<_>>();
         let room = free.len();
         free.into_iter().for_each(|inside| inside.done(false));
-        let looking: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::Observes)).collect();
+        let looking: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Observer)).collect();
         assert!((1..room).contains(&looking.len()), "{} of {room}", looking.len());
-        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Claim::New)).collect();
+        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect();
         assert_eq!(new.len(), room, "as if nobody looked");
         looking.into_iter().for_each(|inside| inside.done(false));
-        assert!(gate.enter(Claim::Observes).is_some(), "calls are as many as there may be");
+        assert!(gate.enter(Priority::Observer).is_some(), "calls are as many as there may be");
     }
 
     #[test]
     fn callers_who_hang_up_make_no_room_for_others_at_once() {
         let gate = Gate::new();
-        let let_in = |_: &usize| gate.enter(Claim::New).is_some();
+        let let_in = |_: &usize| gate.enter(Priority::Sheddable).is_some();
         let started = Instant::now();
         let come_and_gone = (0..20_000).filter(let_in).count();
         assert!(come_and_gone <= MOST || started.elapsed() > WAIT, "{come_and_gone} were let in");
         std::thread::sleep(WAIT);
-        assert!(gate.enter(Claim::New).is_none(), "who is refused finds out that there is room");
-        assert!(gate.enter(Claim::New).is_some());
+        assert!(
+            gate.enter(Priority::Sheddable).is_none(),
+            "who is refused finds out that there is room"
+        );
+        assert!(gate.enter(Priority::Sheddable).is_some());
     }
 
     #[test]
@@ -278,7 +274,7 @@ mod tests {
         for time in 0..5_000 {
             now += Duration::from_millis(1);
             // One each millisecond, each takes 60 ms.
-            match gate.enter(Claim::New) {
+            match gate.enter(Priority::Sheddable) {
                 Some(inside) => on_their_way.push_back((time + 60, inside)),
                 None => refused += 1,
             }

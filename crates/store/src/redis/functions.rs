@@ -2,18 +2,30 @@
 //! under a name that tells its text from any other, so that routers of several
 //! versions can share a Redis.
 
+use super::concurrency_limit::Priority;
+
 /// A function of the library.
 pub struct Script {
     /// The operation, as metrics call it.
     pub name: &'static str,
     /// What Redis calls it.
     pub function: String,
+    pub(crate) access: Access,
+    pub(crate) priority: Priority,
+}
+
+/// What a function may do; the build script registers it with the flags of Redis.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Access {
+    Reads,
+    Grows,
+    AllowOom,
 }
 
 impl Script {
-    /// Whether it only looks.
+    /// Whether it only reads.
     pub(crate) fn is_reading(&self) -> bool {
-        matches!(self.name, "call" | "calls" | "pod" | "pods" | "pool_load" | "status")
+        self.access == Access::Reads
     }
 }
 
@@ -31,8 +43,8 @@ pub(super) const EVENTS: usize = 20_000;
 /// How many digits of its hash tell a library from others.
 pub(super) const VERSION: usize = 12;
 
-macro_rules! scripts {
-    ($($name:ident)*) => {
+macro_rules! functions {
+    ($($name:ident $access:ident $priority:ident)*) => {
         /// All scripts of the store.
         pub struct Scripts {
             pub library: Library,
@@ -63,6 +75,8 @@ macro_rules! scripts {
                     $($name: Script {
                         name: stringify!($name),
                         function: format!("{LIBRARIES}{}_{version}", stringify!($name)),
+                        access: Access::$access,
+                        priority: Priority::$priority,
                     },)*
                 }
             }
@@ -74,10 +88,7 @@ macro_rules! scripts {
     };
 }
 
-scripts! {
-    adopt_calls adopt_pods allocate apply_tiers ask_again audit_calls audit_pods audit_pool begin call calls
-    claim_pods confirm delete_merchant drain move_pod observe_pod pod pods pool_load release remove_pod renew set_merchant spare status sweep undrain
-}
+include!("function_table.rs");
 
 impl Default for Scripts {
     fn default() -> Self {

@@ -10,6 +10,7 @@ mod concurrency_limit;
 mod deferred_writes;
 mod errors;
 mod functions;
+mod keys;
 mod operations;
 mod paging;
 mod recovery;
@@ -214,7 +215,7 @@ impl Redis {
         let Some(origin) = self.origin() else { return };
         self.link.note_reason(format!(
             "{} is {owner}, and the origin of this router's pods is {origin}",
-            self.key("origin")
+            self.key(keys::ORIGIN)
         ));
         self.link.open_circuit();
         if self.set_foreign(Some(owner.to_owned())) {

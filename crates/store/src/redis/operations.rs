@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Orderin
 use futures_util::{StreamExt, TryStreamExt, future::try_join_all, stream};
 use redis::Value;
 
+use super::keys;
 use super::{
     Redis,
     client::Timeliness,
@@ -350,7 +351,7 @@ impl Store for Redis {
 
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
         Box::pin(async move {
-            let key = self.key("merchant:config");
+            let key = self.key(keys::MERCHANT_CONFIG);
             self.ask(redis::cmd("HGET").arg(key).arg(id.as_str())).await
         })
     }

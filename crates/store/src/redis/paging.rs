@@ -1,5 +1,6 @@
 //! What takes more than one script: everything that is read or done page by page.
 
+use super::keys;
 use std::collections::BTreeMap;
 
 use super::{
@@ -85,7 +86,7 @@ impl Redis {
         after: Option<&MerchantId>,
         most: usize,
     ) -> Result<Vec<(MerchantId, String)>, StoreError> {
-        let key = self.key("merchant:config");
+        let key = self.key(keys::MERCHANT_CONFIG);
         let names: Vec<String> = self.ask(redis::cmd("HKEYS").arg(&key)).await?;
         // What is no name was put there by hand, and is nobody's.
         let mut names: Vec<MerchantId> =
@@ -113,7 +114,7 @@ impl Redis {
         most: usize,
     ) -> Result<Vec<Logged>, StoreError> {
         let mut command = redis::cmd(command);
-        command.arg(self.key("events")).arg(&range).arg("COUNT").arg(most);
+        command.arg(self.key(keys::EVENTS)).arg(&range).arg("COUNT").arg(most);
         let entries = self.ask_unless_wrong_type(&command).await?;
         let entries: Vec<(String, Vec<String>)> = entries.unwrap_or_default();
         let read = |(id, fields): (String, Vec<String>)| {

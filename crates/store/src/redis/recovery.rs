@@ -1,6 +1,7 @@
 //! What a Redis needs before calls can be served from it, at the start and after
 //! every outage; and what has to be looked at while they are.
 
+use super::keys;
 use std::{
     sync::{Arc, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
@@ -209,7 +210,7 @@ impl Redis {
     /// The tier document in Redis; what can't be used is reported.
     async fn tier_document(&self) -> Result<Document, StoreError> {
         let read =
-            self.link.command::<Option<String>>(cmd("GET").arg(self.key("tier:config"))).await;
+            self.link.command::<Option<String>>(cmd("GET").arg(self.key(keys::TIER_CONFIG))).await;
         let text = match read {
             Ok(None) => return Ok(Document::Absent),
             Ok(Some(text)) => text,
@@ -245,7 +246,7 @@ impl Redis {
     async fn take_tiers(&self) -> Result<(), StoreError> {
         let document = self.tier_document().await?;
         // A table of the wrong type is written again.
-        let fields = self.link.command(cmd("HGETALL").arg(self.key("tiers"))).await;
+        let fields = self.link.command(cmd("HGETALL").arg(self.key(keys::TIERS))).await;
         let fields: Vec<String> = match fields {
             Err(error) if is_wrong_type(&error) => Vec::new(),
             fields => fields.map_err(|error| StoreError::Unavailable(error.to_string()))?,
@@ -419,7 +420,7 @@ impl Redis {
 
     /// Takes over what the older router left. It must be stopped by now.
     async fn adopt(&self) -> Result<(), StoreError> {
-        let (lock, ours) = (self.key("adopting"), self.process.to_string());
+        let (lock, ours) = (self.key(keys::ADOPTING), self.process.to_string());
         let mut take = cmd("SET");
         take.arg(&lock).arg(&ours).arg("NX").arg("PX").arg(ADOPTION.as_millis() as u64);
         let taken: Option<String> = self.command(&take).await?;

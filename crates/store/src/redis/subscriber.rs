@@ -1,6 +1,7 @@
 //! Subscribes to the channels on which the Redis functions announce hand-offs and drains, from
 //! whichever replica.
 
+use super::keys;
 use std::{str::FromStr, sync::Arc, time::Duration};
 
 use fleet::names::{CallSid, PodName};
@@ -36,7 +37,7 @@ impl Redis {
     }
 
     async fn receive_notifications(&self) -> Result<(), redis::RedisError> {
-        let (handed, drained) = (self.key("handed"), self.key("drained"));
+        let (handed, drained) = (self.key(keys::HANDED), self.key(keys::DRAINED));
         let mut subscription = self.link.subscription().await?;
         subscription.subscribe(&[&handed, &drained]).await?;
         // Messages before the subscription are lost.

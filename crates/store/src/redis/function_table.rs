@@ -1,0 +1,36 @@
+// Every Redis function: its file in lua/, what it may do, and how soon it is shed under load.
+// Included by functions.rs and by the build script; a file that is not here does not build.
+//
+// Reads       registered as read-only
+// Grows       refused by a full Redis
+// AllowOom    runs in a full Redis: it ends, frees or bounds something
+functions! {
+    adopt_calls       AllowOom   Essential
+    adopt_pods        AllowOom   Essential
+    allocate          Grows      Sheddable
+    apply_tiers       AllowOom   Essential
+    ask_again         AllowOom   Sheddable
+    audit_calls       AllowOom   Essential
+    audit_pods        AllowOom   Essential
+    audit_pool        AllowOom   Essential
+    begin             AllowOom   Essential
+    call              Reads      Sheddable
+    calls             Reads      Sheddable
+    claim_pods        AllowOom   Essential
+    confirm           AllowOom   Deferrable
+    delete_merchant   AllowOom   Essential
+    drain             AllowOom   Essential
+    move_pod          AllowOom   Essential
+    observe_pod       AllowOom   Essential
+    pod               Reads      Sheddable
+    pods              Reads      Essential
+    pool_load         Reads      Sheddable
+    release           AllowOom   Deferrable
+    remove_pod        AllowOom   Essential
+    renew             AllowOom   Essential
+    set_merchant      Grows      Essential
+    spare             AllowOom   Essential
+    status            Reads      Sheddable
+    sweep             AllowOom   Essential
+    undrain           AllowOom   Essential
+}

@@ -1,0 +1,46 @@
+//! The keys of Redis, without the prefix. The build script gives the Redis functions the same
+//! names: `K.pod_calls` is [`POD_CALLS`] behind the prefix. docs/redis.md says what they hold.
+
+macro_rules! keys {
+    ($($name:ident $key:literal)*) => {
+        $(#[allow(dead_code, reason = "some keys are used by the Redis functions only")]
+        pub(crate) const $name: &str = $key;)*
+
+        /// Every key by the name of its constant.
+        #[allow(dead_code, reason = "for the build script")]
+        pub(crate) const ALL: &[(&str, &str)] = &[$((stringify!($name), $key),)*];
+    };
+}
+
+keys! {
+    ADOPTING "adopting"
+    CALL "call:"
+    CALLS "calls"
+    CALL_END "end:"
+    CLOCK "clock"
+    DRAINED "drained"
+    DRAINING "draining"
+    ENDED "ended"
+    EVENTS "events"
+    HANDED "handed"
+    LEADER_EPOCH "leader:epoch"
+    LEASE "lease:"
+    MERCHANT "merchant:"
+    MERCHANT_CONFIG "merchant:config"
+    ORIGIN "origin"
+    POD "pod:"
+    POD_CALLS "pod:calls:"
+    POD_DRAINING "pod:draining:"
+    POD_LIST "pod_list"
+    POD_METADATA "pod:metadata"
+    POD_TIER "pod:tier:"
+    POOL "pool:"
+    POOLS "pools"
+    QUARANTINED "quarantined"
+    SCHEMA "schema"
+    SEEN "seen:"
+    TICKETS "tickets"
+    TIERS "tiers"
+    TIER_CONFIG "tier:config"
+    WAITING "waiting"
+}
