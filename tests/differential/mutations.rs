@@ -148,7 +148,11 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
         "        explain(call, ended, cause)\n",
         "",
     ),
-    ("a whole pool may be in quarantine", "3, 3) + 1) * RULES.QUARANTINE_SHARE >", "3, 3) + 1) * 1 >"),
+    (
+        "a whole pool may be in quarantine",
+        "3, 3) + 1) * RULES.QUARANTINE_SHARE >",
+        "3, 3) + 1) * 1 >",
+    ),
     ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
     (
         "a pod keeps the lease of its last call",

@@ -233,3 +233,23 @@ fn a_denied_command_replaces_no_view_and_gives_no_second_pod() {
     assert_eq!(router.allocate("known")["pod_name"], pod);
     assert_eq!(router.release("known").0, 200);
 }
+
+#[test]
+fn a_status_that_cannot_be_read_is_an_error() {
+    let server = RedisServer::start(&[]);
+    let mut redis = server.connection();
+    run(&mut redis, &["ACL SETUSER router on >pw ~* &* +@all"]);
+    let url = server.url().replace("redis://", "redis://router:pw@");
+    let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 2}"#)]);
+    router.allocate("CA1");
+    run(&mut redis, &["ACL SETUSER router -sscan"]);
+    eventually(Duration::from_secs(10), "the status is refused", || {
+        let (status, answer) = router.get("/api/v1/status");
+        assert!(status == 503 || answer["pools"]["gold"]["active_calls"] == 1, "{answer}");
+        status == 503
+    });
+    run(&mut redis, &["ACL SETUSER router +sscan"]);
+    eventually(Duration::from_secs(10), "it can be read again", || {
+        router.get("/api/v1/status").0 == 200
+    });
+}

@@ -6,12 +6,12 @@ use std::{
 };
 
 use fleet::{
-    Allocate, CallQuery, Claim, Claimant, Edit, Hold, PodFacts, PodOrigin, PodWriter, Release,
-    Renew,
+    Allocate, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, Edit, Hold, PodFacts,
+    PodOrigin, PodWriter, Release, Renew,
     tiers::{Origin, Tiers},
 };
 use redis::{Connection, cmd};
-use store::{Redis, RedisConfig, Store};
+use store::{Redis, RedisConfig, Store, StoreError};
 
 use testkit::{
     Router,
@@ -205,6 +205,90 @@ async fn a_key_of_the_wrong_type_stops_nothing_else() {
         }
     }
     assert!(failures.is_empty(), "{}\n{} in all", failures.join("\n"), failures.len());
+}
+
+/// The calls of a store with all indexes as they should be.
+async fn live_calls(store: &Redis) -> Result<Vec<String>, StoreError> {
+    let page = store.calls(&CallQuery { most: 10, ..CallQuery::default() }).await?;
+    let mut calls: Vec<_> =
+        page.calls.iter().map(|found| CallCursor::of(found).call.to_string()).collect();
+    calls.sort();
+    Ok(calls)
+}
+
+/// Calls go on around a derived key of the wrong type, without waiting for a sweep or an audit.
+async fn serve_calls(store: &Redis) -> Result<(), String> {
+    let told = |what: &'static str| move |error| format!("{what}: {error}");
+    let renew = Renew { calls: vec![name("other")], pod: None, lease_ttl: LEASE };
+    let renewed = store.renew(&renew).await.map_err(told("renew"))?;
+    if !renewed.unknown.is_empty() {
+        return Err("the other call is unknown".into());
+    }
+    store.call(&name("busy")).await.map_err(told("call"))?.ok_or("busy is unknown")?;
+    let confirm =
+        Confirm { call: name("new"), pod: name("free-0"), lease_ttl: LEASE, attempt: None };
+    let confirmed = store.confirm(&confirm).await.map_err(told("confirm"))?;
+    if confirmed != Confirmed::Sure {
+        return Err(format!("the new call: {confirmed:?}"));
+    }
+    let got = store.allocate(&ask("next")).await.map_err(told("allocate"))?;
+    got.map_err(|refusal| format!("the next call: {refusal:?}"))?;
+    let released = store.release(&Release::new(name("busy"), None)).await;
+    released.map_err(told("release"))?.map_err(|_| "busy is gone")?;
+    // A sweep notices the key, and an audit follows at once.
+    store.sweep(100).await.map_err(told("sweep"))?;
+    let expected = ["new", "next", "other"].map(str::to_owned).to_vec();
+    let started = Instant::now();
+    loop {
+        let (calls, pods) = (live_calls(store).await, store.pods().await.map(|pods| pods.len()));
+        if calls == Ok(expected.clone()) && pods == Ok(7) {
+            return Ok(());
+        }
+        if started.elapsed() > Duration::from_secs(20) {
+            return Err(format!("after the sweep: {calls:?}, {pods:?}"));
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+#[tokio::test]
+async fn calls_go_on_around_a_derived_key_of_the_wrong_type() {
+    let server = RedisServer::start(&[]);
+    let mut redis = server.connection();
+    let mut failures = Vec::new();
+    // The recovery writes a tier table of the wrong type again.
+    let derived = |key: &&(&str, &str, Expected)| key.2 == Replaced && key.0 != "tiers";
+    for (key, right, _) in KEYS.iter().filter(derived) {
+        let wrong = TYPES.into_iter().find(|(name, _)| name != right).unwrap();
+        cmd("FLUSHALL").exec(&mut redis).unwrap();
+        let store = start(&server).await;
+        fill(&store).await;
+        let _ = store.release(&Release::new(name("waiting"), None)).await.unwrap();
+        let pinned = PodFacts { pin: Some(name("gold")), ..ready_pod() };
+        store.observe_pod(&name("free-0"), &pinned, WRITER).await.unwrap().unwrap();
+        let new = Allocate { provisional: true, ..ask("new") };
+        store.allocate(&new).await.unwrap().unwrap();
+        store.observe_pod(&name("free-1"), &pinned, WRITER).await.unwrap().unwrap();
+        spoil(&mut redis, &format!("voice:{key}"), wrong);
+        if let Err(error) = serve_calls(&store).await {
+            failures.push(format!("{key} as a {}: {error}", wrong.0));
+        }
+        store.close().await;
+    }
+    assert!(failures.is_empty(), "{}\n{} in all", failures.join("\n"), failures.len());
+}
+
+#[tokio::test]
+async fn merchants_of_the_wrong_type_are_named() {
+    let server = RedisServer::start(&[]);
+    let store = start(&server).await;
+    spoil(&mut server.connection(), "voice:merchant:config", TYPES[0]);
+    let all = store.merchants(None, 10).await.unwrap_err();
+    let one = store.merchant(&name("m1")).await.unwrap_err();
+    for error in [all, one] {
+        assert!(error.to_string().contains("voice:merchant:config"), "{error}");
+    }
+    store.close().await;
 }
 
 #[test]

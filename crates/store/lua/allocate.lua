@@ -51,6 +51,12 @@ local function walk(steps, avoid)
     if f then return f, tried end
     tried = (tried == '' and '' or tried .. ' ') .. step.step .. '=' .. reason
   end
+  if run('EXISTS', K.audit_due) == 1 then
+    for _, step in ipairs(steps) do
+      local f = step.kind and draw_assigned(step.tier, step.kind, avoid)
+      if f then return f, '' end
+    end
+  end
   return nil, tried
 end
 

@@ -46,11 +46,11 @@ operation('audit_pods', function(ARGV)
       local on = read('HGET', K.call .. call, 'pod_name')
       if on ~= f.pod then
         run('ZREM', f.calls_key, call)
-        if not on then run('ZREM', K.calls, call) end
+        if not on then view('ZREM', K.calls, call) end
         f.calls = f.calls - 1
         dropped = true
-      elseif not run('ZSCORE', K.calls, call) then
-        run('ZADD', K.calls, run('ZSCORE', f.calls_key, call), call)
+      elseif not view('ZSCORE', K.calls, call) then
+        view('ZADD', K.calls, run('ZSCORE', f.calls_key, call), call)
         dropped = true
       end
     end
@@ -64,12 +64,12 @@ operation('audit_pods', function(ARGV)
     if was_plain then run('HDEL', key, 'plain') end
     local f = facts_of(pod)
     if not f then
-      run('HDEL', K.pod_metadata, pod)
+      view('HDEL', K.pod_metadata, pod)
       return true
     end
     local before = views(f)
     local wrong = index_drain(f)
-    if run('HSETNX', K.pod_metadata, pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
+    if view('HSETNX', K.pod_metadata, pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
     wrong = drop_calls(f) or wrong
     if f.quarantined and not try('ZSCORE', K.quarantined, f.pod) then
       view('ZADD', K.quarantined, now, f.pod)

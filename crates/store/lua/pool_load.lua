@@ -6,7 +6,11 @@ operation('pool_load', function(ARGV)
   local kind = kind_of(tier)
   local cap = kind and (kind.kind == 'shared' and kind.cap or 1) or 0
   local scanned = try('SSCAN', names_of(tier).assigned, ARGV[3], 'COUNT', ARGV[4])
-  if scanned.err then return {'load', now, '0', 0, 0} end
+  if scanned.err then
+    -- A set of the wrong type has no pods; any other error is one of the whole Redis.
+    if not string.find(scanned.err, '^WRONGTYPE') then error(scanned, 0) end
+    return {'load', now, '0', 0, 0}
+  end
   for _, pod in ipairs(scanned[2]) do
     local f = readable_facts_of(pod)
     if f then

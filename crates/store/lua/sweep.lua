@@ -1,14 +1,15 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
 -- ARGV[2..3]: limit per kind, longest lease (ms)
 -- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
---   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty}
+--   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty,
+--   has a view been replaced that an audit has to fill (1, 0)}
 
 -- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from
 -- now, waiting calls to their time limit. Handles `most` of each, the furthest deadlines first.
 -- Returns whether it changed any.
 local function bound(most, lease)
   local latest, found = text_of(now + lease), false
-  for _, call in ipairs(try('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, most)) do
+  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, most)) do
     local record = record_of(call, 'pod_name', 'merchant_id')
     local f = record[1] and readable_facts_of(record[1])
     extend(f, call, latest, nil, record[2])
@@ -46,7 +47,7 @@ operation('sweep', function(ARGV)
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(try('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, ARGV[2])) do
     local c = record_to_end(call)
     local f = c.pod and readable_facts_of(c.pod, call)
     local cause = CAUSES[c.stage] or 'lease'
@@ -101,5 +102,7 @@ operation('sweep', function(ARGV)
   local waiting = count('ZCARD', K.waiting)
   if waiting == 0 and is_flagged then run('HDEL', K.tiers, ':waiting') end
   if waiting > 0 and not is_flagged then run('HSET', K.tiers, ':waiting', '1') end
-  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until}
+  -- A list of pods of the wrong type shows nowhere else.
+  view('HLEN', K.pod_metadata)
+  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until, run('DEL', K.audit_due)}
 end)

@@ -66,11 +66,13 @@ local function read(command, key, ...)
   return checked(key, try(command, key, ...))
 end
 
--- Writes to a view. A view of the wrong type is replaced: it is derived anyway.
+-- Reads or writes a view. A view of the wrong type is replaced: it is derived anyway. The next sweep asks for an audit,
+-- which puts back what the view has lost.
 local function view(command, key, ...)
   local reply = try(command, key, ...)
   if type(reply) == 'table' and reply.err then
     run('DEL', key)
+    run('SET', K.audit_due, '1', 'PX', '60000')
     reply = run(command, key, ...)
   end
   return reply

@@ -9,7 +9,12 @@ local function call_row(call, deadline)
     local place = place_of(call)
     return place and {call, '', place.merchant, text_of(place.since), text_of(place.ends), text_of(place.poll_by), place.tried}
   end
-  deadline = deadline or read('ZSCORE', K.calls, call) or '0'
+  deadline = deadline or try('ZSCORE', K.calls, call)
+  if type(deadline) ~= 'string' then
+    -- The index of all calls has lost it; the pod's own has the same deadline.
+    deadline = try('ZSCORE', K.pod_calls .. record[1], call)
+    if type(deadline) ~= 'string' then deadline = '0' end
+  end
   return {call, record[1], pool_text(record[2]), record[3] or '', tostring(tonumber(record[4]) or 0), deadline, record[5] or '',
     record[6] or '', tostring(tonumber(record[7] or 0) or 0)}
 end

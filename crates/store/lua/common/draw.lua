@@ -15,22 +15,28 @@ local function first_usable(pods, tier, cap, avoid)
   end
 end
 
+-- A pod from all those of a pool, for a view of available pods that was replaced and is not filled yet.
+local function draw_assigned(tier, kind, avoid)
+  local cap = kind.kind == 'shared' and kind.cap or 1
+  return first_usable(try('SRANDMEMBER', names_of(tier).assigned, '64'), tier, cap, avoid)
+end
+
 -- A pod of a pool that takes a call, and not `avoid`; nil and why there is none.
 local function draw(tier, kind, avoid)
   local key = names_of(tier).available
   local found
   if kind.kind ~= 'shared' then
-    local any = try('SRANDMEMBER', key)
+    local any = view('SRANDMEMBER', key)
     if type(any) == 'string' then
       found = any ~= avoid and usable(any, tier, 1) or first_usable(try('SRANDMEMBER', key, '16'), tier, 1, avoid)
     end
   else
     local cap, below = kind.cap, '(' .. kind.cap
     if kind.strategy == 'pack' then
-      found = first_usable(try('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '0', '1'), tier, cap, avoid)
+      found = first_usable(view('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '0', '1'), tier, cap, avoid)
         or first_usable(try('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '1', '16'), tier, cap, avoid)
     else
-      found = first_usable(try('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '0', '1'), tier, cap, avoid)
+      found = first_usable(view('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '0', '1'), tier, cap, avoid)
         or first_usable(try('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '1', '16'), tier, cap, avoid)
     end
   end

@@ -21,8 +21,7 @@ local function readable_facts_of(pod, leaver)
   if leaver then
     read_table(tier)
     local index = K.calls
-    local known = try('ZREM', index, leaver)
-    if type(known) ~= 'number' then return nil, index .. ': ' .. known.err end
+    view('ZREM', index, leaver)
     local left = try('ZREM', calls_key, leaver)
     if left == 1 then
       f.left = true
@@ -224,11 +223,11 @@ local function settle(f)
 end
 
 -- Sets the deadline of a call in all indexes, and how long its record lives, if
--- there is one already. Comes before other writes: what is of the wrong type shows
+-- there is one already. Comes before other writes: a pod's index of the wrong type shows
 -- here.
 local function extend(f, call, deadline, life, merchant)
   deadline = text_of(deadline)
-  run('ZADD', K.calls, deadline, call)
+  view('ZADD', K.calls, deadline, call)
   if f then run('ZADD', f.calls_key, deadline, call) end
   if life then run('PEXPIRE', K.call .. call, life) end
   if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
@@ -292,7 +291,7 @@ end
 -- that is known; `c` its record.
 local function end_call(f, call, c, cause)
   local merchant = c.merchant
-  if not f then run('ZREM', K.calls, call) end
+  if not f then view('ZREM', K.calls, call) end
   if f and f.calls == 0 then
     run('DEL', K.call .. call, K.lease .. f.pod)
     f.unleased = true

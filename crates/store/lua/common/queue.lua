@@ -151,8 +151,8 @@ local function requeue(f, call, c)
   if not place then return nil end
   read_table(f and f.tier)
   -- The deadline may have been extended since.
-  place.poll_by = tonumber(run('ZSCORE', K.calls, call) or now)
-  run('ZREM', K.calls, call)
+  place.poll_by = tonumber(view('ZSCORE', K.calls, call) or now)
+  view('ZREM', K.calls, call)
   if f then f.calls = f.calls - run('ZREM', f.calls_key, call) end
   end_call(f, call, c, 'pod_gone')
   set_place(call, place)
@@ -171,7 +171,7 @@ local function end_calls(f)
     if place then
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
-      run('ZREM', K.calls, call)
+      view('ZREM', K.calls, call)
       run('ZREM', f.calls_key, call)
       f.calls = f.calls - 1
       end_call(f, call, c, 'pod_gone')

@@ -83,16 +83,16 @@ impl Redis {
         }
     }
 
-    /// The names of all pods, in order. The audit of a pod lists it again where the list is lost.
+    /// The names of all pods, in order. The list may have been replaced; the audit of a pod that
+    /// a pool still has lists it again.
     async fn pod_names(&self) -> Result<Vec<String>, StoreError> {
-        match self.scan_members("HSCAN", "pod:metadata").await {
-            Err(error) if is_wrong_type(&error) => self.drop_key(keys::POD_METADATA).await?,
-            names => {
-                let names = names.map_err(|error| StoreError::Unavailable(error.to_string()))?;
-                return Ok(names.into_iter().collect());
+        let mut names = match self.scan_members("HSCAN", keys::POD_METADATA).await {
+            Err(error) if is_wrong_type(&error) => {
+                self.drop_key(keys::POD_METADATA).await?;
+                BTreeSet::new()
             }
-        }
-        let mut names = BTreeSet::new();
+            names => names.map_err(|error| StoreError::Unavailable(error.to_string()))?,
+        };
         for pool in self.pools().await?.iter().filter_map(|pool| pool.parse::<Pool>().ok()) {
             let members = self.scan_members("SSCAN", &format!("{pool}:assigned")).await;
             names.extend(members.unwrap_or_default());

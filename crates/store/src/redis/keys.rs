@@ -14,6 +14,7 @@ macro_rules! keys {
 
 keys! {
     ADOPTING "adopting"
+    AUDIT_DUE "audit_due"
     CALL "call:"
     CALLS "calls"
     CALL_END "end:"

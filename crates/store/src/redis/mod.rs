@@ -89,6 +89,8 @@ pub struct Redis {
     tiers: RwLock<Tiers>,
     /// The table has changed, and not every pod is where it belongs yet.
     unplaced: AtomicBool,
+    /// A view was replaced that an audit has to fill.
+    audit_due: AtomicBool,
     placing: tokio::sync::Mutex<()>,
     /// What was last said about a tier document that can't be used.
     said: Mutex<String>,
@@ -132,6 +134,7 @@ impl Redis {
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
             unplaced: AtomicBool::new(false),
+            audit_due: AtomicBool::new(false),
             placing: tokio::sync::Mutex::default(),
             said: Mutex::default(),
             kept: Mutex::default(),
@@ -267,6 +270,18 @@ impl Redis {
             return self.link.observe(command).await;
         }
         self.link.command(command).await.map_err(|error| store_error(&error))
+    }
+
+    /// The same about one key, which an error names.
+    async fn ask_fact<T: redis::FromRedisValue>(
+        &self,
+        key: &str,
+        command: &redis::Cmd,
+    ) -> Result<T, StoreError> {
+        self.ask(command).await.map_err(|error| match error {
+            StoreError::Failed(error) => StoreError::Failed(format!("{key}: {error}")),
+            error => error,
+        })
     }
 
     /// The same; `None` where the key has the wrong type, and so holds nothing of ours.

@@ -298,6 +298,10 @@ impl Store for Redis {
             };
             if answer.flag()? {
                 self.note_beginning(answer.number()?);
+                if answer.flag()? {
+                    self.audit_due.store(true, Ordering::Relaxed);
+                    self.link.opened.notify_one();
+                }
             } else {
                 self.link.open_circuit();
             }
@@ -352,7 +356,7 @@ impl Store for Redis {
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
         Box::pin(async move {
             let key = self.key(keys::MERCHANT_CONFIG);
-            self.ask(redis::cmd("HGET").arg(key).arg(id.as_str())).await
+            self.ask_fact(&key, redis::cmd("HGET").arg(&key).arg(id.as_str())).await
         })
     }
 

@@ -87,7 +87,7 @@ impl Redis {
         most: usize,
     ) -> Result<Vec<(MerchantId, String)>, StoreError> {
         let key = self.key(keys::MERCHANT_CONFIG);
-        let names: Vec<String> = self.ask(redis::cmd("HKEYS").arg(&key)).await?;
+        let names: Vec<String> = self.ask_fact(&key, redis::cmd("HKEYS").arg(&key)).await?;
         // What is no name was put there by hand, and is nobody's.
         let mut names: Vec<MerchantId> =
             names.iter().filter_map(|name| name.parse().ok()).collect();
@@ -102,7 +102,7 @@ impl Redis {
         for name in &names {
             get.arg(name.as_str());
         }
-        let documents: Vec<Option<String>> = self.ask(&get).await?;
+        let documents: Vec<Option<String>> = self.ask_fact(&key, &get).await?;
         let both = names.into_iter().zip(documents);
         Ok(both.filter_map(|(name, document)| Some((name, document?))).collect())
     }

@@ -70,6 +70,12 @@ impl Redis {
                     tracing::warn!(%error, "cannot do what was left undone");
                     PROBE
                 } else {
+                    if self.audit_due.swap(false, Ordering::Relaxed)
+                        && let Err(error) = self.audit_all().await
+                    {
+                        self.audit_due.store(true, Ordering::Relaxed);
+                        tracing::warn!(%error, "cannot fill a view that was replaced");
+                    }
                     if looked.elapsed() >= REFRESH {
                         looked = Instant::now();
                         if let Err(error) = self.follow_tiers().await {
