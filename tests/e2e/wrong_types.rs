@@ -141,7 +141,6 @@ async fn go_on(store: &Redis, key: &str) -> Result<(), String> {
     store.status().await.map_err(told("status"))?;
     store.tiers().await.map_err(told("tiers"))?;
     store.pods().await.map_err(told("pods"))?;
-    store.stocks().await.map_err(told("stocks"))?;
     for waiting in [false, true] {
         let query = CallQuery { waiting, most: 10, ..CallQuery::default() };
         store.calls(&query).await.map_err(told("calls"))?;

@@ -7,7 +7,7 @@ use crate::{
 
 /// The pool for a pod that has none: a merchant pool below its target, else the
 /// first tier of the default chain below its target, else the last of the chain.
-pub fn home(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
+pub(crate) fn home(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
     let below = |pool: &Pool| assigned(pool) < tiers.target(pool) as usize;
     let dedicated = tiers.iter().filter(|(_, tier)| tier.kind == Kind::Dedicated);
     dedicated
@@ -19,7 +19,7 @@ pub fn home(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
 
 /// How a pool stands, as far as rebalancing cares.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Stock {
+pub(crate) struct Stock {
     pub pool: Pool,
     pub assigned: usize,
     /// Pods that may leave: idle, in service, not pinned by a label.
@@ -28,7 +28,7 @@ pub struct Stock {
 
 /// So many pods should go from one pool to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Shift {
+pub(crate) struct Shift {
     pub from: Pool,
     pub to: Pool,
     pub pods: usize,
@@ -36,7 +36,7 @@ pub struct Shift {
 
 /// What brings the chain tiers closer to their targets: those below, in the
 /// order of the chain, take idle pods from those above, last of the chain first.
-pub fn rebalance(tiers: &Tiers, stocks: &[Stock]) -> Vec<Shift> {
+pub(crate) fn rebalance(tiers: &Tiers, stocks: &[Stock]) -> Vec<Shift> {
     let stock = |pool: &Pool| stocks.iter().find(|stock| stock.pool == *pool);
     let mut spare: Vec<(Pool, usize)> = tiers
         .chain_pools()

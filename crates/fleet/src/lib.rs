@@ -1,7 +1,7 @@
 //! The rules of the router, without I/O, clock or async: names, tiers, chains,
 //! and the fleet that both stores must agree with.
 
-pub mod assignment;
+mod assignment;
 mod fleet;
 pub mod merchant;
 pub mod names;

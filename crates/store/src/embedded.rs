@@ -23,7 +23,6 @@ use fleet::{
     Confirm, Confirmed, Departure, Drained, Edit, EventId, EventLog, Fleet, Found, Logged, Millis,
     MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released,
     Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
-    assignment::Stock,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
@@ -422,18 +421,6 @@ impl Store for Embedded {
     fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>> {
         let events = self.shared.lock().events.before(id, most);
         Box::pin(async { Ok(events) })
-    }
-
-    fn stocks(&self) -> Reply<'_, Vec<Stock>> {
-        self.step("stocks", |fleet, _| fleet.stocks())
-    }
-
-    fn movable_pods<'a>(
-        &'a self,
-        pool: &'a Pool,
-        most: usize,
-    ) -> Reply<'a, Vec<(PodName, String)>> {
-        self.step("movable_pods", move |fleet, _| fleet.movable_pods(pool, most))
     }
 
     fn handoffs(&self) -> &Notifier<CallSid> {

@@ -26,7 +26,6 @@ use fleet::{
     Confirmed, Departure, Drained, Edit, EventId, Found, Logged, Millis, MoveRefused, NotReleased,
     Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, Removed, Renew, Renewed,
     Status, Swept, Undrained, UnknownPod, WriteRefused,
-    assignment::Stock,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
@@ -165,9 +164,6 @@ pub trait Store: Send + Sync + 'static {
     fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>>;
     /// The last events before one, or of all, the latest first.
     fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>>;
-    fn stocks(&self) -> Reply<'_, Vec<Stock>>;
-    fn movable_pods<'a>(&'a self, pool: &'a Pool, most: usize)
-    -> Reply<'a, Vec<(PodName, String)>>;
 
     /// Tells when calls that wait are handed a pod, by whichever replica.
     fn handoffs(&self) -> &Notifier<CallSid>;

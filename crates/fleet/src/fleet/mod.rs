@@ -47,7 +47,7 @@ pub use self::{
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
     events::{Event, EventId, EventLog, Kind as EventKind, Logged},
-    moves::{Move, moves},
+    moves::{Move, moves, rebalance},
     pod_writers::{
         Claim, ClaimRefused, Claimant, LIST_TTL, PodOrigin, PodWriter, SIMULATED, WriteRefused,
     },

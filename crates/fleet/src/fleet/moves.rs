@@ -1,6 +1,6 @@
-//! Which pods another tier table would move.
+//! Moves of pods between pools: the rebalancing, and what another tier table would move.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 
 use super::PodStatus;
 use crate::{
@@ -18,6 +18,46 @@ pub struct Move {
     pub to: Option<Pool>,
     /// It would move when its calls are over.
     pub is_busy: bool,
+}
+
+/// Idle pods and the pools that they should move to, so that the tiers of the chain come
+/// closer to their targets.
+pub fn rebalance<'a>(tiers: &Tiers, pods: &'a [PodStatus]) -> Vec<(&'a PodStatus, Pool)> {
+    rebalance_from(tiers, pods, |pod| pod.pool.as_ref())
+}
+
+/// The same for pods that are in other pools than they say.
+fn rebalance_from<'a, 'b>(
+    tiers: &Tiers,
+    pods: &'a [PodStatus],
+    pool_of: impl Fn(&'a PodStatus) -> Option<&'b Pool>,
+) -> Vec<(&'a PodStatus, Pool)> {
+    let is_movable = |pod: &PodStatus| {
+        let is_pinned = pod.facts.pin.as_ref().is_some_and(|pin| tiers.resolve(pin).is_some());
+        pod.calls.is_empty() && pod.is_serving() && !is_pinned
+    };
+    let mut members: HashMap<&Pool, (usize, VecDeque<&PodStatus>)> = HashMap::new();
+    for pod in pods {
+        let Some(pool) = pool_of(pod) else { continue };
+        let (assigned, movable) = members.entry(pool).or_default();
+        *assigned += 1;
+        movable.extend(is_movable(pod).then_some(pod));
+    }
+    let stock = |pool: Pool| {
+        let (assigned, movable) = members.get(&pool).map_or((0, 0), |it| (it.0, it.1.len()));
+        Stock { pool, assigned, movable }
+    };
+    let stocks: Vec<Stock> = tiers.chain_pools().map(stock).collect();
+    let mut moved = Vec::new();
+    for shift in assignment::rebalance(tiers, &stocks) {
+        let from = members.get_mut(&shift.from).map(|it| &mut it.1);
+        let taken = from.into_iter().flat_map(|movable| {
+            let count = shift.pods.min(movable.len());
+            movable.drain(..count)
+        });
+        moved.extend(taken.map(|pod| (pod, shift.to.clone())));
+    }
+    moved
 }
 
 /// What putting a table in force would move, pods by name: those whose pool is no more or
@@ -43,27 +83,8 @@ pub fn moves(tiers: &Tiers, pods: &[PodStatus]) -> Vec<Move> {
         }
         homes.insert(&pod.name, home);
     }
-    let is_movable = |pod: &PodStatus, pool: &Pool| {
-        let is_there = homes[&pod.name].as_ref() == Some(pool);
-        let is_serving = pod.facts.ready && !pod.is_leaving() && pod.quarantined_until.is_none();
-        is_there && pod.calls.is_empty() && is_serving && pinned(pod).is_none()
-    };
-    let stocks: Vec<Stock> = tiers
-        .chain_pools()
-        .map(|pool| Stock {
-            assigned: assigned.get(&pool).copied().unwrap_or(0),
-            movable: pods.iter().filter(|pod| is_movable(pod, &pool)).count(),
-            pool,
-        })
-        .collect();
-    let mut shifted = Vec::new();
-    for shift in assignment::rebalance(tiers, &stocks) {
-        let from = pods.iter().filter(|pod| is_movable(pod, &shift.from));
-        let fresh = from.filter(|pod| !shifted.iter().any(|(name, _)| *name == &pod.name));
-        let taken: Vec<&PodName> = fresh.map(|pod| &pod.name).take(shift.pods).collect();
-        shifted.extend(taken.into_iter().map(|name| (name, shift.to.clone())));
-    }
-    homes.extend(shifted.into_iter().map(|(name, pool)| (name, Some(pool))));
+    let shifted = rebalance_from(tiers, pods, |pod| homes[&pod.name].as_ref());
+    homes.extend(shifted.into_iter().map(|(pod, pool)| (&pod.name, Some(pool))));
     let moved = |pod: &PodStatus| {
         let to = homes[&pod.name].clone();
         (to != pod.pool).then(|| Move {
@@ -113,10 +134,8 @@ mod tests {
         assert_eq!(is_busy, [&busy], "a busy pod is named as such");
         fleet.apply_tiers(&next, Edit::ANY).unwrap();
         fleet.release(&crate::fleet::Release::new("CA1".parse().unwrap(), None), 1).unwrap();
-        for shift in assignment::rebalance(&next, &fleet.stocks()) {
-            for (pod, uid) in fleet.movable_pods(&shift.from, shift.pods) {
-                fleet.move_pod(&pod, &uid, &shift.to, WRITER).unwrap();
-            }
+        for (pod, to) in rebalance(&next, &fleet.pods()) {
+            fleet.move_pod(&pod.name, &pod.facts.uid, &to, WRITER).unwrap();
         }
         let count = |pool: &str, pods: &[(PodName, Option<Pool>)]| {
             let pool: Pool = pool.parse().unwrap();

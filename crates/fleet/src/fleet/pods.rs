@@ -171,16 +171,6 @@ impl Fleet {
         Ok(())
     }
 
-    /// Idle pods of a pool that may go elsewhere, at most so many.
-    pub fn movable_pods(&self, pool: &Pool, most: usize) -> Vec<(PodName, String)> {
-        let idle = self.pools.get(pool).into_iter().flat_map(|view| view.open.values());
-        idle.filter_map(|name| self.pods.get_key_value(name))
-            .filter(|(_, pod)| self.is_movable(pod))
-            .map(|(name, pod)| (name.clone(), pod.facts.uid.clone()))
-            .take(most)
-            .collect()
-    }
-
     /// Puts another tier table in force. Pods whose pool is gone get a new one,
     /// busy ones when their calls end.
     pub fn apply_tiers(&mut self, tiers: &Tiers, edit: Edit<'_, Tiers>) -> Result<(), Changed> {

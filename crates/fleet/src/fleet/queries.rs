@@ -5,7 +5,6 @@ use std::{collections::BTreeSet, ops::Bound};
 use super::{Call, Fleet, Place, Pod, PodFacts, Tried};
 use crate::{
     Millis,
-    assignment::Stock,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Kind,
 };
@@ -161,6 +160,11 @@ impl PodStatus {
     pub fn is_leaving(&self) -> bool {
         self.draining_until.is_some() || self.facts.terminating
     }
+
+    /// Takes calls, as far as it has room.
+    pub fn is_serving(&self) -> bool {
+        self.facts.ready && !self.is_leaving() && self.quarantined_until.is_none()
+    }
 }
 
 impl Fleet {
@@ -198,18 +202,6 @@ impl Fleet {
             free_slots: open.map_or(0, |open| open.iter().map(room).sum()),
             pool,
         }
-    }
-
-    /// The pools as rebalancing sees them.
-    pub fn stocks(&self) -> Vec<Stock> {
-        let chain = self.tiers.chain_pools();
-        chain
-            .map(|pool| Stock {
-                assigned: self.assigned(&pool),
-                movable: self.movable_pods(&pool, usize::MAX).len(),
-                pool,
-            })
-            .collect()
     }
 
     pub fn pod(&self, name: &PodName) -> Option<PodStatus> {

@@ -17,7 +17,7 @@ use super::{
 use crate::watched_file::FollowedFile;
 use fleet::{
     ClaimRefused, Claimant, Departure, EndedCall, Observed, PodFacts, PodStatus, PodWriter,
-    Removed, SIMULATED, WriteRefused, assignment, names::PodName, tiers::Tiers,
+    Removed, SIMULATED, WriteRefused, names::PodName, rebalance, tiers::Tiers,
 };
 use store::StoreError;
 
@@ -303,12 +303,10 @@ impl Control {
         tiers: &Tiers,
         writer: PodWriter<'_>,
     ) -> Result<(), StoreError> {
-        let stocks = self.store.stocks().await?;
-        for shift in assignment::rebalance(tiers, &stocks) {
-            for (pod, uid) in self.store.movable_pods(&shift.from, shift.pods).await? {
-                if self.store.move_pod(&pod, &uid, &shift.to, writer).await?.is_ok() {
-                    tracing::info!(%pod, from = %shift.from, to = %shift.to, "pod moved");
-                }
+        let pods = self.store.pods().await?;
+        for (PodStatus { name: pod, facts, .. }, to) in rebalance(tiers, &pods) {
+            if self.store.move_pod(pod, &facts.uid, &to, writer).await?.is_ok() {
+                tracing::info!(%pod, %to, "pod moved");
             }
         }
         Ok(())

@@ -18,7 +18,6 @@ use fleet::{
     Claimant, Confirm, Confirmed, Departure, Drained, Edit, EventId, Found, LIST_TTL, Logged,
     Millis, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release,
     Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
-    assignment::Stock,
     merchant::Step,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -405,32 +404,6 @@ impl Store for Redis {
         Box::pin(self.events("XREVRANGE", [from, "-".into()], most))
     }
 
-    fn stocks(&self) -> Reply<'_, Vec<Stock>> {
-        Box::pin(async move {
-            let (tiers, pods) = (self.tiers().await?, self.all_pods().await?);
-            let stock = |pool: Pool| {
-                let members = || pods.iter().filter(|pod| pod.pool.as_ref() == Some(&pool));
-                let movable = members().filter(|pod| is_movable(pod, &tiers)).count();
-                Stock { assigned: members().count(), movable, pool: pool.clone() }
-            };
-            Ok(tiers.chain_pools().map(stock).collect())
-        })
-    }
-
-    fn movable_pods<'a>(
-        &'a self,
-        pool: &'a Pool,
-        most: usize,
-    ) -> Reply<'a, Vec<(PodName, String)>> {
-        Box::pin(async move {
-            let (tiers, pods) = (self.tiers().await?, self.all_pods().await?);
-            let movable = pods
-                .into_iter()
-                .filter(|pod| pod.pool.as_ref() == Some(pool) && is_movable(pod, &tiers));
-            Ok(movable.take(most).map(|pod| (pod.name, pod.facts.uid)).collect())
-        })
-    }
-
     fn handoffs(&self) -> &Notifier<CallSid> {
         &self.handoffs
     }
@@ -453,10 +426,4 @@ impl Store for Redis {
             self.tasks.wait().await;
         })
     }
-}
-
-fn is_movable(pod: &PodStatus, tiers: &Tiers) -> bool {
-    let is_pinned = pod.facts.pin.as_ref().is_some_and(|pin| tiers.resolve(pin).is_some());
-    let is_serving = pod.facts.ready && !pod.is_leaving() && pod.quarantined_until.is_none();
-    pod.calls.is_empty() && is_serving && !is_pinned
 }

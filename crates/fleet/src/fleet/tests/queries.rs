@@ -1,7 +1,6 @@
 //! What is shown of pools, pods and calls.
 
 use super::*;
-use crate::assignment::Stock;
 
 const SHARED: &str = r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "shared",
     "target": 4, "max_concurrent": 3}, "acme": {"target": 0}},
@@ -77,14 +76,6 @@ fn a_pod_that_drains_or_terminates_is_leaving() {
     see(&mut fleet, "p2", PodFacts { terminating: true, ..ready() });
     let leaving: Vec<_> = fleet.pods().iter().map(PodStatus::is_leaving).collect();
     assert_eq!(leaving, [true, true, false]);
-}
-
-#[test]
-fn rebalancing_sees_the_pools_of_the_chain() {
-    let mut fleet = fleet(SHARED, 3);
-    give_on(&mut fleet, &ask("c1"), "p1");
-    let stock = |pool: &str, assigned, movable| Stock { pool: name(pool), assigned, movable };
-    assert_eq!(fleet.stocks(), [stock("gold", 1, 0), stock("basic", 2, 2)]);
 }
 
 #[test]
