@@ -420,14 +420,14 @@ pub(crate) static CELLS: [Cell; 38] = [
                 let pod = some_pod(scene, "gold");
                 let was = scene.world.kube.pod(&pod);
                 scene.world.remove_pod(&pod);
-                // A router that does not remember who is dead would take it for another.
+                // With another UID and a newer resource version it looks like a new pod.
                 scene.world.kube.tell_again(was, scene.is_broken);
                 scene.world.add_pod(&scene.world.new_pod("gold"));
             }
             scene.pause(300, 500);
         },
         broken: Broken::Surroundings,
-        broken_says: "does not remember who is dead",
+        broken_says: "an old event is taken for one of a new pod",
         ..PLAIN
     },
     Cell {

@@ -110,7 +110,12 @@ fn documented_hook() -> String {
 
 /// Runs the documented hook against a router.
 fn curl(url: &str, token: &str) -> Process {
-    let script = documented_hook().replace("http://smart-router", url);
+    curl_for(url, token, "300")
+}
+
+/// The same with another time, in seconds.
+fn curl_for(url: &str, token: &str, wait: &str) -> Process {
+    let script = documented_hook().replace("http://smart-router", url).replace("300", wait);
     assert!(script.contains(url), "{script}");
     let mut command = Command::new("sh");
     command.args(["-ec", &script]).env("POD_NAME", "voice-agent-0");
@@ -133,6 +138,19 @@ fn the_documented_curl_waits_for_the_calls_of_its_pod() {
     assert!(hook.0.try_wait().unwrap().is_none(), "a call is left");
     assert_eq!(router.release("CA1").0, 200);
     assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(0));
+}
+
+#[test]
+fn the_documented_curl_fails_when_calls_are_left() {
+    let router = Router::start(&[
+        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("API_TOKENS", "admin:secret,agent:hook"),
+        ("LOG_LEVEL", "error"),
+    ]);
+    router.allocate("CA1");
+    let mut hook = curl_for(&format!("http://{}", router.address), "hook", "2");
+    assert_eq!(exit_code(&mut hook, 20 * SECOND), Some(1));
+    assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
 }
 
 #[test]

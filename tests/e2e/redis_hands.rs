@@ -11,25 +11,22 @@ use testkit::replicas;
 use testkit::{Router, eventually, redis::RedisServer};
 
 #[test]
-fn a_key_of_the_wrong_type_is_named_and_nothing_is_half_written() {
+fn a_record_of_the_wrong_type_is_named_and_nothing_is_half_written() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, TIERS)[0];
     let mut plain = server.connection();
     router.allocate("CA0");
-    // A derived key is replaced by the operation that meets it, and no call is lost.
-    let _: () = plain.del("voice:calls").unwrap();
-    let _: () = plain.set("voice:calls", "oops").unwrap();
-    router.allocate("CA1");
-    assert_eq!(router.post("/api/v1/release", json!({"call_sid": "CA0"})).0, 200);
-    eventually(Duration::from_secs(5), "the index is whole again", || {
-        plain.zrange::<_, Vec<String>>("voice:calls", 0, -1).unwrap() == ["CA1"]
-    });
-    // A fact is not.
-    let _: () = plain.del("voice:call:CA9").unwrap();
+    let free: usize = plain.scard("voice:pool:gold:available").unwrap();
     let _: () = plain.set("voice:call:CA9", "oops").unwrap();
-    let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA9"}));
-    assert_eq!(status, 500);
-    assert!(answer["error"].as_str().unwrap().contains("voice:call:CA9"), "{answer}");
+    for path in ["/api/v1/allocate", "/api/v1/release"] {
+        let (status, answer) = router.post(path, json!({"call_sid": "CA9"}));
+        assert_eq!(status, 500, "{path}: {answer}");
+        let error = answer["error"].as_str().unwrap();
+        assert!(error.contains("voice:call:CA9: WRONGTYPE"), "{path}: {answer}");
+    }
+    assert_eq!(plain.get::<_, String>("voice:call:CA9").unwrap(), "oops");
+    assert_eq!(plain.scard::<_, usize>("voice:pool:gold:available").unwrap(), free);
+    assert_eq!(plain.zrange::<_, Vec<String>>("voice:calls", 0, -1).unwrap(), ["CA0"]);
 }
 
 #[test]

@@ -14,7 +14,7 @@ use redis::{Connection, cmd};
 use store::{Redis, RedisConfig, Store, StoreError};
 
 use testkit::{
-    Router,
+    Router, eventually,
     redis::{RedisServer, WRITER, ready_pod, store_config},
 };
 
@@ -288,6 +288,23 @@ async fn merchants_of_the_wrong_type_are_named() {
         assert!(error.to_string().contains("voice:merchant:config"), "{error}");
     }
     store.close().await;
+}
+
+#[test]
+fn a_recovery_that_fails_says_why() {
+    let server = RedisServer::start(&[]);
+    let url = server.url();
+    let router = Router::start(&[("REDIS_URL", &*url), ("LOG_LEVEL", "off")]);
+    let mut redis = server.connection();
+    spoil(&mut redis, "voice:schema", TYPES[1]);
+    let reason = || router.get("/ready").1["reason"].to_string();
+    // An outage ends with a recovery.
+    for (rule, word) in [("-fcall", "NOPERM"), ("+fcall", "voice:schema")] {
+        cmd("ACL").arg("SETUSER").arg("default").arg(rule).exec(&mut redis).unwrap();
+        eventually(Duration::from_secs(10), word, || reason().contains(word));
+    }
+    cmd("SET").arg("voice:schema").arg(1).exec(&mut redis).unwrap();
+    eventually(Duration::from_secs(10), "the store is up", || reason() == "null");
 }
 
 #[test]

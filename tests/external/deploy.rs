@@ -167,6 +167,7 @@ fn the_router_runs_with_the_least_rights() {
         rules,
         [
             (texts(&["pods"]), texts(&["list", "watch"])),
+            (texts(&["namespaces"]), texts(&["get"])),
             (texts(&["leases"]), texts(&["create"])),
             (texts(&["leases"]), texts(&["get", "update"])),
         ]

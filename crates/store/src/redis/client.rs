@@ -368,9 +368,12 @@ impl Link {
         let mut line = self.line().await?;
         let outcome = command.query_async(&mut line.connection).await;
         if let Err(error) = &outcome
-            && matches!(classify(error), Class::Io | Class::Elsewhere)
+            && let class @ (Class::Io | Class::Elsewhere | Class::Denied) = classify(error)
         {
-            self.redirect(&line, error);
+            self.note_outage(error);
+            if class != Class::Denied {
+                self.redirect(&line, error);
+            }
         }
         outcome
     }

@@ -105,6 +105,10 @@ impl Redis {
                         continue;
                     }
                     Err(error) => {
+                        // Redis answers, so that the connection has no reason of its own.
+                        if let StoreError::Failed(reason) | StoreError::Full(reason) = &error {
+                            self.link.note_reason(reason.clone());
+                        }
                         let error = error.to_string();
                         if error != said {
                             tracing::error!(error, "Redis cannot be used");
@@ -432,9 +436,9 @@ impl Redis {
         let taken: Option<String> = self.command(&take).await?;
         let holder: Option<String> = self.command(cmd("GET").arg(&lock)).await?;
         if taken.is_none() && holder.as_ref() != Some(&ours) {
-            return Err(StoreError::Unavailable(
-                "another replica takes over what the older router left".into(),
-            ));
+            let reason = "another replica takes over what the older router left";
+            self.link.note_reason(reason);
+            return Err(StoreError::Unavailable(reason.into()));
         }
         let outcome = self.adopt_alone(&lock).await;
         if outcome.is_ok() {
