@@ -1,8 +1,6 @@
 //! TLS: who we are and whom we let in, read again when the files change; and the same as
 //! a client.
 
-pub(crate) mod certificate;
-
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -14,6 +12,11 @@ use rustls::{
     crypto::{CryptoProvider, aws_lc_rs},
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject},
     server::WebPkiClientVerifier,
+};
+
+use x509_cert::{
+    certificate::{CertificateInner, Raw},
+    der::Decode,
 };
 
 use crate::auth::secrets::Followed;
@@ -105,7 +108,7 @@ fn read(texts: &[String]) -> Result<Sides, String> {
     };
     let known = texts.get(2).map(|authorities| side(Some(authorities))).transpose()?;
     let chain = certificates(&texts[0])?;
-    let ends_at = chain.iter().filter_map(|it| certificate::ends_at(it)).min();
+    let ends_at = chain.iter().filter_map(|it| not_after(it)).min();
     Ok(Sides { anyone: side(None)?, known, ends_at })
 }
 
@@ -164,6 +167,13 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     if found.is_empty() { Err("at least one certificate (PEM)".into()) } else { Ok(found) }
 }
 
+/// The end of a certificate's validity, in seconds since 1970; `None` if it is not a
+/// certificate. The raw profile leaves the rules of RFC 5280 to rustls, which accepted it.
+fn not_after(der: &[u8]) -> Option<u64> {
+    let certificate = CertificateInner::<Raw>::from_der(der).ok()?;
+    Some(certificate.tbs_certificate().validity().not_after.to_unix_duration().as_secs())
+}
+
 /// (What is wrong with a key is said without showing any of it.)
 fn private_key(text: &str) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|_| "a private key (PEM)".into())
@@ -175,4 +185,16 @@ fn roots(text: &str) -> Result<RootCertStore, String> {
         roots.add(certificate).map_err(|error| format!("authorities (PEM); {error}"))?;
     }
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_certificate_has_no_end_of_validity() {
+        for bad in [&[][..], &[0x30], &[0x30, 0x84, 1, 1, 1, 1], &[0x30, 3, 0x30, 1, 2], b"text"] {
+            assert_eq!(not_after(bad), None, "{bad:?}");
+        }
+    }
 }
