@@ -64,7 +64,8 @@ mod tests {
         assert_eq!(networks.to_string(), "10.0.0.0/8,192.0.2.7/32,2001:db8::/32");
         let all: Networks = "0.0.0.0/0,::/0".parse().unwrap();
         assert!(all.contains([1, 2, 3, 4].into()) && all.contains("::1".parse().unwrap()));
-        for bad in ["10.0.0.0/33", "10/8", "x", "::/129", "10.0.0.0/", "10.0.0.0/-1", "010.0.0.0/8"] {
+        for bad in ["10.0.0.0/33", "10/8", "x", "::/129", "10.0.0.0/", "10.0.0.0/-1", "010.0.0.0/8"]
+        {
             assert!(bad.parse::<Networks>().is_err(), "{bad}");
         }
     }

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::router::RouterArgs;
 use crate::{
-    config::Span,
+    config::HumanDuration,
     http::{
         middleware::connection_limit::Crowd,
         server::{Patience, serve},
@@ -37,7 +37,7 @@ pub(super) struct AgentArgs {
     bind: SocketAddr,
     /// How often calls are renewed
     #[arg(long, value_name = "TIME", default_value = "1m")]
-    renew: Span,
+    renew: HumanDuration,
 }
 
 fn pod_name(text: &str) -> Result<PodName, String> {
