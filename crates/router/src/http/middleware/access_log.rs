@@ -24,6 +24,10 @@ use crate::http::{ApiError, Context, Noted};
 use crate::telemetry::metrics::{Endpoint, Request as RequestLabels};
 use ::spans::RequestSpan;
 
+/// Longest part of a path (bytes) in a log line: the log buffers a number of lines, and a path
+/// may have 64 KiB.
+const LONGEST_PATH: usize = 1024;
+
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -77,7 +81,7 @@ pub async fn observe(
     let took = started.elapsed();
     let labels = RequestLabels { method: label, endpoint, status };
     context.metrics.requested(&labels, took);
-    let path = uri.path();
+    let path = &uri.path()[..uri.path().floor_char_boundary(LONGEST_PATH)];
     let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
     let duration_ms = took.as_micros() as f64 / 1_000.0;
     let request_id = id.to_str().unwrap_or_default();
