@@ -30,37 +30,36 @@ pub struct TlsConfig {
     pub client_authority: Option<PathBuf>,
 }
 
-/// What we are to clients.
-pub struct Tls(Followed<Sides>);
+/// The TLS server side, reloaded when its files change.
+pub struct Tls(Followed<Configs>);
 
-struct Sides {
-    /// For those who need not say who they are.
-    anyone: Arc<ServerConfig>,
-    /// For those who must, if any must.
-    known: Option<Arc<ServerConfig>>,
-    /// When our certificate ends (s).
+struct Configs {
+    server_only: Arc<ServerConfig>,
+    /// With client certificates, if there are client authorities.
+    mutual: Option<Arc<ServerConfig>>,
+    /// The earliest end of validity in the certificate chain (s).
     ends_at: Option<u64>,
 }
 
-/// Who may come in on an address.
+/// TLS of a listener.
 #[derive(Clone)]
-pub enum Door {
-    /// Without TLS.
-    Plain,
-    Anyone(Arc<Tls>),
-    /// Who has a certificate, if that is asked for at all.
-    Known(Arc<Tls>),
+pub enum ListenerTls {
+    Off,
+    /// Clients need no certificate.
+    ServerOnly(Arc<Tls>),
+    /// Clients must show a certificate if there are client authorities.
+    Mutual(Arc<Tls>),
 }
 
-impl Door {
-    /// The settings for the next client; none without TLS.
-    pub fn settings(&self) -> Option<Arc<ServerConfig>> {
+impl ListenerTls {
+    /// The configuration for the next connection; `None` without TLS.
+    pub fn server_config(&self) -> Option<Arc<ServerConfig>> {
         match self {
-            Self::Plain => None,
-            Self::Anyone(tls) => Some(tls.0.current().anyone.clone()),
-            Self::Known(tls) => {
-                let sides = tls.0.current();
-                Some(sides.known.as_ref().unwrap_or(&sides.anyone).clone())
+            Self::Off => None,
+            Self::ServerOnly(tls) => Some(tls.0.current().server_only.clone()),
+            Self::Mutual(tls) => {
+                let configs = tls.0.current();
+                Some(configs.mutual.as_ref().unwrap_or(&configs.server_only).clone())
             }
         }
     }
@@ -86,8 +85,8 @@ impl Tls {
 }
 
 /// The texts of the certificate, its key, and the authorities, if there are any.
-fn read(texts: &[String]) -> Result<Sides, String> {
-    let side = |authorities: Option<&String>| {
+fn read(texts: &[String]) -> Result<Configs, String> {
+    let config = |authorities: Option<&String>| {
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = versions(builder)?;
         let builder = match authorities {
@@ -106,10 +105,10 @@ fn read(texts: &[String]) -> Result<Sides, String> {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok::<_, String>(Arc::new(config))
     };
-    let known = texts.get(2).map(|authorities| side(Some(authorities))).transpose()?;
+    let mutual = texts.get(2).map(|authorities| config(Some(authorities))).transpose()?;
     let chain = certificates(&texts[0])?;
     let ends_at = chain.iter().filter_map(|it| not_after(it)).min();
-    Ok(Sides { anyone: side(None)?, known, ends_at })
+    Ok(Configs { server_only: config(None)?, mutual, ends_at })
 }
 
 /// How a client of ours trusts routers, and shows who it is.
