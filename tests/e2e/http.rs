@@ -79,6 +79,22 @@ fn an_idle_connection_may_wait_longer_than_a_slow_request() {
 }
 
 #[test]
+fn every_head_in_parts_has_the_whole_read_timeout() {
+    let router = Router::start(&[("HTTP_READ_TIMEOUT", "1s")]);
+    let mut connection = router.connect();
+    let head = head("GET", "/health", &[], 0);
+    let (first, rest) = head.split_at(10);
+    for _ in 0..2 {
+        connection.write(first);
+        thread::sleep(Duration::from_millis(50));
+        connection.write(rest);
+        assert_eq!(connection.answer().unwrap().status, 200);
+        // The deadline of this head passes while the connection is idle.
+        thread::sleep(Duration::from_millis(1_100));
+    }
+}
+
+#[test]
 fn stopping_says_so_first_and_finishes_requests_in_flight() {
     let mut router =
         Router::start(&[("HTTP_SHUTDOWN_TIMEOUT", "10m"), ("HTTP_READ_TIMEOUT", "10m")]);

@@ -29,12 +29,14 @@ use crate::{
             live::{About, Live},
             snapshots::Snapshots,
         },
-        middleware::{connection_limit::Crowd, rate_limit::Rates, stream_limit::Streams},
-        server::{Patience, serve},
+        middleware::{
+            connection_limit::ConnectionLimiter, rate_limit::Rates, stream_limit::Streams,
+        },
+        server::{Timeouts, serve},
     },
     lifecycle::Lifecycle,
     telemetry::metrics::Metrics,
-    tls::{Door, Tls},
+    tls::{ListenerTls, Tls},
     tools::agent::{Agents, Desk},
 };
 use fleet::{Claimant, PodOrigin};
@@ -139,7 +141,7 @@ struct Parts {
 fn open_access(config: &Config) -> anyhow::Result<Arc<Access>> {
     let access = Access::new(&config.access)
         .map_err(|bad| anyhow::anyhow!("{}={}: expected {}", bad.name, bad.shown, bad.expected))?;
-    access.warn_of_open_doors(&config.providers);
+    access.warn_if_unauthenticated(&config.providers);
     Ok(Arc::new(access))
 }
 
@@ -229,13 +231,13 @@ fn serve_all(
     closing: &CancellationToken,
 ) -> anyhow::Result<Served> {
     let api = listener.local_addr()?;
-    let patience = Patience {
+    let timeouts = Timeouts {
         read: config.http.read_timeout,
         idle: config.http.idle_timeout,
         shutdown: config.http.shutdown_timeout,
     };
     let turned_away = &context.metrics.turned_away;
-    let crowd = Crowd::new(config.http.max_connections, turned_away.clone());
+    let limiter = ConnectionLimiter::new(config.http.max_connections, turned_away.clone());
     let mut servers = JoinSet::new();
     let mut metrics_address = api;
     if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
@@ -243,16 +245,23 @@ fn serve_all(
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(context);
         // Probes and Prometheus have no certificates.
-        let crowd = Crowd::new(MOST_LOOKING, turned_away.clone());
-        servers.spawn(serve(listener, Door::Plain, routes, patience, crowd, closing.clone()));
+        let limiter = ConnectionLimiter::new(MOST_LOOKING, turned_away.clone());
+        servers.spawn(serve(
+            listener,
+            ListenerTls::Off,
+            routes,
+            timeouts,
+            limiter,
+            closing.clone(),
+        ));
     }
-    let (known, anyone) = match tls {
-        None => (Door::Plain, Door::Plain),
-        Some(tls) => (Door::Known(tls.clone()), Door::Anyone(tls.clone())),
+    let (mutual, server_only) = match tls {
+        None => (ListenerTls::Off, ListenerTls::Off),
+        Some(tls) => (ListenerTls::Mutual(tls.clone()), ListenerTls::ServerOnly(tls.clone())),
     };
     let mut admin = api;
-    let (routes, door) = match config.http.admin {
-        None => (http::routes(context, agent_routes), known),
+    let (routes, listener_tls) = match config.http.admin {
+        None => (http::routes(context, agent_routes), mutual),
         Some(address) => {
             let listener = bind("ADMIN_BIND", address)?;
             admin = listener.local_addr()?;
@@ -260,12 +269,12 @@ fn serve_all(
                 metrics_address = admin;
             }
             let routes = http::admin_routes(context);
-            let crowd = crowd.clone();
-            servers.spawn(serve(listener, known, routes, patience, crowd, closing.clone()));
-            (http::public_routes(context, agent_routes), anyone)
+            let limiter = limiter.clone();
+            servers.spawn(serve(listener, mutual, routes, timeouts, limiter, closing.clone()));
+            (http::public_routes(context, agent_routes), server_only)
         }
     };
-    servers.spawn(serve(listener, door, routes, patience, crowd, closing.clone()));
+    servers.spawn(serve(listener, listener_tls, routes, timeouts, limiter, closing.clone()));
     Ok(Served { admin, metrics_address, servers })
 }
 

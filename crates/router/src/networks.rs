@@ -1,25 +1,18 @@
-//! Networks: who is meant by `10.0.0.0/8, 192.0.2.7`.
+//! Lists of networks, such as `10.0.0.0/8, 192.0.2.7`.
 
 use std::{fmt, net::IpAddr, str::FromStr};
 
-/// Addresses, one by one or by what they begin with.
+use ipnet::IpNet;
+
+/// Networks in CIDR notation; a single address is a network of its full length.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Networks(Vec<(IpAddr, u8)>);
+pub struct Networks(Vec<IpNet>);
 
 impl Networks {
+    /// An IPv4-mapped IPv6 address, as a dual-stack socket reports it, counts as IPv4.
     pub fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
-        self.0.iter().any(|(network, length)| begins_with(address, *network, *length))
-    }
-}
-
-fn begins_with(address: IpAddr, network: IpAddr, length: u8) -> bool {
-    let same =
-        |a: u128, b: u128, bits: u8| (a ^ b).checked_shr((bits - length).into()).unwrap_or(0) == 0;
-    match (address, network) {
-        (IpAddr::V4(a), IpAddr::V4(b)) => same(a.to_bits().into(), b.to_bits().into(), 32),
-        (IpAddr::V6(a), IpAddr::V6(b)) => same(a.to_bits(), b.to_bits(), 128),
-        _ => false,
+        self.0.iter().any(|network| network.contains(&address))
     }
 }
 
@@ -27,26 +20,25 @@ impl FromStr for Networks {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let one = |entry: &str| {
-            let wrong = || "addresses or networks such as 192.0.2.7 or 10.0.0.0/8".to_owned();
-            let (address, length) = match entry.split_once('/') {
-                None => (entry, None),
-                Some((address, length)) => (address, Some(length.parse().map_err(|_| wrong())?)),
-            };
-            let address: IpAddr = address.parse().map_err(|_| wrong())?;
-            let most = if address.is_ipv4() { 32 } else { 128 };
-            let length = length.unwrap_or(most);
-            if length <= most { Ok((address, length)) } else { Err(wrong()) }
-        };
         let entries = text.split(',').map(str::trim).filter(|entry| !entry.is_empty());
-        entries.map(one).collect::<Result<_, _>>().map(Self)
+        let networks: Option<_> = entries.map(network).collect();
+        let expected = || "addresses or networks such as 192.0.2.7 or 10.0.0.0/8".into();
+        networks.map(Self).ok_or_else(expected)
     }
+}
+
+/// The standard library parses the address: ipnet takes `010.0.0.0` for `10.0.0.0`, which
+/// other programs read as octal.
+fn network(text: &str) -> Option<IpNet> {
+    let Some((address, length)) = text.split_once('/') else {
+        return text.parse::<IpAddr>().ok().map(IpNet::from);
+    };
+    IpNet::new(address.parse().ok()?, length.parse().ok()?).ok()
 }
 
 impl fmt::Display for Networks {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let shown: Vec<String> =
-            self.0.iter().map(|(it, length)| format!("{it}/{length}")).collect();
+        let shown: Vec<String> = self.0.iter().map(IpNet::to_string).collect();
         f.write_str(&shown.join(","))
     }
 }
@@ -56,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn networks_hold_what_begins_as_they_do() {
+    fn networks_contain_addresses_with_their_prefix() {
         let networks: Networks = "10.0.0.0/8, 192.0.2.7,2001:db8::/32,".parse().unwrap();
         for (address, is_in) in [
             ("10.255.1.2", true),
@@ -72,7 +64,8 @@ mod tests {
         assert_eq!(networks.to_string(), "10.0.0.0/8,192.0.2.7/32,2001:db8::/32");
         let all: Networks = "0.0.0.0/0,::/0".parse().unwrap();
         assert!(all.contains([1, 2, 3, 4].into()) && all.contains("::1".parse().unwrap()));
-        for bad in ["10.0.0.0/33", "10/8", "x", "::/129", "10.0.0.0/", "10.0.0.0/-1"] {
+        for bad in ["10.0.0.0/33", "10/8", "x", "::/129", "10.0.0.0/", "10.0.0.0/-1", "010.0.0.0/8"]
+        {
             assert!(bad.parse::<Networks>().is_err(), "{bad}");
         }
     }

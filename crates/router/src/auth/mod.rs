@@ -155,8 +155,8 @@ impl Access {
         self.tokens.iter().for_each(Followed::look);
     }
 
-    /// Says what is open.
-    pub fn warn_of_open_doors(&self, served: &[Provider]) {
+    /// Warns of webhooks and an API that need no authentication.
+    pub fn warn_if_unauthenticated(&self, served: &[Provider]) {
         let open: Vec<&str> = served
             .iter()
             .filter(|provider| !self.providers.contains_key(provider))

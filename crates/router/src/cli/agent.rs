@@ -14,13 +14,13 @@ use tokio_util::sync::CancellationToken;
 
 use super::router::RouterArgs;
 use crate::{
-    config::Span,
+    config::HumanDuration,
     http::{
-        middleware::connection_limit::Crowd,
-        server::{Patience, serve},
+        middleware::connection_limit::ConnectionLimiter,
+        server::{Timeouts, serve},
     },
     telemetry::logs::{self, LogConfig, LogFormat},
-    tls::Door,
+    tls::ListenerTls,
     tools::agent::{Agents, Desk},
 };
 use fleet::names::PodName;
@@ -37,7 +37,7 @@ pub(super) struct AgentArgs {
     bind: SocketAddr,
     /// How often calls are renewed
     #[arg(long, value_name = "TIME", default_value = "1m")]
-    renew: Span,
+    renew: HumanDuration,
 }
 
 fn pod_name(text: &str) -> Result<PodName, String> {
@@ -58,15 +58,15 @@ pub(super) async fn agent(args: AgentArgs) -> anyhow::Result<()> {
         .await
         .with_context(|| format!("cannot listen on {}", args.bind))?;
     tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router.router, "agent listens");
-    let patience = Patience {
+    let timeouts = Timeouts {
         read: args.renew.0,
         idle: args.renew.0,
         shutdown: std::time::Duration::from_secs(5),
     };
     let closing = CancellationToken::new();
     let routes = agents.own_routes(args.pod_name);
-    let crowd = Crowd::new(usize::MAX, Counter::default());
-    let served = serve(listener, Door::Plain, routes, patience, crowd, closing.clone());
+    let limiter = ConnectionLimiter::new(usize::MAX, Counter::default());
+    let served = serve(listener, ListenerTls::Off, routes, timeouts, limiter, closing.clone());
     let server = tokio::spawn(served);
     tokio::select! {
         _ = terminate.recv() => {}

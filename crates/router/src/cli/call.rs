@@ -13,7 +13,7 @@ use super::{
     print,
     router::{RouterArgs, no_answer},
 };
-use crate::{client::Client, config::Span};
+use crate::{client::Client, config::HumanDuration};
 
 /// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
 const FRAME: Duration = Duration::from_millis(20);
@@ -37,7 +37,7 @@ pub(super) struct CallArgs {
     template: Option<String>,
     /// How long to talk
     #[arg(long, value_name = "TIME", default_value = "2s")]
-    talk: Span,
+    talk: HumanDuration,
 }
 
 pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {

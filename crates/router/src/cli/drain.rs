@@ -15,7 +15,7 @@ use super::{
     print,
     router::{Failed, RouterArgs, no_answer, refused},
 };
-use crate::config::Span;
+use crate::config::HumanDuration;
 
 /// How long to wait before a router that refused or did not answer is asked again.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -36,7 +36,7 @@ pub(super) struct DrainArgs {
     pod_name: Option<String>,
     /// How long to wait until the pod has no call left, at most 1h; 5m without a time. A router that refuses or does not answer is asked again until then. Default: not at all
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "5m", value_parser = wait)]
-    wait: Option<Span>,
+    wait: Option<HumanDuration>,
     /// For machines
     #[arg(long)]
     json: bool,
@@ -44,9 +44,9 @@ pub(super) struct DrainArgs {
     router: RouterArgs,
 }
 
-fn wait(text: &str) -> Result<Span, String> {
-    let span: Span = text.parse()?;
-    if span.0 <= LONGEST { Ok(span) } else { Err("a length of time, at most 1h".into()) }
+fn wait(text: &str) -> Result<HumanDuration, String> {
+    let wait: HumanDuration = text.parse()?;
+    if wait.0 <= LONGEST { Ok(wait) } else { Err("a length of time, at most 1h".into()) }
 }
 
 pub(super) async fn drain(args: DrainArgs) -> anyhow::Result<()> {

@@ -13,7 +13,7 @@ use super::{
     router::{Failed, no_answer},
 };
 use crate::{
-    config::Span,
+    config::HumanDuration,
     tools::load::{self, Arrivals, Flaw, Format, Latency, Plan, Report, Target},
 };
 use telephony::Secret;
@@ -48,10 +48,10 @@ pub(super) struct LoadArgs {
     rate: Option<f64>,
     /// How long a call keeps its pod. Default: not at all
     #[arg(long, value_name = "TIME")]
-    hold: Option<Span>,
+    hold: Option<HumanDuration>,
     /// How long to go on
     #[arg(short, long, value_name = "TIME", default_value = "10s")]
-    duration: Span,
+    duration: HumanDuration,
     /// Stop after so many calls, if that is sooner
     #[arg(long, value_name = "NUMBER")]
     calls: Option<u64>,

@@ -25,7 +25,7 @@ use serde_json::Value;
 pub use self::{
     secret_settings::SecretSettings,
     settings::Settings,
-    values::{Span, without_password},
+    values::{HumanDuration, without_password},
 };
 use crate::{
     auth::AccessConfig,
@@ -225,7 +225,7 @@ impl Config {
                 lease: settings.lease_ttl.millis(),
                 draining: settings.draining_ttl.millis(),
                 call_info: settings.call_info_ttl.millis(),
-                connect: settings.connect_timeout.map(Span::millis),
+                connect: settings.connect_timeout.map(HumanDuration::millis),
                 patience: hold_config(&settings).map(|hold| hold.patience()),
             },
             tiers,

@@ -13,7 +13,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::{
     secret_settings::SecretSettings,
     trace_settings::TraceSettings,
-    values::{self, Span},
+    values::{self, HumanDuration},
 };
 use crate::networks::Networks;
 
@@ -64,11 +64,11 @@ pub struct Settings {
 
     /// How long a client may take to send a request
     #[arg(long, env, value_name = "TIME", default_value = "5s")]
-    pub http_read_timeout: Span,
+    pub http_read_timeout: HumanDuration,
 
     /// How long a connection may wait for its next request
     #[arg(long, env, value_name = "TIME", default_value = "60s")]
-    pub http_idle_timeout: Span,
+    pub http_idle_timeout: HumanDuration,
 
     /// How many connections there may be; one more takes the place of the most silent
     #[arg(long, env, value_name = "COUNT", default_value = "10000")]
@@ -76,7 +76,7 @@ pub struct Settings {
 
     /// How long requests in flight may take to finish at shutdown
     #[arg(long, env, value_name = "TIME", default_value = "30s")]
-    pub http_shutdown_timeout: Span,
+    pub http_shutdown_timeout: HumanDuration,
 
     /// Base of every WebSocket URL, ws:// or wss://. Default with simulated agents: ws://localhost:{HTTP_PORT}; else required
     #[arg(long, env, value_name = "URL", value_parser = values::agent_url)]
@@ -124,7 +124,7 @@ pub struct Settings {
 
     /// How long a signed webhook is remembered: in this time the same request gives no pod once its call is over
     #[arg(long, env, value_name = "TIME", default_value = "24h")]
-    pub replay_window: Span,
+    pub replay_window: HumanDuration,
 
     /// on puts our stream-status URL into the documents that providers get, so that calls end even if their agents forget to release them; needs PUBLIC_URL
     #[arg(long, env, value_name = "on|off", default_value = "off", value_parser = values::on_off, action = clap::ArgAction::Set)]
@@ -132,7 +132,7 @@ pub struct Settings {
 
     /// How long a call may take until its stream has started; then its pod is free again. Unset: not looked at. Implies STREAM_STATUS=on
     #[arg(long, env, value_name = "TIME")]
-    pub connect_timeout: Option<Span>,
+    pub connect_timeout: Option<HumanDuration>,
 
     /// What a call hears for which there is no pod: say speaks and hangs up, reject says busy before the call is answered, where the provider can
     #[arg(long, env, value_name = "ACTION", default_value = "say", value_enum)]
@@ -140,11 +140,11 @@ pub struct Settings {
 
     /// How long a call may wait for a pod, hearing HOLD_MESSAGE or HOLD_AUDIO, before it is refused. Unset: it is refused at once. Needs PUBLIC_URL
     #[arg(long, env, value_name = "TIME")]
-    pub hold_time: Option<Span>,
+    pub hold_time: Option<HumanDuration>,
 
     /// How often a call that waits asks again; after three times without it has lost its place
-    #[arg(long, env, value_name = "TIME", default_value = "5s", value_parser = values::poll_span)]
-    pub hold_poll: Span,
+    #[arg(long, env, value_name = "TIME", default_value = "5s", value_parser = values::whole_seconds)]
+    pub hold_poll: HumanDuration,
 
     /// How many calls may wait
     #[arg(long, env, value_name = "NUMBER", default_value = "1000", value_parser = values::places)]
@@ -193,23 +193,23 @@ pub struct Settings {
 
     /// How often all views are checked against the facts
     #[arg(long, env, value_name = "TIME", default_value = "30s")]
-    pub cleanup_interval: Span,
+    pub cleanup_interval: HumanDuration,
 
     /// How often the pods of the store are compared with those of the cluster
     #[arg(long, env, value_name = "TIME", default_value = "60s")]
-    pub reconcile_interval: Span,
+    pub reconcile_interval: HumanDuration,
 
     /// How long a call keeps its pod without being renewed
     #[arg(long, env, value_name = "TIME", default_value = "15m")]
-    pub lease_ttl: Span,
+    pub lease_ttl: HumanDuration,
 
     /// How long a pod stays drained
     #[arg(long, env, value_name = "TIME", default_value = "6m")]
-    pub draining_ttl: Span,
+    pub draining_ttl: HumanDuration,
 
     /// How long a call's record stays in Redis, at least
     #[arg(long, env, value_name = "TIME", default_value = "1h")]
-    pub call_info_ttl: Span,
+    pub call_info_ttl: HumanDuration,
 
     /// Tiers as JSON, used while the store has none. Default: gold 10, standard 20, overflow 5, all exclusive; with simulated agents gold 1, standard 1, basic 1 shared by 3 calls
     #[arg(long, env, value_name = "JSON")]
@@ -229,15 +229,15 @@ pub struct Settings {
 
     /// How long a Lease is valid without being renewed
     #[arg(long, env, value_name = "TIME", default_value = "15s")]
-    pub leader_election_duration: Span,
+    pub leader_election_duration: HumanDuration,
 
     /// How long a leader tries to renew before it steps down
     #[arg(long, env, value_name = "TIME", default_value = "10s")]
-    pub leader_election_renew_deadline: Span,
+    pub leader_election_renew_deadline: HumanDuration,
 
     /// How often a replica tries to take or renew the Lease
     #[arg(long, env, value_name = "TIME", default_value = "2s")]
-    pub leader_election_retry_period: Span,
+    pub leader_election_retry_period: HumanDuration,
 
     /// off, error, warn, info, debug or trace
     #[arg(long, env, value_name = "LEVEL", default_value = "info", value_parser = log_level)]

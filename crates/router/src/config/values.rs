@@ -3,51 +3,36 @@
 use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use hyper::Uri;
+use jiff::fmt::friendly::SpanParser;
 
 /// A length of time, written `15m`, `30s`, `500ms` or `1h30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Span(pub Duration);
+pub struct HumanDuration(pub Duration);
 
-const SPAN: &str = "a length of time above zero such as 15m, 30s or 500ms";
 const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
 
-impl FromStr for Span {
+impl FromStr for HumanDuration {
     type Err = String;
 
+    /// Of jiff's "friendly" format, whole numbers of hours, minutes, seconds and
+    /// milliseconds with their shortest names, without spaces: h, m, s and ms.
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut rest = text;
-        let mut total = Duration::ZERO;
-        while !rest.is_empty() {
-            let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
-            let (number, tail) = rest.split_at(digits);
-            let letters = tail.find(|c: char| c.is_ascii_digit()).unwrap_or(tail.len());
-            let (unit, tail) = tail.split_at(letters);
-            let number: u64 = number.parse().map_err(|_| SPAN)?;
-            let millis = match unit {
-                "ms" => Some(number),
-                "s" => number.checked_mul(1_000),
-                "m" => number.checked_mul(60_000),
-                "h" => number.checked_mul(3_600_000),
-                _ => None,
-            };
-            let part = Duration::from_millis(millis.ok_or(SPAN)?);
-            total = total.checked_add(part).ok_or(SPAN)?;
-            rest = tail;
-        }
-        if total.is_zero() || total > LONGEST {
-            return Err(SPAN.into());
-        }
-        Ok(Self(total))
+        let is_short = text.bytes().all(|byte| byte.is_ascii_digit() || b"hms".contains(&byte));
+        let duration = SpanParser::new().parse_unsigned_duration(text).ok();
+        duration
+            .filter(|duration| is_short && !duration.is_zero() && *duration <= LONGEST)
+            .map(Self)
+            .ok_or_else(|| "a length of time above zero such as 15m, 30s or 500ms".into())
     }
 }
 
-impl Span {
+impl HumanDuration {
     pub fn millis(self) -> u64 {
         self.0.as_millis() as u64
     }
 }
 
-impl fmt::Display for Span {
+impl fmt::Display for HumanDuration {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let millis = self.millis();
         match millis {
@@ -132,9 +117,9 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
 }
 
 /// Providers pause for whole seconds.
-pub(super) fn poll_span(text: &str) -> Result<Span, String> {
-    let span: Result<Span, String> = text.parse();
-    let whole = span.ok().filter(|span| span.millis().is_multiple_of(1_000));
+pub(super) fn whole_seconds(text: &str) -> Result<HumanDuration, String> {
+    let duration: Result<HumanDuration, String> = text.parse();
+    let whole = duration.ok().filter(|duration| duration.millis().is_multiple_of(1_000));
     whole.ok_or_else(|| "whole seconds, such as 5s".into())
 }
 
@@ -200,7 +185,7 @@ mod tests {
             ("1h30m", 5_400_000),
             ("90s", 90_000),
         ] {
-            assert_eq!(text.parse::<Span>().unwrap().millis(), millis, "{text}");
+            assert_eq!(text.parse::<HumanDuration>().unwrap().millis(), millis, "{text}");
         }
         for bad in [
             "",
@@ -214,11 +199,15 @@ mod tests {
             "99999999999999999999s",
             "5m5",
             "9999999h",
+            "5min",
+            "5us",
+            "PT5s",
+            "00:00:05",
         ] {
-            assert!(bad.parse::<Span>().is_err(), "{bad}");
+            assert!(bad.parse::<HumanDuration>().is_err(), "{bad}");
         }
         for text in ["15m", "90s", "1h", "250ms"] {
-            assert_eq!(text.parse::<Span>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<HumanDuration>().unwrap().to_string(), text);
         }
     }
 

@@ -1,4 +1,4 @@
-//! Connections: accepted, bounded in time, and finished gracefully.
+//! HTTP/1.1 connections: accepted, bounded in time, shut down gracefully.
 
 use std::{
     convert::Infallible,
@@ -6,19 +6,18 @@ use std::{
     net::SocketAddr,
     pin::Pin,
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use axum::{Router, body::Body, http::StatusCode};
 use futures_util::FutureExt;
 use hyper::{
-    body::{Body as HttpBody, Bytes, Frame, Incoming, SizeHint},
+    body::{Body as HttpBody, Frame, Incoming, SizeHint},
     server::conn::http1,
     service::service_fn,
 };
 use hyper_util::rt::{TokioIo, TokioTimer};
-use rustls::ServerConfig;
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf},
     net::{TcpListener, TcpStream},
@@ -28,66 +27,61 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
-use super::middleware::connection_limit::{Crowd, Seat};
-use crate::tls::Door;
+use super::middleware::connection_limit::{ConnectionLimiter, Phase, Slot};
+use crate::tls::ListenerTls;
 
-/// How long clients may take.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
-    /// To send the head of a request once it has begun, and to take some of an
-    /// answer.
+pub struct Timeouts {
+    /// For the head of a request once it has begun, and for the client to take any of a
+    /// response.
     pub read: Duration,
-    /// To begin the next request.
+    /// For the next request to begin.
     pub idle: Duration,
-    /// To let requests in flight finish at the end.
+    /// For requests in flight at shutdown.
     pub shutdown: Duration,
 }
 
-/// Serves until `closing`, then finishes what is in flight, within bounds.
+/// Serves until `closing`, then finishes requests in flight, within the shutdown timeout.
 pub async fn serve(
     listener: TcpListener,
-    door: Door,
+    tls: ListenerTls,
     routes: Router,
-    patience: Patience,
-    crowd: Arc<Crowd>,
+    timeouts: Timeouts,
+    limiter: Arc<ConnectionLimiter>,
     closing: CancellationToken,
 ) {
     let connections = TaskTracker::new();
-    let cut = CancellationToken::new();
+    let abort = CancellationToken::new();
     let open = |(stream, peer)| {
-        let Some(seated) = crowd.enter() else { return };
-        let visit = Visit {
-            peer,
-            routes: routes.clone(),
-            patience,
-            seat: seated.0.clone(),
-            closing: closing.clone(),
-        };
-        let connection = open_to(door.settings(), stream, visit);
-        let cut = cut.clone();
+        let Some(guard) = limiter.acquire() else { return };
+        let (slot, evicted) = (guard.slot.clone(), guard.slot.evicted.clone());
+        let (routes, closing) = (routes.clone(), closing.clone());
+        let connection = Connection { peer, routes, timeouts, slot, closing };
+        let (tls, abort) = (tls.clone(), abort.clone());
         connections.spawn(async move {
             tokio::select! {
-                () = connection => {}
-                () = seated.0.leave.cancelled() => {}
-                () = cut.cancelled() => {}
+                () = connection.accept(tls, stream) => {}
+                () = evicted.cancelled() => {}
+                () = abort.cancelled() => {}
             }
+            drop(guard);
         });
     };
     while let Some(accepted) = accept(&listener, &closing).await {
         open(accepted);
     }
-    // Who already waits at the door is still let in.
+    // Connections in the listen queue are established: their clients expect a response.
     while let Some(Ok(accepted)) = listener.accept().now_or_never() {
         open(accepted);
     }
     drop(listener);
     connections.close();
-    if timeout(patience.shutdown, connections.wait()).await.is_err() {
+    if timeout(timeouts.shutdown, connections.wait()).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
             "cut connections that did not finish in time"
         );
-        cut.cancel();
+        abort.cancel();
         connections.wait().await;
     }
 }
@@ -116,99 +110,111 @@ async fn accept(
     }
 }
 
-/// Somebody who has come, and what there is for them.
-struct Visit {
-    peer: SocketAddr,
-    routes: Router,
-    patience: Patience,
-    seat: Arc<Seat>,
-    closing: CancellationToken,
-}
-
-/// Lets a client in, by TLS if there are settings for that.
-async fn open_to(settings: Option<Arc<ServerConfig>>, mut stream: TcpStream, visit: Visit) {
-    let peer = visit.peer;
-    // Answers are small and complete: nothing is gained by waiting for more.
-    let _ = stream.set_nodelay(true);
-    let Some(settings) = settings else {
-        return converse(stream, visit).await;
-    };
-    let greet = async {
-        let mut first = [0];
-        if stream.peek(&mut first).await? == 1 && first != [HANDSHAKE] {
-            stream.write_all(MISTAKEN).await?;
-            stream.shutdown().await?;
-            // Who still sends would not hear it.
-            while stream.read(&mut [0; 1024]).await? > 0 {}
-            return Err(io::Error::other("no TLS"));
-        }
-        TlsAcceptor::from(settings).accept(stream).await
-    };
-    match timeout(visit.patience.read, greet).await {
-        Ok(Ok(stream)) => converse(stream, visit).await,
-        Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
-        Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
-    }
-}
-
-/// What a client begins with that speaks TLS.
-const HANDSHAKE: u8 = 22;
-/// What one hears that does not.
-const MISTAKEN: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\
+/// First byte of a TLS handshake.
+const TLS_HANDSHAKE: u8 = 22;
+/// Response to a client that speaks plain HTTP on an address with TLS.
+const TLS_REQUIRED: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\
     Content-Length: 56\r\nConnection: close\r\n\r\n\
     {\"error\":\"this address speaks TLS: begin with https://\"}";
 
-async fn converse(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static, visit: Visit) {
-    let Visit { peer, routes, patience, seat, closing } = visit;
-    // Who connects has something to ask.
-    let head = Head { turn: 0, deadline: Instant::now() + patience.read, alarm: None };
-    let (limit, head) = (patience.read, Some(head));
-    let io = Punctual { stream, limit, seat: seat.clone(), head, stuck: None };
-    let service = service_fn(move |mut request: hyper::Request<Incoming>| {
-        seat.change_turn();
-        request.extensions_mut().insert(peer);
-        let (routes, seat) = (routes.clone(), seat.clone());
-        async move {
-            let request = request.map(|body| Body::new(Asked { body, seat: seat.clone() }));
-            let response = routes.oneshot(request).await?;
-            // An upgraded connection has no more heads to wait for.
-            let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
-            let turn = (!is_upgrade).then(|| Turn(seat));
-            Ok::<_, Infallible>(response.map(|body| Told { body, _turn: turn }))
+struct Connection {
+    peer: SocketAddr,
+    routes: Router,
+    timeouts: Timeouts,
+    slot: Arc<Slot>,
+    closing: CancellationToken,
+}
+
+impl Connection {
+    async fn accept(self, tls: ListenerTls, mut stream: TcpStream) {
+        let peer = self.peer;
+        // Responses are small and complete: delaying them gains nothing.
+        let _ = stream.set_nodelay(true);
+        let Some(config) = tls.server_config() else {
+            return self.serve(stream).await;
+        };
+        let handshake = async {
+            let mut first = [0];
+            if stream.peek(&mut first).await? == 1 && first != [TLS_HANDSHAKE] {
+                stream.write_all(TLS_REQUIRED).await?;
+                stream.shutdown().await?;
+                // Closing with unread input resets the connection and loses the response.
+                while stream.read(&mut [0; 1024]).await? > 0 {}
+                return Err(io::Error::other("no TLS"));
+            }
+            TlsAcceptor::from(config).accept(stream).await
+        };
+        match timeout(self.timeouts.read, handshake).await {
+            Ok(Ok(stream)) => self.serve(stream).await,
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
+            Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
         }
-    });
-    let mut server = http1::Builder::new();
-    server.timer(TokioTimer::new()).header_read_timeout(patience.idle);
-    let mut connection =
-        std::pin::pin!(server.serve_connection(TokioIo::new(io), service).with_upgrades());
-    let finished = tokio::select! {
-        finished = &mut connection => finished,
-        () = closing.cancelled() => {
-            connection.as_mut().graceful_shutdown();
-            connection.await
+    }
+
+    async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
+        let Self { peer, routes, timeouts, slot, closing } = self;
+        // The timeout of the first head includes the time until it begins.
+        slot.enter(Phase::Head(std::time::Instant::now()));
+        let (timeout, io_slot) = (timeouts.read, slot.clone());
+        let io = TimeoutIo { stream, timeout, slot: io_slot, head: None, write: None };
+        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+            slot.enter(Phase::Response);
+            request.extensions_mut().insert(peer);
+            let (routes, slot) = (routes.clone(), slot.clone());
+            async move {
+                let request = request.map(|body| Body::new(request_body(body, slot.clone())));
+                let response = routes.oneshot(request).await?;
+                let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
+                let response = response.map(|body| response_body(body, slot, is_upgrade));
+                Ok::<_, Infallible>(response)
+            }
+        });
+        let mut server = http1::Builder::new();
+        server.timer(TokioTimer::new()).header_read_timeout(timeouts.idle);
+        let connection = server.serve_connection(TokioIo::new(io), service).with_upgrades();
+        let mut connection = std::pin::pin!(connection);
+        let finished = tokio::select! {
+            finished = &mut connection => finished,
+            () = closing.cancelled() => {
+                connection.as_mut().graceful_shutdown();
+                connection.await
+            }
+        };
+        if let Err(error) = finished {
+            tracing::debug!(%peer, %error, "connection ended");
         }
-    };
-    if let Err(error) = finished {
-        tracing::debug!(%peer, %error, "connection ended");
     }
 }
 
-/// What a client sends, for which it can keep us waiting.
-struct Asked {
-    body: Incoming,
-    seat: Arc<Seat>,
+/// A body that tells the slot of its connection when it is polled and when it is dropped.
+struct TrackedBody<B> {
+    body: B,
+    slot: Arc<Slot>,
+    on_poll: fn(&Slot, bool),
+    on_drop: fn(&Slot),
 }
 
-impl HttpBody for Asked {
-    type Data = Bytes;
-    type Error = hyper::Error;
+/// A handler that reads waits for the client.
+fn request_body(body: Incoming, slot: Arc<Slot>) -> TrackedBody<Incoming> {
+    TrackedBody { body, slot, on_poll: Slot::await_body, on_drop: |slot| slot.await_body(false) }
+}
+
+/// Hyper drops the body when the response is written. No request follows an upgrade.
+fn response_body(body: Body, slot: Arc<Slot>, is_upgrade: bool) -> TrackedBody<Body> {
+    let on_drop = if is_upgrade { |_: &Slot| {} } else { Slot::end_response };
+    TrackedBody { body, slot, on_poll: |_, _| {}, on_drop }
+}
+
+impl<B: HttpBody + Unpin> HttpBody for TrackedBody<B> {
+    type Data = B::Data;
+    type Error = B::Error;
 
     fn poll_frame(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+    ) -> Poll<Option<Result<Frame<B::Data>, B::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        self.seat.await_body(polled.is_pending());
+        (self.on_poll)(&self.slot, polled.is_pending());
         polled
     }
 
@@ -221,126 +227,81 @@ impl HttpBody for Asked {
     }
 }
 
-impl Drop for Asked {
+impl<B> Drop for TrackedBody<B> {
     fn drop(&mut self) {
-        self.seat.await_body(false);
+        (self.on_drop)(&self.slot);
     }
 }
 
-/// What a client is told; when that is done it is its turn again.
-struct Told {
-    body: Body,
-    _turn: Option<Turn>,
-}
-
-struct Turn(Arc<Seat>);
-
-impl Drop for Turn {
-    fn drop(&mut self) {
-        self.0.change_turn();
-    }
-}
-
-impl HttpBody for Told {
-    type Data = Bytes;
-    type Error = axum::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
-}
-
-/// A stream whose peer must finish the head of a request soon after beginning
-/// it. (Hyper's own limit also counts the time between requests.)
-struct Punctual<S> {
+/// A stream with a timeout for the head of a request, from its first byte to its end, and for
+/// writes without progress. (Hyper's timeout of a head includes the time between requests.)
+struct TimeoutIo<S> {
     stream: S,
-    limit: Duration,
-    seat: Arc<Seat>,
-    head: Option<Head>,
-    /// Rings when the peer has not taken anything of an answer for too long.
-    stuck: Option<Pin<Box<Sleep>>>,
+    timeout: Duration,
+    slot: Arc<Slot>,
+    head: Timer,
+    write: Timer,
 }
 
-impl<S> Punctual<S> {
-    /// Lets a write that can't go on wait, but not for ever.
-    fn bound<T>(
+/// Set only while its operation is pending, which is rare.
+type Timer = Option<Pin<Box<Sleep>>>;
+
+fn timed_out<T>() -> Poll<io::Result<T>> {
+    Poll::Ready(Err(io::ErrorKind::TimedOut.into()))
+}
+
+impl<S> TimeoutIo<S> {
+    fn poll_written<T>(
         &mut self,
         cx: &mut Context<'_>,
         written: Poll<io::Result<T>>,
     ) -> Poll<io::Result<T>> {
         if written.is_ready() {
-            self.seat.hear();
-            self.stuck = None;
+            self.slot.mark_active();
+            self.write = None;
             return written;
         }
-        let limit = self.limit;
-        let alarm = self.stuck.get_or_insert_with(|| Box::pin(sleep(limit)));
-        match alarm.as_mut().poll(cx) {
-            Poll::Ready(()) => Poll::Ready(Err(io::ErrorKind::TimedOut.into())),
-            Poll::Pending => Poll::Pending,
-        }
+        let deadline = || Box::pin(sleep(self.timeout));
+        ready!(self.write.get_or_insert_with(deadline).as_mut().poll(cx));
+        timed_out()
     }
 }
 
-/// A head that has begun.
-struct Head {
-    turn: usize,
-    deadline: Instant,
-    alarm: Option<Pin<Box<Sleep>>>,
-}
-
-impl<S: AsyncRead + Unpin> AsyncRead for Punctual<S> {
+impl<S: AsyncRead + Unpin> AsyncRead for TimeoutIo<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<io::Result<()>> {
         let this = &mut *self;
-        let turn = this.seat.turn();
         let read = Pin::new(&mut this.stream).poll_read(cx, buffer);
         if read.is_ready() {
-            this.seat.hear();
+            this.slot.mark_active();
         }
-        if !turn.is_multiple_of(2) {
-            return read;
-        }
-        let begun = this.head.take_if(|head| head.turn == turn);
-        match (read, begun) {
-            (Poll::Pending, None) => Poll::Pending,
-            (Poll::Pending, Some(mut head)) => {
-                let alarm = head.alarm.get_or_insert_with(|| Box::pin(sleep_until(head.deadline)));
-                let rung = alarm.as_mut().poll(cx).is_ready();
-                this.head = Some(head);
-                if rung { Poll::Ready(Err(io::ErrorKind::TimedOut.into())) } else { Poll::Pending }
+        match (this.slot.phase(), &read) {
+            (Phase::Idle, Poll::Ready(_)) => {
+                this.head = None;
+                this.slot.enter(Phase::Head(std::time::Instant::now()));
             }
-            (ready, begun) => {
-                let deadline = Instant::now() + this.limit;
-                this.head = Some(begun.unwrap_or(Head { turn, deadline, alarm: None }));
-                ready
+            (Phase::Head(begun), Poll::Pending) => {
+                let deadline = || Box::pin(sleep_until(Instant::from_std(begun + this.timeout)));
+                ready!(this.head.get_or_insert_with(deadline).as_mut().poll(cx));
+                return timed_out();
             }
+            _ => {}
         }
+        read
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Punctual<S> {
+impl<S: AsyncWrite + Unpin> AsyncWrite for TimeoutIo<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         cx: &mut Context<'_>,
         bytes: &[u8],
     ) -> Poll<io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
-        self.bound(cx, written)
+        self.poll_written(cx, written)
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
@@ -349,18 +310,5 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Punctual<S> {
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.stream).poll_shutdown(cx)
-    }
-
-    fn poll_write_vectored(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-        slices: &[io::IoSlice<'_>],
-    ) -> Poll<io::Result<usize>> {
-        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
-        self.bound(cx, written)
-    }
-
-    fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
     }
 }

@@ -1,8 +1,6 @@
 //! TLS: who we are and whom we let in, read again when the files change; and the same as
 //! a client.
 
-pub(crate) mod certificate;
-
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,6 +14,11 @@ use rustls::{
     server::WebPkiClientVerifier,
 };
 
+use x509_cert::{
+    certificate::{CertificateInner, Raw},
+    der::Decode,
+};
+
 use crate::auth::secrets::Followed;
 
 /// The files with our certificate, its key, and the authorities of clients.
@@ -27,37 +30,36 @@ pub struct TlsConfig {
     pub client_authority: Option<PathBuf>,
 }
 
-/// What we are to clients.
-pub struct Tls(Followed<Sides>);
+/// The TLS server side, reloaded when its files change.
+pub struct Tls(Followed<Configs>);
 
-struct Sides {
-    /// For those who need not say who they are.
-    anyone: Arc<ServerConfig>,
-    /// For those who must, if any must.
-    known: Option<Arc<ServerConfig>>,
-    /// When our certificate ends (s).
+struct Configs {
+    server_only: Arc<ServerConfig>,
+    /// With client certificates, if there are client authorities.
+    mutual: Option<Arc<ServerConfig>>,
+    /// The earliest end of validity in the certificate chain (s).
     ends_at: Option<u64>,
 }
 
-/// Who may come in on an address.
+/// TLS of a listener.
 #[derive(Clone)]
-pub enum Door {
-    /// Without TLS.
-    Plain,
-    Anyone(Arc<Tls>),
-    /// Who has a certificate, if that is asked for at all.
-    Known(Arc<Tls>),
+pub enum ListenerTls {
+    Off,
+    /// Clients need no certificate.
+    ServerOnly(Arc<Tls>),
+    /// Clients must show a certificate if there are client authorities.
+    Mutual(Arc<Tls>),
 }
 
-impl Door {
-    /// The settings for the next client; none without TLS.
-    pub fn settings(&self) -> Option<Arc<ServerConfig>> {
+impl ListenerTls {
+    /// The configuration for the next connection; `None` without TLS.
+    pub fn server_config(&self) -> Option<Arc<ServerConfig>> {
         match self {
-            Self::Plain => None,
-            Self::Anyone(tls) => Some(tls.0.current().anyone.clone()),
-            Self::Known(tls) => {
-                let sides = tls.0.current();
-                Some(sides.known.as_ref().unwrap_or(&sides.anyone).clone())
+            Self::Off => None,
+            Self::ServerOnly(tls) => Some(tls.0.current().server_only.clone()),
+            Self::Mutual(tls) => {
+                let configs = tls.0.current();
+                Some(configs.mutual.as_ref().unwrap_or(&configs.server_only).clone())
             }
         }
     }
@@ -83,8 +85,8 @@ impl Tls {
 }
 
 /// The texts of the certificate, its key, and the authorities, if there are any.
-fn read(texts: &[String]) -> Result<Sides, String> {
-    let side = |authorities: Option<&String>| {
+fn read(texts: &[String]) -> Result<Configs, String> {
+    let config = |authorities: Option<&String>| {
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = versions(builder)?;
         let builder = match authorities {
@@ -103,10 +105,10 @@ fn read(texts: &[String]) -> Result<Sides, String> {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok::<_, String>(Arc::new(config))
     };
-    let known = texts.get(2).map(|authorities| side(Some(authorities))).transpose()?;
+    let mutual = texts.get(2).map(|authorities| config(Some(authorities))).transpose()?;
     let chain = certificates(&texts[0])?;
-    let ends_at = chain.iter().filter_map(|it| certificate::ends_at(it)).min();
-    Ok(Sides { anyone: side(None)?, known, ends_at })
+    let ends_at = chain.iter().filter_map(|it| not_after(it)).min();
+    Ok(Configs { server_only: config(None)?, mutual, ends_at })
 }
 
 /// How a client of ours trusts routers, and shows who it is.
@@ -164,6 +166,13 @@ fn certificates(text: &str) -> Result<Vec<CertificateDer<'static>>, String> {
     if found.is_empty() { Err("at least one certificate (PEM)".into()) } else { Ok(found) }
 }
 
+/// The end of a certificate's validity, in seconds since 1970; `None` if it is not a
+/// certificate. The raw profile leaves the rules of RFC 5280 to rustls, which accepted it.
+fn not_after(der: &[u8]) -> Option<u64> {
+    let certificate = CertificateInner::<Raw>::from_der(der).ok()?;
+    Some(certificate.tbs_certificate().validity().not_after.to_unix_duration().as_secs())
+}
+
 /// (What is wrong with a key is said without showing any of it.)
 fn private_key(text: &str) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|_| "a private key (PEM)".into())
@@ -175,4 +184,16 @@ fn roots(text: &str) -> Result<RootCertStore, String> {
         roots.add(certificate).map_err(|error| format!("authorities (PEM); {error}"))?;
     }
     Ok(roots)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_malformed_certificate_has_no_end_of_validity() {
+        for bad in [&[][..], &[0x30], &[0x30, 0x84, 1, 1, 1, 1], &[0x30, 3, 0x30, 1, 2], b"text"] {
+            assert_eq!(not_after(bad), None, "{bad:?}");
+        }
+    }
 }

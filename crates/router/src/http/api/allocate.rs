@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use crate::config::Span;
+use crate::config::HumanDuration;
 use crate::http::{
     ApiError, Context, Noted, Shared,
     middleware::body::JsonBody,
@@ -253,7 +253,7 @@ pub async fn allocate(
         template: body.template.as_deref(),
     };
     let request = CallRequest { carrier, ..CallRequest::new(provider, parts)? };
-    let wait: Option<Span> = match body.wait.as_deref() {
+    let wait: Option<HumanDuration> = match body.wait.as_deref() {
         None | Some("" | "0" | "0s") => None,
         Some(text) => Some(text.parse().map_err(|expected| {
             ApiError::bad_request(format!("wait {text:?} is not valid: expected {expected}"))

@@ -8,7 +8,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use crate::config::Span;
+use crate::config::HumanDuration;
 use crate::http::{
     ApiError, Context, Noted, Shared,
     middleware::body::JsonBody,
@@ -156,7 +156,8 @@ pub async fn drain(
 
 fn read_wait(text: &str) -> Result<Duration, ApiError> {
     let expected = "expected a length of time such as 300s, at most 1h";
-    let wait = text.parse::<Span>().ok().map(|span| span.0).filter(|wait| *wait <= LONGEST_WAIT);
+    let wait =
+        text.parse::<HumanDuration>().ok().map(|wait| wait.0).filter(|wait| *wait <= LONGEST_WAIT);
     wait.ok_or_else(|| ApiError::bad_request(format!("wait {text:?}: {expected}")))
 }
 

@@ -25,6 +25,10 @@ use crate::http::{ApiError, Context, Noted};
 use crate::telemetry::metrics::{Endpoint, Request as RequestLabels};
 use ::spans::RequestSpan;
 
+/// Longest part of a path (bytes) in a log line: the log buffers a number of lines, and a path
+/// may have 64 KiB.
+const LONGEST_PATH: usize = 1024;
+
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
@@ -84,7 +88,7 @@ pub async fn observe(
     }
     let line = Line {
         method: method.as_str(),
-        path: uri.path(),
+        path: &uri.path()[..uri.path().floor_char_boundary(LONGEST_PATH)],
         status,
         took,
         id: id.to_str().unwrap_or_default(),

@@ -1,167 +1,170 @@
-//! How many connections there may be at a time. When there are as many, the next takes the
-//! place of one that is silent: who opens connections and says nothing keeps nobody out.
+//! Connection limit. At the limit a new connection replaces one that is idle, so that clients
+//! that open connections and send nothing (slow-loris) keep no others out.
 
 use std::{
     collections::HashMap,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
-    },
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 
-/// Files that the router needs besides connections of clients.
-const OWN_FILES: usize = 128;
-/// How long a newcomer may take until its first answer before it counts as idle.
+/// Open files that the router needs besides connections of clients.
+const RESERVED_FILES: usize = 128;
+/// Smallest limit, however few files may be open.
+const MIN_CONNECTIONS: usize = 64;
+/// Time until a new connection without a response counts as idle.
 const GRACE: Duration = Duration::from_secs(2);
-/// Fewer connections than this are hardly of use.
-const FEW: usize = 64;
-/// How often a crowd is worth a word.
-const WORD: Duration = Duration::from_secs(60);
+const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-pub struct Crowd {
-    most: usize,
-    /// Connections that had to go, or were not let in.
+pub struct ConnectionLimiter {
+    limit: usize,
+    /// Counts connections that were closed or refused because of the limit.
     turned_away: Counter,
-    started: Instant,
-    present: Mutex<Present>,
+    open: Mutex<Open>,
 }
 
 #[derive(Default)]
-struct Present {
-    seats: HashMap<u64, Arc<Seat>>,
-    last: u64,
-    told: Option<Instant>,
+struct Open {
+    slots: HashMap<u64, Arc<Slot>>,
+    last_id: u64,
+    logged_at: Option<Instant>,
 }
 
-/// What is known of a connection while it is there.
-pub struct Seat {
-    number: u64,
-    crowd: Arc<Crowd>,
-    /// Whose turn it is: the client's, which may send the head of a request, or ours, which
-    /// answer it. Even counts are the client's.
-    turns: AtomicUsize,
-    /// We have begun to answer, and wait for more of the request.
-    awaits_body: AtomicBool,
-    /// When it came, on the crowd's clock (ms).
-    came: u64,
-    /// When something was last said, on the crowd's clock (ms).
-    heard: AtomicU64,
-    /// Told when another needs its place.
-    pub leave: CancellationToken,
+/// Which side a connection waits for, and for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Phase {
+    /// The client has not begun its next request.
+    Idle,
+    /// The client sends the head of a request, since then.
+    Head(Instant),
+    /// The handler waits for more of the request's body.
+    Body,
+    /// The handler works, or the response is on its way.
+    Response,
 }
 
-/// A connection that is there, until this is dropped.
-pub struct Seated(pub Arc<Seat>);
+/// The place of a connection within the limit.
+pub struct Slot {
+    id: u64,
+    state: Mutex<State>,
+    /// Cancelled when a new connection takes the slot.
+    pub evicted: CancellationToken,
+}
 
-impl Drop for Seated {
+struct State {
+    phase: Phase,
+    opened_at: Instant,
+    active_at: Instant,
+    has_responded: bool,
+}
+
+/// Frees the slot of a connection when dropped.
+pub struct SlotGuard {
+    pub slot: Arc<Slot>,
+    limiter: Arc<ConnectionLimiter>,
+}
+
+impl Drop for SlotGuard {
     fn drop(&mut self) {
-        self.0.crowd.present().seats.remove(&self.0.number);
+        lock(&self.limiter.open).slots.remove(&self.slot.id);
     }
 }
 
-impl Crowd {
-    /// At most as many as asked for, and as there may be files.
-    pub fn new(most: usize, turned_away: Counter) -> Arc<Self> {
-        let files = open_files().map_or(usize::MAX, |files| files.saturating_sub(OWN_FILES));
-        if files < most {
-            let most = files.max(FEW);
-            tracing::warn!(
-                most,
-                "the limit of open files allows fewer connections than are wanted"
-            );
+impl ConnectionLimiter {
+    /// A limit of `wanted` connections, or fewer if fewer files may be open.
+    pub fn new(wanted: usize, turned_away: Counter) -> Arc<Self> {
+        let files = max_open_files().unwrap_or(usize::MAX).saturating_sub(RESERVED_FILES);
+        let limit = wanted.min(files.max(MIN_CONNECTIONS));
+        if files < wanted {
+            tracing::warn!(limit, wanted, "connection limit lowered to the limit of open files");
         }
-        Arc::new(Self {
-            most: most.min(files.max(FEW)),
-            turned_away,
-            started: Instant::now(),
-            present: Mutex::default(),
-        })
+        Arc::new(Self { limit, turned_away, open: Mutex::default() })
     }
 
-    fn present(&self) -> MutexGuard<'_, Present> {
-        self.present.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn time(&self) -> u64 {
-        self.started.elapsed().as_millis() as u64
-    }
-
-    /// Lets a connection in, in the place of a silent one if it must. None if all others
-    /// are being served.
-    pub fn enter(self: &Arc<Self>) -> Option<Seated> {
-        let mut present = self.present();
-        if present.seats.len() >= self.most {
+    /// A slot for a new connection, taken from an idle one at the limit; `None` if no
+    /// connection is idle.
+    pub fn acquire(self: &Arc<Self>) -> Option<SlotGuard> {
+        let now = Instant::now();
+        let mut open = lock(&self.open);
+        if open.slots.len() >= self.limit {
             self.turned_away.inc();
-            let is_news = present.told.is_none_or(|told| told.elapsed() > WORD);
-            if is_news {
-                present.told = Some(Instant::now());
-                tracing::warn!(most = self.most, "as many connections as there may be");
+            if open.logged_at.is_none_or(|logged| now - logged > LOG_INTERVAL) {
+                open.logged_at = Some(now);
+                tracing::warn!(
+                    limit = self.limit,
+                    "connection limit reached; each new connection closes the longest-idle one"
+                );
             }
-            let now = self.time();
-            let silent = present.seats.values().filter(|seat| seat.is_clients_turn());
-            let number = silent.min_by_key(|seat| seat.worth(now))?.number;
-            if let Some(seat) = present.seats.remove(&number) {
-                seat.leave.cancel();
-            }
+            let ranks =
+                open.slots.values().filter_map(|slot| Some((slot.eviction_rank(now)?, slot.id)));
+            let (_, evicted) = ranks.min()?;
+            open.slots.remove(&evicted)?.evicted.cancel();
         }
-        present.last += 1;
-        let came = self.time();
-        let seat = Arc::new(Seat {
-            number: present.last,
-            crowd: self.clone(),
-            turns: AtomicUsize::new(0),
-            awaits_body: AtomicBool::new(false),
-            came,
-            heard: AtomicU64::new(came),
-            leave: CancellationToken::new(),
-        });
-        present.seats.insert(seat.number, seat.clone());
-        Some(Seated(seat))
+        open.last_id += 1;
+        let state =
+            State { phase: Phase::Head(now), opened_at: now, active_at: now, has_responded: false };
+        let id = open.last_id;
+        let evicted = CancellationToken::new();
+        let slot = Arc::new(Slot { id, state: Mutex::new(state), evicted });
+        open.slots.insert(id, slot.clone());
+        Some(SlotGuard { slot, limiter: self.clone() })
     }
 }
 
-impl Seat {
-    pub fn change_turn(&self) {
-        self.turns.fetch_add(1, Ordering::Relaxed);
+impl Slot {
+    pub fn phase(&self) -> Phase {
+        lock(&self.state).phase
     }
 
-    pub fn turn(&self) -> usize {
-        self.turns.load(Ordering::Relaxed)
+    pub fn enter(&self, phase: Phase) {
+        lock(&self.state).phase = phase;
     }
 
-    /// Whether we wait for the client: for a request, or for the rest of one.
-    pub fn is_clients_turn(&self) -> bool {
-        self.turn().is_multiple_of(2) || self.awaits_body.load(Ordering::Relaxed)
+    pub fn end_response(&self) {
+        let mut state = lock(&self.state);
+        (state.phase, state.has_responded) = (Phase::Idle, true);
     }
 
-    pub fn await_body(&self, awaits: bool) {
-        self.awaits_body.store(awaits, Ordering::Relaxed);
+    /// Whether the handler of the current request waits for its body. (A handler may drop the
+    /// body after the response.)
+    pub fn await_body(&self, is_pending: bool) {
+        let mut state = lock(&self.state);
+        match (state.phase, is_pending) {
+            (Phase::Response, true) => state.phase = Phase::Body,
+            (Phase::Body, false) => state.phase = Phase::Response,
+            _ => {}
+        }
     }
 
-    /// First goes who was never answered and has had the time to ask, then who was answered
-    /// before; who has just come goes last. Of equals, who was silent for longest.
-    fn worth(&self, now: u64) -> (u8, u64) {
-        let is_new = now.saturating_sub(self.came) < GRACE.as_millis() as u64;
-        let class = match (self.turn() > 1, is_new) {
-            (false, false) => 0,
-            (true, _) => 1,
-            (false, true) => 2,
+    /// Bytes were sent or received.
+    pub fn mark_active(&self) {
+        lock(&self.state).active_at = Instant::now();
+    }
+
+    /// The order of eviction, lowest first: connections without a response after the grace
+    /// period, then those with one, then new ones; within each, the longest idle. `None` while
+    /// the client waits for the router.
+    fn eviction_rank(&self, now: Instant) -> Option<(u8, Instant)> {
+        let state = lock(&self.state);
+        let is_new = now.saturating_duration_since(state.opened_at) < GRACE;
+        let class = match (state.phase, state.has_responded, is_new) {
+            (Phase::Response, ..) => return None,
+            (_, false, false) => 0,
+            (_, true, _) => 1,
+            (_, false, true) => 2,
         };
-        (class, self.heard.load(Ordering::Relaxed))
-    }
-
-    /// Something was said.
-    pub fn hear(&self) {
-        self.heard.store(self.crowd.time(), Ordering::Relaxed);
+        Some((class, state.active_at))
     }
 }
 
-/// How many files this process may have open, where the system says so.
-fn open_files() -> Option<usize> {
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The limit of open files of this process, where the system shows it.
+fn max_open_files() -> Option<usize> {
     let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
     let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
     line.split_whitespace().next()?.parse().ok()
@@ -171,66 +174,78 @@ fn open_files() -> Option<usize> {
 mod tests {
     use super::*;
 
-    /// A crowd of three, who came long ago.
-    fn three() -> (Arc<Crowd>, [Seated; 3]) {
-        let crowd = Crowd::new(3, Counter::default());
-        let crowd = Arc::into_inner(crowd).unwrap();
-        let started = crowd.started.checked_sub(2 * GRACE).unwrap();
-        let crowd = Arc::new(Crowd { started, ..crowd });
-        let seats = [(); 3].map(|()| {
-            let mut seated = crowd.enter().unwrap();
-            let number = seated.0.number;
-            let present = &mut crowd.present().seats;
-            drop(present.remove(&number));
-            Arc::get_mut(&mut seated.0).unwrap().came = 0;
-            present.insert(number, seated.0.clone());
-            seated
+    /// Three connections past the grace period, at a limit of three.
+    fn three() -> (Arc<ConnectionLimiter>, [SlotGuard; 3]) {
+        let limiter = ConnectionLimiter::new(3, Counter::default());
+        let open = [(); 3].map(|()| {
+            let guard = limiter.acquire().unwrap();
+            lock(&guard.slot.state).opened_at -= 2 * GRACE;
+            guard
         });
-        (crowd, seats)
+        (limiter, open)
     }
 
-    fn answered(seated: &Seated) {
-        seated.0.change_turn();
-        seated.0.change_turn();
+    fn respond(guard: &SlotGuard) {
+        guard.slot.enter(Phase::Response);
+        guard.slot.end_response();
     }
 
-    fn is_gone(seated: &Seated) -> bool {
-        seated.0.leave.is_cancelled()
+    fn is_evicted(guard: &SlotGuard) -> bool {
+        guard.slot.evicted.is_cancelled()
     }
 
     #[test]
     fn one_too_many_takes_the_place_of_one_that_is_silent() {
-        let (crowd, [first, second, third]) = three();
-        first.0.change_turn();
-        answered(&second);
-        second.0.heard.store(1, Ordering::Relaxed);
-        let fourth = crowd.enter().unwrap();
-        assert!(is_gone(&third), "it has never asked for anything");
-        let fifth = crowd.enter().unwrap();
-        assert!(is_gone(&second), "it has been silent for longest, and the fourth has just come");
-        first.0.await_body(true);
-        let sixth = crowd.enter().unwrap();
-        assert!(is_gone(&first), "it was never answered, and keeps us waiting");
-        [&fourth, &fifth, &sixth].iter().for_each(|seated| seated.0.change_turn());
-        assert!(crowd.enter().is_none(), "all are being answered");
-        assert_eq!(crowd.turned_away.get(), 4);
+        let (limiter, [first, second, third]) = three();
+        first.slot.enter(Phase::Response);
+        respond(&second);
+        let fourth = limiter.acquire().unwrap();
+        assert!(is_evicted(&third), "it has never had a response");
+        let fifth = limiter.acquire().unwrap();
+        assert!(is_evicted(&second), "it is idle, and the fourth is new");
+        first.slot.await_body(true);
+        let sixth = limiter.acquire().unwrap();
+        assert!(is_evicted(&first), "it has never had a response, and its body does not come");
+        [&fourth, &fifth, &sixth].iter().for_each(|guard| guard.slot.enter(Phase::Response));
+        assert!(limiter.acquire().is_none(), "all wait for the router");
+        assert_eq!(limiter.turned_away.get(), 4);
         drop(fourth);
-        assert!(crowd.enter().is_some());
+        assert!(limiter.acquire().is_some());
+    }
+
+    #[test]
+    fn of_equals_the_longest_idle_is_evicted() {
+        let (limiter, open) = three();
+        open.iter().for_each(respond);
+        open[0].slot.mark_active();
+        let _fourth = limiter.acquire().unwrap();
+        assert_eq!(open.each_ref().map(is_evicted), [false, true, false]);
+    }
+
+    #[test]
+    fn a_body_that_outlives_its_response_leaves_the_connection_idle() {
+        let (_limiter, [first, ..]) = three();
+        first.slot.enter(Phase::Response);
+        first.slot.await_body(true);
+        assert_eq!(first.slot.phase(), Phase::Body);
+        first.slot.end_response();
+        first.slot.await_body(false);
+        assert_eq!(first.slot.phase(), Phase::Idle);
     }
 
     #[test]
     fn newcomers_do_not_take_each_others_places() {
-        let (crowd, idle) = three();
-        idle.iter().for_each(answered);
-        let fresh = [(); 3].map(|()| crowd.enter().unwrap());
-        assert!(idle.iter().all(is_gone));
-        assert!(!fresh.iter().any(is_gone));
-        let _seventh = crowd.enter().unwrap();
-        assert_eq!(fresh.iter().filter(|seated| is_gone(seated)).count(), 1, "there is no other");
+        let (limiter, idle) = three();
+        idle.iter().for_each(respond);
+        let fresh = [(); 3].map(|()| limiter.acquire().unwrap());
+        assert!(idle.iter().all(is_evicted));
+        assert!(!fresh.iter().any(is_evicted));
+        let _seventh = limiter.acquire().unwrap();
+        assert_eq!(fresh.iter().filter(|guard| is_evicted(guard)).count(), 1, "there is no other");
     }
 
     #[test]
     fn the_limit_of_files_is_known() {
-        assert!(open_files().is_some_and(|files| files > OWN_FILES));
+        assert!(max_open_files().is_some_and(|files| files > RESERVED_FILES));
     }
 }
