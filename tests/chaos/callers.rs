@@ -15,7 +15,7 @@ use super::{
     http::{self, Answer, Failure},
     world::{ROUTERS, World},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// How long callers wait for a pod, where they do.
 pub(crate) const WAIT: Duration = Duration::from_secs(1);

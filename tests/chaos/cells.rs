@@ -13,10 +13,11 @@ use super::{
         some_pod, two_leaders,
     },
     history::What,
-    proxy::Moment,
     store::{INSIDE, Kind},
     world::ROUTERS,
 };
+
+use testkit::proxy::Moment;
 
 const OWNERSHIP: Broken = Broken::Edit(&[(
     "    if stems_from ~= '' then return {'not_found', now} end\n",
@@ -209,7 +210,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             scene.pause(200, 400);
             lose_primary(scene, "the primary is cut off", |store| {
-                store.proxies[0].set(|faults| faults.cut = Some(INSIDE));
+                store.proxies[0].cut_from(INSIDE);
             });
             is_replaced(scene);
             scene.pause(1_000, 2_000);
@@ -257,7 +258,7 @@ pub(crate) static CELLS: [Cell; 38] = [
             scene.pause(200, 400);
             let seat = &scene.world.seats[scene.roll(ROUTERS)];
             scene.world.history.fault("a line stalls");
-            seat.to_redis.stall_lines();
+            seat.to_redis.stall_connections();
             scene.pause(1_200, 1_800);
         },
         broken: Broken::Edit(&[(

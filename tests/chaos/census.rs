@@ -15,7 +15,7 @@ use super::{
     operators::undrain,
     world::{ROUTERS, World, cap},
 };
-use testkit::{chance::Dice, snapshot::Snapshot};
+use testkit::{dice::Dice, snapshot::Snapshot};
 
 /// Within which time after the faults every pod can be given out again.
 pub(crate) const SOON: Duration = Duration::from_secs(5);

@@ -10,11 +10,10 @@ use redis::Commands;
 
 use super::{
     history::What,
-    proxy::Moment,
     store::Backend,
     world::{ROUTERS, World},
 };
-use testkit::{chance::Dice, clock::WallClock};
+use testkit::{clock::WallClock, dice::Dice, proxy::Moment};
 
 /// Where a fault happens.
 pub(crate) struct Scene<'a> {
@@ -315,7 +314,7 @@ pub(crate) fn fill_memory(scene: &Scene) {
 pub(crate) fn forget_functions(scene: &Scene) {
     if scene.is_broken {
         for seat in &scene.world.seats {
-            seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");
+            seat.to_redis.replace(b"FUNCTION", b"FUNCTIOX");
         }
     }
     for _ in 0..5 {

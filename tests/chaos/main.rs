@@ -14,7 +14,6 @@ mod http;
 mod judge;
 mod operators;
 mod overload;
-mod proxy;
 mod report;
 mod run;
 mod store;

@@ -16,7 +16,7 @@ use super::{
     http,
     world::{ROUTERS, World},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// Drains pods and takes that back, until the run is over.
 pub(crate) fn operate(world: &World, mut dice: Dice) {

@@ -12,10 +12,9 @@ use super::{
     callers::{Caller, USUAL},
     history::{Event, Outcome, What},
     http,
-    proxy::Proxy,
     world::World,
 };
-use testkit::{chance::Dice, free_port, redis::RedisServer};
+use testkit::{dice::Dice, free_port, proxy::Proxy, redis::RedisServer};
 
 /// What the store takes of each router, per second.
 const CAP: u32 = 100;
@@ -90,7 +89,7 @@ pub(crate) fn measure(seconds: u64) -> bool {
         ("HTTP_PORT", port.to_string()),
         ("METRICS_PORT", port.to_string()),
         ("HTTP_BIND", "127.0.0.1".into()),
-        ("REDIS_URL", format!("redis://127.0.0.1:{}", proxy.port)),
+        ("REDIS_URL", format!("redis://127.0.0.1:{}", proxy.port())),
         ("PODS", pods.join(",")),
         ("TIER_CONFIG", r#"{"gold": 500}"#.into()),
         ("VOICE_AGENT_BASE_URL", "wss://voice.example.com".into()),

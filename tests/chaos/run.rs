@@ -21,7 +21,7 @@ use super::{
     store::Kind,
     world::{World, cap},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// What is promised within a time, of which a machine that stands still takes its part.
 const TIMED: [&str; 4] = ["I4", "I8", "I10", "I11"];

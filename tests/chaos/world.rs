@@ -20,10 +20,9 @@ use super::{
     cell::{Broken, Cell},
     history::{Event, History, What},
     http::{self, Answer, Failure},
-    proxy::Proxy,
     store::Backend,
 };
-use testkit::{free_port, kube::Kube, scratch};
+use testkit::{free_port, kube::Kube, proxy::Proxy, scratch};
 
 pub(crate) const ROUTERS: usize = 3;
 pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
@@ -332,12 +331,12 @@ impl Seat {
         let (to_redis, to_kube) = (Proxy::to(store.port()), Proxy::to(kube.port));
         let config = scratch().join("kubeconfig");
         let text = std::fs::read_to_string(&kube.config).unwrap();
-        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port));
+        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port()));
         std::fs::write(&config, text).unwrap();
         let port = free_port();
         let mut all: Vec<(String, String)> =
             settings.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let url = store.url(to_redis.port, broken);
+        let url = store.url(to_redis.port(), broken);
         for (name, value) in [
             ("HTTP_PORT", port.to_string()),
             ("METRICS_PORT", port.to_string()),

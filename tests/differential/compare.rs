@@ -12,7 +12,8 @@ use fleet::{
 use store::{Redis, RedisConfig, Scripts, Store, Ttls};
 
 use testkit::{
-    chance::{CONNECT, Dice, LEASE, MERCHANTS, PINS, TABLES, TRUST, table},
+    dice::Dice,
+    operations::{CONNECT, LEASE, MERCHANTS, PINS, TABLES, TRUST, table},
     redis::{RedisServer, store_config, unix_millis},
 };
 

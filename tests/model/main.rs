@@ -3,6 +3,7 @@
 
 mod exhaustive;
 mod simulation;
+mod terms;
 
 use std::time::Instant;
 

@@ -2,15 +2,19 @@
 
 pub mod baseline;
 pub mod certificates;
-pub mod chance;
+
 pub mod clock;
 pub mod cluster;
 pub mod collector;
+pub mod dice;
 pub mod disk;
 pub mod events;
 pub mod kube;
+pub mod measurement;
 pub mod nginx;
-pub mod parts;
+pub mod operations;
+mod preload;
+mod process;
 pub mod provider;
 pub mod proxy;
 pub mod raw;
@@ -32,7 +36,10 @@ use std::{
 
 use serde_json::{Value, json};
 
-pub use self::raw::{Answer, Connection};
+pub use self::{
+    process::Process,
+    raw::{Answer, Connection},
+};
 
 /// The root of the repository.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -88,16 +95,6 @@ pub fn program(settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program_path());
     command.env_clear().envs(settings.iter().copied());
     command
-}
-
-/// A process that ends with its test.
-pub struct Process(pub Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// How much longer than on an idle machine anything may take. Other work on the machine must

@@ -4,15 +4,17 @@
 use std::collections::HashMap;
 
 use fleet::{
-    Allocate, Change, Claim, Claimant, Departure, Fleet, Millis, PodFacts, PodOrigin, PodWriter,
-    Release, Removed,
+    Allocate, Change, Departure, Fleet, Millis, PodFacts, Release, Removed,
     names::{CallSid, PodName},
     tiers::{Origin, Tiers},
 };
 use serde_json::json;
 
 use super::{CALLS, PODS, state::Seen};
-use crate::simulation::Sabotage;
+use crate::{
+    simulation::Sabotage,
+    terms::{begin_term, writer},
+};
 
 /// Time stands still; a lease ends when that is what happens next.
 const NOW: Millis = 1_000_000;
@@ -276,21 +278,6 @@ fn ranked(change: Change) -> (u8, String, Change) {
         _ => 0,
     };
     (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
-}
-
-/// A leader of a term; without one it writes with whatever epoch is in force, as one that
-/// nothing fences would.
-fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
-    let origin = &PodOrigin::List;
-    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
-    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
-    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
-}
-
-/// The leader of a new term makes itself known.
-fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
-    let by = Claimant::Leader { epoch: Some(epoch) };
-    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

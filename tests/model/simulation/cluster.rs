@@ -1,7 +1,8 @@
 //! The cluster: pods appear, become ready and unready, restart, terminate, vanish,
 //! and come back under the same name with another UID.
 
-use super::{World, dice::Dice, events::Event};
+use super::{World, events::Event};
+use testkit::dice::Dice;
 
 /// What the cluster says of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Cluster {
             None => Some(self.another()),
             Some(seen) if seen.is_terminating => None,
             Some(seen) if !seen.is_ready => Some(Seen { is_ready: true, ..seen }),
-            Some(seen) => match dice.below(20) {
+            Some(seen) => match dice.roll(20) {
                 0..3 => Some(Seen { is_ready: false, ..seen }),
                 3..7 => Some(Seen { is_terminating: true, ..seen }),
                 7 => None,

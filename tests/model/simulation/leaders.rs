@@ -42,7 +42,7 @@ impl World {
     pub(crate) fn election(&mut self) {
         let before = self.holder;
         if self.is_calm || self.dice.percent(40) {
-            self.holder = self.dice.below(self.leaders.len());
+            self.holder = self.dice.roll(self.leaders.len());
         }
         let has_none = self.leaders[self.holder].epoch.is_none();
         if self.holder != before || has_none {
@@ -117,9 +117,9 @@ impl World {
         if self.is_calm || !self.dice.percent(10) {
             return None;
         }
-        let pod = self.dice.below(it.seen.len());
+        let pod = self.dice.roll(it.seen.len());
         let uid = self.leaders[leader].seen[pod].seen?.uid;
-        let to = ["pool:gold", "pool:basic", "merchant:acme"][self.dice.below(3)];
+        let to = ["pool:gold", "pool:basic", "merchant:acme"][self.dice.roll(3)];
         Some(Op::Move { pod, uid, to, epoch: written })
     }
 

@@ -10,7 +10,6 @@
 
 mod clients;
 mod cluster;
-mod dice;
 mod events;
 mod judge;
 mod leaders;
@@ -21,11 +20,11 @@ mod router;
 mod store;
 
 use fleet::Millis;
+use testkit::dice::Dice;
 
 use self::{
     clients::Client,
     cluster::Cluster,
-    dice::Dice,
     events::{Agenda, Event},
     judge::Judge,
     leaders::Leader,
@@ -146,8 +145,8 @@ pub(crate) struct World {
 impl World {
     /// Lives through a world; notes what happens if that is wanted.
     pub(crate) fn live(settings: Settings, has_history: bool) -> Outcome {
-        let mut dice = Dice::new(settings.seed);
-        let weather = Weather { lost: dice.below(8), slow: dice.below(16), twice: dice.below(10) };
+        let mut dice = Dice(settings.seed);
+        let weather = Weather { lost: dice.roll(8), slow: dice.roll(16), twice: dice.roll(10) };
         let mut world = Self {
             pace: dice.between(20, 300),
             weather,
@@ -156,7 +155,7 @@ impl World {
             agenda: Agenda::default(),
             is_calm: false,
             store: Store::new(PODS, settings.failover, settings.sabotage),
-            routers: (0..2 + dice.below(2)).map(|_| Router::default()).collect(),
+            routers: (0..2 + dice.roll(2)).map(|_| Router::default()).collect(),
             attempts: 0,
             leaders: vec![Leader::default(), Leader::default()],
             holder: 0,
@@ -234,7 +233,7 @@ impl World {
             Event::DebtsDue { router } => self.debts_due(router),
             Event::RouterDies { router } => {
                 let pause = self.dice.between(5_000, 60_000);
-                let next = self.dice.below(self.routers.len());
+                let next = self.dice.roll(self.routers.len());
                 self.at(self.now + pause, Event::RouterDies { router: next });
                 if !self.is_calm {
                     self.router_dies(router);

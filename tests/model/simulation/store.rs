@@ -4,8 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use fleet::{
-    Allocate, Change, Claim, Claimant, Departure, Edit, Fleet, Found, Millis, MoveRefused,
-    NotReleased, PodFacts, PodOrigin, PodWriter, Release, Removed, Renew,
+    Allocate, Change, Departure, Edit, Fleet, Found, Millis, MoveRefused, NotReleased, PodFacts,
+    Release, Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Origin, Tiers},
 };
@@ -16,6 +16,8 @@ use super::{
     cluster::Seen,
     requests::{Answer, Op},
 };
+
+use crate::terms::{begin_term, writer};
 
 const TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
     "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
@@ -338,21 +340,6 @@ impl Store {
         self.facts.fleet.replay(serde_json::from_value(facts).expect("a call"));
         Answer::Given { pod, is_shared: pool == "pool:basic", is_new: true }
     }
-}
-
-/// A leader of a term; without one it writes with whatever epoch is in force, as one that
-/// nothing fences would.
-fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
-    let origin = &PodOrigin::List;
-    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
-    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
-    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
-}
-
-/// The leader of a new term makes itself known.
-fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
-    let by = Claimant::Leader { epoch: Some(epoch) };
-    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

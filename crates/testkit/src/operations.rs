@@ -1,5 +1,6 @@
 //! What may happen to a fleet, by the roll of a die.
 
+use super::dice::Dice;
 use fleet::{
     After, Allocate, Claim, Claimant, Fleet, Hold, PodOrigin, Signed,
     names::{CallSid, MerchantId, PodName},
@@ -52,18 +53,7 @@ pub const MERCHANTS: [Option<&str>; 24] = [
 pub const PINS: [Option<&str>; 5] =
     [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
 
-/// Small and good enough, and the same for ever.
-pub struct Dice(pub u64);
-
 impl Dice {
-    pub fn roll(&mut self, sides: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        ((z ^ (z >> 31)) % sides as u64) as usize
-    }
-
     pub fn pod(&mut self) -> PodName {
         format!("p{}", self.roll(7)).parse().unwrap()
     }
