@@ -34,7 +34,12 @@ fn a_repeated_allocation_does_not_renew() {
 fn a_pod_renews_all_its_calls_and_learns_which_are_gone() {
     let router = Router::start(&[("LEASE_TTL", "2s")]);
     // For one lease a router that began empty believes its pods.
-    thread::sleep(Duration::from_millis(2_100));
+    eventually(Duration::from_secs(4), "the router believes pods no more", || {
+        let renew = json!({"pod_name": "voice-agent-0", "call_sids": ["CA0"]});
+        let is_unknown = router.post("/api/v1/renew", renew).1["unknown"] == json!(["CA0"]);
+        router.release("CA0");
+        is_unknown
+    });
     let pod = router.allocate("CA1")["pod_name"].clone();
     router.allocate("CA2");
     let (status, answer) =

@@ -10,6 +10,7 @@ pub mod dice;
 pub mod disk;
 pub mod events;
 pub mod kube;
+mod log;
 pub mod measurement;
 pub mod nginx;
 pub mod operations;
@@ -37,6 +38,7 @@ use std::{
 use serde_json::{Value, json};
 
 pub use self::{
+    log::Log,
     process::Process,
     raw::{Answer, Connection},
 };
@@ -133,6 +135,16 @@ pub struct Router {
 
 impl Router {
     pub fn start(settings: &[(&str, &str)]) -> Self {
+        Self::start_on_free_ports(settings, Stdio::inherit)
+    }
+
+    /// A router whose log the test reads.
+    pub fn start_logged(settings: &[(&str, &str)]) -> (Self, Log) {
+        let log = Log::create();
+        (Self::start_on_free_ports(settings, || log.sink()), log)
+    }
+
+    fn start_on_free_ports(settings: &[(&str, &str)], log: impl Fn() -> Stdio) -> Self {
         loop {
             let (api, metrics) = (free_port().to_string(), free_port().to_string());
             let mut all = vec![
@@ -142,7 +154,8 @@ impl Router {
             ];
             all.extend(settings);
             let mut command = program(&all);
-            if let Some(router) = Self::try_start(command.stdout(Stdio::null()), &all) {
+            if let Some(router) = Self::try_start(command.stdout(Stdio::null()).stderr(log()), &all)
+            {
                 return router;
             }
             // Another program may have taken a port since; nothing else is excused.
