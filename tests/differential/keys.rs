@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 
 use fleet::{PodStatus, names::Pool, tiers::Kind};
 
-use crate::compare::World;
+use crate::compare::Pair;
 use testkit::snapshot::Snapshot;
 
-impl World {
+impl Pair {
     /// Whether they say what the fleet says.
     pub(super) fn keys_agree(&mut self) -> Result<(), String> {
         let keys = Snapshot::read(&mut self.plain, "voice:")?;

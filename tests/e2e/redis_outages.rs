@@ -393,9 +393,10 @@ fn a_renewal_right_after_a_wipe_is_not_told_that_its_call_is_unknown() {
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     let (status, answer) =
         router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]}));
-    assert_eq!(status, 503, "{answer}");
-    eventually(Duration::from_secs(3), "the call is registered again", || {
-        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["registered"]
-            == json!(["CA1"])
+    // (the router may have found out by itself, and filled Redis again)
+    assert!(status == 503 || answer["registered"] == json!(["CA1"]), "{status}: {answer}");
+    eventually(Duration::from_secs(3), "the call is known again", || {
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["renewed"]
+            == 1
     });
 }

@@ -5,6 +5,8 @@ pub mod assignment;
 mod fleet;
 pub mod merchant;
 pub mod names;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tiers;
 
 pub use self::fleet::*;

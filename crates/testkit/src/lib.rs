@@ -6,14 +6,12 @@ pub mod certificates;
 pub mod clock;
 pub mod cluster;
 pub mod collector;
-pub mod dice;
 pub mod disk;
 pub mod events;
 pub mod kube;
 mod log;
 pub mod measurement;
 pub mod nginx;
-pub mod operations;
 mod preload;
 mod process;
 pub mod provider;
@@ -36,6 +34,8 @@ use std::{
 };
 
 use serde_json::{Value, json};
+
+pub use fleet::testing::{dice, invariants, operations};
 
 pub use self::{
     log::Log,
