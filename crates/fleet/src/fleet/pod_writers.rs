@@ -22,7 +22,7 @@ pub enum PodOrigin {
 
 impl PodOrigin {
     /// Whether pods of this origin may be written where `owner` has written before.
-    fn may_follow(&self, owner: &Self) -> bool {
+    pub(super) fn may_follow(&self, owner: &Self) -> bool {
         let is_cluster = matches!(self, Self::Kubernetes { .. });
         self == owner || is_cluster && *owner == Self::Kubernetes { namespace: String::new() }
     }
@@ -131,7 +131,7 @@ pub(super) struct PodList {
 impl Fleet {
     /// The origin of the pods in the store. A store with an epoch and without an origin was
     /// written by a leader of an earlier version.
-    fn owner(&self) -> Option<PodOrigin> {
+    pub(super) fn owner(&self) -> Option<PodOrigin> {
         let earlier = || PodOrigin::Kubernetes { namespace: String::new() };
         self.origin.clone().or_else(|| (self.epoch > 0).then(earlier))
     }
@@ -169,7 +169,6 @@ impl Fleet {
             // The epoch rises, so that the origin before is fenced off.
             let epoch = self.epoch + 1;
             self.adopt_writer(PodWriter { origin, epoch });
-            self.list = None;
         }
         match &claim.by {
             Claimant::Leader { epoch: None } => {}
