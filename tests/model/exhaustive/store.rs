@@ -12,8 +12,8 @@ use serde_json::json;
 
 use super::{CALLS, PODS, state::Seen};
 use crate::{
+    common::{begin_term, facts_in_order, writer},
     simulation::Sabotage,
-    terms::{begin_term, writer},
 };
 
 /// Time stands still; a lease ends when that is what happens next.
@@ -137,9 +137,8 @@ impl Stores {
     }
 
     fn number(&mut self, fleet: &Fleet, attempts: [u8; CALLS]) -> u16 {
-        let mut facts: Vec<(u8, String, Change)> = fleet.facts().into_iter().map(ranked).collect();
-        facts.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        let key = (facts.iter().map(|(_, text, _)| text.clone()).collect(), attempts);
+        let facts = facts_in_order(fleet);
+        let key = (facts.iter().map(|(text, _)| text.clone()).collect(), attempts);
         if let Some(number) = self.numbers.get(&key) {
             return *number;
         }
@@ -152,7 +151,7 @@ impl Stores {
         for (pod, name) in self.pods.iter().enumerate() {
             pods[pod] = fleet.pod(name).map(|it| seen(&it.facts));
         }
-        let facts = facts.into_iter().map(|(_, _, change)| change).collect();
+        let facts = facts.into_iter().map(|(_, change)| change).collect();
         self.known.push(Known { facts, attempts, calls, pods });
         self.numbers.insert(key, number);
         number
@@ -268,16 +267,6 @@ impl Stores {
             }
         }
     }
-}
-
-fn ranked(change: Change) -> (u8, String, Change) {
-    let rank = match &change {
-        Change::Pod { .. } => 1,
-        Change::Home { .. } | Change::Draining { .. } => 2,
-        Change::Call { .. } => 3,
-        _ => 0,
-    };
-    (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
 }
 
 fn taken(is_taken: bool) -> Answer {

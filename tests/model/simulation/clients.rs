@@ -4,7 +4,7 @@
 use fleet::Millis;
 
 use super::{
-    LEASE, World,
+    LEASE, Simulation,
     events::Event,
     requests::{Answer, Op},
     router::Asker,
@@ -35,7 +35,7 @@ pub(super) struct Client {
     released: u8,
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn call_begins(&mut self) {
         if self.is_calm {
             return;
@@ -98,7 +98,7 @@ impl World {
             }
             Turn::Releases => {
                 self.clients[call as usize].released += 1;
-                self.judge.release_sent(call, self.now);
+                self.promises.release_sent(call, self.now);
                 let pod = client.pod.filter(|_| self.dice.percent(70));
                 let router = self.dice.roll(self.routers.len());
                 self.client_says(router, Op::Release { call, pod, stems_from: None });
@@ -120,7 +120,7 @@ impl World {
     pub(crate) fn client_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         let Some(call) = op.call() else { return };
         self.note(op.pod(), Some(call), || format!("client: heard of {op:?}: {answer:?}"));
-        self.judge.client_hears(sent, &op, answer.as_ref(), self.now);
+        self.promises.client_hears(sent, &op, answer.as_ref(), self.now);
         match (&op, answer) {
             (Op::Allocate { .. }, Some(Answer::Given { pod, is_new, .. })) => {
                 self.connected(call, pod, is_new);
@@ -186,7 +186,7 @@ impl World {
         let op = if self.dice.percent(60) {
             Op::Drain { pod, ttl: self.dice.between(300, super::LONGEST_DRAIN) }
         } else {
-            self.judge.undrain_sent(pod, self.now);
+            self.promises.undrain_sent(pod, self.now);
             Op::Undrain { pod }
         };
         self.note(Some(pod), None, || format!("operator: to r{router}: {op:?}"));
@@ -199,7 +199,7 @@ impl World {
     pub(crate) fn operator_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         if let (Op::Drain { pod, .. }, Some(Answer::Drained { until })) = (&op, answer) {
             self.note(Some(*pod), None, || format!("operator: p{pod} drains until {until}"));
-            self.judge.drained(*pod, sent, until, self.now);
+            self.promises.drained(*pod, sent, until, self.now);
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The cluster: pods appear, become ready and unready, restart, terminate, vanish,
 //! and come back under the same name with another UID.
 
-use super::{World, events::Event};
+use super::{Simulation, events::Event};
 use testkit::dice::Dice;
 
 /// What the cluster says of a pod.
@@ -80,7 +80,7 @@ impl Cluster {
     }
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn cluster_turns(&mut self, pod: usize) {
         if self.is_calm {
             return;
@@ -95,7 +95,7 @@ impl World {
     pub(crate) fn tell_leaders(&mut self, pod: usize) {
         let slot = self.cluster.slots[pod];
         self.note(Some(pod), None, || format!("cluster: p{pod} is {:?}", slot.seen));
-        self.judge.pod_changes(pod, slot.seen.map(|seen| seen.life()));
+        self.promises.pod_changes(pod, slot.seen.map(|seen| seen.life()));
         for leader in 0..self.leaders.len() {
             let delay = self.dice.between(1, 60);
             self.at(self.now + delay, Event::Watch { leader, pod, slot });

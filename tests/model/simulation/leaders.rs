@@ -1,7 +1,7 @@
 //! Leaders: one is in office, and the one before may not know yet.
 
 use super::{
-    Sabotage, World,
+    Sabotage, Simulation,
     cluster::{Seen, Slot},
     events::Event,
     requests::{Answer, Op},
@@ -37,7 +37,7 @@ impl Leader {
     }
 }
 
-impl World {
+impl Simulation {
     /// The lease goes to a leader, and with it a higher epoch.
     pub(crate) fn election(&mut self) {
         let before = self.holder;
@@ -96,7 +96,7 @@ impl World {
             Op::Epoch { epoch }
         };
         self.leaders[leader].is_busy = true;
-        let is_replaced = self.judge.is_replaced(epoch);
+        let is_replaced = self.promises.is_replaced(epoch);
         self.ask(leader, Asker::Leader { leader, epoch, is_replaced }, op);
     }
 
@@ -129,7 +129,7 @@ impl World {
         let is_taken = matches!(answer, Some(Answer::Taken | Answer::NotThere))
             && !matches!(op, Op::Uid { .. });
         if is_taken {
-            self.judge.leader_wrote(&op, epoch, is_replaced, self.now);
+            self.promises.leader_wrote(&op, epoch, is_replaced, self.now);
         }
         let it = &mut self.leaders[leader];
         if it.epoch != Some(epoch) {

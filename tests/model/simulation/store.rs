@@ -17,7 +17,7 @@ use super::{
     requests::{Answer, Op},
 };
 
-use crate::terms::{begin_term, writer};
+use crate::common::{begin_term, facts_in_order, writer};
 
 const TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
     "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
@@ -54,23 +54,9 @@ impl Facts {
 
     fn copy(&self) -> Self {
         let mut fleet = Fleet::new(self.fleet.tiers().clone(), 0);
-        let mut facts: Vec<(u8, String, Change)> =
-            self.fleet.facts().into_iter().map(rank).collect();
-        // The fleet gives its facts in no order; a seed has to repeat itself.
-        facts.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        facts.into_iter().for_each(|(_, _, change)| fleet.replay(change));
+        facts_in_order(&self.fleet).into_iter().for_each(|(_, change)| fleet.replay(change));
         Self { fleet, attempts: self.attempts.clone() }
     }
-}
-
-fn rank(change: Change) -> (u8, String, Change) {
-    let rank = match &change {
-        Change::Pod { .. } => 1,
-        Change::Home { .. } | Change::Draining { .. } | Change::Health { .. } => 2,
-        Change::Call { .. } => 3,
-        _ => 0,
-    };
-    (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
 }
 
 pub(super) struct Store {

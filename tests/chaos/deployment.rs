@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fleet::tiers::{Origin, Tiers};
 use serde_json::{Value, json};
 
 use super::{
@@ -42,7 +43,8 @@ pub(crate) struct Seat {
     broken: Option<(&'static str, Broken)>,
 }
 
-pub(crate) struct World {
+/// Routers, a store, a cluster, and the network between them.
+pub(crate) struct Deployment {
     pub history: History,
     pub kube: Kube,
     pub store: Mutex<Backend>,
@@ -62,7 +64,12 @@ pub(crate) struct World {
     calls: AtomicUsize,
 }
 
-impl World {
+impl Deployment {
+    /// The tiers that all routers begin with.
+    pub(crate) fn tiers(&self) -> Tiers {
+        Tiers::parse(&self.settings["TIER_CONFIG"], Origin::Settings).expect("a tier table").0
+    }
+
     /// What a caller who asked at that time hears of an answer: of one that Redis may forget,
     /// nothing, when it is over.
     pub(crate) fn heard(
@@ -98,7 +105,7 @@ impl World {
         let seats = (0..ROUTERS)
             .map(|number| Seat::new(number, cell.name, broken, &store, &kube, &settings))
             .collect();
-        let world = Self {
+        let deployment = Self {
             history: History::new(),
             kube,
             store: Mutex::new(store),
@@ -113,16 +120,16 @@ impl World {
             calls: AtomicUsize::new(0),
         };
         if broken.is_some_and(|broken| broken.is_procedure()) {
-            world.store().fill(&world.pods());
+            deployment.store().fill(&deployment.pods());
         }
-        for seat in &world.seats {
+        for seat in &deployment.seats {
             seat.start();
         }
         let until = Instant::now() + Duration::from_secs(60);
         let is_there = || {
             // (who answers may be a stranger on our port)
-            world.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
-                && (world.seats[0].is_procedure() || world.knows_all_pods())
+            deployment.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
+                && (deployment.seats[0].is_procedure() || deployment.knows_all_pods())
         };
         while !is_there() {
             if Instant::now() > until {
@@ -130,10 +137,10 @@ impl World {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        if !world.seats[0].is_procedure() && !world.put_merchant() {
+        if !deployment.seats[0].is_procedure() && !deployment.put_merchant() {
             return Err("no merchant".into());
         }
-        Ok(world)
+        Ok(deployment)
     }
 
     /// What an operator does at the start, and again when Redis has lost everything.
