@@ -343,14 +343,16 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_scripts_and_the_model_agree_on_everything() {
     let (seed, operations) =
         (number("DIFFERENTIAL_SEED", unix_millis()), number("DIFFERENTIAL_OPS", 20_000));
     println!("DIFFERENTIAL_SEED={seed} DIFFERENTIAL_OPS={operations}");
-    let worlds = 4;
-    for world in 0..worlds {
-        let outcome = compare(seed + world, (operations / worlds) as usize, Scripts::default).await;
-        outcome.unwrap_or_else(|error| panic!("{error}"));
+    let pairs = 4;
+    let compared = (0..pairs).map(|number| {
+        tokio::spawn(compare(seed + number, (operations / pairs) as usize, Scripts::default))
+    });
+    for pair in compared.collect::<Vec<_>>() {
+        pair.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
     }
 }
