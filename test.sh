@@ -66,7 +66,7 @@ step() {
   printf '== took %s s\n' $((SECONDS - began))
 }
 # Tests wait more than they compute.
-threads=$((3 * $(nproc)))
+threads=$((4 * $(nproc)))
 router() { step cargo test --locked --package smart-router "$@"; }
 
 if [ $run = one ]; then

@@ -35,7 +35,7 @@ struct Cost {
     time: f64,
 }
 
-struct World {
+struct GrowingStore {
     server: RedisServer,
     store: Arc<Redis>,
     next: usize,
@@ -65,7 +65,7 @@ fn tiers(strategy: &str) -> Tiers {
     Tiers::parse(&text, Origin::Settings).unwrap().0
 }
 
-impl World {
+impl GrowingStore {
     async fn new(pods: usize) -> Self {
         Self::with_scripts(pods, Scripts::default()).await
     }
@@ -76,9 +76,9 @@ impl World {
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
         let (live, waiting) = Default::default();
-        let world = Self { server, store, next: 0, live, waiting };
-        world.fill(0, pods).await;
-        world
+        let store = Self { server, store, next: 0, live, waiting };
+        store.fill(0, pods).await;
+        store
     }
 
     async fn apply(&self, tiers: &Tiers) {
@@ -263,9 +263,9 @@ impl World {
 /// on both; the lower quartile of each counts.
 async fn flat(
     what: &str,
-    small: &mut World,
-    large: &mut World,
-    measure: impl AsyncFn(&mut World) -> Cost,
+    small: &mut GrowingStore,
+    large: &mut GrowingStore,
+    measure: impl AsyncFn(&mut GrowingStore) -> Cost,
 ) {
     let mut costs = [Vec::new(), Vec::new()];
     for _ in 0..ROUNDS {
@@ -300,16 +300,20 @@ fn lower_quartiles(costs: Vec<Cost>) -> Cost {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_release_costs_the_same_with_ten_thousand_calls_waiting() {
     let pods = 2 * AT_ONCE;
-    let mut worlds = [World::new(pods).await, World::new(pods).await, World::new(pods).await];
+    let mut stores = [
+        GrowingStore::new(pods).await,
+        GrowingStore::new(pods).await,
+        GrowingStore::new(pods).await,
+    ];
     let exclusive = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
-    for (world, waiting) in worlds.iter_mut().zip([0, AT_ONCE, 10_000]) {
-        world.apply(&exclusive).await;
-        world.let_wait(pods, waiting).await;
+    for (store, waiting) in stores.iter_mut().zip([0, AT_ONCE, 10_000]) {
+        store.apply(&exclusive).await;
+        store.let_wait(pods, waiting).await;
     }
     let mut costs = [Vec::new(), Vec::new(), Vec::new()];
     for _ in 0..30 {
-        for (world, costs) in worlds.iter_mut().zip(&mut costs) {
-            costs.push(world.handing_over().await);
+        for (store, costs) in stores.iter_mut().zip(&mut costs) {
+            costs.push(store.handing_over().await);
         }
     }
     let [nobody, few, many] = costs.map(lower_quartiles);
@@ -319,20 +323,20 @@ async fn a_release_costs_the_same_with_ten_thousand_calls_waiting() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
-    let (mut few, mut many) = (World::new(FEW).await, World::new(MANY).await);
-    let mut busy = World::new(MANY).await;
+    let (mut few, mut many) = (GrowingStore::new(FEW).await, GrowingStore::new(MANY).await);
+    let mut busy = GrowingStore::new(MANY).await;
     for strategy in ["spread", "pack"] {
         few.apply(&tiers(strategy)).await;
         many.apply(&tiers(strategy)).await;
         let what = format!("allocate, {strategy}, {FEW} and {MANY} pods");
-        flat(&what, &mut few, &mut many, World::allocation).await;
+        flat(&what, &mut few, &mut many, GrowingStore::allocation).await;
     }
     many.apply(&tiers("spread")).await;
     busy.allocate(CALLS, 900_000).await;
     let what = format!("allocate, 0 and {CALLS} live calls");
-    flat(&what, &mut many, &mut busy, World::allocation).await;
+    flat(&what, &mut many, &mut busy, GrowingStore::allocation).await;
     let what = "sweep of one dead call, few of everything and many";
-    flat(what, &mut few, &mut busy, World::sweep).await;
+    flat(what, &mut few, &mut busy, GrowingStore::sweep).await;
     busy.fill(MANY, MOST).await;
     let store = &busy.store;
     let audit = async {
@@ -346,8 +350,8 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_is_one_command_more_for_an_allocation() {
-    let mut silent = World::with_scripts(FEW, Scripts::keeping(0)).await;
-    let mut telling = World::with_scripts(FEW, Scripts::keeping(20_000)).await;
+    let mut silent = GrowingStore::with_scripts(FEW, Scripts::keeping(0)).await;
+    let mut telling = GrowingStore::with_scripts(FEW, Scripts::keeping(20_000)).await;
     // A log that is full is trimmed at every turn.
     for _ in 0..60 {
         telling.allocation().await;

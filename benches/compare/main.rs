@@ -11,8 +11,10 @@ use smart_router::tools::load::{Arrivals, Format, Plan, Report, Target, run};
 
 use self::results::{print_head, print_row, ratios, redis_cost, write_down};
 use testkit::{
+    Process,
     baseline::Kind,
-    parts::{Process, delayed, free_port, machine, redis_server, wait_for},
+    free_port,
+    measurement::{delayed, machine, redis_server, wait_for},
 };
 
 /// Who is measured.

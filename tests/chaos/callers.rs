@@ -11,11 +11,11 @@ use std::{
 use serde_json::{Value, json};
 
 use super::{
+    deployment::{Deployment, ROUTERS},
     history::{Outcome, Said, What},
     http::{self, Answer, Failure},
-    world::{ROUTERS, World},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// How long callers wait for a pod, where they do.
 pub(crate) const WAIT: Duration = Duration::from_secs(1);
@@ -101,7 +101,7 @@ const RENEWAL: Duration = Duration::from_millis(400);
 const FORMATS: usize = 4;
 
 pub(crate) struct Caller<'a> {
-    pub world: &'a World,
+    pub deployment: &'a Deployment,
     pub style: Style,
     pub dice: Dice,
     /// Only what the older procedure understands.
@@ -113,7 +113,7 @@ pub(crate) struct Caller<'a> {
 impl Caller<'_> {
     /// Places calls until the run is over.
     pub(crate) fn run(&mut self) {
-        while !self.world.is_over.load(Ordering::Relaxed) {
+        while !self.deployment.is_over.load(Ordering::Relaxed) {
             self.one_call();
             let rest = self.dice.roll(self.style.rest + 1) as u64;
             thread::sleep(Duration::from_millis(rest));
@@ -125,16 +125,16 @@ impl Caller<'_> {
     }
 
     fn one_call(&mut self) {
-        let call = self.world.new_call();
+        let call = self.deployment.new_call();
         if let Some(odd) = self.style.odd {
             self.odd_request(odd);
         }
         if self.is_one_of(self.style.early) {
-            let pods = self.world.pods();
+            let pods = self.deployment.pods();
             let pod = pods[self.dice.roll(pods.len())].clone();
             self.release_once(&call, Some(&pod));
         }
-        if self.is_one_of(self.style.impatient) && self.world.is_slow() {
+        if self.is_one_of(self.style.impatient) && self.deployment.is_slow() {
             self.hang_up(&call);
             return;
         }
@@ -150,19 +150,19 @@ impl Caller<'_> {
             }
             return;
         };
-        let generation = self.world.generation(&pod);
+        let generation = self.deployment.generation(&pod);
         let is_replayed = self.is_one_of(self.style.replays);
         if is_replayed {
             self.ask(&call, false);
         }
         if self.is_one_of(self.style.late) {
             // Its agent has forgotten it, and remembers late.
-            thread::sleep(self.world.setting("LEASE_TTL") + Duration::from_millis(1_200));
+            thread::sleep(self.deployment.setting("LEASE_TTL") + Duration::from_millis(1_200));
             self.release_once(&call, Some(&pod));
             return;
         }
         self.hold(&call, &pod);
-        if self.world.generation(&pod) != generation {
+        if self.deployment.generation(&pod) != generation {
             // Its agent has gone with its pod. Who asked again may have been given another.
             if is_twin || is_replayed {
                 self.hang_up_for_good(&call);
@@ -186,21 +186,21 @@ impl Caller<'_> {
         let time =
             Duration::from_millis(least + self.dice.roll((most - least + 1) as usize) as u64);
         let (began, mut renewed) = (Instant::now(), Instant::now());
-        let interval = (self.world.setting("LEASE_TTL") / 4).min(RENEWAL);
-        while began.elapsed() < time && !self.world.is_over.load(Ordering::Relaxed) {
+        let interval = (self.deployment.setting("LEASE_TTL") / 4).min(RENEWAL);
+        while began.elapsed() < time && !self.deployment.is_over.load(Ordering::Relaxed) {
             thread::sleep((time - began.elapsed().min(time)).min(Duration::from_millis(50)));
             if self.style.renews && renewed.elapsed() > interval && !self.is_plain {
                 renewed = Instant::now();
-                let at = self.world.history.now();
+                let at = self.deployment.history.now();
                 let pod = self.is_one_of(50).then(|| pod.to_owned());
                 let mut body = json!({"call_sid": call});
                 if let Some(pod) = &pod {
                     body["pod_name"] = json!(pod);
                 }
                 let answer = http::post(self.router(), "/api/v1/renew", &body);
-                let answer = self.world.heard(at, answer);
+                let answer = self.deployment.heard(at, answer);
                 let what = What::Renew { call: call.into(), pod, said: said(&answer) };
-                self.world.history.note(at, what);
+                self.deployment.history.note(at, what);
             }
             if self.is_one_of(30) {
                 self.look_up(call);
@@ -212,7 +212,7 @@ impl Caller<'_> {
     fn pick(&mut self) -> usize {
         loop {
             let router = self.dice.roll(ROUTERS);
-            if !self.world.is_asleep(router) {
+            if !self.deployment.is_asleep(router) {
                 return router;
             }
         }
@@ -220,7 +220,7 @@ impl Caller<'_> {
 
     fn router(&mut self) -> SocketAddr {
         let router = self.pick();
-        self.world.seats[router].address
+        self.deployment.seats[router].address
     }
 
     /// Asks as providers do: a failure is tried again elsewhere.
@@ -262,10 +262,10 @@ impl Caller<'_> {
     /// Asks for a pod once, in some provider's way.
     pub(crate) fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
         let router = self.pick();
-        let to = self.world.seats[router].address;
+        let to = self.deployment.seats[router].address;
         let format = if self.is_plain || self.style.waits { 0 } else { self.dice.roll(FORMATS) };
         let query = if merchant { "?merchant_id=acme" } else { "" };
-        let began = self.world.history.now();
+        let began = self.deployment.history.now();
         let answer = match format {
             0 if merchant => http::post(
                 to,
@@ -292,7 +292,7 @@ impl Caller<'_> {
                 http::get(to, &format!("/api/v1/exotel/allocate?CallSid={call}{query}"))
             }
         };
-        let outcome = match self.world.heard(began, answer) {
+        let outcome = match self.deployment.heard(began, answer) {
             // (the older procedure says no more when it has no pod)
             Ok(answer) if self.is_plain && answer.status == 503 => Outcome::Refused(503),
             Ok(answer) => read(format, &answer),
@@ -300,7 +300,7 @@ impl Caller<'_> {
         };
         self.is_unsure |= matches!(outcome, Outcome::Failed(Failure::Unheard));
         let what = What::Allocate { call: call.into(), router, outcome: outcome.clone() };
-        self.world.history.note(began, what);
+        self.deployment.history.note(began, what);
         outcome
     }
 
@@ -312,7 +312,7 @@ impl Caller<'_> {
                 "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
             let _ = write!(line, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
             thread::sleep(Duration::from_millis(self.dice.roll(30) as u64));
-            if !self.world.is_slow() {
+            if !self.deployment.is_slow() {
                 // The answer may be there before we are gone; then it has to be heard.
                 let _ = line.read(&mut [0; 1]);
                 self.hang_up_for_good(call);
@@ -334,16 +334,16 @@ impl Caller<'_> {
         if self.is_plain {
             return;
         }
-        let began = self.world.history.now();
+        let began = self.deployment.history.now();
         let answer = http::get(self.router(), &format!("/api/v1/calls/{call}"));
-        if let Ok(answer) = self.world.heard(began, answer) {
+        if let Ok(answer) = self.deployment.heard(began, answer) {
             let found: Value = serde_json::from_str(&answer.body).unwrap_or_default();
             let found = match answer.status {
                 200 => found["pod_name"].as_str().map(str::to_owned),
                 404 => None,
                 _ => return,
             };
-            self.world.history.note(began, What::LookUp { call: call.into(), found });
+            self.deployment.history.note(began, What::LookUp { call: call.into(), found });
         }
     }
 
@@ -360,23 +360,23 @@ impl Caller<'_> {
     }
 
     fn release_once(&mut self, call: &str, pod: Option<&str>) -> Said {
-        let began = self.world.history.now();
+        let began = self.deployment.history.now();
         let mut body = json!({"call_sid": call});
         if let Some(pod) = pod {
             body["pod_name"] = json!(pod);
         }
         let answer = http::post(self.router(), "/api/v1/release", &body);
-        let said = said(&self.world.heard(began, answer));
-        self.world.history.note(began, What::Release { call: call.into(), said });
+        let said = said(&self.deployment.heard(began, answer));
+        self.deployment.history.note(began, What::Release { call: call.into(), said });
         said
     }
 
     /// A request that must be refused in good order, and soon.
     fn odd_request(&mut self, odd: Odd) {
         let router = self.pick();
-        let to = self.world.seats[router].address;
-        let began = self.world.history.now();
-        let call = self.world.new_call();
+        let to = self.deployment.seats[router].address;
+        let began = self.deployment.history.now();
+        let call = self.deployment.new_call();
         let wrong = match odd {
             Odd::Malformed => {
                 let bodies: [&[u8]; 6] = [
@@ -433,7 +433,7 @@ impl Caller<'_> {
             }
         };
         let (what, router) = (format!("{odd:?} request"), Some(router));
-        self.world.history.note(began, What::Other { what, router, wrong });
+        self.deployment.history.note(began, What::Other { what, router, wrong });
     }
 }
 

@@ -7,16 +7,17 @@ use super::{
     cell::{Broken, Cell},
     census::SOON,
     crowd,
+    deployment::ROUTERS,
     faults::{
         expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, kill_leader,
         lose_primary, mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock,
         some_pod, two_leaders,
     },
     history::What,
-    proxy::Moment,
     store::{INSIDE, Kind},
-    world::ROUTERS,
 };
+
+use testkit::proxy::Moment;
 
 const OWNERSHIP: Broken = Broken::Edit(&[(
     "    if stems_from ~= '' then return {'not_found', now} end\n",
@@ -136,8 +137,8 @@ pub(crate) static CELLS: [Cell; 38] = [
         style: Style { long: 30, ..USUAL },
         fault: |scene| {
             scene.pause(200, 400);
-            scene.world.history.fault("Redis is killed");
-            scene.world.store().restart();
+            scene.deployment.history.fault("Redis is killed");
+            scene.deployment.store().restart();
             scene.pause(300, 500);
         },
         ..PLAIN
@@ -149,9 +150,9 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             scene.pause(200, 400);
             // What is on its way then may still be from before.
-            scene.world.history.note(scene.world.history.now(), What::Wiped);
-            scene.world.store().restart();
-            scene.world.history.note(scene.world.history.now(), What::Wiped);
+            scene.deployment.history.note(scene.deployment.history.now(), What::Wiped);
+            scene.deployment.store().restart();
+            scene.deployment.history.note(scene.deployment.history.now(), What::Wiped);
             scene.pause(1_300, 1_500);
         },
         ..PLAIN
@@ -164,10 +165,10 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             for _ in 0..2 {
                 scene.pause(200, 400);
-                scene.world.history.fault("Redis stops");
-                scene.world.store().servers[0].signal("STOP");
+                scene.deployment.history.fault("Redis stops");
+                scene.deployment.store().servers[0].signal("STOP");
                 scene.pause(2_000, 3_000);
-                scene.world.store().servers[0].signal("CONT");
+                scene.deployment.store().servers[0].signal("CONT");
             }
         },
         ..PLAIN
@@ -195,7 +196,7 @@ pub(crate) static CELLS: [Cell; 38] = [
             lose_primary(scene, "the primary sleeps", |store| store.servers[0].signal("STOP"));
             is_replaced(scene);
             scene.pause(1_000, 2_000);
-            scene.world.store().servers[0].signal("CONT");
+            scene.deployment.store().servers[0].signal("CONT");
             follows(scene);
         },
         broken: Broken::NoSentinel,
@@ -209,11 +210,11 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             scene.pause(200, 400);
             lose_primary(scene, "the primary is cut off", |store| {
-                store.proxies[0].set(|faults| faults.cut = Some(INSIDE));
+                store.proxies[0].cut_from(INSIDE);
             });
             is_replaced(scene);
             scene.pause(1_000, 2_000);
-            scene.world.store().proxies[0].heal();
+            scene.deployment.store().proxies[0].heal();
             follows(scene);
         },
         broken: Broken::NoSentinel,
@@ -225,10 +226,10 @@ pub(crate) static CELLS: [Cell; 38] = [
         says: "50–2,000 ms to Redis",
         fault: |scene| {
             scene.pause(200, 400);
-            scene.world.history.fault("the network is slow");
+            scene.deployment.history.fault("the network is slow");
             for (least, most) in [(50, 250), (100, 500), (50, 2_000)] {
                 let limits = (Duration::from_millis(least), Duration::from_millis(most));
-                for seat in &scene.world.seats {
+                for seat in &scene.deployment.seats {
                     seat.to_redis.set(|faults| faults.delay = Some(limits));
                 }
                 scene.pause(600, 800);
@@ -244,8 +245,8 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             for _ in 0..12 {
                 scene.pause(20, 200);
-                scene.world.history.fault("a line is reset");
-                scene.world.seats[scene.roll(ROUTERS)].to_redis.reset();
+                scene.deployment.history.fault("a line is reset");
+                scene.deployment.seats[scene.roll(ROUTERS)].to_redis.reset();
             }
         },
         ..PLAIN
@@ -255,9 +256,9 @@ pub(crate) static CELLS: [Cell; 38] = [
         says: "what is sent to Redis arrives long after",
         fault: |scene| {
             scene.pause(200, 400);
-            let seat = &scene.world.seats[scene.roll(ROUTERS)];
-            scene.world.history.fault("a line stalls");
-            seat.to_redis.stall_lines();
+            let seat = &scene.deployment.seats[scene.roll(ROUTERS)];
+            scene.deployment.history.fault("a line stalls");
+            seat.to_redis.stall_connections();
             scene.pause(1_200, 1_800);
         },
         broken: Broken::Edit(&[(
@@ -273,9 +274,9 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: |scene| {
             for _ in 0..2 {
                 scene.pause(200, 400);
-                scene.world.history.fault("answers are lost");
+                scene.deployment.history.fault("answers are lost");
                 let lose = |lose| {
-                    for seat in &scene.world.seats {
+                    for seat in &scene.deployment.seats {
                         seat.to_redis.set(|faults| faults.lose_answers = lose);
                     }
                 };
@@ -293,7 +294,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         says: "callers hang up before the answer is there, and Redis is slow",
         style: Style { impatient: 50, clients: 10, ..USUAL },
         fault: |scene| {
-            for seat in &scene.world.seats {
+            for seat in &scene.deployment.seats {
                 // (longer than they wait)
                 let limits = (Duration::from_millis(40), Duration::from_millis(60));
                 seat.to_redis.set(|faults| faults.delay = Some(limits));
@@ -402,10 +403,10 @@ pub(crate) static CELLS: [Cell; 38] = [
         says: "events of the cluster never arrive",
         settings: &[("RECONCILE_INTERVAL", "2s")],
         fault: |scene| {
-            scene.world.kube.faults(|faults| faults.lose = true);
-            scene.world.history.fault("events are lost");
+            scene.deployment.kube.faults(|faults| faults.lose = true);
+            scene.deployment.history.fault("events are lost");
             replace_pods(scene, false);
-            scene.world.kube.faults(|faults| faults.lose = false);
+            scene.deployment.kube.faults(|faults| faults.lose = false);
         },
         broken: Broken::Settings(&[("RECONCILE_INTERVAL", "1h")]),
         broken_says: "pods are never compared with the cluster",
@@ -418,11 +419,11 @@ pub(crate) static CELLS: [Cell; 38] = [
             for _ in 0..3 {
                 scene.pause(100, 300);
                 let pod = some_pod(scene, "gold");
-                let was = scene.world.kube.pod(&pod);
-                scene.world.remove_pod(&pod);
+                let was = scene.deployment.kube.pod(&pod);
+                scene.deployment.remove_pod(&pod);
                 // With another UID and a newer resource version it looks like a new pod.
-                scene.world.kube.tell_again(was, scene.is_broken);
-                scene.world.add_pod(&scene.world.new_pod("gold"));
+                scene.deployment.kube.tell_again(was, scene.is_broken);
+                scene.deployment.add_pod(&scene.deployment.new_pod("gold"));
             }
             scene.pause(300, 500);
         },
@@ -446,8 +447,8 @@ pub(crate) static CELLS: [Cell; 38] = [
             for _ in 0..6 {
                 scene.pause(100, 250);
                 let pod = some_pod(scene, "gold");
-                scene.world.remove_pod_quietly(&pod);
-                scene.world.add_pod(&pod);
+                scene.deployment.remove_pod_quietly(&pod);
+                scene.deployment.add_pod(&pod);
             }
             scene.pause(300, 400);
         },
@@ -512,7 +513,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         says: "ten times what the store can take",
         settings: &[("LEASE_TTL", "2500ms")],
         style: Style { long: 60, ..USUAL },
-        fault: |scene| super::overload::flood(scene.world, scene.is_broken),
+        fault: |scene| super::overload::flood(scene.deployment, scene.is_broken),
         ..PLAIN
     },
 ];

@@ -1,7 +1,7 @@
 //! When all is well again: is every pod that is there given out, and no other?
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     thread,
     time::{Duration, Instant},
 };
@@ -10,12 +10,16 @@ use redis::Commands;
 use serde_json::{Value, json};
 
 use super::{
+    deployment::{Deployment, ROUTERS, cap},
     history::Violation,
     http,
     operators::undrain,
-    world::{ROUTERS, World, cap},
 };
-use testkit::{chance::Dice, snapshot::Snapshot};
+use testkit::{
+    dice::Dice,
+    invariants::{self, State},
+    snapshot::Snapshot,
+};
 
 /// Within which time after the faults every pod can be given out again.
 pub(crate) const SOON: Duration = Duration::from_secs(5);
@@ -33,7 +37,7 @@ struct Asked {
 }
 
 pub(crate) fn take(
-    world: &World,
+    deployment: &Deployment,
     cleared: Instant,
     allowed: Duration,
     is_procedure: bool,
@@ -41,28 +45,28 @@ pub(crate) fn take(
     let mut dice = Dice(7);
     // (nobody may have heard that the drain is over; others are left alone, because it
     // derives their views again)
-    for pod in world.drained() {
-        undrain(world, &pod, &mut dice);
+    for pod in deployment.drained() {
+        undrain(deployment, &pod, &mut dice);
     }
-    let (mut found, calls) = pods_are_given(world, cleared + allowed, is_procedure);
+    let (mut found, calls) = pods_are_given(deployment, cleared + allowed, is_procedure);
     if !is_procedure {
-        found.extend(count_is_right(world));
+        found.extend(count_is_right(deployment));
     }
     if found.is_empty() && !is_procedure {
-        found.extend(views_are_right(world, &calls));
+        found.extend(views_are_right(deployment, &calls));
     }
     for asked in &calls {
-        release(world, &asked.call);
+        release(deployment, &asked.call);
     }
     if found.is_empty() && !is_procedure {
-        found.extend(views_are_right(world, &[]));
+        found.extend(views_are_right(deployment, &[]));
     }
     found
 }
 
-fn release(world: &World, call: &str) {
+fn release(deployment: &Deployment, call: &str) {
     for number in 0..30 {
-        let to = world.seats[number % ROUTERS].address;
+        let to = deployment.seats[number % ROUTERS].address;
         let answer = http::post(to, "/api/v1/release", &json!({"call_sid": call}));
         if answer.is_ok_and(|answer| matches!(answer.status, 200 | 404)) {
             return;
@@ -74,7 +78,7 @@ fn release(world: &World, call: &str) {
 /// I4 (and I5, I9 for pods that are not there): what is given when everything is asked
 /// for. The calls that have it.
 fn pods_are_given(
-    world: &World,
+    deployment: &Deployment,
     until: Instant,
     is_procedure: bool,
 ) -> (Vec<Violation>, Vec<Asked>) {
@@ -82,15 +86,15 @@ fn pods_are_given(
     loop {
         round += 1;
         let began = Instant::now();
-        let pods = world.pods();
+        let pods = deployment.pods();
         let pods: Vec<&String> =
             pods.iter().filter(|pod| !is_procedure || !pod.starts_with("acme")).collect();
         let expected: BTreeMap<&str, usize> =
             pods.iter().map(|pod| (pod.as_str(), cap(pod))).collect();
-        let calls = ask_for_all(world, round, expected.values().sum(), is_procedure);
+        let calls = ask_for_all(deployment, round, expected.values().sum(), is_procedure);
         // The first leases may have ended before the last call asked: a pod that is given again
         // then is given rightly, and one that is not given may have had no chance.
-        let is_within_leases = began.elapsed() < world.setting("LEASE_TTL");
+        let is_within_leases = began.elapsed() < deployment.setting("LEASE_TTL");
         let mut given = BTreeMap::<&str, usize>::new();
         for asked in &calls {
             *given.entry(&asked.pod).or_default() += 1;
@@ -111,19 +115,24 @@ fn pods_are_given(
         }
         let is_over = Instant::now() > until;
         if is_over && (is_within_leases || Instant::now() > until + GIVE_UP) {
-            let mut found = nobodys(world, &calls);
+            let mut found = nobodys(deployment, &calls);
             found.extend(not_as_expected(&expected, &given));
             return (found, calls);
         }
         for asked in &calls {
-            release(world, &asked.call);
+            release(deployment, &asked.call);
         }
         thread::sleep(Duration::from_millis(100));
     }
 }
 
 /// Asks for one call more than there is room for; those that got a pod.
-fn ask_for_all(world: &World, round: usize, slots: usize, is_procedure: bool) -> Vec<Asked> {
+fn ask_for_all(
+    deployment: &Deployment,
+    round: usize,
+    slots: usize,
+    is_procedure: bool,
+) -> Vec<Asked> {
     let mut calls = Vec::new();
     for number in 0..=slots {
         let call = format!("census-{round}-{number}");
@@ -133,7 +142,8 @@ fn ask_for_all(world: &World, round: usize, slots: usize, is_procedure: bool) ->
             json!({"call_sid": call})
         };
         let at = Instant::now();
-        let answer = http::post(world.seats[number % ROUTERS].address, "/api/v1/allocate", &body);
+        let answer =
+            http::post(deployment.seats[number % ROUTERS].address, "/api/v1/allocate", &body);
         let Ok(answer) = answer else { continue };
         let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
         if let (200, Some(pod)) = (answer.status, body["pod_name"].as_str()) {
@@ -173,9 +183,9 @@ fn not_as_expected(
 }
 
 /// I4: calls that are live although nobody has them, each with what happened to it.
-fn nobodys(world: &World, known: &[Asked]) -> Vec<Violation> {
+fn nobodys(deployment: &Deployment, known: &[Asked]) -> Vec<Violation> {
     type Events = Vec<(String, Vec<String>)>;
-    let Some(mut redis) = world.store().connection() else { return Vec::new() };
+    let Some(mut redis) = deployment.store().connection() else { return Vec::new() };
     let mut read = redis::pipe();
     read.atomic().zrange("voice:calls", 0, -1);
     read.cmd("XRANGE").arg("voice:events").arg("-").arg("+");
@@ -196,18 +206,18 @@ fn nobodys(world: &World, known: &[Asked]) -> Vec<Violation> {
 
 /// I10: every router counts the calls there are. Leases may end meanwhile: a count that has
 /// changed is taken again.
-fn count_is_right(world: &World) -> Option<Violation> {
+fn count_is_right(deployment: &Deployment) -> Option<Violation> {
     let until = Instant::now() + COUNTED;
     let counts = || {
-        let count = |seat: &super::world::Seat| {
+        let count = |seat: &super::deployment::Seat| {
             let text =
                 http::get(seat.address, "/metrics").map_or(String::new(), |answer| answer.body);
             let line = text.lines().find(|line| line.starts_with("smart_router_active_calls "));
             line.and_then(|line| line.rsplit(' ').next()?.parse::<usize>().ok())
         };
-        world.seats.iter().map(count).collect::<Vec<_>>()
+        deployment.seats.iter().map(count).collect::<Vec<_>>()
     };
-    let stored = || world.store().connection()?.zcard::<_, usize>("voice:calls").ok();
+    let stored = || deployment.store().connection()?.zcard::<_, usize>("voice:calls").ok();
     loop {
         let before = stored();
         let seen = counts();
@@ -223,10 +233,10 @@ fn count_is_right(world: &World) -> Option<Violation> {
 }
 
 /// I3, I11: every pod is in one pool, where its calls say, and nobody else is there.
-fn views_are_right(world: &World, calls: &[Asked]) -> Vec<Violation> {
+fn views_are_right(deployment: &Deployment, calls: &[Asked]) -> Vec<Violation> {
     let until = Instant::now() + COUNTED;
     loop {
-        let found = wrong_views(world, calls);
+        let found = wrong_views(deployment, calls);
         if found.is_empty() || Instant::now() > until {
             return found;
         }
@@ -234,111 +244,86 @@ fn views_are_right(world: &World, calls: &[Asked]) -> Vec<Violation> {
     }
 }
 
-fn wrong_views(world: &World, calls: &[Asked]) -> Vec<Violation> {
+fn wrong_views(deployment: &Deployment, calls: &[Asked]) -> Vec<Violation> {
     let read = || {
-        let mut redis = world.store().connection().ok_or("no Redis to look at")?;
-        Snapshot::read(&mut redis, "voice:")
+        let mut redis = deployment.store().connection().ok_or("no Redis to look at")?;
+        let keys = Snapshot::read(&mut redis, "voice:")?;
+        let state = keys.state("voice:", &deployment.tiers())?;
+        Ok::<_, String>((keys, state))
     };
-    let found = read().and_then(|keys| {
-        let now = Instant::now();
-        let lease = world.setting("LEASE_TTL");
-        let live: Vec<&Asked> = calls.iter().filter(|asked| now < asked.at + lease).collect();
-        let mut found = wrong_pods(&keys, &world.pods())?;
-        found.extend(ghosts(&keys, &world.pods())?);
-        found.extend(wrong_calls(&keys, &world.pods(), calls, &live)?);
-        Ok(found)
-    });
     // (a key of the wrong type can't be read)
-    let found = found.unwrap_or_else(|error| vec![(error, String::new())]);
-    let violation = |(what, subject)| Violation { invariant: "I11", what, subjects: vec![subject] };
+    let (keys, state) = match read() {
+        Ok(read) => read,
+        Err(what) => return vec![Violation { invariant: "I11", what, subjects: Vec::new() }],
+    };
+    let mut found = state.violations();
+    found.extend(state.overloads());
+    let pods = deployment.pods();
+    found.extend(wrong_pods(&keys, &state, &pods));
+    let (now, lease) = (Instant::now(), deployment.setting("LEASE_TTL"));
+    let is_live = |asked: &Asked| now < asked.at + lease;
+    found.extend(wrong_calls(&state, calls, is_live));
+    let violation = |it: invariants::Violation| Violation {
+        invariant: it.invariant,
+        what: it.what,
+        subjects: vec![it.subject],
+    };
     found.into_iter().map(violation).collect()
 }
 
-/// What is wrong, and with what.
-type Wrong = Result<Vec<(String, String)>, String>;
-
-/// Where the keys of a pool begin.
-fn stem(pool: &str) -> String {
-    if pool.starts_with("merchant:") {
-        format!("voice:{pool}")
-    } else {
-        format!("voice:pool:{pool}")
-    }
+fn wrong(invariant: &'static str, subject: &str, what: String) -> invariants::Violation {
+    invariants::Violation { invariant, what, subject: subject.into() }
 }
 
-/// Pods that are not where their calls say.
-fn wrong_pods(keys: &Snapshot, pods: &[String]) -> Wrong {
+/// I4, I9, I11: the pods of the store are those that are there, in the pools of their names, in
+/// service, and with a lease while they have calls.
+fn wrong_pods(keys: &Snapshot, state: &State, pods: &[String]) -> Vec<invariants::Violation> {
     let mut found = Vec::new();
+    let listed = state.pools.values().flat_map(|pool| &pool.assigned);
+    let ghosts: BTreeSet<&String> =
+        state.pods.keys().chain(listed).filter(|pod| !pods.contains(pod)).collect();
+    for ghost in ghosts {
+        found.push(wrong("I9", ghost, format!("{ghost} is known, and is not there")));
+    }
     for pod in pods {
         let tier = pod.split('-').next().unwrap();
-        let home = if tier == "acme" { "merchant:acme" } else { tier };
-        let mut homes = Vec::new();
-        for pool in keys.set("voice:pools")? {
-            if keys.set(&format!("{}:assigned", stem(&pool)))?.contains(pod) {
-                homes.push(pool);
-            }
+        let home = if tier == "acme" { "merchant:acme".into() } else { format!("pool:{tier}") };
+        if state.pools.get(&home).is_none_or(|pool| !pool.assigned.contains(pod)) {
+            found.push(wrong("I11", pod, format!("{pod} is not assigned to {home}")));
         }
-        if homes != [home] {
-            found.push((format!("{pod} is assigned to {homes:?}"), pod.clone()));
-        }
-        let calls = keys.scores(&format!("voice:pod:calls:{pod}"))?.len();
-        let is_placed = match tier {
-            "basic" => keys.scores("voice:pool:basic:available")?.get(pod) == Some(&(calls as f64)),
-            "acme" => keys.set("voice:merchant:acme:pods")?.contains(pod) == (calls == 0),
-            _ => keys.set("voice:pool:gold:available")?.contains(pod) == (calls == 0),
+        let Some(shown) = state.pods.get(pod) else {
+            found.push(wrong("I4", pod, format!("{pod} is not known")));
+            continue;
         };
-        if !is_placed {
-            let what = format!("{pod} has {calls} calls and is elsewhere among the available");
-            found.push((what, pod.clone()));
+        if !shown.is_serving {
+            found.push(wrong("I4", pod, format!("{pod} is not in service")));
         }
-        if calls > cap(pod) {
-            found.push((format!("{pod} has {calls} calls"), pod.clone()));
-        }
+        let calls = shown.calls.len();
         if keys.exists(&format!("voice:lease:{pod}")) != (calls > 0) {
             let what = format!("{pod} has {calls} calls, and its lease is wrong");
-            found.push((what, pod.clone()));
+            found.push(wrong("I11", pod, what));
         }
     }
-    Ok(found)
+    found
 }
 
-/// Pods in pools that are not there.
-fn ghosts(keys: &Snapshot, pods: &[String]) -> Wrong {
+/// Calls of the census that are elsewhere, and calls that are nobody's. The lease of a call that
+/// is not live any more may have ended.
+fn wrong_calls(
+    state: &State,
+    asked: &[Asked],
+    is_live: impl Fn(&Asked) -> bool,
+) -> Vec<invariants::Violation> {
     let mut found = Vec::new();
-    for pool in keys.set("voice:pools")? {
-        let mut there = keys.set(&format!("{}:assigned", stem(&pool)))?;
-        there.extend(keys.scores(&format!("{}:out", stem(&pool)))?.into_keys());
-        for ghost in there.into_iter().filter(|pod| !pods.contains(pod)) {
-            found.push((format!("{ghost} is in {pool}, and is not there"), ghost));
+    for it in asked.iter().filter(|asked| is_live(asked)) {
+        let on = state.calls.get(&it.call);
+        if on != Some(&it.pod) {
+            let what = format!("{} was given {} and is on {on:?}", it.call, it.pod);
+            found.push(wrong("I2", &it.pod, what));
         }
     }
-    Ok(found)
-}
-
-/// Calls that are on no pod or on another, and calls that are nobody's. Of `asked`, those that
-/// are `live` must be there; the lease of another may have ended.
-fn wrong_calls(keys: &Snapshot, pods: &[String], asked: &[Asked], live: &[&Asked]) -> Wrong {
-    let mut on = BTreeMap::new();
-    for pod in pods {
-        for call in keys.scores(&format!("voice:pod:calls:{pod}"))?.into_keys() {
-            on.insert(call, pod);
-        }
+    for call in state.calls.keys().filter(|call| asked.iter().all(|it| it.call != **call)) {
+        found.push(wrong("I4", call, format!("{call} is live, and nobody has it")));
     }
-    let mut found = Vec::new();
-    let known: Vec<String> = keys.scores("voice:calls")?.into_keys().collect();
-    if !known.iter().eq(on.keys()) {
-        found.push((format!("{known:?} are known, and on pods are {on:?}"), String::new()));
-    }
-    for Asked { call, pod, .. } in live {
-        if on.get(call) != Some(&pod) {
-            found.push((
-                format!("{call} was given {pod} and is on {:?}", on.get(call)),
-                pod.clone(),
-            ));
-        }
-    }
-    for call in known.into_iter().filter(|call| asked.iter().all(|asked| asked.call != *call)) {
-        found.push((format!("{call} is live, and nobody has it"), call));
-    }
-    Ok(found)
+    found
 }

@@ -8,9 +8,9 @@ use std::{
 use serde_json::json;
 
 use super::{
+    deployment::{Deployment, ROUTERS},
     faults::Scene,
     http,
-    world::{ROUTERS, World},
 };
 
 /// With a pool that takes all provisional calls of the crowd on one pod.
@@ -25,18 +25,18 @@ const MERCHANTS: [(&str, &str); 2] = [
 
 /// Stalls Redis while the crowd is there, and sends the crowd home.
 pub(crate) fn stall(scene: &Scene) {
-    let world = scene.world;
-    for seat in &world.seats {
+    let deployment = scene.deployment;
+    for seat in &deployment.seats {
         let limits = (Duration::from_millis(1), Duration::from_millis(3));
         seat.to_redis.set(|faults| faults.delay = Some(limits));
     }
-    world.kube.add_with(POD, |pod| {
+    deployment.kube.add_with(POD, |pod| {
         pod["metadata"]["labels"]["smart-router/tier"] = json!("crowd");
     });
     for (merchant, document) in MERCHANTS {
         let path = format!("/api/v1/merchants/{merchant}");
         let put = http::ask(
-            world.seats[0].address,
+            deployment.seats[0].address,
             "PUT",
             &path,
             "application/json",
@@ -44,20 +44,20 @@ pub(crate) fn stall(scene: &Scene) {
         );
         scene.expect(put.is_ok_and(|answer| answer.status == 200), "the merchants of the crowd");
     }
-    gather(world);
-    let counts = counts(world);
+    gather(deployment);
+    let counts = counts(deployment);
     scene.expect(counts == Some((CALLS, CALLS)), &format!("a crowd, not {counts:?}"));
-    world.history.fault("Redis stalls");
-    world.store().servers[0].signal("STOP");
+    deployment.history.fault("Redis stalls");
+    deployment.store().servers[0].signal("STOP");
     scene.pause(1_200, 1_800);
-    world.store().servers[0].signal("CONT");
+    deployment.store().servers[0].signal("CONT");
     scene.pause(300, 500);
-    world.kube.delete(POD);
-    send_home(world);
+    deployment.kube.delete(POD);
+    send_home(deployment);
 }
 
 /// Calls `merchant-0` and on, as Twilio places them, by eight callers.
-fn gather(world: &World) {
+fn gather(deployment: &Deployment) {
     let until = Instant::now() + Duration::from_secs(20);
     thread::scope(|scope| {
         for caller in 0..8 {
@@ -67,7 +67,7 @@ fn gather(world: &World) {
                         let path = format!("/api/v1/twilio/allocate?merchant_id={merchant}");
                         let form = format!("CallSid={merchant}-{number}");
                         let is_in = |router: usize| {
-                            let to = world.seats[router % ROUTERS].address;
+                            let to = deployment.seats[router % ROUTERS].address;
                             let kind = "application/x-www-form-urlencoded";
                             let answer = http::ask(to, "POST", &path, kind, form.as_bytes());
                             answer.is_ok_and(|answer| !answer.body.contains("<Hangup/>"))
@@ -85,8 +85,8 @@ fn gather(world: &World) {
 }
 
 /// The provisional and the waiting calls of the crowd, as the store counts them.
-fn counts(world: &World) -> Option<(usize, usize)> {
-    let mut redis = world.store().connection()?;
+fn counts(deployment: &Deployment) -> Option<(usize, usize)> {
+    let mut redis = deployment.store().connection()?;
     let count = |redis: &mut redis::Connection, key: &str| {
         redis::cmd("ZCARD").arg(key).query::<usize>(redis).ok()
     };
@@ -94,7 +94,7 @@ fn counts(world: &World) -> Option<(usize, usize)> {
     Some((provisional, count(&mut redis, "voice:merchant:patient:waiting")?))
 }
 
-fn send_home(world: &World) {
+fn send_home(deployment: &Deployment) {
     let until = Instant::now() + Duration::from_secs(10);
     thread::scope(|scope| {
         for caller in 0..8 {
@@ -102,7 +102,7 @@ fn send_home(world: &World) {
                 for number in (caller..CALLS).step_by(8) {
                     let call = json!({"call_sid": format!("patient-{number}")});
                     let is_gone = |router: usize| {
-                        let to = world.seats[router % ROUTERS].address;
+                        let to = deployment.seats[router % ROUTERS].address;
                         let answer = http::post(to, "/api/v1/release", &call);
                         answer.is_ok_and(|answer| matches!(answer.status, 200 | 404))
                     };

@@ -9,16 +9,15 @@ use std::{
 use redis::Commands;
 
 use super::{
+    deployment::{Deployment, ROUTERS},
     history::What,
-    proxy::Moment,
     store::Backend,
-    world::{ROUTERS, World},
 };
-use testkit::{chance::Dice, clock::WallClock};
+use testkit::{clock::WallClock, dice::Dice, proxy::Moment};
 
 /// Where a fault happens.
 pub(crate) struct Scene<'a> {
-    pub world: &'a World,
+    pub deployment: &'a Deployment,
     pub dice: RefCell<Dice>,
     pub is_broken: bool,
     /// Nothing else goes wrong meanwhile.
@@ -55,7 +54,7 @@ impl Scene<'_> {
 
 /// Whether a server of several has a role: `master`, `slave`.
 fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
-    let connection = scene.world.store().servers[server].client().get_connection();
+    let connection = scene.deployment.store().servers[server].client().get_connection();
     let Ok(mut redis) = connection else { return false };
     let found: Vec<redis::Value> = redis::cmd("ROLE").query(&mut redis).unwrap_or_default();
     found
@@ -67,13 +66,13 @@ fn has_role(scene: &Scene, server: usize, role: &str) -> bool {
 /// Takes the primary from its replicas. Redis answers before it replicates: what it
 /// acknowledges in the moments before it knows is not promised to last, so nobody hears it.
 pub(crate) fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&mut Backend)) {
-    let world = scene.world;
-    let mut doubt = world.doubt.write().unwrap();
+    let deployment = scene.deployment;
+    let mut doubt = deployment.doubt.write().unwrap();
     thread::sleep(Duration::from_millis(50));
-    world.history.fault(what);
-    how(&mut world.store());
+    deployment.history.fault(what);
+    how(&mut deployment.store());
     let is_alone = || {
-        let redis = world.store().servers[0].client();
+        let redis = deployment.store().servers[0].client();
         let timeout = Duration::from_millis(100);
         let asked = redis.get_connection_with_timeout(timeout).and_then(|mut redis| {
             redis.set_read_timeout(Some(timeout))?;
@@ -83,7 +82,7 @@ pub(crate) fn lose_primary(scene: &Scene, what: &'static str, how: impl FnOnce(&
     };
     scene.until(Duration::from_millis(500), is_alone);
     // Answers may still be on their way.
-    *doubt = world.history.now();
+    *doubt = deployment.history.now();
     drop(doubt);
 }
 
@@ -104,9 +103,9 @@ pub(crate) fn kill(scene: &Scene, moment: Moment) {
     for _ in 0..2 {
         scene.pause(150, 300);
         let router = scene.roll(ROUTERS);
-        let seat = &scene.world.seats[router];
-        scene.world.history.fault(format!("a router is killed: {moment:?}"));
-        let death = scene.world.dies(router);
+        let seat = &scene.deployment.seats[router];
+        scene.deployment.history.fault(format!("a router is killed: {moment:?}"));
+        let death = scene.deployment.dies(router);
         seat.to_redis.trap(moment, seat.killer());
         let is_dead = scene.until(Duration::from_secs(3), || !seat.is_alive());
         seat.to_redis.disarm();
@@ -114,45 +113,51 @@ pub(crate) fn kill(scene: &Scene, moment: Moment) {
         scene.pause(50, 150);
         seat.start();
         scene.until(Duration::from_secs(2), || seat.is_ready());
-        scene.world.is_back(death);
+        scene.deployment.is_back(death);
     }
 }
 
 /// Sets Redis's clock back while a call is left that no caller knows of.
 pub(crate) fn set_back_redis(scene: &Scene, seconds: i64) {
     let router = scene.roll(ROUTERS);
-    let seat = &scene.world.seats[router];
+    let seat = &scene.deployment.seats[router];
     scene
-        .world
+        .deployment
         .history
         .fault(format!("a router is killed and Redis's clock set back by {seconds} s"));
-    let death = scene.world.dies(router);
+    let death = scene.deployment.dies(router);
     seat.to_redis.trap(Moment::AfterReply, seat.killer());
     let is_dead = scene.until(Duration::from_secs(3), || !seat.is_alive());
-    scene.world.store().clock.as_ref().expect("Redis has a clock of its own").set_ahead(-seconds);
+    scene
+        .deployment
+        .store()
+        .clock
+        .as_ref()
+        .expect("Redis has a clock of its own")
+        .set_ahead(-seconds);
     seat.to_redis.disarm();
     scene.expect(is_dead, "a router is killed");
     seat.start();
     scene.until(Duration::from_secs(2), || seat.is_ready());
-    scene.world.is_back(death);
+    scene.deployment.is_back(death);
     scene.pause(500, 1_000);
 }
 
 pub(crate) fn shift_clock(scene: &Scene, seconds: i64) {
     let router = scene.roll(ROUTERS);
-    let seat = &scene.world.seats[router];
-    scene.world.history.fault(format!("a router starts again, {seconds} s off"));
-    let death = scene.world.dies(router);
+    let seat = &scene.deployment.seats[router];
+    scene.deployment.history.fault(format!("a router starts again, {seconds} s off"));
+    let death = scene.deployment.dies(router);
     seat.killer()();
     seat.start_with(&WallClock::ahead(seconds).settings());
     scene.until(Duration::from_secs(2), || seat.is_ready());
-    scene.world.is_back(death);
+    scene.deployment.is_back(death);
     scene.pause(1_500, 2_000);
 }
 
 pub(crate) fn some_pod(scene: &Scene, tier: &str) -> String {
     let pods: Vec<String> =
-        scene.world.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
+        scene.deployment.pods().into_iter().filter(|pod| pod.starts_with(tier)).collect();
     pods[scene.roll(pods.len())].clone()
 }
 
@@ -160,8 +165,8 @@ pub(crate) fn some_pod(scene: &Scene, tier: &str) -> String {
 pub(crate) fn replace_pods(scene: &Scene, quick: bool) {
     for _ in 0..2 {
         let pod = some_pod(scene, "gold");
-        scene.world.remove_pod(&pod);
-        scene.world.add_pod(&scene.world.new_pod("gold"));
+        scene.deployment.remove_pod(&pod);
+        scene.deployment.add_pod(&scene.deployment.new_pod("gold"));
         if !quick {
             scene.pause(100, 200);
         }
@@ -169,47 +174,47 @@ pub(crate) fn replace_pods(scene: &Scene, quick: bool) {
 }
 
 pub(crate) fn pause_leader(scene: &Scene) {
-    let world = scene.world;
-    if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+    let deployment = scene.deployment;
+    if !scene.until(Duration::from_secs(3), || deployment.leader().is_some()) {
         return;
     }
-    let old = world.leader().unwrap();
-    let seat = &world.seats[old];
+    let old = deployment.leader().unwrap();
+    let seat = &deployment.seats[old];
     // It falls asleep with a pod on its mind: what it says of it is on its way.
     seat.to_redis.stall();
-    let ghost = world.new_pod("gold");
-    world.add_pod(&ghost);
+    let ghost = deployment.new_pod("gold");
+    deployment.add_pod(&ghost);
     scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));
-    world.pause(old, true);
-    world.remove_pod(&ghost);
-    scene.until(Duration::from_secs(4), || world.leader().is_some_and(|leader| leader != old));
+    deployment.pause(old, true);
+    deployment.remove_pod(&ghost);
+    scene.until(Duration::from_secs(4), || deployment.leader().is_some_and(|leader| leader != old));
     replace_pods(scene, true);
     scene.pause(300, 500);
     seat.to_redis.heal();
     scene.pause(20, 60);
-    world.pause(old, false);
+    deployment.pause(old, false);
     scene.pause(300, 500);
 }
 
 /// The leader is killed, and pods terminate before another router leads.
 pub(crate) fn kill_leader(scene: &Scene) {
-    let world = scene.world;
-    if !scene.until(Duration::from_secs(5), || world.leader().is_some()) {
+    let deployment = scene.deployment;
+    if !scene.until(Duration::from_secs(5), || deployment.leader().is_some()) {
         return;
     }
-    let leader = world.leader().unwrap();
-    let others = || world.seats.iter().enumerate().filter(|(at, _)| *at != leader);
-    world.history.fault("the leader is killed");
-    let death = world.dies(leader);
-    world.seats[leader].killer()();
+    let leader = deployment.leader().unwrap();
+    let others = || deployment.seats.iter().enumerate().filter(|(at, _)| *at != leader);
+    deployment.history.fault("the leader is killed");
+    let death = deployment.dies(leader);
+    deployment.seats[leader].killer()();
     if scene.is_broken {
         others().for_each(|(_, seat)| seat.to_kube.stall());
     }
     let mut pods = vec![some_pod(scene, "gold"), some_pod(scene, "gold")];
     pods.dedup();
-    pods.iter().for_each(|pod| world.kube.terminate(pod));
+    pods.iter().for_each(|pod| deployment.kube.terminate(pod));
     let is_drained = || {
-        let mut redis = world.store().connection()?;
+        let mut redis = deployment.store().connection()?;
         let keys = pods.iter().map(|pod| format!("voice:pod:draining:{pod}"));
         keys.map(|key| redis.exists(key).ok()).collect::<Option<Vec<bool>>>()
     };
@@ -218,40 +223,40 @@ pub(crate) fn kill_leader(scene: &Scene) {
     scene.expect(scene.is_broken || is_seen, "the others drain the pods that terminate");
     if is_seen || scene.is_broken {
         let rests = |pod: &String| What::PodRests { pod: pod.clone() };
-        pods.iter().for_each(|pod| world.history.note(world.history.now(), rests(pod)));
+        pods.iter().for_each(|pod| deployment.history.note(deployment.history.now(), rests(pod)));
     }
     scene.pause(1_000, 1_500);
     for pod in &pods {
-        world.remove_pod(pod);
-        world.add_pod(&world.new_pod("gold"));
+        deployment.remove_pod(pod);
+        deployment.add_pod(&deployment.new_pod("gold"));
     }
-    world.seats[leader].start();
-    scene.until(Duration::from_secs(2), || world.seats[leader].is_ready());
-    world.is_back(death);
+    deployment.seats[leader].start();
+    scene.until(Duration::from_secs(2), || deployment.seats[leader].is_ready());
+    deployment.is_back(death);
     scene.pause(300, 500);
 }
 
 pub(crate) fn two_leaders(scene: &Scene) {
-    let world = scene.world;
+    let deployment = scene.deployment;
     let epoch = || -> u64 {
-        let redis = world.store().connection();
+        let redis = deployment.store().connection();
         redis.and_then(|mut redis| redis.get("voice:leader:epoch").ok()).unwrap_or(0)
     };
     for _ in 0..2 {
-        if !scene.until(Duration::from_secs(3), || world.leader().is_some()) {
+        if !scene.until(Duration::from_secs(3), || deployment.leader().is_some()) {
             return;
         }
-        let (old, before) = (world.leader().unwrap(), epoch());
-        let seat = &world.seats[old];
-        world.history.fault("two leaders");
+        let (old, before) = (deployment.leader().unwrap(), epoch());
+        let seat = &deployment.seats[old];
+        deployment.history.fault("two leaders");
         seat.to_redis.stall();
-        let ghost = world.new_pod("gold");
-        world.add_pod(&ghost);
+        let ghost = deployment.new_pod("gold");
+        deployment.add_pod(&ghost);
         // It hears of the pod, and of nothing after it.
         scene.until(Duration::from_secs(2), || seat.to_redis.holds(&ghost));
         seat.to_kube.stall();
-        world.remove_pod(&ghost);
-        world.kube.delete_lease();
+        deployment.remove_pod(&ghost);
+        deployment.kube.delete_lease();
         scene.until(Duration::from_secs(4), || epoch() > before);
         // (the new one compares first: what comes after that is the old one's alone)
         scene.pause(300, 400);
@@ -264,7 +269,7 @@ pub(crate) fn two_leaders(scene: &Scene) {
 }
 
 pub(crate) fn expire_watches(scene: &Scene) {
-    let kube = &scene.world.kube;
+    let kube = &scene.deployment.kube;
     for _ in 0..3 {
         // Nobody hears of these, and who asks for what came since is told 410. A router
         // that does not hear that goes on from where things are.
@@ -291,8 +296,8 @@ pub(crate) fn mistake_types(scene: &Scene) {
     for _ in 0..4 {
         scene.pause(100, 300);
         let key = keys[scene.roll(keys.len())];
-        scene.world.history.fault(format!("{key} is a string"));
-        if let Some(mut redis) = scene.world.store().connection() {
+        scene.deployment.history.fault(format!("{key} is a string"));
+        if let Some(mut redis) = scene.deployment.store().connection() {
             let _: Result<(), _> =
                 redis::pipe().atomic().del(key).set(key, "what").query(&mut redis);
         }
@@ -301,12 +306,12 @@ pub(crate) fn mistake_types(scene: &Scene) {
 
 pub(crate) fn fill_memory(scene: &Scene) {
     let memory = |limit: u64| {
-        let mut redis = scene.world.store().connection().unwrap();
+        let mut redis = scene.deployment.store().connection().unwrap();
         let _: () =
             redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg(limit).query(&mut redis).unwrap();
     };
     scene.pause(500, 700);
-    scene.world.history.fault("Redis is full");
+    scene.deployment.history.fault("Redis is full");
     memory(1);
     scene.pause(2_500, 3_000);
     memory(0);
@@ -314,14 +319,14 @@ pub(crate) fn fill_memory(scene: &Scene) {
 
 pub(crate) fn forget_functions(scene: &Scene) {
     if scene.is_broken {
-        for seat in &scene.world.seats {
-            seat.to_redis.garble(b"FUNCTION", b"FUNCTIOX");
+        for seat in &scene.deployment.seats {
+            seat.to_redis.replace(b"FUNCTION", b"FUNCTIOX");
         }
     }
     for _ in 0..5 {
         scene.pause(100, 300);
-        scene.world.history.fault("functions are gone");
-        let mut redis = scene.world.store().connection().unwrap();
+        scene.deployment.history.fault("functions are gone");
+        let mut redis = scene.deployment.store().connection().unwrap();
         let _: () = redis::cmd("FUNCTION").arg("FLUSH").query(&mut redis).unwrap();
     }
 }

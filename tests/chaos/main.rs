@@ -7,18 +7,17 @@ mod cell;
 mod cells;
 mod census;
 mod crowd;
+mod deployment;
 mod faults;
 mod heartbeat;
 mod history;
+mod history_check;
 mod http;
-mod judge;
 mod operators;
 mod overload;
-mod proxy;
 mod report;
 mod run;
 mod store;
-mod world;
 
 use std::{
     process::ExitCode,

@@ -12,34 +12,34 @@ use serde_json::{Value, json};
 
 use super::{
     callers::said,
+    deployment::{Deployment, ROUTERS},
     history::{Said, What},
     http,
-    world::{ROUTERS, World},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// Drains pods and takes that back, until the run is over.
-pub(crate) fn operate(world: &World, mut dice: Dice) {
-    while !world.is_over.load(Ordering::Relaxed) {
-        let pods = world.pods();
+pub(crate) fn operate(deployment: &Deployment, mut dice: Dice) {
+    while !deployment.is_over.load(Ordering::Relaxed) {
+        let pods = deployment.pods();
         let pod = pods[dice.roll(pods.len())].clone();
-        let began = world.history.now();
+        let began = deployment.history.now();
         let answer = http::post(
-            world.seats[dice.roll(ROUTERS)].address,
+            deployment.seats[dice.roll(ROUTERS)].address,
             "/api/v1/drain",
             &json!({"pod_name": pod}),
         );
-        world.history.note(began, What::Drain { pod: pod.clone(), said: said(&answer) });
+        deployment.history.note(began, What::Drain { pod: pod.clone(), said: said(&answer) });
         thread::sleep(Duration::from_millis(30 + dice.roll(150) as u64));
-        undrain(world, &pod, &mut dice);
+        undrain(deployment, &pod, &mut dice);
         thread::sleep(Duration::from_millis(dice.roll(60) as u64));
     }
 }
 
-pub(crate) fn undrain(world: &World, pod: &str, dice: &mut Dice) {
-    world.history.note(world.history.now(), What::Undrain { pod: pod.into() });
+pub(crate) fn undrain(deployment: &Deployment, pod: &str, dice: &mut Dice) {
+    deployment.history.note(deployment.history.now(), What::Undrain { pod: pod.into() });
     for _ in 0..20 {
-        let to = world.seats[dice.roll(ROUTERS)].address;
+        let to = deployment.seats[dice.roll(ROUTERS)].address;
         let answer = http::post(to, "/api/v1/undrain", &json!({"pod_name": pod}));
         if matches!(said(&answer), Said::Yes | Said::Unknown) {
             return;
@@ -49,48 +49,48 @@ pub(crate) fn undrain(world: &World, pod: &str, dice: &mut Dice) {
 }
 
 /// Takes pods away and brings others, until the run is over.
-pub(crate) fn churn(world: &World, mut dice: Dice) {
+pub(crate) fn churn(deployment: &Deployment, mut dice: Dice) {
     let mut number = 10;
-    while !world.is_over.load(Ordering::Relaxed) {
-        let pods = world.pods();
+    while !deployment.is_over.load(Ordering::Relaxed) {
+        let pods = deployment.pods();
         let pod = pods[dice.roll(pods.len())].clone();
         if dice.roll(3) == 0 {
-            rest(world, &pod, &mut dice);
+            rest(deployment, &pod, &mut dice);
             continue;
         }
         if dice.roll(2) == 0 {
             // It is asked to go first.
-            world.kube.terminate(&pod);
-            see(world, &pod, "is_terminating", true);
+            deployment.kube.terminate(&pod);
+            see(deployment, &pod, "is_terminating", true);
             thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
         }
-        world.remove_pod(&pod);
+        deployment.remove_pod(&pod);
         thread::sleep(Duration::from_millis(dice.roll(150) as u64));
         let tier = pod.split('-').next().unwrap();
-        world.add_pod(&format!("{tier}-{number}"));
+        deployment.add_pod(&format!("{tier}-{number}"));
         number += 1;
         thread::sleep(Duration::from_millis(50 + dice.roll(150) as u64));
     }
 }
 
 /// Notes when the store knows pods that took the place of others of their names.
-pub(crate) fn watch_names(world: &World) {
+pub(crate) fn watch_names(deployment: &Deployment) {
     let mut known = BTreeMap::new();
-    while !world.is_over.load(Ordering::Relaxed) {
+    while !deployment.is_over.load(Ordering::Relaxed) {
         thread::sleep(Duration::from_millis(10));
-        let of_old_names = |pod: &String| world.generation(pod) > 0;
-        for pod in world.pods().into_iter().filter(of_old_names) {
-            let generation = world.generation(&pod);
+        let of_old_names = |pod: &String| deployment.generation(pod) > 0;
+        for pod in deployment.pods().into_iter().filter(of_old_names) {
+            let generation = deployment.generation(&pod);
             if known.get(&pod) == Some(&generation) {
                 continue;
             }
-            let uid = world.kube.uid(&pod);
-            let redis = world.store().hurried_connection();
+            let uid = deployment.kube.uid(&pod);
+            let redis = deployment.store().hurried_connection();
             let told: Option<String> =
                 redis.and_then(|mut redis| redis.hget(format!("voice:pod:{pod}"), "uid").ok()?);
-            if uid.is_some() && told == uid && world.generation(&pod) == generation {
-                let now = world.history.now();
-                world.history.note(now, What::PodKnown { pod: pod.clone() });
+            if uid.is_some() && told == uid && deployment.generation(&pod) == generation {
+                let now = deployment.history.now();
+                deployment.history.note(now, What::PodKnown { pod: pod.clone() });
                 known.insert(pod, generation);
             }
         }
@@ -98,21 +98,21 @@ pub(crate) fn watch_names(world: &World) {
 }
 
 /// A pod is not ready for a while.
-fn rest(world: &World, pod: &str, dice: &mut Dice) {
+fn rest(deployment: &Deployment, pod: &str, dice: &mut Dice) {
     // (what a store that lags still knows of the last time is not this time)
-    let is_known = says(world, pod, "is_ready", true);
-    world.set_ready(pod, false);
+    let is_known = says(deployment, pod, "is_ready", true);
+    deployment.set_ready(pod, false);
     if is_known {
-        see(world, pod, "is_ready", false);
+        see(deployment, pod, "is_ready", false);
     }
     thread::sleep(Duration::from_millis(100 + dice.roll(200) as u64));
-    world.history.note(world.history.now(), What::PodServes { pod: pod.into() });
-    world.set_ready(pod, true);
+    deployment.history.note(deployment.history.now(), What::PodServes { pod: pod.into() });
+    deployment.set_ready(pod, true);
 }
 
 /// Whether a router says so of a pod.
-fn says(world: &World, pod: &str, field: &str, value: bool) -> bool {
-    world.seats.iter().any(|seat| {
+fn says(deployment: &Deployment, pod: &str, field: &str, value: bool) -> bool {
+    deployment.seats.iter().any(|seat| {
         let answer = http::get(seat.address, &format!("/api/v1/pod/{pod}"));
         let body = answer.ok().and_then(|it| serde_json::from_str::<Value>(&it.body).ok());
         body.is_some_and(|body| body[field] == value)
@@ -120,11 +120,11 @@ fn says(world: &World, pod: &str, field: &str, value: bool) -> bool {
 }
 
 /// Waits until the routers know that a pod takes no calls, and notes it.
-fn see(world: &World, pod: &str, field: &str, value: bool) {
+fn see(deployment: &Deployment, pod: &str, field: &str, value: bool) {
     let until = Instant::now() + Duration::from_secs(1);
     while Instant::now() < until {
-        if says(world, pod, field, value) {
-            world.history.note(world.history.now(), What::PodRests { pod: pod.into() });
+        if says(deployment, pod, field, value) {
+            deployment.history.note(deployment.history.now(), What::PodRests { pod: pod.into() });
             return;
         }
         thread::sleep(Duration::from_millis(10));

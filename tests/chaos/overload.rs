@@ -10,12 +10,11 @@ use serde_json::Value;
 
 use super::{
     callers::{Caller, USUAL},
+    deployment::Deployment,
     history::{Event, Outcome, What},
     http,
-    proxy::Proxy,
-    world::World,
 };
-use testkit::{chance::Dice, free_port, redis::RedisServer};
+use testkit::{dice::Dice, free_port, proxy::Proxy, redis::RedisServer};
 
 /// What the store takes of each router, per second.
 const CAP: u32 = 100;
@@ -25,15 +24,15 @@ const ASKING: usize = 100;
 const INTERVAL: Duration = Duration::from_millis(33);
 const TIME: Duration = Duration::from_secs(3);
 
-pub(crate) fn flood(world: &World, is_plain: bool) {
-    world.history.fault("too many requests");
-    for seat in &world.seats {
+pub(crate) fn flood(deployment: &Deployment, is_plain: bool) {
+    deployment.history.fault("too many requests");
+    for seat in &deployment.seats {
         seat.to_redis.set(|faults| faults.cap = Some(CAP));
     }
     thread::scope(|scope| {
         for number in 0..ASKING {
             let mut caller = Caller {
-                world,
+                deployment,
                 style: USUAL,
                 dice: Dice(number as u64),
                 is_plain,
@@ -44,7 +43,7 @@ pub(crate) fn flood(world: &World, is_plain: bool) {
                 thread::sleep(INTERVAL * number as u32 / ASKING as u32);
                 while began.elapsed() < TIME {
                     let asked = Instant::now();
-                    let call = world.new_call();
+                    let call = deployment.new_call();
                     if let Outcome::Given { pod } = caller.ask(&call, false) {
                         caller.release(&call, &pod);
                     }
@@ -54,21 +53,21 @@ pub(crate) fn flood(world: &World, is_plain: bool) {
         }
     });
     // Those who have a pod and say so keep it, however many want one.
-    let lapsed = lapsed(world);
+    let lapsed = lapsed(deployment);
     let wrong = (!lapsed.is_empty()).then(|| format!("their leases ended: {lapsed:?}"));
     let what = What::Other { what: "agents who renew".into(), router: None, wrong };
-    world.history.note(world.history.now(), what);
+    deployment.history.note(deployment.history.now(), what);
 }
 
 /// Calls whose leases have ended although their agents renewed them.
-fn lapsed(world: &World) -> Vec<String> {
-    let Some(mut redis) = world.store().connection() else { return Vec::new() };
+fn lapsed(deployment: &Deployment) -> Vec<String> {
+    let Some(mut redis) = deployment.store().connection() else { return Vec::new() };
     let told: Vec<(String, Vec<String>)> =
         redis::cmd("XRANGE").arg("voice:events").arg("-").arg("+").query(&mut redis).unwrap();
     let is_renewed = |call: &str| {
         let is_that =
             |event: &Event| matches!(&event.what, What::Renew { call: other, .. } if other == call);
-        world.history.events().iter().any(is_that)
+        deployment.history.events().iter().any(is_that)
     };
     let ended = told.iter().filter(|(_, it)| it[0] == "ended" && it[1].contains(" lease "));
     let calls = ended.filter_map(|(_, it)| it[1].split(' ').next().map(str::to_owned));
@@ -90,7 +89,7 @@ pub(crate) fn measure(seconds: u64) -> bool {
         ("HTTP_PORT", port.to_string()),
         ("METRICS_PORT", port.to_string()),
         ("HTTP_BIND", "127.0.0.1".into()),
-        ("REDIS_URL", format!("redis://127.0.0.1:{}", proxy.port)),
+        ("REDIS_URL", format!("redis://127.0.0.1:{}", proxy.port())),
         ("PODS", pods.join(",")),
         ("TIER_CONFIG", r#"{"gold": 500}"#.into()),
         ("VOICE_AGENT_BASE_URL", "wss://voice.example.com".into()),

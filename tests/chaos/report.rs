@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write, fs};
 
 use super::{cells::CELLS, run::Verdict};
-use testkit::parts::machine;
+use testkit::measurement::machine;
 
 const DOCUMENT: &str = "docs/reliability.md";
 const BEGIN: &str = "<!-- results -->\n";

@@ -1,4 +1,4 @@
-//! One run: a world, callers, a fault, and the judgement.
+//! One run: a deployment, callers, a fault, and the judgement.
 
 use std::{
     cell::RefCell,
@@ -13,15 +13,15 @@ use super::{
     cell::{Broken, Cell},
     cells::CELLS,
     census,
+    deployment::{Deployment, cap},
     faults::Scene,
     heartbeat::Heartbeat,
     history::{Event, Violation},
-    judge::{IN_TIME, Judge},
+    history_check::{HistoryCheck, IN_TIME},
     operators,
     store::Kind,
-    world::{World, cap},
 };
-use testkit::chance::Dice;
+use testkit::dice::Dice;
 
 /// What is promised within a time, of which a machine that stands still takes its part.
 const TIMED: [&str; 4] = ["I4", "I8", "I10", "I11"];
@@ -70,7 +70,7 @@ pub(crate) fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
     guarded(|| scene(cell, cell.style, seed, broken, faults))
 }
 
-/// Some faults at a time, in a world where everything else happens, too.
+/// Some faults at a time, in a deployment where everything else happens, too.
 pub(crate) fn mix(seed: u64) -> Verdict {
     static MIX: Cell = Cell {
         name: "mix",
@@ -129,7 +129,7 @@ fn scene(
     faults: &[fn(&Scene)],
 ) -> Result<(Vec<Violation>, Vec<Event>), String> {
     let heartbeat = Heartbeat::start();
-    let world = World::start(cell, broken)?;
+    let deployment = Deployment::start(cell, broken)?;
     let is_procedure = broken.is_some_and(Broken::is_procedure);
     if is_procedure && style.twins < 100 {
         // It can't even do that; the fault of this cell shall catch it.
@@ -137,54 +137,54 @@ fn scene(
     }
     let mut cleared = Instant::now();
     thread::scope(|scope| {
-        let world = &world;
+        let deployment = &deployment;
         for number in 0..style.clients {
             let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
             let mut caller =
-                Caller { world, style, dice, is_plain: is_procedure, is_unsure: false };
+                Caller { deployment, style, dice, is_plain: is_procedure, is_unsure: false };
             scope.spawn(move || caller.run());
         }
         if style.drains && !is_procedure {
-            scope.spawn(move || operators::operate(world, Dice(seed ^ 0xD12A)));
+            scope.spawn(move || operators::operate(deployment, Dice(seed ^ 0xD12A)));
         }
         if style.churn && !is_procedure {
-            scope.spawn(move || operators::churn(world, Dice(seed ^ 0xC4u64)));
+            scope.spawn(move || operators::churn(deployment, Dice(seed ^ 0xC4u64)));
         }
-        scope.spawn(move || operators::watch_names(world));
+        scope.spawn(move || operators::watch_names(deployment));
         let scene = Scene {
-            world,
+            deployment,
             dice: RefCell::new(Dice(seed ^ 0xFA17)),
             is_broken: broken.is_some(),
             is_alone: faults.len() == 1,
         };
         // (a fault that panics must not leave the callers running)
         let done = catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&scene))));
-        world.heal();
+        deployment.heal();
         cleared = Instant::now();
         thread::sleep(Duration::from_millis(150));
-        world.is_over.store(true, Ordering::Relaxed);
+        deployment.is_over.store(true, Ordering::Relaxed);
         if let Err(panic) = done {
             std::panic::resume_unwind(panic);
         }
     });
-    let mut violations = census::take(&world, cleared, cell.allowed, is_procedure);
-    if world.store().failovers() > 1 {
+    let mut violations = census::take(&deployment, cleared, cell.allowed, is_procedure);
+    if deployment.store().failovers() > 1 {
         return Err("Sentinels changed over again, though nothing was wrong".into());
     }
-    let events = world.history.events();
-    let judge = Judge {
+    let events = deployment.history.events();
+    let check = HistoryCheck {
         events: &events,
-        lease: world.setting("LEASE_TTL"),
-        draining: world.setting("DRAINING_TTL"),
+        lease: deployment.setting("LEASE_TTL"),
+        draining: deployment.setting("DRAINING_TTL"),
         cap,
-        pauses: [&world.pauses, &world.deaths]
+        pauses: [&deployment.pauses, &deployment.deaths]
             .iter()
             .flat_map(|times| times.lock().unwrap().clone())
             .collect(),
         // (a caller who may wait has that time besides)
         in_time: IN_TIME + if style.waits { WAIT } else { Duration::ZERO },
     };
-    violations.extend(judge.violations());
+    violations.extend(check.violations());
     let is_timed = |violation: &Violation| TIMED.contains(&violation.invariant);
     if let Some(stall) = heartbeat.stall()
         && !violations.is_empty()

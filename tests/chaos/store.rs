@@ -9,8 +9,8 @@ use std::{
 
 use redis::Commands;
 
-use super::{cell::Broken, proxy::Proxy};
-use testkit::{clock::WallClock, free_port, redis::RedisServer, scratch};
+use super::cell::Broken;
+use testkit::{clock::WallClock, free_port, proxy::Proxy, redis::RedisServer, scratch};
 
 /// Which Redis a cell has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,7 +75,7 @@ impl Backend {
                     self.sentinels.iter().map(|it| format!("127.0.0.1:{}", it.port)).collect();
                 format!("redis+sentinel://{}/chaos", sentinels.join(","))
             }
-            (Kind::Sentinels, Some(_)) => format!("redis://127.0.0.1:{}", self.proxies[0].port),
+            (Kind::Sentinels, Some(_)) => format!("redis://127.0.0.1:{}", self.proxies[0].port()),
             _ => format!("redis://127.0.0.1:{proxy}"),
         }
     }
@@ -141,8 +141,8 @@ fn watched(is_sound: bool) -> Option<Watched> {
     let proxies: Vec<Proxy> = ports.iter().map(|port| Proxy::to(*port)).collect();
     let mut servers = Vec::new();
     for (number, port) in ports.iter().enumerate() {
-        let (port, announced) = (port.to_string(), proxies[number].port.to_string());
-        let primary = format!("127.0.0.1 {}", proxies[0].port);
+        let (port, announced) = (port.to_string(), proxies[number].port().to_string());
+        let primary = format!("127.0.0.1 {}", proxies[0].port());
         let directory = scratch();
         let mut args = vec![
             "--port",
@@ -186,7 +186,7 @@ fn watched(is_sound: bool) -> Option<Watched> {
                 "port {port}\nbind 127.0.0.1\nbind-source-addr {inside}\nsentinel announce-ip 127.0.0.1\nsentinel monitor chaos 127.0.0.1 {} 2\n\
                  sentinel down-after-milliseconds chaos {DOWN_AFTER}\nsentinel failover-timeout chaos 2000\n\
                  sentinel parallel-syncs chaos 2\n",
-                proxies[0].port
+                proxies[0].port()
             );
             std::fs::write(&file, text).unwrap();
             RedisServer::start_raw(port, &[file.to_str().unwrap(), "--sentinel"])

@@ -4,15 +4,16 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use fleet::{
-    Allocation, CallQuery, Cause, Confirm, Departure, Edit, Event, EventKind, Fleet, Found,
-    PodFacts, PodStatus, PodWriter, Refusal, Release, Removed, Renew,
+    Allocation, CallQuery, Edit, Event, EventKind, Fleet, Found, Millis, PodStatus, Refusal,
+    Removed,
     merchant::Malformed,
-    names::{CallSid, PodName, Pool},
+    names::{CallSid, PodName},
 };
 use store::{Redis, RedisConfig, Scripts, Store, Ttls};
 
 use testkit::{
-    chance::{CONNECT, Dice, LEASE, MERCHANTS, PINS, TABLES, TRUST, table},
+    dice::Dice,
+    operations::{LEASE, Operation, TRUST, table},
     redis::{RedisServer, store_config, unix_millis},
 };
 
@@ -42,6 +43,10 @@ async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     Ok(pods.into_iter().flat_map(calls).collect())
 }
 
+fn down(error: store::StoreError) -> String {
+    format!("the store failed: {error}")
+}
+
 macro_rules! same {
     ($what:expr, $redis:expr, $fleet:expr) => {{
         let (redis, fleet) = (&$redis, &$fleet);
@@ -51,7 +56,8 @@ macro_rules! same {
     }};
 }
 
-pub(crate) struct World {
+/// A fleet and a Redis that do the same operations.
+pub(crate) struct Pair {
     pub(crate) server: RedisServer,
     pub(crate) store: Arc<Redis>,
     pub(crate) fleet: Fleet,
@@ -62,7 +68,7 @@ pub(crate) struct World {
     pub(crate) seen: String,
 }
 
-impl World {
+impl Pair {
     async fn new(scripts: Scripts) -> Self {
         let now = unix_millis();
         let server = RedisServer::with_held_clock(now);
@@ -75,197 +81,133 @@ impl World {
         let plain = server.connection();
         let mut fleet = Fleet::new(table(0), now + TRUST);
         fleet.keep_events();
-        let mut world = Self { server, store, fleet, plain, now, unswept: 0, seen: "-".into() };
+        let mut pair = Self { server, store, fleet, plain, now, unswept: 0, seen: "-".into() };
         // (that the tiers are in force, which the fleet began with)
-        world.told().unwrap();
-        world
+        pair.told().unwrap();
+        pair
     }
 
+    /// Does one operation on both sides; what it was.
     async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
-        let now = self.now;
-        let (store, fleet) = (self.store.clone(), &mut self.fleet);
-        let down = |error: store::StoreError| format!("the store failed: {error}");
-        let told = match dice.roll(51) {
-            0..=13 => {
-                let request = dice.allocate(fleet);
-                let outcome = store.allocate(&request).await.map_err(down)?;
+        let operation = dice.operation(&mut self.fleet, self.now);
+        match &operation {
+            Operation::Observe { .. } | Operation::Remove { .. } | Operation::Move { .. } => {
+                self.write_pod(&operation).await?;
+            }
+            Operation::Wait { time } => self.wait(*time).await?,
+            _ => self.ask(&operation).await?,
+        }
+        Ok(format!("{operation:?}"))
+    }
+
+    async fn ask(&mut self, operation: &Operation) -> Result<(), String> {
+        let (store, fleet, now) = (self.store.clone(), &mut self.fleet, self.now);
+        let what = format!("{operation:?}");
+        match operation {
+            Operation::Allocate(request) => {
+                let outcome = store.allocate(request).await.map_err(down)?;
                 let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
                 fleet.favour(chosen.collect());
-                let ours = fleet.allocate(&request, now);
-                same!(format!("{request:?}"), plain(outcome), plain(ours));
-                format!("{request:?}")
+                same!(what, plain(outcome), plain(fleet.allocate(request, now)));
             }
-            14..=20 => {
-                let pod = dice.pod();
-                let (call, attempt) = (dice.call(), dice.roll(3) as u32);
-                let request = Release {
-                    call,
-                    pod: dice.sometimes(pod),
-                    attempt: (dice.roll(4) == 0).then_some(attempt),
-                    cause: [Cause::Agent, Cause::Provider, Cause::Operator, Cause::Stream]
-                        [dice.roll(4)],
-                };
-                same!(
-                    format!("{request:?}"),
-                    store.release(&request).await.map_err(down)?,
-                    fleet.release(&request, now)
-                );
-                format!("{request:?}")
+            Operation::Release(request) => {
+                let outcome = store.release(request).await.map_err(down)?;
+                same!(what, outcome, fleet.release(request, now));
             }
-            21..=23 => {
-                let calls = (0..=dice.roll(3)).map(|_| dice.call()).collect();
-                let pod = (dice.roll(2) == 0).then(|| dice.pod());
-                let request = Renew { calls, pod, lease_ttl: LEASE };
-                same!(
-                    format!("{request:?}"),
-                    store.renew(&request).await.map_err(down)?,
-                    fleet.renew(&request, now)
-                );
-                format!("{request:?}")
+            Operation::Renew(request) => {
+                let outcome = store.renew(request).await.map_err(down)?;
+                same!(what, outcome, fleet.renew(request, now));
             }
-            24..=25 => {
-                let (pod, ttl) = (dice.pod(), 1 + dice.roll(15_000) as u64);
-                same!(
-                    "drain",
-                    store.drain(&pod, ttl).await.map_err(down)?,
-                    fleet.drain(&pod, ttl, now)
-                );
-                format!("drain {pod} for {ttl}")
+            Operation::Confirm(request) => {
+                let outcome = store.confirm(request).await.map_err(down)?;
+                same!(what, outcome, fleet.confirm(request, now));
             }
-            26..=27 => {
-                let pod = dice.pod();
-                same!("undrain", store.undrain(&pod).await.map_err(down)?, fleet.undrain(&pod));
-                format!("undrain {pod}")
+            Operation::ExtendPending { time } => {
+                store.spare(*time).await.map_err(down)?;
+                fleet.spare(*time, now);
             }
-            28..=34 => {
-                let pod = dice.pod();
-                let facts = PodFacts {
-                    uid: format!("u{}", dice.roll(8) / 7),
-                    address: "a:1".into(),
-                    ready: dice.roll(5) > 0,
-                    terminating: dice.roll(10) == 0,
-                    restarts: (dice.roll(10) / 9) as u32,
-                    pin: PINS[dice.roll(PINS.len())].map(|pin| pin.parse().unwrap()),
-                };
-                let (origin, epoch) = dice.writer(fleet, now);
-                let writer = PodWriter { origin: &origin, epoch };
-                let mut redis = store.observe_pod(&pod, &facts, writer).await.map_err(down)?;
+            Operation::Drain { pod, ttl } => {
+                let outcome = store.drain(pod, *ttl).await.map_err(down)?;
+                same!(what, outcome, fleet.drain(pod, *ttl, now));
+            }
+            Operation::Undrain { pod } => {
+                let outcome = store.undrain(pod).await.map_err(down)?;
+                same!(what, outcome, fleet.undrain(pod));
+            }
+            Operation::Claim(claim) => {
+                let outcome = store.claim_pods(claim).await.map_err(down)?;
+                same!(what, outcome, fleet.claim_pods(claim, now));
+            }
+            Operation::Tiers { tiers, instead_of } => {
+                let edit = || Edit { instead_of: instead_of.as_ref(), by: "admin (token 2)" };
+                let outcome = store.apply_tiers(tiers, edit()).await.map_err(down)?;
+                same!(what, outcome, fleet.apply_tiers(tiers, edit()));
+            }
+            Operation::Merchant { id, document, instead_of } => {
+                let edit = || Edit { instead_of: *instead_of, by: "admin (token 2)" };
+                let outcome = store.set_merchant(id, *document, edit()).await.map_err(down)?;
+                same!(what, outcome, fleet.set_merchant(id, *document, edit()));
+            }
+            Operation::Sweep { most } => {
+                let outcome = store.sweep(*most).await.map_err(down)?;
+                same!(what, outcome, fleet.sweep(*most, now));
+            }
+            Operation::Audit => {
+                let mut names = fleet.pod_names();
+                names.sort();
+                same!(what, store.audit().await.map_err(down)?, fleet.audit(&names));
+            }
+            other => return Err(format!("{other:?} is done elsewhere")),
+        }
+        Ok(())
+    }
+
+    /// What a source of pods writes. The fleet gives calls that it has to reseat the pods that
+    /// Redis chose.
+    async fn write_pod(&mut self, operation: &Operation) -> Result<(), String> {
+        let (store, fleet, now) = (self.store.clone(), &mut self.fleet, self.now);
+        let what = format!("{operation:?}");
+        match operation {
+            Operation::Observe { pod, facts, writer } => {
+                let mut redis = store.observe_pod(pod, facts, writer.get()).await.map_err(down)?;
                 fleet.favour(chosen(&store).await?);
-                let mut ours = fleet.observe_pod(&pod, &facts, writer, now);
-                for ended in [&mut redis, &mut ours].into_iter().flatten() {
-                    ended.ended.sort_by(|a, b| a.call.cmp(&b.call));
+                let mut ours = fleet.observe_pod(pod, facts, writer.get(), now);
+                for observed in [&mut redis, &mut ours].into_iter().flatten() {
+                    observed.ended.sort_by(|a, b| a.call.cmp(&b.call));
                 }
-                same!(format!("observe {pod} {facts:?} {writer:?}"), redis, ours);
-                format!("observe {pod} {facts:?} {writer:?}")
+                same!(what, redis, ours);
             }
-            35 => {
-                let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
-                let departure = [Departure::Now, Departure::WhenIdle][dice.roll(2)];
-                let (origin, epoch) = dice.writer(fleet, now);
-                let writer = PodWriter { origin: &origin, epoch };
-                let mut redis =
-                    store.remove_pod(&pod, &uid, departure, writer).await.map_err(down)?;
+            Operation::Remove { pod, uid, departure, writer } => {
+                let redis = store.remove_pod(pod, uid, *departure, writer.get()).await;
+                let mut redis = redis.map_err(down)?;
                 fleet.favour(chosen(&store).await?);
-                let mut ours = fleet.remove_pod(&pod, &uid, departure, writer, now);
+                let mut ours = fleet.remove_pod(pod, uid, *departure, writer.get(), now);
                 for removed in [&mut redis, &mut ours] {
                     if let Ok(Removed::Gone { ended }) = removed {
                         ended.sort_by(|a, b| a.call.cmp(&b.call));
                     }
                 }
-                same!(format!("remove {pod} {uid} {departure:?}"), redis, ours);
-                format!("remove {pod} {uid} {departure:?}")
+                same!(what, redis, ours);
             }
-            36 => {
-                let (pod, uid) = (dice.pod(), format!("u{}", dice.roll(2)));
-                let to: Pool =
-                    ["gold", "basic", "merchant:acme", "loose"][dice.roll(4)].parse().unwrap();
-                let (origin, epoch) = dice.writer(fleet, now);
-                let writer = PodWriter { origin: &origin, epoch };
-                same!(
-                    "move",
-                    store.move_pod(&pod, &uid, &to, writer).await.map_err(down)?,
-                    fleet.move_pod(&pod, &uid, &to, writer)
-                );
-                format!("move {pod} {uid} to {to}")
+            Operation::Move { pod, uid, to, writer } => {
+                let redis = store.move_pod(pod, uid, to, writer.get()).await.map_err(down)?;
+                same!(what, redis, fleet.move_pod(pod, uid, to, writer.get()));
             }
-            37 => {
-                let tiers = table(dice.roll(TABLES.len()));
-                let known = table(dice.roll(TABLES.len()));
-                let is_careful = dice.roll(2) == 0;
-                let edit =
-                    || Edit { instead_of: is_careful.then_some(&known), by: "admin (token 2)" };
-                same!(
-                    "tiers",
-                    store.apply_tiers(&tiers, edit()).await.map_err(down)?,
-                    fleet.apply_tiers(&tiers, edit())
-                );
-                format!("tiers {}", serde_json::Value::from(tiers))
-            }
-            38 => {
-                let (id, document) = (dice.merchant(), MERCHANTS[dice.roll(MERCHANTS.len())]);
-                let known = MERCHANTS[dice.roll(MERCHANTS.len())].unwrap_or_default();
-                let is_careful = dice.roll(2) == 0;
-                let edit =
-                    || Edit { instead_of: is_careful.then_some(known), by: "admin (token 2)" };
-                same!(
-                    "merchant",
-                    store.set_merchant(&id, document, edit()).await.map_err(down)?,
-                    fleet.set_merchant(&id, document, edit())
-                );
-                format!("merchant {id} {document:?}")
-            }
-            39..=40 => {
-                let most = 1 + dice.roll(3);
-                same!("sweep", store.sweep(most).await.map_err(down)?, fleet.sweep(most, now));
-                format!("sweep {most}")
-            }
-            41 => {
-                let mut names = fleet.pod_names();
-                names.sort();
-                same!("audit", store.audit().await.map_err(down)?, fleet.audit(&names));
-                "audit".into()
-            }
-            43..=45 => {
-                let (call, attempt) = (dice.call(), dice.roll(3) as u32);
-                let attempt = dice.sometimes(attempt);
-                let confirm = Confirm { call, pod: dice.pod(), attempt, lease_ttl: LEASE };
-                same!(
-                    format!("{confirm:?}"),
-                    store.confirm(&confirm).await.map_err(down)?,
-                    fleet.confirm(&confirm, now)
-                );
-                format!("{confirm:?}")
-            }
-            46 => {
-                store.spare(CONNECT).await.map_err(down)?;
-                fleet.spare(CONNECT, now);
-                "spare".into()
-            }
-            42 => {
-                let claim = dice.claim(fleet, now);
-                same!(
-                    format!("{claim:?}"),
-                    store.claim_pods(&claim).await.map_err(down)?,
-                    fleet.claim_pods(&claim, now)
-                );
-                format!("{claim:?}")
-            }
-            _ => return self.wait(dice).await,
-        };
-        Ok(told)
+            other => return Err(format!("{other:?} writes no pod")),
+        }
+        Ok(())
     }
 
     /// Moves time; not so far without a sweep that TTLs would tidy up first.
-    async fn wait(&mut self, dice: &mut Dice) -> Result<String, String> {
-        let ms = 1 + dice.roll(2_000) as u64;
-        self.now += ms;
+    async fn wait(&mut self, time: Millis) -> Result<(), String> {
+        self.now += time;
         self.server.set_time(self.now);
         self.unswept += 1;
         if self.unswept.is_multiple_of(8) {
-            let swept = self.store.sweep(100).await.map_err(|error| error.to_string())?;
+            let swept = self.store.sweep(100).await.map_err(down)?;
             same!("the great sweep", swept, self.fleet.sweep(100, self.now));
         }
-        Ok(format!("wait {ms}"))
+        Ok(())
     }
 
     /// What Redis has told since the last time.
@@ -369,19 +311,19 @@ const NOT_ANSWERED: [&str; 2] = ["the store cannot be reached", "more to do than
 
 async fn compare_once(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
     let mut dice = Dice(seed);
-    let mut world = World::new(scripts).await;
+    let mut pair = Pair::new(scripts).await;
     let mut story = Vec::new();
     for number in 0..operations {
-        let stepped = world.step(&mut dice).await;
-        let agreed = match stepped.and_then(|told| world.events_agree().map(|()| told)) {
+        let stepped = pair.step(&mut dice).await;
+        let agreed = match stepped.and_then(|told| pair.events_agree().map(|()| told)) {
             Ok(told) => {
                 story.push(told);
                 match number % 15 {
-                    0 => match world.calls_agree().await.and_then(|()| world.keys_agree()) {
-                        Ok(()) => world.views_agree().await,
+                    0 => match pair.calls_agree().await.and_then(|()| pair.keys_agree()) {
+                        Ok(()) => pair.views_agree().await,
                         Err(error) => Err(error),
                     },
-                    number if number % 3 == 0 => world.views_agree().await,
+                    number if number % 3 == 0 => pair.views_agree().await,
                     _ => Ok(()),
                 }
             }
@@ -389,11 +331,11 @@ async fn compare_once(seed: u64, operations: usize, scripts: Scripts) -> Result<
         };
         if let Err(error) = agreed {
             let tail = story[story.len().saturating_sub(12)..].join("\n  ");
-            world.store.close().await;
+            pair.store.close().await;
             return Err(format!("seed {seed}, operation {number}: {error}\nafter\n  {tail}"));
         }
     }
-    world.store.close().await;
+    pair.store.close().await;
     Ok(())
 }
 
@@ -401,14 +343,16 @@ fn number(variable: &str, default: u64) -> u64 {
     std::env::var(variable).ok().map_or(default, |text| text.parse().expect("a number"))
 }
 
-#[tokio::test]
+#[tokio::test(flavor = "multi_thread", worker_threads = 4)]
 async fn the_scripts_and_the_model_agree_on_everything() {
     let (seed, operations) =
         (number("DIFFERENTIAL_SEED", unix_millis()), number("DIFFERENTIAL_OPS", 20_000));
     println!("DIFFERENTIAL_SEED={seed} DIFFERENTIAL_OPS={operations}");
-    let worlds = 4;
-    for world in 0..worlds {
-        let outcome = compare(seed + world, (operations / worlds) as usize, Scripts::default).await;
-        outcome.unwrap_or_else(|error| panic!("{error}"));
+    let pairs = 4;
+    let compared = (0..pairs).map(|number| {
+        tokio::spawn(compare(seed + number, (operations / pairs) as usize, Scripts::default))
+    });
+    for pair in compared.collect::<Vec<_>>() {
+        pair.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
     }
 }

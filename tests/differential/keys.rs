@@ -4,13 +4,17 @@ use std::collections::BTreeMap;
 
 use fleet::{PodStatus, names::Pool, tiers::Kind};
 
-use crate::compare::World;
+use crate::compare::Pair;
 use testkit::snapshot::Snapshot;
 
-impl World {
+impl Pair {
     /// Whether they say what the fleet says.
     pub(super) fn keys_agree(&mut self) -> Result<(), String> {
         let keys = Snapshot::read(&mut self.plain, "voice:")?;
+        let found = keys.state("voice:", self.fleet.tiers())?.violations();
+        if !found.is_empty() {
+            return Err(format!("the keys of Redis: {found:?}"));
+        }
         for pool in self.fleet.status().pools {
             let (available, assigned) = match &pool.pool {
                 Pool::Tier(tier) => {

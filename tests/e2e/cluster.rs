@@ -432,20 +432,19 @@ fn pods_are_followed_while_lists_fail() {
     eventually(5 * SECOND, "lists are read again", || available(&router) == 7);
 }
 
-/// What the router says of its comparisons: how many changes, and how long each took (ms).
-fn comparisons(log: &str) -> Vec<(u64, u64)> {
+/// The changes of each comparison, as the router logs them.
+fn comparisons(log: &str) -> Vec<u64> {
     let line = |line: &str| {
         let line: Value = serde_json::from_str(line).ok()?;
-        (line["message"] == "compared with the cluster")
-            .then(|| (line["changes"].as_u64().unwrap(), line["took_ms"].as_u64().unwrap()))
+        (line["message"] == "compared with the cluster").then(|| line["changes"].as_u64().unwrap())
     };
     log.lines().filter_map(line).collect()
 }
 
 #[test]
-fn ten_thousand_pods_are_compared_until_nothing_is_left_to_do() {
+fn thousands_of_pods_are_compared_until_nothing_is_left_to_do() {
     let kube = Kube::start();
-    (0..10_000).for_each(|number| kube.add(&format!("voice-agent-{number}")));
+    (0..3_000).for_each(|number| kube.add(&format!("voice-agent-{number}")));
     let server = RedisServer::start(&[]);
     let (url, api, metrics) = (server.url(), free_port().to_string(), free_port().to_string());
     let config = kube.config.to_str().unwrap();
@@ -454,13 +453,13 @@ fn ten_thousand_pods_are_compared_until_nothing_is_left_to_do() {
         ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
         (
             "TIER_CONFIG",
-            r#"{"basic": {"type": "shared", "target": 9000}, "gold": {"target": 1000}}"#,
+            r#"{"basic": {"type": "shared", "target": 2000}, "gold": {"target": 1000}}"#,
         ),
         ("HTTP_BIND", "127.0.0.1"),
         ("HTTP_PORT", &api),
         ("METRICS_PORT", &metrics),
         ("REDIS_URL", &url),
-        ("RECONCILE_INTERVAL", "3s"),
+        ("RECONCILE_INTERVAL", "2s"),
         ("LOG_LEVEL", "debug"),
         ("LOG_FORMAT", "json"),
     ];
@@ -469,16 +468,13 @@ fn ten_thousand_pods_are_compared_until_nothing_is_left_to_do() {
     let log = std::fs::File::create(&path).unwrap();
     let router = Router::start_with(&settings, log.into());
     let done = || {
-        let done = comparisons(&std::fs::read_to_string(&path).unwrap());
-        (done.len() >= 3).then_some(done)
+        let changes = comparisons(&std::fs::read_to_string(&path).unwrap());
+        changes.ends_with(&[0, 0]).then_some(changes)
     };
-    eventually(40 * SECOND, "three comparisons", || done().is_some());
-    let done = done().unwrap();
-    println!("changes and milliseconds: {done:?}");
-    assert_eq!(done[0].0, 10_000);
-    assert!(done[2].0 == 0, "nothing is left to do: {done:?}");
+    eventually(40 * SECOND, "nothing is left to do", || {
+        done().is_some_and(|changes| changes.iter().any(|changes| *changes > 0))
+    });
+    let changes = done().unwrap();
+    assert_eq!(changes.iter().sum::<u64>(), 3_000, "{changes:?}");
     assert_eq!(router.status()["pools"]["gold"]["assigned"], 1_000);
-    let info: String =
-        redis::cmd("INFO").arg("latencystats").query(&mut server.connection()).unwrap();
-    println!("{}", info.lines().find(|line| line.contains("usec_fcall:")).unwrap());
 }

@@ -12,12 +12,12 @@ use store::{Redis, RedisConfig, Store, Ttls};
 
 use testkit::redis::{RedisServer, WRITER, ready_pod, store_config};
 
-struct World {
+struct CountedStore {
     server: RedisServer,
     store: Arc<Redis>,
 }
 
-impl World {
+impl CountedStore {
     async fn new() -> Self {
         let server = RedisServer::start(&[]);
         let tiers = r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}}"#;
@@ -27,12 +27,17 @@ impl World {
         let config = RedisConfig { ttls: Ttls { lease: 1, ..config.ttls }, ..config };
         let store = Redis::start(config).unwrap();
         store.first_contact(Duration::from_secs(5)).await.unwrap();
-        let world = Self { server, store };
+        let counted = Self { server, store };
         for name in ["a", "b", "c", "d"] {
             let facts = ready_pod();
-            world.store.observe_pod(&name.parse().unwrap(), &facts, WRITER).await.unwrap().unwrap();
+            counted
+                .store
+                .observe_pod(&name.parse().unwrap(), &facts, WRITER)
+                .await
+                .unwrap()
+                .unwrap();
         }
-        world
+        counted
     }
 
     /// How many commands a script runs, and how many scripts there were.
@@ -61,75 +66,75 @@ fn call(name: &str) -> CallSid {
 
 #[tokio::test]
 async fn the_path_of_a_call_costs_so_many_commands() {
-    let world = World::new().await;
-    let store = &world.store;
+    let counted = CountedStore::new().await;
+    let store = &counted.store;
     let plain = |name: &str| Allocate::new(call(name), None, 900_000);
     // The scripts are loaded by now, and the tier table is in force.
     store.allocate(&plain("first")).await.unwrap().unwrap();
     store.release(&Release::new(call("first"), None)).await.unwrap().unwrap();
 
     let request = plain("CA1");
-    let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
+    let (commands, scripts, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:gold");
     assert_eq!((commands, scripts), (14, 1), "allocate, exclusive");
 
-    let (commands, scripts, _) = world.commands(store.allocate(&request)).await;
+    let (commands, scripts, _) = counted.commands(store.allocate(&request)).await;
     assert_eq!((commands, scripts), (4, 1), "the same call again");
 
     store.allocate(&plain("CA2")).await.unwrap().unwrap();
     let request = plain("CA3");
-    let (commands, scripts, given) = world.commands(store.allocate(&request)).await;
+    let (commands, scripts, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
     assert_eq!((commands, scripts), (17, 1), "allocate, fall-through to shared");
 
     let renew = Renew { calls: vec![call("CA1")], pod: None, lease_ttl: 900_000 };
-    let (commands, scripts, _) = world.commands(store.renew(&renew)).await;
+    let (commands, scripts, _) = counted.commands(store.renew(&renew)).await;
     assert_eq!((commands, scripts), (17, 1), "renew, for the first time");
-    let (commands, scripts, _) = world.commands(store.renew(&renew)).await;
+    let (commands, scripts, _) = counted.commands(store.renew(&renew)).await;
     assert_eq!((commands, scripts), (16, 1), "renew");
 
     let release = Release::new(call("CA1"), None);
-    let (commands, scripts, freed) = world.commands(store.release(&release)).await;
+    let (commands, scripts, freed) = counted.commands(store.release(&release)).await;
     assert!(freed.unwrap().is_ok());
     assert_eq!((commands, scripts), (11, 1), "release");
 
     // One command more where calls come back, for the memory of how they ended.
     let request = Allocate { returns: true, ..plain("CA4") };
-    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    let (commands, ..) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 14, "allocate, with second chances");
     let release = Release::new(call("CA4"), None);
-    let (commands, ..) = world.commands(store.release(&release)).await;
+    let (commands, ..) = counted.commands(store.release(&release)).await;
     assert_eq!(commands, 12, "release, with second chances");
 
     // Nothing more where calls may wait and nobody does.
     let hold = Hold { time: 60_000, patience: 60_000, most: 10, most_per_merchant: 10 };
     let request = Allocate { hold: Some(hold), ..plain("CA5") };
-    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    let (commands, ..) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 14, "allocate, with waiting");
     let release = Release::new(call("CA5"), None);
-    let (commands, ..) = world.commands(store.release(&release)).await;
+    let (commands, ..) = counted.commands(store.release(&release)).await;
     assert_eq!(commands, 11, "release, nobody waits");
 
     // Two more for a signed request, which is looked up and remembered.
     let fingerprint = "0123456789abcdef".parse().unwrap();
     let signed = Some(Signed { fingerprint, window: 60_000 });
     let request = Allocate { signed, ..plain("CA7") };
-    let (commands, scripts, _) = world.commands(store.allocate(&request)).await;
+    let (commands, scripts, _) = counted.commands(store.allocate(&request)).await;
     assert_eq!((commands, scripts), (16, 1), "allocate, signed");
-    let (commands, ..) = world.commands(store.allocate(&request)).await;
+    let (commands, ..) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 5, "the same signed request again");
     let release = Release::new(call("CA7"), None);
-    let (commands, ..) = world.commands(store.release(&release)).await;
+    let (commands, ..) = counted.commands(store.release(&release)).await;
     assert_eq!(commands, 11, "release of a call that was signed for");
-    let (commands, _, given) = world.commands(store.allocate(&request)).await;
+    let (commands, _, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!((commands, given.unwrap().is_err()), (4, true), "a replay");
 
     let request = Allocate { provisional: true, ..plain("CA6") };
-    let (commands, _, given) = world.commands(store.allocate(&request)).await;
+    let (commands, _, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 15, "allocate, provisional");
     let (pod, attempt) = (given.unwrap().unwrap().pod, None);
     let confirm = Confirm { call: call("CA6"), pod, attempt, lease_ttl: 900_000 };
-    let (commands, ..) = world.commands(store.confirm(&confirm)).await;
+    let (commands, ..) = counted.commands(store.confirm(&confirm)).await;
     assert_eq!(commands, 17, "confirm");
     store.close().await;
 }

@@ -37,7 +37,8 @@ fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
     let file = directory.join("pods");
     fs::write(&file, "a=h:1\n").unwrap();
     let path = file.to_str().unwrap();
-    let router = Router::start(&[BASE, ("PODS_FILE", path), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let settings = [BASE, ("PODS_FILE", path), ("TIER_CONFIG", r#"{"gold": 1}"#)];
+    let (router, log) = Router::start_logged(&settings);
     router.allocate("CA1");
 
     fs::write(&file, "b=h:2 # the next one\n").unwrap();
@@ -58,7 +59,7 @@ fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
     eventually(Duration::from_secs(4), "a is forgotten", || router.get("/api/v1/pod/a").0 == 404);
 
     fs::write(&file, "b=h:2\nnonsense\n").unwrap();
-    thread::sleep(Duration::from_millis(1_500));
+    log.contains("the file can't be used", 0);
     assert_eq!(router.get("/api/v1/pod/b").0, 200, "a bad list changes nothing");
 }
 
@@ -133,7 +134,8 @@ fn a_file_that_is_half_written_ends_no_call() {
             thread::sleep(Duration::from_millis(600));
         }
     }
-    thread::sleep(Duration::from_millis(1_500));
+    fs::write(&file, "a=10.0.0.13:8000\nb=10.0.0.14:8000\n").unwrap();
+    eventually(Duration::from_secs(4), "b joins", || router.get("/api/v1/pod/b").0 == 200);
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
 }
 

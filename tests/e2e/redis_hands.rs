@@ -1,7 +1,7 @@
 //! What others do to Redis: people with redis-cli, editors of tiers, the older
 //! router.
 
-use std::{collections::HashSet, thread, time::Duration};
+use std::{collections::HashSet, time::Duration};
 
 use redis::Commands;
 use serde_json::json;
@@ -77,7 +77,9 @@ fn what_people_do_by_hand_is_honoured_or_repaired() {
 #[test]
 fn a_tier_document_changed_by_hand_is_followed_and_a_bad_one_is_not() {
     let server = RedisServer::start(&[]);
-    let router = &replicas(&server, 1, r#"{"gold": 3}"#)[0];
+    let settings = [("REDIS_URL", server.url()), ("TIER_CONFIG", r#"{"gold": 3}"#.into())];
+    let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
+    let (router, log) = Router::start_logged(&settings);
     let mut plain = server.connection();
     router.allocate("CA1");
     let _: () = plain
@@ -96,7 +98,7 @@ fn a_tier_document_changed_by_hand_is_followed_and_a_bad_one_is_not() {
         redis::cmd("TYPE").arg("voice:pool:gold:available").query(&mut plain).unwrap();
     assert_eq!(kind, "zset");
     let _: () = plain.set("voice:tier:config", "{nonsense").unwrap();
-    thread::sleep(Duration::from_secs(11));
+    log.contains("the tier document in Redis cannot be used", 0);
     assert_eq!(router.status()["pools"]["gold"]["type"], "shared");
     assert_eq!(router.release("CA1").0, 200);
 }
@@ -266,14 +268,20 @@ fn a_drain_that_is_prolonged_by_hand_lasts_longer() {
     let url = server.url();
     let router = Router::start(&[
         ("REDIS_URL", &url),
-        ("TIER_CONFIG", r#"{"gold": 1}"#),
+        ("TIER_CONFIG", r#"{"gold": 2}"#),
         ("DRAINING_TTL", "1s"),
     ]);
-    router.post("/api/v1/drain", json!({"pod_name": "voice-agent-0"}));
+    for pod in ["voice-agent-0", "voice-agent-1"] {
+        assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+    }
     let _: () =
         server.connection().set_ex("voice:pod:draining:voice-agent-0", "true", 600).unwrap();
-    thread::sleep(Duration::from_millis(2_500));
-    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA1"})).0, 503);
+    let is_draining =
+        |pod: &str| router.get(&format!("/api/v1/pod/{pod}")).1["is_draining"] == true;
+    eventually(Duration::from_secs(4), "the other drain ends", || !is_draining("voice-agent-1"));
+    assert!(is_draining("voice-agent-0"));
+    assert_eq!(router.allocate("CA1")["pod_name"], "voice-agent-1");
+    assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0, 503);
 }
 
 #[test]

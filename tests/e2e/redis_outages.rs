@@ -5,7 +5,7 @@ use std::{
     io::Write,
     sync::{
         Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -32,30 +32,29 @@ fn a_redis_that_dies_and_comes_back_empty_is_waited_out_without_harm() {
     outage_under_load(Outage::DiesAndComesBackEmpty);
 }
 
+const CLIENTS: usize = 8;
+
 fn outage_under_load(kind: Outage) {
-    let outage = std::env::var("OUTAGE_SECONDS").map_or(6, |text| text.parse().unwrap());
     let mut server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 200}"#);
-    let (done, slowest) = (AtomicBool::new(false), Mutex::new(Duration::ZERO));
+    let done = AtomicBool::new(false);
+    let (given, given_up) =
+        ([const { AtomicUsize::new(0) }; CLIENTS], [const { AtomicUsize::new(0) }; CLIENTS]);
     let (held, refused) =
         (Mutex::new(HashMap::<String, String>::new()), Mutex::new(HashSet::<String>::new()));
     thread::scope(|scope| {
-        for client in 0..16 {
-            let (routers, done, slowest, held, refused) =
-                (&routers, &done, &slowest, &held, &refused);
+        for client in 0..CLIENTS {
+            let (routers, done, held, refused) = (&routers, &done, &held, &refused);
+            let (given, given_up) = (&given[client], &given_up[client]);
             scope.spawn(move || {
                 let mut connection = routers[client % 2].connect();
                 for number in (0..100_000).take_while(|_| !done.load(Ordering::Relaxed)) {
                     let call = format!("CA-{client}-{number}");
-                    let started = Instant::now();
                     let (status, answer) =
                         connection.post("/api/v1/allocate", &json!({"call_sid": call})).json();
-                    let took = started.elapsed();
-                    let mut worst = slowest.lock().unwrap();
-                    *worst = took.max(*worst);
-                    drop(worst);
                     match status {
                         200 => {
+                            given.fetch_add(1, Ordering::Relaxed);
                             let pod = answer["pod_name"].as_str().unwrap().to_owned();
                             let other = held.lock().unwrap().insert(pod.clone(), call.clone());
                             // Calls from before a wipe are forgotten, and their pods given anew.
@@ -71,19 +70,27 @@ fn outage_under_load(kind: Outage) {
                                 kind == Outage::DiesAndComesBackEmpty && released == 404;
                             assert!(forgotten || matches!(released, 200 | 503), "{released}");
                         }
-                        503 => drop(refused.lock().unwrap().insert(call)),
+                        503 => {
+                            given_up.fetch_add(1, Ordering::Relaxed);
+                            refused.lock().unwrap().insert(call);
+                        }
                         other => panic!("{other}: {answer}"),
                     }
                     thread::sleep(Duration::from_millis(2));
                 }
             });
         }
-        thread::sleep(Duration::from_secs(1));
+        let all = |counts: &[AtomicUsize], least: usize| {
+            counts.iter().all(|count| count.load(Ordering::Relaxed) >= least)
+        };
+        eventually(Duration::from_secs(5), "all clients are served", || all(&given, 5));
         match kind {
             Outage::StandsStill => server.signal("STOP"),
             Outage::DiesAndComesBackEmpty => server.kill(),
         }
-        thread::sleep(Duration::from_secs(outage));
+        given_up.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        // Each answer comes during the outage: the clients do not wait for its end.
+        eventually(Duration::from_secs(10), "all clients are refused", || all(&given_up, 20));
         let twilio = routers[0].connect().form("/api/v1/twilio/allocate", "CallSid=CA-t");
         assert!(twilio.status == 200 && twilio.text().contains("<Hangup/>"));
         assert_eq!(routers[0].connect().get("/ready").status, 200);
@@ -95,14 +102,11 @@ fn outage_under_load(kind: Outage) {
             let (status, _) = routers[1].post("/api/v1/allocate", json!({"call_sid": "back"}));
             status == 200
         });
-        thread::sleep(Duration::from_secs(1));
+        given.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        eventually(Duration::from_secs(5), "all clients are served again", || all(&given, 5));
         done.store(true, Ordering::Relaxed);
     });
-    let slowest = slowest.into_inner().unwrap();
-    println!("the slowest answer took {slowest:?}");
-    assert!(slowest < Duration::from_secs(outage), "it waited for the end of the outage");
     let refused = refused.into_inner().unwrap();
-    assert!(refused.len() > 100, "the outage was not felt: {}", refused.len());
     routers[1].release("back");
     let mut connection = routers[0].connect();
     eventually(Duration::from_secs(3), "ended calls are released", || {
@@ -207,7 +211,8 @@ fn an_allocation_whose_answer_was_lost_is_taken_back_and_a_repeated_one_never() 
     eventually(Duration::from_secs(3), "service is back", || {
         router.get("/api/v1/calls/other").0 == 404
     });
-    thread::sleep(Duration::from_millis(500));
+    // (a release that must not come has no event)
+    thread::sleep(Duration::from_millis(300));
     assert_eq!(router.get("/api/v1/calls/told").0, 200, "its first caller is on the phone");
 }
 
@@ -329,7 +334,8 @@ fn a_release_that_was_kept_does_not_end_a_later_call_of_the_same_id() {
     eventually(Duration::from_secs(5), "what was kept is done", || {
         cut_off.get("/api/v1/status").0 == 200
     });
-    thread::sleep(Duration::from_millis(500));
+    // (a release that must not come has no event)
+    thread::sleep(Duration::from_millis(300));
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "it is another call");
     assert_eq!(cut_off.release("CA1").0, 200);
 }
@@ -356,19 +362,19 @@ fn a_full_redis_that_blinks_still_releases() {
 }
 
 #[test]
-fn thousands_of_kept_releases_do_not_keep_service_out() {
+fn a_thousand_kept_releases_do_not_keep_service_out() {
     let server = RedisServer::start(&[]);
     let router = &replicas(
         &server,
         1,
         r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 10000}}"#,
     )[0];
-    for call in 0..3_000 {
+    for call in 0..1_000 {
         router.allocate(&format!("CA{call}"));
     }
     server.signal("STOP");
     let mut connection = router.connect();
-    for call in 0..3_000 {
+    for call in 0..1_000 {
         assert_eq!(
             connection.post("/api/v1/release", &json!({"call_sid": format!("CA{call}")})).status,
             503
@@ -389,9 +395,10 @@ fn a_renewal_right_after_a_wipe_is_not_told_that_its_call_is_unknown() {
     redis::cmd("FLUSHALL").exec(&mut server.connection()).unwrap();
     let (status, answer) =
         router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]}));
-    assert_eq!(status, 503, "{answer}");
-    eventually(Duration::from_secs(3), "the call is registered again", || {
-        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["registered"]
-            == json!(["CA1"])
+    // (the router may have found out by itself, and filled Redis again)
+    assert!(status == 503 || answer["registered"] == json!(["CA1"]), "{status}: {answer}");
+    eventually(Duration::from_secs(3), "the call is known again", || {
+        router.post("/api/v1/renew", json!({"pod_name": pod, "call_sids": ["CA1"]})).1["renewed"]
+            == 1
     });
 }

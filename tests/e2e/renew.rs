@@ -1,8 +1,8 @@
-use std::{thread, time::Duration};
+use std::time::Duration;
 
 use serde_json::json;
 
-use testkit::{Router, eventually};
+use testkit::{Router, eventually, redis::unix_millis};
 
 #[test]
 fn a_renewed_call_outlives_its_lease() {
@@ -23,7 +23,9 @@ fn a_repeated_allocation_does_not_renew() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     let before = router.get("/api/v1/calls/CA1").1["lease_expires_at"].clone();
-    thread::sleep(Duration::from_millis(1_100));
+    // (the answer shows seconds)
+    let began = unix_millis() / 1_000;
+    eventually(Duration::from_secs(2), "the next second", || unix_millis() / 1_000 > began);
     router.allocate("CA1");
     assert_eq!(router.get("/api/v1/calls/CA1").1["lease_expires_at"], before);
     router.post("/api/v1/renew", json!({"call_sid": "CA1"}));
@@ -34,7 +36,12 @@ fn a_repeated_allocation_does_not_renew() {
 fn a_pod_renews_all_its_calls_and_learns_which_are_gone() {
     let router = Router::start(&[("LEASE_TTL", "2s")]);
     // For one lease a router that began empty believes its pods.
-    thread::sleep(Duration::from_millis(2_100));
+    eventually(Duration::from_secs(4), "the router believes pods no more", || {
+        let renew = json!({"pod_name": "voice-agent-0", "call_sids": ["CA0"]});
+        let is_unknown = router.post("/api/v1/renew", renew).1["unknown"] == json!(["CA0"]);
+        router.release("CA0");
+        is_unknown
+    });
     let pod = router.allocate("CA1")["pod_name"].clone();
     router.allocate("CA2");
     let (status, answer) =

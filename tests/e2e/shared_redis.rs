@@ -96,7 +96,7 @@ struct History {
 
 #[test]
 fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept() {
-    let seconds = std::env::var("LOAD_SECONDS").map_or(8, |text| text.parse().unwrap());
+    let seconds = std::env::var("LOAD_SECONDS").map_or(4, |text| text.parse().unwrap());
     let server = RedisServer::start(&[]);
     let (file, url) = (scratch().join("pods"), server.url());
     let list = |pods: std::ops::Range<usize>| {

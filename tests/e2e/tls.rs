@@ -6,13 +6,14 @@ use std::{
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
-use testkit::{Connection, certificates::Authority, eventually, free_port, program, scratch};
+use testkit::{Connection, Log, certificates::Authority, eventually, free_port, program, scratch};
 
 /// A router that speaks TLS, on ports of its own.
 struct Router {
     child: Child,
     url: String,
     metrics: u16,
+    log: Log,
 }
 
 impl Router {
@@ -20,8 +21,10 @@ impl Router {
         let (api, metrics) = (free_port(), free_port());
         let mut command = program(settings);
         command.env("HTTP_PORT", api.to_string()).env("METRICS_PORT", metrics.to_string());
-        let child = command.env("LOG_LEVEL", "error").stdout(Stdio::null()).spawn().unwrap();
-        let router = Self { child, url: format!("https://localhost:{api}"), metrics };
+        let log = Log::create();
+        command.env("LOG_LEVEL", "warn").stdout(Stdio::null()).stderr(log.sink());
+        let (child, url) = (command.spawn().unwrap(), format!("https://localhost:{api}"));
+        let router = Self { child, url, metrics, log };
         eventually(Duration::from_secs(10), "the router is ready", || {
             let connection = Connection::try_open(([127, 0, 0, 1], metrics).into());
             connection
@@ -170,12 +173,13 @@ fn a_certificate_that_changes_is_shown_from_then_on_and_a_bad_one_is_not() {
     let next = authority.sign("next");
     // Half of the change: the key does not belong to the certificate.
     fs::copy(&next.file, &own.file).unwrap();
-    std::thread::sleep(Duration::from_millis(1_500));
+    router.log.contains("the file can't be used", 0);
     assert_eq!(shown(), first);
     fs::copy(&next.key, &own.key).unwrap();
     eventually(Duration::from_secs(5), "the new certificate is shown", || shown() != first);
+    let before = router.log.count("the file can't be used");
     fs::write(&own.file, "nonsense").unwrap();
-    std::thread::sleep(Duration::from_millis(1_500));
+    router.log.contains("the file can't be used", before);
     assert_ne!(shown(), first, "and goes on being shown");
 }
 

@@ -24,7 +24,7 @@ impl Drop for Agent {
     }
 }
 
-struct World {
+struct ProxiedRouter {
     router: Router,
     nginx: Nginx,
     _agents: Vec<Agent>,
@@ -32,7 +32,7 @@ struct World {
 
 /// Pods 0 and 1 have agents, pod 2 has an address where nobody listens, and pod 3
 /// one that swallows everything.
-fn world() -> World {
+fn proxied_router() -> ProxiedRouter {
     let agent_port = free_port();
     let address = |number: u8| Ipv4Addr::new(127, 0, 1, number + 1);
     let pods: Vec<(String, Ipv4Addr)> = (0..3u8)
@@ -70,7 +70,7 @@ fn world() -> World {
             Agent(child)
         })
         .collect();
-    World { router, nginx, _agents: agents }
+    ProxiedRouter { router, nginx, _agents: agents }
 }
 
 fn through(nginx: &Nginx) -> Connection {
@@ -79,21 +79,21 @@ fn through(nginx: &Nginx) -> Connection {
 
 #[tokio::test]
 async fn a_call_finds_its_way_from_the_provider_to_its_pod_and_back() {
-    let world = world();
+    let proxied = proxied_router();
     for number in [2, 3] {
         let pod = format!("voice-agent-{number}");
-        assert_eq!(world.router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
+        assert_eq!(proxied.router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
     }
     for round in 0..4 {
         // The provider asks …
         let call = format!("CA{round}");
         let answer =
-            through(&world.nginx).form("/api/v1/twilio/allocate", &format!("CallSid={call}"));
+            through(&proxied.nginx).form("/api/v1/twilio/allocate", &format!("CallSid={call}"));
         assert_eq!(answer.status, 200);
         let text = answer.text();
         let url = text.split("url=\"").nth(1).unwrap().split('"').next().unwrap();
         assert!(url.contains("/ws/pod/voice-agent-"), "{url}");
-        assert_eq!(world.router.status()["active_calls"], 1);
+        assert_eq!(proxied.router.status()["active_calls"], 1);
         // … and opens the stream it was told.
         let (mut socket, _) = connect_async(url).await.unwrap();
         let start = json!({"event": "start", "streamSid": "MZ1", "start": {"callSid": call}});
@@ -109,26 +109,26 @@ async fn a_call_finds_its_way_from_the_provider_to_its_pod_and_back() {
         // The caller hangs up.
         socket.send(Message::Text(json!({"event": "stop"}).to_string().into())).await.unwrap();
         let _ = socket.close(None).await;
-        eventually(3 * SECOND, "the pod is free", || world.router.status()["active_calls"] == 0);
+        eventually(3 * SECOND, "the pod is free", || proxied.router.status()["active_calls"] == 0);
     }
 }
 
 #[test]
 fn the_api_is_behind_it() {
-    let world = world();
-    let mut connection = through(&world.nginx);
+    let proxied = proxied_router();
+    let mut connection = through(&proxied.nginx);
     assert_eq!(connection.get("/api/v1/health").status, 200);
     let answer = connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
     assert_eq!(answer.status, 200);
     assert_eq!(connection.post("/api/v1/release", &json!({"call_sid": "CA1"})).status, 200);
     for path in ["/", "/metrics", "/health", "/api/v2/x"] {
-        assert_eq!(through(&world.nginx).get(path).status, 404, "{path}");
+        assert_eq!(through(&proxied.nginx).get(path).status, 404, "{path}");
     }
 }
 
 #[test]
 fn what_is_not_a_pod_is_refused() {
-    let world = world();
+    let proxied = proxied_router();
     for path in [
         "/ws/pod/voice-agent-0.evil.example/x",
         "/ws/pod/evil.example/x",
@@ -145,20 +145,20 @@ fn what_is_not_a_pod_is_refused() {
         "/ws/pod/../pod/evil/x",
         "/ws/pod/voice-agent-9999999999/x",
     ] {
-        let status = through(&world.nginx).get(path).status;
+        let status = through(&proxied.nginx).get(path).status;
         assert!((400..=404).contains(&status), "{path}: {status}");
     }
     // What is escaped stays escaped: no line of ours can be added to a request.
-    let status = through(&world.nginx).get("/ws/pod/voice-agent-0/a%0d%0aX-Evil:%201/b").status;
+    let status = through(&proxied.nginx).get("/ws/pod/voice-agent-0/a%0d%0aX-Evil:%201/b").status;
     assert!((400..500).contains(&status), "{status}");
 }
 
 #[test]
 fn a_pod_that_is_down_or_unknown_is_told_in_time() {
-    let world = world();
+    let proxied = proxied_router();
     for pod in ["voice-agent-2", "voice-agent-3", "voice-agent-77"] {
         // (nginx by itself would wait for a minute, longer than this connection does)
-        let status = through(&world.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
-        assert!(matches!(status, 502 | 504), "{pod}: {status} {}", world.nginx.log());
+        let status = through(&proxied.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
+        assert!(matches!(status, 502 | 504), "{pod}: {status} {}", proxied.nginx.log());
     }
 }

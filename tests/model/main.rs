@@ -1,6 +1,7 @@
 //! The rules of the fleet under everything that can happen around it: by chance, many
 //! times over (`simulation`), and in full, in a small world (`exhaustive`).
 
+mod common;
 mod exhaustive;
 mod simulation;
 
@@ -10,7 +11,7 @@ use self::{
     exhaustive::{Bounds, search},
     simulation::{
         Acknowledged, Failover, Sabotage,
-        report::{caught, commas, shortest, worlds_with_losses, worlds_without_violation},
+        report::{caught, commas, runs_with_losses, runs_without_violation, shortest},
     },
 };
 
@@ -24,29 +25,29 @@ fn seed() -> u64 {
 
 #[test]
 fn no_invariant_breaks_while_no_write_is_lost() {
-    worlds_without_violation(seed(), 300_000, None);
+    runs_without_violation(seed(), 300_000, None);
 }
 
 /// `SIMULATION_STEPS=50000000 cargo test --release --test model long -- --nocapture`
 #[test]
 fn no_invariant_breaks_in_a_long_run() {
     let Some(steps) = number("SIMULATION_STEPS") else { return };
-    worlds_without_violation(seed(), steps, None);
+    runs_without_violation(seed(), steps, None);
     let failover = Failover { acknowledged: Acknowledged::WhenReplicated, most: 0 };
-    worlds_without_violation(seed(), steps / 2, Some(failover));
+    runs_without_violation(seed(), steps / 2, Some(failover));
     for most in [1, 5, 20] {
         let failover = Failover { acknowledged: Acknowledged::AtOnce, most };
-        worlds_with_losses(seed(), steps / 60_000, failover);
+        runs_with_losses(seed(), steps / 60_000, failover);
     }
     // Too rare for every run.
     let (settings, violation) = caught(Sabotage::DoubtsDespiteRenewal, 2_000).expect("not caught");
-    println!("DoubtsDespiteRenewal, after {} worlds: {}", settings.seed + 1, violation.what);
+    println!("DoubtsDespiteRenewal, after {} runs: {}", settings.seed + 1, violation.what);
 }
 
 #[test]
 fn a_failover_that_loses_only_what_was_not_acknowledged_breaks_nothing() {
     let failover = Failover { acknowledged: Acknowledged::WhenReplicated, most: 0 };
-    let sum = worlds_without_violation(seed(), 100_000, Some(failover));
+    let sum = runs_without_violation(seed(), 100_000, Some(failover));
     assert!(sum.failovers > 10 && sum.lost_writes > 0, "nothing was lost at all");
 }
 
@@ -54,9 +55,9 @@ fn a_failover_that_loses_only_what_was_not_acknowledged_breaks_nothing() {
 fn a_failover_that_loses_acknowledged_writes_can_book_a_pod_twice() {
     let sums = [1, 5, 20].map(|most| {
         let failover = Failover { acknowledged: Acknowledged::AtOnce, most };
-        worlds_with_losses(seed(), 4, failover)
+        runs_with_losses(seed(), 4, failover)
     });
-    assert!(sums.iter().any(|sum| sum.double_bookings > 0), "the judge has seen nothing");
+    assert!(sums.iter().any(|sum| sum.double_bookings > 0), "no double booking was seen");
 }
 
 #[test]
@@ -75,7 +76,7 @@ fn every_sabotage_is_caught() {
     for sabotage in sabotages {
         let (settings, violation) =
             caught(sabotage, 400).unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
-        println!("{sabotage:?}, after {} worlds: {}", settings.seed + 1, violation.what);
+        println!("{sabotage:?}, after {} runs: {}", settings.seed + 1, violation.what);
         if std::env::var("SIMULATION_HISTORIES").is_ok() {
             println!("{}", shortest(settings, &violation));
         }

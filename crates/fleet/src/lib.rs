@@ -6,6 +6,8 @@ mod fleet;
 pub mod merchant;
 pub mod names;
 pub mod rules;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod tiers;
 
 pub use self::fleet::*;

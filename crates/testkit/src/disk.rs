@@ -1,13 +1,8 @@
 //! A disk that fails on demand, under one program.
 
-use std::{
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-    sync::OnceLock,
-};
+use std::{fs, path::PathBuf};
 
-use super::scratch;
+use super::{preload::Preload, scratch};
 
 /// `errno` of a disk without room, a read-only one, and a broken one.
 pub const ENOSPC: i32 = 28;
@@ -26,8 +21,7 @@ impl Disk {
 
     /// The settings that give a program this disk.
     pub fn settings(&self) -> [(&'static str, String); 2] {
-        let text = |path: &Path| path.to_str().unwrap().to_owned();
-        [("LD_PRELOAD", text(library())), ("DISK_FAULT", text(&self.fault))]
+        [LIBRARY.setting(), ("DISK_FAULT", self.fault.to_str().unwrap().to_owned())]
     }
 
     /// From now on a call (`create`, `write`, `sync`) fails.
@@ -45,54 +39,45 @@ impl Disk {
     }
 }
 
-fn library() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let directory = scratch();
-        let (source, library) = (directory.join("disk.c"), directory.join("disk.so"));
-        let code = r#"
-            #define _GNU_SOURCE
-            #include <errno.h>
-            #include <fcntl.h>
-            #include <stdarg.h>
-            #include <stdio.h>
-            #include <stdlib.h>
-            #include <string.h>
-            #include <unistd.h>
-            #include <sys/syscall.h>
-            static int failure(const char *call) {
-                char text[64] = "", name[32] = ""; int number = 0;
-                int fd = syscall(SYS_openat, AT_FDCWD, getenv("DISK_FAULT"), O_RDONLY);
-                if (fd < 0) return -1;
-                syscall(SYS_read, fd, text, sizeof text - 1);
-                syscall(SYS_close, fd);
-                if (sscanf(text, "%31s %d", name, &number) != 2 || strcmp(name, call)) return -1;
-                return number;
-            }
-            static int fails(const char *call) {
-                int number;
-                while ((number = failure(call)) == 0) usleep(5000);
-                if (number > 0) errno = number;
-                return number > 0;
-            }
-            static int is_journal(int fd) {
-                char link[64], path[512] = "";
-                snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-                return readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/journal");
-            }
-            int open64(const char *path, int flags, ...) {
-                va_list rest; va_start(rest, flags); int mode = va_arg(rest, int); va_end(rest);
-                if ((flags & O_CREAT) && (strstr(path, "/journal") || strstr(path, "/lock")) && fails("create")) return -1;
-                return syscall(SYS_openat, AT_FDCWD, path, flags, mode);
-            }
-            ssize_t write(int fd, const void *bytes, size_t size) {
-                if (is_journal(fd) && fails("write")) return -1;
-                return syscall(SYS_write, fd, bytes, size);
-            }
-            int fdatasync(int fd) { return fails("sync") ? -1 : syscall(SYS_fdatasync, fd); }"#;
-        fs::write(&source, code).unwrap();
-        let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status();
-        assert!(built.unwrap().success());
-        library
-    })
-}
+static LIBRARY: Preload = Preload::new(
+    r#"
+    #define _GNU_SOURCE
+    #include <errno.h>
+    #include <fcntl.h>
+    #include <stdarg.h>
+    #include <stdio.h>
+    #include <stdlib.h>
+    #include <string.h>
+    #include <unistd.h>
+    #include <sys/syscall.h>
+    static int failure(const char *call) {
+        char text[64] = "", name[32] = ""; int number = 0;
+        int fd = syscall(SYS_openat, AT_FDCWD, getenv("DISK_FAULT"), O_RDONLY);
+        if (fd < 0) return -1;
+        syscall(SYS_read, fd, text, sizeof text - 1);
+        syscall(SYS_close, fd);
+        if (sscanf(text, "%31s %d", name, &number) != 2 || strcmp(name, call)) return -1;
+        return number;
+    }
+    static int fails(const char *call) {
+        int number;
+        while ((number = failure(call)) == 0) usleep(5000);
+        if (number > 0) errno = number;
+        return number > 0;
+    }
+    static int is_journal(int fd) {
+        char link[64], path[512] = "";
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        return readlink(link, path, sizeof path - 1) > 0 && strstr(path, "/journal");
+    }
+    int open64(const char *path, int flags, ...) {
+        va_list rest; va_start(rest, flags); int mode = va_arg(rest, int); va_end(rest);
+        if ((flags & O_CREAT) && (strstr(path, "/journal") || strstr(path, "/lock")) && fails("create")) return -1;
+        return syscall(SYS_openat, AT_FDCWD, path, flags, mode);
+    }
+    ssize_t write(int fd, const void *bytes, size_t size) {
+        if (is_journal(fd) && fails("write")) return -1;
+        return syscall(SYS_write, fd, bytes, size);
+    }
+    int fdatasync(int fd) { return fails("sync") ? -1 : syscall(SYS_fdatasync, fd); }"#,
+);

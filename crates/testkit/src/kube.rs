@@ -26,7 +26,7 @@ use super::{cluster, scratch};
 const HISTORY: usize = 10_000;
 
 #[derive(Default)]
-struct World {
+struct ApiState {
     version: u64,
     pods: BTreeMap<String, Value>,
     expired: usize,
@@ -101,7 +101,7 @@ pub struct Faults {
 }
 
 pub struct Kube {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<ApiState>>,
     /// Rings for watchers when the world has changed; a change of the second
     /// number ends them.
     bell: watch::Sender<(u64, u64)>,
@@ -112,7 +112,7 @@ pub struct Kube {
 
 #[derive(Clone)]
 struct Shared {
-    world: Arc<Mutex<World>>,
+    world: Arc<Mutex<ApiState>>,
     bell: watch::Receiver<(u64, u64)>,
 }
 
@@ -127,7 +127,7 @@ impl Kube {
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         });
         std::fs::write(&config, text.to_string()).unwrap();
-        let world = World { version: 100, oldest: 100, ..World::default() };
+        let world = ApiState { version: 100, oldest: 100, ..ApiState::default() };
         let mut kube = Self {
             world: Arc::new(Mutex::new(world)),
             bell: watch::Sender::new((0, 0)),
@@ -165,7 +165,7 @@ impl Kube {
         self.runtime = Some(runtime);
     }
 
-    fn world(&self) -> MutexGuard<'_, World> {
+    fn world(&self) -> MutexGuard<'_, ApiState> {
         self.world.lock().unwrap()
     }
 
@@ -469,7 +469,7 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
     Response::new(Body::from_stream(lines))
 }
 
-fn lease(world: &mut World, method: &Method, name: &str, body: &Bytes) -> Response {
+fn lease(world: &mut ApiState, method: &Method, name: &str, body: &Bytes) -> Response {
     if *method == Method::GET {
         return match world.leases.get(name) {
             Some(lease) => axum::Json(lease.clone()).into_response(),

@@ -2,15 +2,18 @@
 
 pub mod baseline;
 pub mod certificates;
-pub mod chance;
+
 pub mod clock;
 pub mod cluster;
 pub mod collector;
 pub mod disk;
 pub mod events;
 pub mod kube;
+mod log;
+pub mod measurement;
 pub mod nginx;
-pub mod parts;
+mod preload;
+mod process;
 pub mod provider;
 pub mod proxy;
 pub mod raw;
@@ -32,7 +35,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-pub use self::raw::{Answer, Connection};
+pub use fleet::testing::{dice, invariants, operations};
+
+pub use self::{
+    log::Log,
+    process::Process,
+    raw::{Answer, Connection},
+};
 
 /// The root of the repository.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -90,16 +99,6 @@ pub fn program(settings: &[(&str, &str)]) -> Command {
     command
 }
 
-/// A process that ends with its test.
-pub struct Process(pub Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// How much longer than on an idle machine anything may take. Other work on the machine must
 /// not fail a test: the bound ends tests that would hang and measures nothing.
 const SLACK: u32 = 10;
@@ -136,6 +135,16 @@ pub struct Router {
 
 impl Router {
     pub fn start(settings: &[(&str, &str)]) -> Self {
+        Self::start_on_free_ports(settings, Stdio::inherit)
+    }
+
+    /// A router whose log the test reads.
+    pub fn start_logged(settings: &[(&str, &str)]) -> (Self, Log) {
+        let log = Log::create();
+        (Self::start_on_free_ports(settings, || log.sink()), log)
+    }
+
+    fn start_on_free_ports(settings: &[(&str, &str)], log: impl Fn() -> Stdio) -> Self {
         loop {
             let (api, metrics) = (free_port().to_string(), free_port().to_string());
             let mut all = vec![
@@ -145,7 +154,8 @@ impl Router {
             ];
             all.extend(settings);
             let mut command = program(&all);
-            if let Some(router) = Self::try_start(command.stdout(Stdio::null()), &all) {
+            if let Some(router) = Self::try_start(command.stdout(Stdio::null()).stderr(log()), &all)
+            {
                 return router;
             }
             // Another program may have taken a port since; nothing else is excused.

@@ -2,10 +2,9 @@
 
 use std::{
     fs::{self, File},
-    os::unix::fs::FileExt,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Child, Command, Stdio},
-    sync::{Arc, OnceLock},
+    sync::Arc,
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -18,42 +17,8 @@ pub struct RedisServer {
     child: Child,
     pub port: u16,
     directory: PathBuf,
-    clock: Option<File>,
-}
-
-/// A library that gives a program the wall clock that stands in a file.
-pub fn held_clock() -> &'static Path {
-    static LIBRARY: OnceLock<PathBuf> = OnceLock::new();
-    LIBRARY.get_or_init(|| {
-        let directory = scratch();
-        let (source, library) = (directory.join("clock.c"), directory.join("clock.so"));
-        let code = r#"
-            #define _GNU_SOURCE
-            #include <fcntl.h>
-            #include <stdlib.h>
-            #include <sys/mman.h>
-            #include <sys/syscall.h>
-            #include <sys/time.h>
-            #include <time.h>
-            #include <unistd.h>
-            static volatile long long *held;
-            static long long micros(void) {
-                if (!held) held = mmap(0, 8, PROT_READ, MAP_SHARED, open(getenv("HELD_CLOCK"), O_RDONLY), 0);
-                return *held;
-            }
-            int gettimeofday(struct timeval *tv, void *tz) {
-                tv->tv_sec = micros() / 1000000; tv->tv_usec = micros() % 1000000; return 0;
-            }
-            int clock_gettime(clockid_t id, struct timespec *ts) {
-                if (id != CLOCK_REALTIME) return syscall(SYS_clock_gettime, id, ts);
-                ts->tv_sec = micros() / 1000000; ts->tv_nsec = micros() % 1000000 * 1000; return 0;
-            }
-            time_t time(time_t *t) { time_t now = micros() / 1000000; if (t) *t = now; return now; }"#;
-        fs::write(&source, code).unwrap();
-        let built = Command::new("cc").args(["-shared", "-fPIC", "-w", "-o"]).arg(&library).arg(&source).status();
-        assert!(built.unwrap().success());
-        library
-    })
+    /// Held if there is one.
+    clock: Option<WallClock>,
 }
 
 /// `REDIS_SERVER` names another server to try, such as valkey-server.
@@ -87,18 +52,9 @@ impl RedisServer {
 
     /// A server whose time stands still, except when it is moved.
     pub fn with_held_clock(now: u64) -> Self {
-        let directory = scratch();
-        let file = File::options()
-            .create_new(true)
-            .read(true)
-            .write(true)
-            .open(directory.join("clock"))
-            .unwrap();
-        file.write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
-        let held = directory.join("clock").to_str().unwrap().to_owned();
-        let library = held_clock().to_str().unwrap().to_owned();
-        let environment = [("LD_PRELOAD", library), ("HELD_CLOCK", held)];
-        Self::launch(free_port(), directory, &[], &environment, Some(file))
+        let clock = WallClock::held(now);
+        let settings = clock.settings();
+        Self::launch(free_port(), scratch(), &[], &settings, Some(clock))
     }
 
     /// A server with a clock that can be stepped.
@@ -111,7 +67,7 @@ impl RedisServer {
         directory: PathBuf,
         args: &[&str],
         environment: &[(&str, String)],
-        clock: Option<File>,
+        clock: Option<WallClock>,
     ) -> Self {
         let mut command = server_command();
         command.args([
@@ -141,7 +97,7 @@ impl RedisServer {
 
     /// Moves a held clock.
     pub fn set_time(&self, now: u64) {
-        self.clock.as_ref().unwrap().write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
+        self.clock.as_ref().expect("the clock is held").set_time(now);
     }
 
     pub fn url(&self) -> String {

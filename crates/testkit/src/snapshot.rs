@@ -3,6 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use fleet::{
+    names::Pool,
+    testing::invariants::{PodState, PoolState, State},
+    tiers::{Kind, Tiers},
+};
+
 const READ_ALL: &str = r"
     local readers = {
         string = function(key) return {redis.call('GET', key)} end,
@@ -47,7 +53,6 @@ impl Snapshot {
         }
     }
 
-    #[allow(dead_code, reason = "the faults under load need it")]
     pub fn exists(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
@@ -76,8 +81,55 @@ impl Snapshot {
         pairs(self.values(key, "zset")?).map(number).collect()
     }
 
+    /// Pods, pools and calls as the documented keys show them (docs/redis.md).
+    pub fn state(&self, prefix: &str, tiers: &Tiers) -> Result<State, String> {
+        let mut state = State::default();
+        for pool in self.set(&format!("{prefix}pools"))? {
+            let pool: Pool = pool.parse().map_err(|error| format!("{pool}: {error}"))?;
+            state.pools.insert(pool.to_string(), self.pool_state(prefix, &pool, tiers)?);
+        }
+        let start = format!("{prefix}pod:");
+        let pods = self.0.keys().filter_map(|key| key.strip_prefix(&start));
+        for pod in pods.filter(|name| !name.contains(':') && *name != "metadata") {
+            state.pods.insert(pod.to_owned(), self.pod_state(prefix, pod)?);
+        }
+        for call in self.scores(&format!("{prefix}calls"))?.into_keys() {
+            let mut record = self.hash(&format!("{prefix}call:{call}"))?;
+            let pod = record.remove("pod_name").unwrap_or_default();
+            state.calls.insert(call, pod);
+        }
+        Ok(state)
+    }
+
+    fn pool_state(&self, prefix: &str, pool: &Pool, tiers: &Tiers) -> Result<PoolState, String> {
+        let (stem, view) = match pool {
+            Pool::Tier(tier) => (format!("{prefix}pool:{tier}"), "available"),
+            Pool::Merchant(id) => (format!("{prefix}merchant:{id}"), "pods"),
+        };
+        let (kind, view) = (tiers.kind(pool), format!("{stem}:{view}"));
+        let available = match kind {
+            Some(Kind::Shared { .. }) => self.scores(&view)?,
+            _ => self.set(&view)?.into_iter().map(|pod| (pod, 0.0)).collect(),
+        };
+        let available = available.into_iter().map(|(pod, calls)| (pod, calls as usize)).collect();
+        let out = self.scores(&format!("{stem}:out"))?.into_keys();
+        let assigned = self.set(&format!("{stem}:assigned"))?.into_iter().chain(out).collect();
+        Ok(PoolState { kind, assigned, available })
+    }
+
+    fn pod_state(&self, prefix: &str, pod: &str) -> Result<PodState, String> {
+        let fields = self.hash(&format!("{prefix}pod:{pod}"))?;
+        let is = |field: &str, value: &str| fields.get(field).map_or("", String::as_str) == value;
+        let is_draining = self.exists(&format!("{prefix}pod:draining:{pod}"));
+        let is_serving = is("ready", "1")
+            && !is("terminating", "1")
+            && !is_draining
+            && is("quarantined_until", "");
+        let calls = self.scores(&format!("{prefix}pod:calls:{pod}"))?.into_keys().collect();
+        Ok(PodState { is_serving, calls })
+    }
+
     /// How long a key lives (ms), where it has an end.
-    #[allow(dead_code, reason = "the faults under load do not need it")]
     pub fn left(&self, key: &str) -> Option<u64> {
         self.0.get(key).and_then(|found| u64::try_from(found.left).ok())
     }

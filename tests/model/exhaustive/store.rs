@@ -4,15 +4,17 @@
 use std::collections::HashMap;
 
 use fleet::{
-    Allocate, Change, Claim, Claimant, Departure, Fleet, Millis, PodFacts, PodOrigin, PodWriter,
-    Release, Removed,
+    Allocate, Change, Departure, Fleet, Millis, PodFacts, Release, Removed,
     names::{CallSid, PodName},
     tiers::{Origin, Tiers},
 };
 use serde_json::json;
 
 use super::{CALLS, PODS, state::Seen};
-use crate::simulation::Sabotage;
+use crate::{
+    common::{begin_term, facts_in_order, writer},
+    simulation::Sabotage,
+};
 
 /// Time stands still; a lease ends when that is what happens next.
 const NOW: Millis = 1_000_000;
@@ -135,9 +137,8 @@ impl Stores {
     }
 
     fn number(&mut self, fleet: &Fleet, attempts: [u8; CALLS]) -> u16 {
-        let mut facts: Vec<(u8, String, Change)> = fleet.facts().into_iter().map(ranked).collect();
-        facts.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        let key = (facts.iter().map(|(_, text, _)| text.clone()).collect(), attempts);
+        let facts = facts_in_order(fleet);
+        let key = (facts.iter().map(|(text, _)| text.clone()).collect(), attempts);
         if let Some(number) = self.numbers.get(&key) {
             return *number;
         }
@@ -150,7 +151,7 @@ impl Stores {
         for (pod, name) in self.pods.iter().enumerate() {
             pods[pod] = fleet.pod(name).map(|it| seen(&it.facts));
         }
-        let facts = facts.into_iter().map(|(_, _, change)| change).collect();
+        let facts = facts.into_iter().map(|(_, change)| change).collect();
         self.known.push(Known { facts, attempts, calls, pods });
         self.numbers.insert(key, number);
         number
@@ -266,31 +267,6 @@ impl Stores {
             }
         }
     }
-}
-
-fn ranked(change: Change) -> (u8, String, Change) {
-    let rank = match &change {
-        Change::Pod { .. } => 1,
-        Change::Home { .. } | Change::Draining { .. } => 2,
-        Change::Call { .. } => 3,
-        _ => 0,
-    };
-    (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
-}
-
-/// A leader of a term; without one it writes with whatever epoch is in force, as one that
-/// nothing fences would.
-fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
-    let origin = &PodOrigin::List;
-    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
-    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
-    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
-}
-
-/// The leader of a new term makes itself known.
-fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
-    let by = Claimant::Leader { epoch: Some(epoch) };
-    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

@@ -4,7 +4,7 @@
 use fleet::Millis;
 
 use super::{
-    LEASE, World,
+    LEASE, Simulation,
     events::Event,
     requests::{Answer, Op},
     router::Asker,
@@ -35,7 +35,7 @@ pub(super) struct Client {
     released: u8,
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn call_begins(&mut self) {
         if self.is_calm {
             return;
@@ -45,7 +45,7 @@ impl World {
         let call = self.clients.len() as u32;
         let is_merchant = self.dice.percent(25);
         self.clients.push(Client { is_merchant, ..Client::default() });
-        let router = self.dice.below(self.routers.len());
+        let router = self.dice.roll(self.routers.len());
         self.client_turns(call, Turn::Asks { router });
         if self.dice.percent(15) {
             // The same call by another router, at once or soon.
@@ -76,13 +76,13 @@ impl World {
             }
             Turn::Renews => {
                 if let Some(pod) = client.pod.filter(|_| !client.has_hung_up) {
-                    let router = self.dice.below(self.routers.len());
+                    let router = self.dice.roll(self.routers.len());
                     self.client_says(router, Op::Renew { call, pod });
                     self.client_later(call, LEASE / 3, Turn::Renews);
                 }
             }
             Turn::LooksUp => {
-                let router = self.dice.below(self.routers.len());
+                let router = self.dice.roll(self.routers.len());
                 self.client_says(router, Op::Find { call });
             }
             Turn::HangsUp => {
@@ -98,9 +98,9 @@ impl World {
             }
             Turn::Releases => {
                 self.clients[call as usize].released += 1;
-                self.judge.release_sent(call, self.now);
+                self.promises.release_sent(call, self.now);
                 let pod = client.pod.filter(|_| self.dice.percent(70));
-                let router = self.dice.below(self.routers.len());
+                let router = self.dice.roll(self.routers.len());
                 self.client_says(router, Op::Release { call, pod, stems_from: None });
             }
         }
@@ -120,14 +120,14 @@ impl World {
     pub(crate) fn client_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         let Some(call) = op.call() else { return };
         self.note(op.pod(), Some(call), || format!("client: heard of {op:?}: {answer:?}"));
-        self.judge.client_hears(sent, &op, answer.as_ref(), self.now);
+        self.promises.client_hears(sent, &op, answer.as_ref(), self.now);
         match (&op, answer) {
             (Op::Allocate { .. }, Some(Answer::Given { pod, is_new, .. })) => {
                 self.connected(call, pod, is_new);
             }
             (Op::Allocate { .. }, None) => {
                 if self.clients[call as usize].asked < 3 && self.dice.percent(40) {
-                    let router = self.dice.below(self.routers.len());
+                    let router = self.dice.roll(self.routers.len());
                     self.client_later(call, 50, Turn::Asks { router });
                 } else {
                     let later = self.dice.between(600, 2_000);
@@ -158,7 +158,7 @@ impl World {
             return;
         }
         client.is_mute = self.dice.percent(4);
-        let lasts = match self.dice.below(4) {
+        let lasts = match self.dice.roll(4) {
             0 => self.dice.between(1, 300),
             1 | 2 => self.dice.between(100, LEASE),
             _ => self.dice.between(LEASE, 3 * LEASE),
@@ -181,12 +181,12 @@ impl World {
         }
         let pause = self.dice.between(100, 3_000);
         self.at(self.now + pause, Event::OperatorTurns);
-        let pod = self.dice.below(self.cluster.slots.len());
-        let router = self.dice.below(self.routers.len());
+        let pod = self.dice.roll(self.cluster.slots.len());
+        let router = self.dice.roll(self.routers.len());
         let op = if self.dice.percent(60) {
             Op::Drain { pod, ttl: self.dice.between(300, super::LONGEST_DRAIN) }
         } else {
-            self.judge.undrain_sent(pod, self.now);
+            self.promises.undrain_sent(pod, self.now);
             Op::Undrain { pod }
         };
         self.note(Some(pod), None, || format!("operator: to r{router}: {op:?}"));
@@ -199,7 +199,7 @@ impl World {
     pub(crate) fn operator_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
         if let (Op::Drain { pod, .. }, Some(Answer::Drained { until })) = (&op, answer) {
             self.note(Some(*pod), None, || format!("operator: p{pod} drains until {until}"));
-            self.judge.drained(*pod, sent, until, self.now);
+            self.promises.drained(*pod, sent, until, self.now);
         }
     }
 }

@@ -1,7 +1,8 @@
 //! The cluster: pods appear, become ready and unready, restart, terminate, vanish,
 //! and come back under the same name with another UID.
 
-use super::{World, dice::Dice, events::Event};
+use super::{Simulation, events::Event};
+use testkit::dice::Dice;
 
 /// What the cluster says of a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -54,7 +55,7 @@ impl Cluster {
             None => Some(self.another()),
             Some(seen) if seen.is_terminating => None,
             Some(seen) if !seen.is_ready => Some(Seen { is_ready: true, ..seen }),
-            Some(seen) => match dice.below(20) {
+            Some(seen) => match dice.roll(20) {
                 0..3 => Some(Seen { is_ready: false, ..seen }),
                 3..7 => Some(Seen { is_terminating: true, ..seen }),
                 7 => None,
@@ -79,7 +80,7 @@ impl Cluster {
     }
 }
 
-impl World {
+impl Simulation {
     pub(crate) fn cluster_turns(&mut self, pod: usize) {
         if self.is_calm {
             return;
@@ -94,7 +95,7 @@ impl World {
     pub(crate) fn tell_leaders(&mut self, pod: usize) {
         let slot = self.cluster.slots[pod];
         self.note(Some(pod), None, || format!("cluster: p{pod} is {:?}", slot.seen));
-        self.judge.pod_changes(pod, slot.seen.map(|seen| seen.life()));
+        self.promises.pod_changes(pod, slot.seen.map(|seen| seen.life()));
         for leader in 0..self.leaders.len() {
             let delay = self.dice.between(1, 60);
             self.at(self.now + delay, Event::Watch { leader, pod, slot });

@@ -1,7 +1,7 @@
 //! Leaders: one is in office, and the one before may not know yet.
 
 use super::{
-    Sabotage, World,
+    Sabotage, Simulation,
     cluster::{Seen, Slot},
     events::Event,
     requests::{Answer, Op},
@@ -37,12 +37,12 @@ impl Leader {
     }
 }
 
-impl World {
+impl Simulation {
     /// The lease goes to a leader, and with it a higher epoch.
     pub(crate) fn election(&mut self) {
         let before = self.holder;
         if self.is_calm || self.dice.percent(40) {
-            self.holder = self.dice.below(self.leaders.len());
+            self.holder = self.dice.roll(self.leaders.len());
         }
         let has_none = self.leaders[self.holder].epoch.is_none();
         if self.holder != before || has_none {
@@ -96,7 +96,7 @@ impl World {
             Op::Epoch { epoch }
         };
         self.leaders[leader].is_busy = true;
-        let is_replaced = self.judge.is_replaced(epoch);
+        let is_replaced = self.promises.is_replaced(epoch);
         self.ask(leader, Asker::Leader { leader, epoch, is_replaced }, op);
     }
 
@@ -117,9 +117,9 @@ impl World {
         if self.is_calm || !self.dice.percent(10) {
             return None;
         }
-        let pod = self.dice.below(it.seen.len());
+        let pod = self.dice.roll(it.seen.len());
         let uid = self.leaders[leader].seen[pod].seen?.uid;
-        let to = ["pool:gold", "pool:basic", "merchant:acme"][self.dice.below(3)];
+        let to = ["pool:gold", "pool:basic", "merchant:acme"][self.dice.roll(3)];
         Some(Op::Move { pod, uid, to, epoch: written })
     }
 
@@ -129,7 +129,7 @@ impl World {
         let is_taken = matches!(answer, Some(Answer::Taken | Answer::NotThere))
             && !matches!(op, Op::Uid { .. });
         if is_taken {
-            self.judge.leader_wrote(&op, epoch, is_replaced, self.now);
+            self.promises.leader_wrote(&op, epoch, is_replaced, self.now);
         }
         let it = &mut self.leaders[leader];
         if it.epoch != Some(epoch) {

@@ -10,31 +10,30 @@
 
 mod clients;
 mod cluster;
-mod dice;
 mod events;
-mod judge;
 mod leaders;
 mod network;
+mod promises;
 pub(crate) mod report;
 mod requests;
 mod router;
 mod store;
 
 use fleet::Millis;
+use testkit::{dice::Dice, invariants::State};
 
 use self::{
     clients::Client,
     cluster::Cluster,
-    dice::Dice,
     events::{Agenda, Event},
-    judge::Judge,
     leaders::Leader,
     network::Weather,
+    promises::Promises,
     requests::{Answer, Op},
     router::{Asker, Router},
     store::Store,
 };
-pub(crate) use judge::Violation;
+pub(crate) use promises::Violation;
 
 const LEASE: Millis = 3_000;
 const LONGEST_DRAIN: Millis = 8_000;
@@ -108,7 +107,7 @@ pub(crate) struct Line {
     pub text: String,
 }
 
-/// What became of a world.
+/// The result of a run.
 pub(crate) struct Outcome {
     pub steps: u64,
     pub calls: u64,
@@ -119,7 +118,7 @@ pub(crate) struct Outcome {
     pub history: Vec<Line>,
 }
 
-pub(crate) struct World {
+pub(crate) struct Simulation {
     settings: Settings,
     now: Millis,
     dice: Dice,
@@ -138,17 +137,17 @@ pub(crate) struct World {
     epoch: u64,
     cluster: Cluster,
     clients: Vec<Client>,
-    judge: Judge,
+    promises: Promises,
     failovers: u64,
     history: Option<Vec<Line>>,
 }
 
-impl World {
-    /// Lives through a world; notes what happens if that is wanted.
+impl Simulation {
+    /// Runs a simulation to its end, with a history if that is wanted.
     pub(crate) fn live(settings: Settings, has_history: bool) -> Outcome {
-        let mut dice = Dice::new(settings.seed);
-        let weather = Weather { lost: dice.below(8), slow: dice.below(16), twice: dice.below(10) };
-        let mut world = Self {
+        let mut dice = Dice(settings.seed);
+        let weather = Weather { lost: dice.roll(8), slow: dice.roll(16), twice: dice.roll(10) };
+        let mut simulation = Self {
             pace: dice.between(20, 300),
             weather,
             settings,
@@ -156,28 +155,28 @@ impl World {
             agenda: Agenda::default(),
             is_calm: false,
             store: Store::new(PODS, settings.failover, settings.sabotage),
-            routers: (0..2 + dice.below(2)).map(|_| Router::default()).collect(),
+            routers: (0..2 + dice.roll(2)).map(|_| Router::default()).collect(),
             attempts: 0,
             leaders: vec![Leader::default(), Leader::default()],
             holder: 0,
             epoch: 0,
             cluster: Cluster::new(PODS),
             clients: Vec::new(),
-            judge: Judge::new(PODS),
+            promises: Promises::new(PODS),
             failovers: 0,
             history: has_history.then(Vec::new),
             dice,
         };
-        world.begin();
-        let until = |world: &Self| {
-            let is_broken = settings.stops_early && !world.judge.violations.is_empty();
-            world.judge.step < settings.steps && !is_broken
+        simulation.begin();
+        let until = |simulation: &Self| {
+            let is_broken = settings.stops_early && !simulation.promises.violations.is_empty();
+            simulation.promises.step < settings.steps && !is_broken
         };
-        world.run(until);
-        if world.judge.violations.is_empty() {
-            world.count_pods();
+        simulation.run(until);
+        if simulation.promises.violations.is_empty() {
+            simulation.count_pods();
         }
-        world.outcome()
+        simulation.outcome()
     }
 
     fn begin(&mut self) {
@@ -202,7 +201,7 @@ impl World {
         while goes_on(self)
             && let Some((at, event)) = self.agenda.next()
         {
-            self.judge.step += 1;
+            self.promises.step += 1;
             self.now = at;
             self.happens(event);
         }
@@ -234,7 +233,7 @@ impl World {
             Event::DebtsDue { router } => self.debts_due(router),
             Event::RouterDies { router } => {
                 let pause = self.dice.between(5_000, 60_000);
-                let next = self.dice.below(self.routers.len());
+                let next = self.dice.roll(self.routers.len());
                 self.at(self.now + pause, Event::RouterDies { router: next });
                 if !self.is_calm {
                     self.router_dies(router);
@@ -283,23 +282,11 @@ impl World {
     fn views_follow_from_facts(&mut self) {
         let repaired = self.store.audit();
         if repaired > 0 {
-            self.judge.broken("I11", None, None, format!("an audit repaired {repaired} pods"));
+            self.promises.broken("I11", None, None, format!("an audit repaired {repaired} pods"));
         }
-        let (status, pods) = (self.store.fleet().status(), self.store.fleet().pods());
-        for pool in &status.pools {
-            let members = pods.iter().filter(|pod| pod.pool.as_ref() == Some(&pool.pool)).count();
-            if members != pool.assigned {
-                let what = format!("{} counts {} pods of {members}", pool.pool, pool.assigned);
-                self.judge.broken("I11", None, None, what);
-            }
-            for (name, score) in self.store.fleet().available(&pool.pool) {
-                let pod = pods.iter().find(|pod| pod.name == name);
-                let has = pod.filter(|pod| pod.pool.as_ref() == Some(&pool.pool));
-                if has.is_none_or(|pod| pod.calls.len() != score) {
-                    let what = format!("{name} stands in {} with {score}", pool.pool);
-                    self.judge.broken("I3, I11", None, None, what);
-                }
-            }
+        let state = State::of(self.store.fleet());
+        for found in state.violations().into_iter().chain(state.overloads()) {
+            self.promises.broken(found.invariant, None, None, found.what);
         }
     }
 
@@ -309,7 +296,7 @@ impl World {
         self.cluster.recover();
         (0..PODS).for_each(|pod| self.tell_leaders(pod));
         let end = self.now + LEASE + LONGEST_DRAIN + 20_000;
-        self.run(|world| world.now < end);
+        self.run(|simulation| simulation.now < end);
         self.views_follow_from_facts();
         let mut given = [(0, false); PODS];
         for call in 0..(PODS * CAP + 1) as u32 {
@@ -320,17 +307,17 @@ impl World {
                 given[pod] = (given[pod].0 + 1, is_shared);
             }
         }
-        self.judge.census(&given);
+        self.promises.census(&given);
     }
 
     fn outcome(self) -> Outcome {
         Outcome {
-            steps: self.judge.step,
+            steps: self.promises.step,
             calls: self.clients.len() as u64,
-            holdings: self.judge.holdings,
+            holdings: self.promises.holdings,
             failovers: self.failovers,
             lost_writes: self.store.lost,
-            violations: self.judge.violations,
+            violations: self.promises.violations,
             history: self.history.unwrap_or_default(),
         }
     }

@@ -6,7 +6,7 @@
 
 use fleet::Millis;
 
-use super::World;
+use super::Simulation;
 
 /// The longest that one message takes.
 const SLOWEST: Millis = 1_500;
@@ -22,7 +22,7 @@ pub(super) struct Weather {
     pub twice: usize,
 }
 
-impl World {
+impl Simulation {
     /// How long the next message takes; `None` if it is lost.
     pub(crate) fn delay(&mut self) -> Option<Millis> {
         if self.is_calm {

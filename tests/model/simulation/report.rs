@@ -1,8 +1,8 @@
-//! Many worlds, and what is said of them.
+//! Many runs, and what is said of them.
 
 use std::{fmt::Write, time::Instant};
 
-use super::{Failover, Outcome, Sabotage, Settings, Violation, World};
+use super::{Failover, Outcome, Sabotage, Settings, Simulation, Violation};
 
 const STEPS_OF_A_WORLD: u64 = 15_000;
 /// So many other seeds are tried for a shorter history.
@@ -10,11 +10,11 @@ const OTHERS: u64 = 200;
 /// So many lines of a history are shown.
 const SHOWN: usize = 60;
 
-/// What became of many worlds.
+/// What became of many runs.
 #[derive(Default)]
 pub(crate) struct Sum {
     pub steps: u64,
-    pub worlds: u64,
+    pub runs: u64,
     pub calls: u64,
     pub holdings: u64,
     pub failovers: u64,
@@ -28,7 +28,7 @@ impl Sum {
     fn add(&mut self, outcome: &Outcome) {
         let is_double = |it: &&Violation| matches!(it.invariant, "I1" | "I3");
         self.steps += outcome.steps;
-        self.worlds += 1;
+        self.runs += 1;
         self.calls += outcome.calls;
         self.holdings += outcome.holdings;
         self.failovers += outcome.failovers;
@@ -51,24 +51,24 @@ pub(crate) fn commas(number: u64) -> String {
     text
 }
 
-/// Lives through worlds until so many steps are done. The first violation ends it,
+/// Lives through runs until so many steps are done. The first violation ends it,
 /// with a history that shows it.
-pub(crate) fn worlds_without_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Sum {
+pub(crate) fn runs_without_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Sum {
     let started = Instant::now();
     let mut sum = Sum::default();
     while sum.steps < steps {
-        let seed = seed.wrapping_add(sum.worlds);
+        let seed = seed.wrapping_add(sum.runs);
         let settings = Settings { failover, ..Settings::new(seed, STEPS_OF_A_WORLD) };
-        let outcome = World::live(settings, false);
+        let outcome = Simulation::live(settings, false);
         sum.add(&outcome);
         if let Some(violation) = outcome.violations.first() {
             panic!("{}", shortest(settings, violation));
         }
     }
     let speed = (sum.steps as f64 / started.elapsed().as_secs_f64()) as u64;
-    let (steps, worlds, speed) = (commas(sum.steps), commas(sum.worlds), commas(speed));
+    let (steps, runs, speed) = (commas(sum.steps), commas(sum.runs), commas(speed));
     let (calls, holdings) = (commas(sum.calls), commas(sum.holdings));
-    println!("simulation: {steps} steps, {worlds} worlds, 0 violations");
+    println!("simulation: {steps} steps, {runs} runs, 0 violations");
     println!(
         "  {calls} calls, {holdings} certain of their pod, {speed} steps/s, first seed {seed}"
     );
@@ -76,15 +76,15 @@ pub(crate) fn worlds_without_violation(seed: u64, steps: u64, failover: Option<F
 }
 
 /// Counts what goes wrong when failovers lose writes.
-pub(crate) fn worlds_with_losses(seed: u64, worlds: u64, failover: Failover) -> Sum {
+pub(crate) fn runs_with_losses(seed: u64, runs: u64, failover: Failover) -> Sum {
     let mut sum = Sum::default();
-    for world in 0..worlds {
+    for simulation in 0..runs {
         let settings = Settings {
             failover: Some(failover),
             stops_early: false,
-            ..Settings::new(seed.wrapping_add(world), STEPS_OF_A_WORLD)
+            ..Settings::new(seed.wrapping_add(simulation), STEPS_OF_A_WORLD)
         };
-        sum.add(&World::live(settings, false));
+        sum.add(&Simulation::live(settings, false));
     }
     let per = |count: u64| sum.double_bookings as f64 / count.max(1) as f64;
     println!(
@@ -100,12 +100,12 @@ pub(crate) fn worlds_with_losses(seed: u64, worlds: u64, failover: Failover) -> 
     sum
 }
 
-/// The first violation that a sabotage leads to, in so many worlds.
-pub(crate) fn caught(sabotage: Sabotage, worlds: u64) -> Option<(Settings, Violation)> {
-    (0..worlds).find_map(|seed| {
+/// The first violation that a sabotage leads to, in so many runs.
+pub(crate) fn caught(sabotage: Sabotage, runs: u64) -> Option<(Settings, Violation)> {
+    (0..runs).find_map(|seed| {
         let sabotage = Some(sabotage);
         let settings = Settings { sabotage, ..Settings::new(seed, STEPS_OF_A_WORLD) };
-        let outcome = World::live(settings, false);
+        let outcome = Simulation::live(settings, false);
         Some((settings, outcome.violations.into_iter().next()?))
     })
 }
@@ -116,14 +116,14 @@ pub(crate) fn shortest(settings: Settings, violation: &Violation) -> String {
     for other in 0..OTHERS {
         let seed = settings.seed.wrapping_add(1_000_000 + other);
         let shorter = Settings { seed, steps: shown.step.saturating_sub(1), ..settings };
-        let outcome = World::live(shorter, false);
+        let outcome = Simulation::live(shorter, false);
         let same =
             |it: &&Violation| it.invariant == violation.invariant && it.step <= shorter.steps;
         if let Some(same) = outcome.violations.iter().find(same) {
             (best, shown) = (shorter, same.clone());
         }
     }
-    let history = World::live(Settings { steps: shown.step, ..best }, true).history;
+    let history = Simulation::live(Settings { steps: shown.step, ..best }, true).history;
     let concerns = |line: &&super::Line| {
         let of_pod = line.pod.is_some() && line.pod == shown.pod;
         let of_call = line.call.is_some() && line.call == shown.call;

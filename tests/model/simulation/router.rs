@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use fleet::Millis;
 
 use super::{
-    Sabotage, World,
+    Sabotage, Simulation,
     events::{Event, Ticket},
     requests::{Answer, Op},
 };
@@ -52,13 +52,13 @@ pub(super) struct Router {
     debts: Vec<(Millis, Op)>,
 }
 
-impl World {
+impl Simulation {
     /// A router takes a request on.
     pub(crate) fn ask(&mut self, router: usize, asker: Asker, mut op: Op) {
         self.attempts += 1;
         if let Op::Allocate { call, attempt, .. } = &mut op {
             *attempt = self.attempts;
-            self.judge.allocate_opens(*call);
+            self.promises.allocate_opens(*call);
         }
         let it = &mut self.routers[router];
         it.last_request += 1;
@@ -83,7 +83,7 @@ impl World {
         let Some(Open { asker, op, started, .. }) = router.open.remove(&to.request) else { return };
         let Op::Allocate { call, attempt, .. } = op else { return };
         self.at(self.now, Event::Heard { asker, op, answer: None });
-        self.judge.allocate_closes(call, started + BUDGET);
+        self.promises.allocate_closes(call, started + BUDGET);
         let is_hasty = self.settings.sabotage == Some(Sabotage::HastyDoubts);
         let due = self.now + if is_hasty { 0 } else { BUDGET };
         self.note(None, Some(call), || format!("r{}: c{call} hangs up", to.router));
@@ -195,7 +195,7 @@ impl World {
             return;
         };
         if let Op::Allocate { call, .. } = &op {
-            self.judge.allocate_closes(*call, self.now);
+            self.promises.allocate_closes(*call, self.now);
         }
         if answer.is_none() {
             self.note(op.pod(), op.call(), || format!("r{}: gave up {op:?}", to.router));
@@ -213,7 +213,7 @@ impl World {
         match asker {
             Asker::Debt => {
                 if let (Op::Release { call, stems_from: Some(_), .. }, Some(_)) = (&op, &answer) {
-                    self.judge.taken_back(*call, self.now);
+                    self.promises.taken_back(*call, self.now);
                 }
             }
             // It lives in the same process.
@@ -247,7 +247,7 @@ impl World {
         for open in open.into_values() {
             match (open.op, open.asker) {
                 (Op::Allocate { call, .. }, _) => {
-                    self.judge.allocate_closes(call, open.started + BUDGET);
+                    self.promises.allocate_closes(call, open.started + BUDGET);
                 }
                 (_, Asker::Leader { leader, .. }) => self.leaders[leader].restart(),
                 _ => {}

@@ -4,8 +4,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use fleet::{
-    Allocate, Change, Claim, Claimant, Departure, Edit, Fleet, Found, Millis, MoveRefused,
-    NotReleased, PodFacts, PodOrigin, PodWriter, Release, Removed, Renew,
+    Allocate, Change, Departure, Edit, Fleet, Found, Millis, MoveRefused, NotReleased, PodFacts,
+    Release, Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{Origin, Tiers},
 };
@@ -16,6 +16,8 @@ use super::{
     cluster::Seen,
     requests::{Answer, Op},
 };
+
+use crate::common::{begin_term, facts_in_order, writer};
 
 const TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
     "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
@@ -52,23 +54,9 @@ impl Facts {
 
     fn copy(&self) -> Self {
         let mut fleet = Fleet::new(self.fleet.tiers().clone(), 0);
-        let mut facts: Vec<(u8, String, Change)> =
-            self.fleet.facts().into_iter().map(rank).collect();
-        // The fleet gives its facts in no order; a seed has to repeat itself.
-        facts.sort_by(|a, b| (a.0, &a.1).cmp(&(b.0, &b.1)));
-        facts.into_iter().for_each(|(_, _, change)| fleet.replay(change));
+        facts_in_order(&self.fleet).into_iter().for_each(|(_, change)| fleet.replay(change));
         Self { fleet, attempts: self.attempts.clone() }
     }
-}
-
-fn rank(change: Change) -> (u8, String, Change) {
-    let rank = match &change {
-        Change::Pod { .. } => 1,
-        Change::Home { .. } | Change::Draining { .. } | Change::Health { .. } => 2,
-        Change::Call { .. } => 3,
-        _ => 0,
-    };
-    (rank, serde_json::to_string(&change).expect("a change is JSON"), change)
 }
 
 pub(super) struct Store {
@@ -338,21 +326,6 @@ impl Store {
         self.facts.fleet.replay(serde_json::from_value(facts).expect("a call"));
         Answer::Given { pod, is_shared: pool == "pool:basic", is_new: true }
     }
-}
-
-/// A leader of a term; without one it writes with whatever epoch is in force, as one that
-/// nothing fences would.
-fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
-    let origin = &PodOrigin::List;
-    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
-    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
-    PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
-}
-
-/// The leader of a new term makes itself known.
-fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
-    let by = Claimant::Leader { epoch: Some(epoch) };
-    fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
 fn taken(is_taken: bool) -> Answer {

@@ -29,7 +29,7 @@ pub enum PodOrigin {
 
 impl PodOrigin {
     /// Whether pods of this origin may be written where `owner` has written before.
-    fn may_follow(&self, owner: &Self) -> bool {
+    pub(super) fn may_follow(&self, owner: &Self) -> bool {
         match (self, owner) {
             // Simulated agents must not replace pods that may be real.
             (_, Self::Unknown) => *self != Self::Simulated,
@@ -161,7 +161,7 @@ pub(super) struct PodList {
 impl Fleet {
     /// The origin of the pods in the store. One that was lost follows from the list in force. A
     /// store with an epoch and without both was written by a leader of an earlier version.
-    fn owner(&self) -> Option<PodOrigin> {
+    pub(super) fn owner(&self) -> Option<PodOrigin> {
         let lost = || match &self.list {
             Some(list) if list.digest == SIMULATED => Some(PodOrigin::Simulated),
             Some(_) => Some(PodOrigin::List),
@@ -210,7 +210,6 @@ impl Fleet {
             // The epoch rises, so that the origin before is fenced off.
             let epoch = self.epoch + 1;
             self.adopt_writer(PodWriter { origin, epoch });
-            self.list = None;
         }
         match &claim.by {
             Claimant::Leader { epoch: None } => {}

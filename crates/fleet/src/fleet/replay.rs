@@ -13,7 +13,12 @@ impl Fleet {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
-            Change::Origin { origin } => self.origin = Some(origin),
+            Change::Origin { origin } => {
+                if self.owner().is_some_and(|owner| !origin.may_follow(&owner)) {
+                    self.list = None;
+                }
+                self.origin = Some(origin);
+            }
             Change::List { digest, at } => self.list = Some(PodList { digest, followed_at: at }),
             Change::Tiers { tiers, .. } => {
                 self.tiers = tiers;

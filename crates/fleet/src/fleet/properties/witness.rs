@@ -1,11 +1,10 @@
-//! A witness that knows only what callers were told, and the views derived again
-//! the slow way.
+//! A witness that knows only what callers and writers of pods were told.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
-use super::LEASE;
-use crate::tiers::Kind;
+use super::Writer;
+use crate::{names::Fingerprint, tiers::Kind};
 
 /// What the callers of a fleet were told, and nothing else.
 #[derive(Default)]
@@ -13,13 +12,18 @@ pub(super) struct Witness {
     pub calls: BTreeMap<CallSid, PodName>,
     /// Until when each call was promised its pod.
     pub leases: BTreeMap<CallSid, Millis>,
+    /// Calls whose stream has not started yet.
+    pub provisional: BTreeSet<CallSid>,
     /// Calls that ended and did not ask again.
     pub over: BTreeSet<CallSid>,
     /// Acknowledged drains: none of them may be given a call before this time.
     pub drains: BTreeMap<PodName, Millis>,
     pub seen: BTreeMap<PodName, PodFacts>,
-    /// The highest epoch of a write that was accepted.
-    pub epoch: u64,
+    /// The origin and the epoch of the last write that was accepted.
+    origin: Option<PodOrigin>,
+    epoch: u64,
+    /// Signed requests that were answered, and until when that is remembered.
+    signed: BTreeMap<Fingerprint, Millis>,
     /// Calls that wait.
     pub waiting: BTreeMap<CallSid, Waiter>,
     /// Calls that were handed a pod, and have not come for it.
@@ -52,28 +56,121 @@ impl Witness {
     pub(super) fn forget(&mut self, call: &CallSid) -> Option<PodName> {
         self.handed.remove(call);
         self.leases.remove(call);
+        self.provisional.remove(call);
         self.over.insert(call.clone());
         self.calls.remove(call)
     }
 
-    pub(super) fn begin(&mut self, call: CallSid, pod: PodName, now: Millis) {
+    pub(super) fn begin(&mut self, call: CallSid, pod: PodName, until: Millis) {
         self.over.remove(&call);
-        self.leases.insert(call.clone(), now + LEASE);
+        self.leases.insert(call.clone(), until);
         self.calls.insert(call, pod);
     }
 
-    pub(super) fn allocated(&mut self, sid: CallSid, got: &Allocation, fleet: &Fleet, now: Millis) {
-        if let Some(before) = self.calls.get(&sid) {
-            assert!(
-                got.was_existing && got.pod == *before,
-                "I2: {sid} has {before} and was given {}",
-                got.pod
-            );
-            return;
+    /// A live call has shown that its pod has it.
+    pub(super) fn is_sure(&mut self, call: &CallSid, until: Millis) {
+        self.handed.remove(call);
+        self.provisional.remove(call);
+        if let Some(lease) = self.leases.get_mut(call) {
+            *lease = until;
         }
-        assert!(!got.was_existing, "an ended call came back");
-        self.check(&got.pod, &got.pool, fleet, now);
-        self.begin(sid, got.pod.clone(), now);
+    }
+
+    /// Calls that could not report have at least so much time.
+    pub(super) fn extend_pending(&mut self, until: Millis) {
+        for (call, lease) in &mut self.leases {
+            if self.provisional.contains(call) || self.handed.contains_key(call) {
+                *lease = until.max(*lease);
+            }
+        }
+    }
+
+    pub(super) fn shift(&mut self, by: i64) {
+        let (leases, drains) = (self.leases.values_mut(), self.drains.values_mut());
+        let all = leases.chain(drains).chain(self.signed.values_mut());
+        all.for_each(|time| *time = time.saturating_add_signed(by));
+    }
+
+    /// Whether another origin is in force. A cluster without its UID was written by an earlier
+    /// version: the first cluster of that namespace takes over.
+    fn is_foreign(&self, origin: &PodOrigin) -> bool {
+        let is_upgrade = |owner: &PodOrigin| {
+            owner.to_string() == "kubernetes/ns" && origin.to_string().starts_with("kubernetes/ns/")
+        };
+        self.origin.as_ref().is_some_and(|owner| owner != origin && !is_upgrade(owner))
+    }
+
+    /// I9: a write is accepted from the origin in force, under the highest epoch.
+    pub(super) fn wrote(&mut self, writer: &Writer, refused: Option<&WriteRefused>) {
+        let Writer { origin, epoch } = writer.clone();
+        let is_foreign = self.is_foreign(&origin);
+        match refused {
+            None => {
+                assert!(!is_foreign && epoch >= self.epoch, "I9");
+                (self.origin, self.epoch) = (Some(origin), epoch);
+            }
+            Some(WriteRefused::Foreign { owner }) => {
+                let in_force = self.origin.as_ref().map(ToString::to_string);
+                assert!(is_foreign && Some(owner) == in_force.as_ref(), "I9");
+            }
+            Some(refused) => {
+                assert!(!is_foreign && epoch < self.epoch, "I9");
+                assert_eq!(*refused, WriteRefused::Fenced { epoch, current: self.epoch });
+            }
+        }
+    }
+
+    /// I9: another origin takes over by force only, and fences the one before.
+    pub(super) fn claimed(&mut self, claim: &Claim, outcome: Result<u64, ClaimRefused>) {
+        let is_foreign = self.is_foreign(&claim.origin);
+        let is_question = claim.by == Claimant::Leader { epoch: None };
+        let epoch = match outcome {
+            Ok(epoch) => {
+                assert!(!is_foreign || claim.force && epoch > self.epoch, "I9");
+                if is_question && !is_foreign {
+                    return assert_eq!(epoch, self.epoch);
+                }
+                epoch
+            }
+            Err(ClaimRefused::Write(WriteRefused::Foreign { .. })) => {
+                return assert!(is_foreign && !claim.force, "I9");
+            }
+            // The store is taken over all the same.
+            Err(ClaimRefused::Write(WriteRefused::Fenced { current, .. }))
+                if is_foreign && claim.force =>
+            {
+                current
+            }
+            Err(_) => return assert!(!is_foreign, "I9"),
+        };
+        assert!(epoch >= self.epoch, "I9");
+        (self.origin, self.epoch) = (Some(claim.origin.clone()), epoch);
+    }
+
+    /// Whether the same signed request was answered before, and its call is over.
+    pub(super) fn is_replay(&self, request: &Allocate, now: Millis) -> bool {
+        if self.calls.contains_key(&request.call) || self.waiting.contains_key(&request.call) {
+            return false;
+        }
+        let until = request.signed.as_ref().and_then(|it| self.signed.get(&it.fingerprint));
+        until.is_some_and(|until| now <= *until)
+    }
+
+    /// Notes a signed request that is not to be answered with a pod again.
+    pub(super) fn signs(
+        &mut self,
+        request: &Allocate,
+        outcome: &Result<Allocation, Refusal>,
+        now: Millis,
+    ) {
+        let Some(Signed { fingerprint, window }) = &request.signed else { return };
+        let is_spent = match outcome {
+            Ok(_) => true,
+            Err(refusal) => matches!(refusal.why, Why::Waiting { .. } | Why::Over | Why::Spent),
+        };
+        if is_spent {
+            self.signed.insert(fingerprint.clone(), now + window);
+        }
     }
 
     /// A call has begun to wait.
@@ -136,7 +233,7 @@ impl Witness {
     }
 
     /// Whether a pod may be given one more call.
-    fn check(&self, pod: &PodName, pool: &Pool, fleet: &Fleet, now: Millis) {
+    pub(super) fn check(&self, pod: &PodName, pool: &Pool, fleet: &Fleet, now: Millis) {
         let seen = &self.seen[pod];
         assert!(seen.ready && !seen.terminating, "I5: {pod} is not in service");
         assert!(self.drains.get(pod).is_none_or(|until| *until <= now), "I5: {pod} is draining");
@@ -163,74 +260,6 @@ impl Witness {
     }
 }
 
-/// Every index and view, derived from the facts alone.
-pub(super) fn views_follow_from_facts(fleet: &Fleet) {
-    let leases: BTreeSet<_> =
-        fleet.calls.iter().map(|(sid, call)| (call.until, sid.clone())).collect();
-    assert_eq!(leases, fleet.leases);
-    let drains: BTreeSet<_> = fleet
-        .pods
-        .iter()
-        .filter_map(|(name, pod)| Some((pod.draining_until?, name.clone())))
-        .collect();
-    assert_eq!(drains, fleet.drains);
-    let quarantines: BTreeSet<_> = fleet
-        .pods
-        .iter()
-        .filter_map(|(name, pod)| Some((pod.quarantined_until?, name.clone())))
-        .collect();
-    assert_eq!(quarantines, fleet.quarantines);
-    let mut merchant_calls: HashMap<MerchantId, usize> = HashMap::new();
-    let live = fleet.calls.values().filter_map(|call| call.merchant.clone());
-    for id in live.chain(fleet.queue.iter().filter_map(|(_, place)| place.merchant.clone())) {
-        *merchant_calls.entry(id).or_default() += 1;
-    }
-    assert_eq!(merchant_calls, fleet.merchant_calls);
-    for (name, pod) in &fleet.pods {
-        let on: BTreeSet<_> =
-            fleet.calls.iter().filter(|(_, call)| call.pod == *name).map(|(sid, _)| sid).collect();
-        assert_eq!(on, pod.calls.iter().collect(), "the calls of {name}");
-        assert_eq!(on.len(), pod.calls.len());
-        let homeless = pod.is_serving() && pod.tier.is_none();
-        assert!(!homeless, "I11: {name} is in service and in no pool");
-        let pinned = pod.facts.pin.as_ref().and_then(|step| fleet.tiers.resolve(step));
-        if let Some(tier) = pod.tier.as_ref().filter(|_| pod.calls.is_empty()) {
-            assert!(
-                fleet.tiers.wants(tier) || pinned.as_ref() == Some(tier),
-                "I11: {name} idles in {tier}, which is no more"
-            );
-        }
-    }
-    for (pool, view) in &fleet.pools {
-        let members: Vec<_> =
-            fleet.pods.iter().filter(|(_, pod)| pod.tier.as_ref() == Some(pool)).collect();
-        let shared = matches!(fleet.tiers.kind(pool), Some(Kind::Shared { .. }));
-        let known = fleet.tiers.kind(pool).is_some();
-        let open: BTreeSet<(usize, &PodName)> = members
-            .iter()
-            .filter(|(_, pod)| {
-                pod.facts.ready
-                    && !pod.facts.terminating
-                    && pod.draining_until.is_none()
-                    && pod.quarantined_until.is_none()
-            })
-            .filter(|(_, pod)| known && (shared || pod.calls.is_empty()))
-            .map(|(name, pod)| (pod.calls.len(), *name))
-            .collect();
-        let shown: BTreeSet<(usize, &PodName)> =
-            view.open.iter().map(|((calls, _), name)| (*calls, name)).collect();
-        assert_eq!(shown, open, "I3, I11: the available view of {pool}");
-        assert_eq!(view.open.len(), open.len(), "I11: a pod stands twice in {pool}");
-        assert_eq!(view.assigned, members.len());
-        assert_eq!(view.calls, members.iter().map(|(_, pod)| pod.calls.len()).sum::<usize>());
-        assert_eq!(view.leaving, members.iter().filter(|(_, pod)| pod.is_leaving()).count());
-        let staying = || members.iter().filter(|(_, pod)| !pod.is_leaving());
-        assert_eq!(view.unready, staying().filter(|(_, pod)| !pod.facts.ready).count());
-        let is_quarantined = |pod: &Pod| pod.facts.ready && pod.quarantined_until.is_some();
-        assert_eq!(view.quarantined, staying().filter(|(_, pod)| is_quarantined(pod)).count());
-    }
-}
-
 /// How many calls the pods of a pool could take, by the facts.
 pub(super) fn room(fleet: &Fleet, pool: &Pool) -> usize {
     let cap = match fleet.tiers.kind(pool) {
@@ -240,17 +269,4 @@ pub(super) fn room(fleet: &Fleet, pool: &Pool) -> usize {
     };
     let serving = |pod: &&Pod| pod.tier.as_ref() == Some(pool) && pod.is_serving();
     fleet.pods.values().filter(serving).map(|pod| cap.saturating_sub(pod.calls.len())).sum()
-}
-
-pub(super) fn fullest_with_room(fleet: &Fleet) -> BTreeMap<Pool, usize> {
-    let room = |pool: &Pool, view: &PoolView| match fleet.tiers.kind(pool) {
-        Some(Kind::Shared { max_concurrent, .. }) => view
-            .open
-            .keys()
-            .map(|(calls, _)| *calls)
-            .filter(|calls| *calls < max_concurrent as usize)
-            .max(),
-        _ => None,
-    };
-    fleet.pools.iter().filter_map(|(pool, view)| Some((pool.clone(), room(pool, view)?))).collect()
 }

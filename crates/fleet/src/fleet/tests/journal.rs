@@ -97,3 +97,20 @@ fn a_line_about_a_pod_that_has_gone_changes_nothing() {
     assert_eq!((fleet.active_calls(), fleet.pods()), (0, vec![]));
     assert!(fleet.drains.is_empty() && fleet.leases.is_empty());
 }
+
+#[test]
+fn a_restart_does_not_bring_back_the_list_of_another_origin() {
+    let mut fleet = Fleet::new(table(r#"{"gold": 1}"#), 0);
+    fleet.keep_changes();
+    let list = |digest: &str| Claimant::List { digest: digest.into(), is_new: false };
+    let claim = |origin, by, force| Claim { origin, by, force };
+    fleet.claim_pods(&claim(PodOrigin::List, list("d1"), false), NOW).unwrap();
+    let leader = Claimant::Leader { epoch: None };
+    fleet.claim_pods(&claim(PodOrigin::Simulated, leader, true), NOW).unwrap();
+    let mut restarted = Fleet::new(table(r#"{"gold": 1}"#), 0);
+    fleet.take_changes().into_iter().for_each(|change| restarted.replay(change));
+    for fleet in [&mut fleet, &mut restarted] {
+        let other = claim(PodOrigin::Simulated, list("d2"), false);
+        assert!(fleet.claim_pods(&other, NOW).is_ok(), "the list before is in force");
+    }
+}

@@ -98,6 +98,8 @@ struct Run {
     /// Ends of calls that are still to come.
     ends: Mutex<BinaryHeap<Reverse<Due>>>,
     begun: AtomicU64,
+    /// Arrivals whose allocation is not answered yet.
+    beginning: AtomicU64,
     /// Told apart from the calls of other runs by this.
     tag: u32,
     started: Instant,
@@ -134,6 +136,7 @@ pub async fn run(plan: Plan, progress: impl Fn(&Tally)) -> anyhow::Result<Report
         jobs: Jobs { ready: Mutex::default(), count: Semaphore::new(0) },
         ends: Mutex::default(),
         begun: AtomicU64::new(0),
+        beginning: AtomicU64::new(0),
         tag: crate::random_u32(),
         started: Instant::now(),
         plan,
@@ -207,6 +210,7 @@ impl Run {
                     if let Some(held) = self.begin(&mut connection, due).await {
                         self.ends().push(Reverse(Due(Instant::now() + self.plan.hold, held)));
                     }
+                    self.beginning.fetch_sub(1, Ordering::SeqCst);
                 }
                 Job::End(held) => self.end(&mut connection, held).await,
             }
@@ -224,6 +228,7 @@ impl Run {
             let due = self.started + Duration::from_secs_f64(next as f64 / per_second);
             if due <= Instant::now() {
                 next += 1;
+                self.beginning.fetch_add(1, Ordering::SeqCst);
                 self.jobs.push(Job::Begin(due));
                 continue;
             }
@@ -233,7 +238,8 @@ impl Run {
         }
         // What has begun is brought to its end.
         let patience = Instant::now() + self.plan.hold + Duration::from_secs(10);
-        while self.judge.held() > 0 && Instant::now() < patience {
+        let is_open = || self.beginning.load(Ordering::SeqCst) > 0 || self.judge.held() > 0;
+        while is_open() && Instant::now() < patience {
             self.end_what_is_due();
             std::thread::sleep(Duration::from_millis(1));
         }

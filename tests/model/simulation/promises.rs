@@ -1,8 +1,8 @@
-//! The judge knows what clients, operators and leaders said and were told, and what
-//! the cluster did. It never looks at the store.
+//! What callers, operators and leaders were told by the store, and what the cluster did. The
+//! check of these promises never looks at the store.
 //!
-//! What a call certainly has, it has from the moment its client was told, until a
-//! release was sent, its lease may have ended, or its pod died.
+//! A call certainly has a pod from the moment its client was told, until a release was sent, its
+//! lease may have ended, or its pod died.
 
 use fleet::Millis;
 
@@ -59,7 +59,7 @@ struct Pod {
     calls: Vec<u32>,
 }
 
-pub(super) struct Judge {
+pub(super) struct Promises {
     calls: Vec<Call>,
     pods: Vec<Pod>,
     /// The highest epoch that the store is known to have taken.
@@ -70,7 +70,7 @@ pub(super) struct Judge {
     pub holdings: u64,
 }
 
-impl Judge {
+impl Promises {
     pub(super) fn new(pods: usize) -> Self {
         Self {
             calls: Vec::new(),

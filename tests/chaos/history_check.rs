@@ -13,7 +13,7 @@ pub(crate) const IN_TIME: Duration = Duration::from_secs(2);
 /// How long the store may take to know a pod that it is never seen to know.
 const NOT_TOLD: Duration = Duration::from_secs(1);
 
-pub(crate) struct Judge<'a> {
+pub(crate) struct HistoryCheck<'a> {
     pub events: &'a [Event],
     pub lease: Duration,
     pub draining: Duration,
@@ -33,7 +33,7 @@ struct Life<'a> {
     to: Duration,
 }
 
-impl<'a> Judge<'a> {
+impl<'a> HistoryCheck<'a> {
     pub(crate) fn violations(&self) -> Vec<Violation> {
         let lives = self.lives();
         let mut found = self.too_many(&lives);

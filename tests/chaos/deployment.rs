@@ -14,16 +14,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use fleet::tiers::{Origin, Tiers};
 use serde_json::{Value, json};
 
 use super::{
     cell::{Broken, Cell},
     history::{Event, History, What},
     http::{self, Answer, Failure},
-    proxy::Proxy,
     store::Backend,
 };
-use testkit::{free_port, kube::Kube, scratch};
+use testkit::{free_port, kube::Kube, proxy::Proxy, scratch};
 
 pub(crate) const ROUTERS: usize = 3;
 pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
@@ -43,7 +43,8 @@ pub(crate) struct Seat {
     broken: Option<(&'static str, Broken)>,
 }
 
-pub(crate) struct World {
+/// Routers, a store, a cluster, and the network between them.
+pub(crate) struct Deployment {
     pub history: History,
     pub kube: Kube,
     pub store: Mutex<Backend>,
@@ -63,7 +64,12 @@ pub(crate) struct World {
     calls: AtomicUsize,
 }
 
-impl World {
+impl Deployment {
+    /// The tiers that all routers begin with.
+    pub(crate) fn tiers(&self) -> Tiers {
+        Tiers::parse(&self.settings["TIER_CONFIG"], Origin::Settings).expect("a tier table").0
+    }
+
     /// What a caller who asked at that time hears of an answer: of one that Redis may forget,
     /// nothing, when it is over.
     pub(crate) fn heard(
@@ -99,7 +105,7 @@ impl World {
         let seats = (0..ROUTERS)
             .map(|number| Seat::new(number, cell.name, broken, &store, &kube, &settings))
             .collect();
-        let world = Self {
+        let deployment = Self {
             history: History::new(),
             kube,
             store: Mutex::new(store),
@@ -114,16 +120,16 @@ impl World {
             calls: AtomicUsize::new(0),
         };
         if broken.is_some_and(|broken| broken.is_procedure()) {
-            world.store().fill(&world.pods());
+            deployment.store().fill(&deployment.pods());
         }
-        for seat in &world.seats {
+        for seat in &deployment.seats {
             seat.start();
         }
         let until = Instant::now() + Duration::from_secs(60);
         let is_there = || {
             // (who answers may be a stranger on our port)
-            world.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
-                && (world.seats[0].is_procedure() || world.knows_all_pods())
+            deployment.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
+                && (deployment.seats[0].is_procedure() || deployment.knows_all_pods())
         };
         while !is_there() {
             if Instant::now() > until {
@@ -131,10 +137,10 @@ impl World {
             }
             thread::sleep(Duration::from_millis(20));
         }
-        if !world.seats[0].is_procedure() && !world.put_merchant() {
+        if !deployment.seats[0].is_procedure() && !deployment.put_merchant() {
             return Err("no merchant".into());
         }
-        Ok(world)
+        Ok(deployment)
     }
 
     /// What an operator does at the start, and again when Redis has lost everything.
@@ -332,12 +338,12 @@ impl Seat {
         let (to_redis, to_kube) = (Proxy::to(store.port()), Proxy::to(kube.port));
         let config = scratch().join("kubeconfig");
         let text = std::fs::read_to_string(&kube.config).unwrap();
-        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port));
+        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port()));
         std::fs::write(&config, text).unwrap();
         let port = free_port();
         let mut all: Vec<(String, String)> =
             settings.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let url = store.url(to_redis.port, broken);
+        let url = store.url(to_redis.port(), broken);
         for (name, value) in [
             ("HTTP_PORT", port.to_string()),
             ("METRICS_PORT", port.to_string()),

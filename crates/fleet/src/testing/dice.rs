@@ -1,0 +1,28 @@
+//! Random numbers from a seed.
+
+/// SplitMix64: the same sequence everywhere.
+#[derive(Default)]
+pub struct Dice(pub u64);
+
+impl Dice {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        z ^ (z >> 31)
+    }
+
+    pub fn roll(&mut self, sides: usize) -> usize {
+        (self.next() % sides as u64) as usize
+    }
+
+    pub fn between(&mut self, least: u64, most: u64) -> u64 {
+        least + self.next() % (most - least + 1)
+    }
+
+    /// True in `chance` of a hundred cases.
+    pub fn percent(&mut self, chance: usize) -> bool {
+        self.roll(100) < chance
+    }
+}

@@ -1,0 +1,288 @@
+//! Random operations on a fleet, for all tests that compare or judge what they do.
+
+use super::dice::Dice;
+use crate::{
+    After, Allocate, Cause, Claim, Claimant, Confirm, Departure, Fleet, Hold, Millis, PodFacts,
+    PodOrigin, PodWriter, Release, Renew, Signed,
+    names::{CallSid, MerchantId, PodName, Pool},
+    tiers::{Origin, Tiers},
+};
+
+pub const LEASE: Millis = 10_000;
+pub const CONNECT: Millis = 3_000;
+/// How long the store believes pods about calls: a good part of a run.
+pub const TRUST: Millis = 300_000;
+
+const TABLES: [&str; 5] = [
+    r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3},
+        "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
+    r#"{"tiers": {"gold": {"type": "shared", "target": 2, "max_concurrent": 2, "strategy": "pack"},
+        "basic": {"target": 2}}, "default_chain": ["basic", "gold"]}"#,
+    r#"{"basic": {"type": "shared", "target": 9, "max_concurrent": 1}}"#,
+    r#"{"gold": 1, "silver": 1, "basic": 1}"#,
+    r#"{"tiers": {"gold": {"target": 1}, "basic": {"target": 3},
+        "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
+];
+
+const MERCHANTS: [Option<&str>; 24] = [
+    None,
+    Some(r#"{"pool": "acme"}"#),
+    Some(r#"{"pool": "acme", "dedicated_only": true}"#),
+    Some(r#"{"fallback": ["nowhere", "merchant:m1", "basic", "loose"]}"#),
+    Some(r#"{"fallback": ["acme", "gold"], "tier": 7, "pool": ""}"#),
+    Some(r#"{"pool": "acme", "fallback": [], "dedicated_only": null}"#),
+    Some("not a document"),
+    Some(r#"{"fallback": "gold"}"#),
+    Some(r#"{"fallback": {}}"#),
+    Some(r#"{"fallback": ["a b"]}"#),
+    Some(r#"{"pool": 7}"#),
+    Some(r#"[]"#),
+    Some(r#"{"pool": "acme", "max_calls": 2}"#),
+    Some(r#"{"max_calls": 1, "max_rate": 5}"#),
+    Some(r#"{"max_rate": 1}"#),
+    Some(r#"{"max_rate": 2.0, "max_calls": 3}"#),
+    Some(r#"{"max_rate": 0}"#),
+    Some(r#"{"max_calls": 1.5}"#),
+    Some(r#"{"pool": "acme", "priority": NaN}"#),
+    Some(r#"{"pool": "acme", "priority": 0x10}"#),
+    Some(r#"{"priority": 5}"#),
+    Some(r#"{"priority": -3.0, "max_calls": 4}"#),
+    Some(r#"{"priority": 101}"#),
+    Some(r#"{"priority": "1"}"#),
+];
+
+const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
+
+/// Something that a client, an agent, a leader or an operator does, or that time does.
+#[derive(Debug, Clone)]
+pub enum Operation {
+    Allocate(Allocate),
+    Release(Release),
+    Renew(Renew),
+    Confirm(Confirm),
+    /// More time for calls that could not report, after an outage.
+    ExtendPending {
+        time: Millis,
+    },
+    Drain {
+        pod: PodName,
+        ttl: Millis,
+    },
+    Undrain {
+        pod: PodName,
+    },
+    Observe {
+        pod: PodName,
+        facts: PodFacts,
+        writer: Writer,
+    },
+    Remove {
+        pod: PodName,
+        uid: String,
+        departure: Departure,
+        writer: Writer,
+    },
+    Move {
+        pod: PodName,
+        uid: String,
+        to: Pool,
+        writer: Writer,
+    },
+    Claim(Claim),
+    Tiers {
+        tiers: Tiers,
+        instead_of: Option<Tiers>,
+    },
+    Merchant {
+        id: MerchantId,
+        document: Option<&'static str>,
+        instead_of: Option<&'static str>,
+    },
+    Sweep {
+        most: usize,
+    },
+    Audit,
+    Wait {
+        time: Millis,
+    },
+}
+
+/// A source of pods, and the epoch under which it writes.
+#[derive(Debug, Clone)]
+pub struct Writer {
+    pub origin: PodOrigin,
+    pub epoch: u64,
+}
+
+impl Writer {
+    pub fn get(&self) -> PodWriter<'_> {
+        PodWriter { origin: &self.origin, epoch: self.epoch }
+    }
+}
+
+impl Dice {
+    /// The next operation on a fleet.
+    pub fn operation(&mut self, fleet: &mut Fleet, now: Millis) -> Operation {
+        match self.roll(51) {
+            0..=13 => Operation::Allocate(self.allocate(fleet)),
+            14..=20 => Operation::Release(self.release()),
+            21..=23 => {
+                let calls = (0..=self.roll(3)).map(|_| self.call()).collect();
+                let pod = (self.roll(2) == 0).then(|| self.pod());
+                Operation::Renew(Renew { calls, pod, lease_ttl: LEASE })
+            }
+            24..=25 => Operation::Drain { pod: self.pod(), ttl: 1 + self.roll(15_000) as u64 },
+            26..=27 => Operation::Undrain { pod: self.pod() },
+            28..=34 => {
+                let (pod, facts) = (self.pod(), self.facts());
+                Operation::Observe { pod, facts, writer: self.writer(fleet, now) }
+            }
+            35 => {
+                let (pod, uid) = (self.pod(), format!("u{}", self.roll(2)));
+                let departure = [Departure::Now, Departure::WhenIdle][self.roll(2)];
+                Operation::Remove { pod, uid, departure, writer: self.writer(fleet, now) }
+            }
+            36 => {
+                let (pod, uid) = (self.pod(), format!("u{}", self.roll(2)));
+                let to = ["gold", "basic", "merchant:acme", "loose"][self.roll(4)].parse().unwrap();
+                Operation::Move { pod, uid, to, writer: self.writer(fleet, now) }
+            }
+            37 => {
+                let (tiers, known) = (self.table(), self.table());
+                Operation::Tiers { tiers, instead_of: (self.roll(2) == 0).then_some(known) }
+            }
+            38 => {
+                let (id, document) = (self.merchant(), MERCHANTS[self.roll(MERCHANTS.len())]);
+                let known = MERCHANTS[self.roll(MERCHANTS.len())].unwrap_or_default();
+                let instead_of = (self.roll(2) == 0).then_some(known);
+                Operation::Merchant { id, document, instead_of }
+            }
+            39..=40 => Operation::Sweep { most: 1 + self.roll(3) },
+            41 => Operation::Audit,
+            42 => Operation::Claim(self.claim(fleet, now)),
+            43..=45 => {
+                let (call, attempt) = (self.call(), self.roll(3) as u32);
+                let attempt = self.sometimes(attempt);
+                Operation::Confirm(Confirm { call, pod: self.pod(), attempt, lease_ttl: LEASE })
+            }
+            46 => Operation::ExtendPending { time: CONNECT },
+            _ => Operation::Wait { time: 1 + self.roll(2_000) as u64 },
+        }
+    }
+
+    fn table(&mut self) -> Tiers {
+        table(self.roll(TABLES.len()))
+    }
+
+    fn facts(&mut self) -> PodFacts {
+        PodFacts {
+            uid: format!("u{}", self.roll(8) / 7),
+            address: "a:1".into(),
+            ready: self.roll(5) > 0,
+            terminating: self.roll(10) == 0,
+            restarts: (self.roll(10) / 9) as u32,
+            pin: PINS[self.roll(PINS.len())].map(|pin| pin.parse().unwrap()),
+        }
+    }
+
+    fn release(&mut self) -> Release {
+        let pod = self.pod();
+        let (call, attempt) = (self.call(), self.roll(3) as u32);
+        Release {
+            call,
+            pod: self.sometimes(pod),
+            attempt: (self.roll(4) == 0).then_some(attempt),
+            cause: [Cause::Agent, Cause::Provider, Cause::Operator, Cause::Stream][self.roll(4)],
+        }
+    }
+
+    fn pod(&mut self) -> PodName {
+        format!("p{}", self.roll(7)).parse().unwrap()
+    }
+
+    fn call(&mut self) -> CallSid {
+        format!("c{}", self.roll(14)).parse().unwrap()
+    }
+
+    fn merchant(&mut self) -> MerchantId {
+        format!("m{}", self.roll(3)).parse().unwrap()
+    }
+
+    fn origin(&mut self) -> PodOrigin {
+        let origins = ["simulated", "list", "kubernetes/ns", "kubernetes/ns/a", "kubernetes/ns/b"];
+        origins[self.roll(5)].parse().unwrap()
+    }
+
+    /// A writer of pods: mostly the one in force, else one of another origin or epoch.
+    fn writer(&mut self, fleet: &mut Fleet, now: Millis) -> Writer {
+        let is_owner = self.roll(12) > 0;
+        loop {
+            let origin = self.origin();
+            let by = Claimant::Leader { epoch: None };
+            let ask = Claim { origin: origin.clone(), by, force: false };
+            match fleet.claim_pods(&ask, now) {
+                Ok(epoch) if self.roll(12) == 0 => {
+                    return Writer { origin, epoch: (epoch + 1).saturating_sub(2) };
+                }
+                Ok(epoch) => {
+                    let epoch = epoch + (self.roll(12) / 11) as u64;
+                    return Writer { origin, epoch };
+                }
+                Err(_) if is_owner => {}
+                Err(_) => return Writer { origin, epoch: self.roll(3) as u64 },
+            }
+        }
+    }
+
+    fn claim(&mut self, fleet: &mut Fleet, now: Millis) -> Claim {
+        let Writer { origin, epoch } = self.writer(fleet, now);
+        let by = match self.roll(3) {
+            0 => Claimant::Leader { epoch: self.sometimes(epoch) },
+            _ => Claimant::List { digest: format!("d{}", self.roll(3)), is_new: self.roll(3) == 0 },
+        };
+        let origin = if self.roll(8) == 0 { self.origin() } else { origin };
+        Claim { origin, by, force: self.roll(4) == 0 }
+    }
+
+    fn allocate(&mut self, fleet: &Fleet) -> Allocate {
+        let (call, merchant, provisional) = (self.call(), self.merchant(), self.roll(3) == 0);
+        let hold = Hold {
+            time: 500 + self.roll(8_000) as u64,
+            patience: 1_000 + self.roll(3_000) as u64,
+            most: 3 + self.roll(3),
+            most_per_merchant: 1 + self.roll(2),
+        };
+        // Mostly what a provider says of the attempt that is over.
+        let live = fleet.call(&call);
+        let (pod, attempt) = match live.filter(|_| self.roll(4) > 0) {
+            Some(live) => (live.pod, live.attempt),
+            None => (self.pod(), self.roll(4) as u32),
+        };
+        let after = After { pod, attempt, is_final: self.roll(2) == 0, retries: 2 };
+        let (returns, is_after) = (self.roll(2) == 0, self.roll(4) == 0);
+        // Few fingerprints, so that different calls have the same.
+        let signed = Signed {
+            fingerprint: format!("signed-{:09}", self.roll(12)).parse().unwrap(),
+            window: 1_000 + self.roll(20_000) as u64,
+        };
+        Allocate {
+            merchant: self.sometimes(merchant),
+            lease_ttl: if provisional { CONNECT } else { LEASE },
+            provisional,
+            returns: returns || is_after,
+            hold: (self.roll(2) == 0).then_some(hold),
+            after: is_after.then_some(after),
+            signed: (self.roll(4) == 0).then_some(signed),
+            call,
+        }
+    }
+
+    fn sometimes<T>(&mut self, value: T) -> Option<T> {
+        (self.roll(3) == 0).then_some(value)
+    }
+}
+
+/// One of five tier tables.
+pub fn table(index: usize) -> Tiers {
+    Tiers::parse(TABLES[index], Origin::Settings).unwrap().0
+}
