@@ -29,7 +29,7 @@ const TAKE_BACK_SAYS: &str = "what a caller never learnt of is not taken back";
 const PROCEDURE_SAYS: &str = "many commands, one after the other";
 const FENCE: Broken = Broken::Edit(&[
     ("if epoch < current then", "if false then"),
-    ("if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end", ""),
+    ("if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end", ""),
 ]);
 const FENCE_SAYS: &str = "leaders write whatever their epoch, and however late";
 
@@ -60,10 +60,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
         fault: |scene| kill(scene, Moment::AfterSending),
         allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[(
-            "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
-            "",
-        )]),
+        broken: Broken::Edit(&[("if f then resettle(f, speaks_for(f, cause, time)) end", "")]),
         broken_says: "a lease that ends does not free its pod",
         ..PLAIN
     },
@@ -74,10 +71,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
         fault: |scene| kill(scene, Moment::AfterReply),
         allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[(
-            "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
-            "",
-        )]),
+        broken: Broken::Edit(&[("if f then resettle(f, speaks_for(f, cause, time)) end", "")]),
         broken_says: "a lease that ends does not free its pod",
         ..PLAIN
     },
@@ -262,7 +256,7 @@ pub(crate) static CELLS: [Cell; 38] = [
             scene.pause(1_200, 1_800);
         },
         broken: Broken::Edit(&[(
-            "if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end",
+            "if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end",
             "",
         )]),
         broken_says: "what comes too late is done all the same",
@@ -340,8 +334,8 @@ pub(crate) static CELLS: [Cell; 38] = [
         fault: crowd::stall,
         allowed: Duration::from_secs(14),
         broken: Broken::Edit(&[(
-            "local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now",
-            "local bound = now",
+            "  bound = bound ~= '' and tonumber(bound) or now",
+            "  bound = now",
         )]),
         broken_says: "the bound of a recovery moves with the clock",
         ..PLAIN
@@ -370,7 +364,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
         fault: |scene| set_back_redis(scene, 300),
         allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[(" or not bound(ARGV[2], ARGV[3]) then", " or true then")]),
+        broken: Broken::Edit(&[(" or not bound(most, longest_lease) then", " or true then")]),
         broken_says: "leases last longer by the step",
     },
     Cell {

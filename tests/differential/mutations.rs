@@ -7,7 +7,7 @@ use crate::compare::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
 const MUTATIONS: [(&str, &str, &str); 51] = [
-    ("a release frees a call that is on another pod", "on ~= '' and on ~= record[1]\n    or", ""),
+    ("a release frees a call that is on another pod", "on ~= '' and on ~= pod\n    or", ""),
     (
         "an ended call goes on counting",
         "    local left = try('ZREM', calls_key, leaver)\n",
@@ -17,15 +17,15 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
     (
         "a later drain shortens an earlier one",
-        "max(f.draining and before or 0, now + tonumber(ARGV[3]))",
-        "now + tonumber(ARGV[3])",
+        "max(f.draining and before or 0, now + tonumber(time))",
+        "now + tonumber(time)",
     ),
     ("a replaced pod keeps its calls", "if replaced or known", "if known"),
     ("a replaced leader may still write", "if epoch < current then", "if epoch + 1 < current then"),
     ("an ended call comes back by a renewal", "or run('ZSCORE', K.ended, call)", ""),
     (
         "a swept call leaves its pod busy",
-        "if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end",
+        "if f then resettle(f, speaks_for(f, cause, time)) end",
         "",
     ),
     ("busy pods change their pool", "if f.calls > 0 or f.is_plain", "if f.is_plain"),
@@ -52,7 +52,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
     (
         "a pod that should go when idle cuts its calls",
-        "ARGV[6] == 'when_idle' and f.calls > 0",
+        "departure == 'when_idle' and f.calls > 0",
         "false",
     ),
     (
@@ -104,7 +104,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     (
         "the lease of a pod that was handed over does not begin",
-        "extend(f, call, now + q.lease, nil, record[7])\n      run('HSET'",
+        "extend(f, call, now + q.lease, nil, record.merchant_id)\n      run('HSET'",
         "run('HSET'",
     ),
     (
@@ -130,7 +130,7 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ("a call waits although its time is over", "if now >= place.ends then", "if false then"),
     (
         "the end of the first attempt ends the second",
-        "or number ~= '' and tonumber(number) ~= (tonumber(record[7] or 0) or 0) then",
+        "or number ~= '' and tonumber(number) ~= (tonumber(record.attempts) or 0) then",
         "then",
     ),
     (
@@ -166,14 +166,18 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
     ),
     ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
     ("refusals are told as something else", "tell('refused',", "tell('waiting',"),
-    ("ends are told with the wrong cause", "cause .. ' ' .. text_of(lasted(c.at))", "'agent 0'"),
+    ("ends are told with the wrong cause", "cause .. ' ' .. text_of(time)", "'agent 0'"),
     ("a new pod is not told", "    tell('joined',", "    local _ = ('joined'):format("),
     (
         "a waiting call is connected to a pod that left service",
         "local place = not (f and serving(f)) and requeue(",
         "local place = false and requeue(",
     ),
-    ("who waits is found by the wrong merchant", "row[is_waiting and 3 or 4]", "row[4]"),
+    (
+        "who waits is found by the wrong merchant",
+        "\n      '', place.merchant\n",
+        "\n      '', ''\n",
+    ),
     (
         "a replay is given a pod",
         "if not q.record and run('EXISTS', key) == 1 then",

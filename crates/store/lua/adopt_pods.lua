@@ -2,16 +2,20 @@
 -- marks keep the time they have.
 -- ARGV[2..]: pool (tier value), then pods
 -- Replies: {adopted, now, {pods left alone, because their keys make no sense}}
+local FIRST_POD = 3
+
 operation('adopt_pods', function(ARGV)
-  local tier = ARGV[2]
+  local _, tier = unpack(ARGV, 1, 2)
   view('SADD', K.pools, tier)
   -- Only what can be a pod's name: it becomes part of keys.
   local function is_pod(name)
-    return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$') and string.sub(name, -1) ~= '-'
+    return #name <= 63 and name ~= 'metadata' and string.find(name, '^[a-z0-9][a-z0-9-]*$')
+      and string.sub(name, -1) ~= '-'
   end
   local taken = {}
-  for i = 3, #ARGV do
-    if is_pod(ARGV[i]) then taken[#taken + 1] = ARGV[i] end
+  for i = FIRST_POD, #ARGV do
+    local pod = ARGV[i]
+    if is_pod(pod) then taken[#taken + 1] = pod end
   end
   local function take(pod)
     local of = run('GET', K.pod_tier .. pod)

@@ -1,12 +1,13 @@
--- Gives a call a pod, says again which one it has, or lets it wait.
+-- Gives a call a pod, repeats the answer for the pod it has, or queues it.
 -- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt, stage ('provisional' if its
---   stream has to start before it is sure, else ''), number of the attempt ('' where nobody counts), how it may wait
---   ('' or: time, patience, most calls, most of its merchant), what was before ('' or: pod, number, '1' if that is final, retries),
---   signature of the request ('' or: fingerprint, how long (ms) it is remembered)
+--   stream has to start before it is sure, else ''), number of the attempt ('' if not counted), how it may wait
+--   ('' or: time, patience, most calls, most of its merchant), the pod before ('' or: pod, number, '1' if that is
+--   final, retries), signature of the request ('' or: fingerprint, how long (ms) it is remembered)
 -- Replies: {existing, now, pod, source pool, tried, number of the attempt}
---          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the merchant's document is malformed},
---            without what is empty at the end
---          {refused, now, tried, why malformed, why refused}: no_pods, max_calls, max_rate, queue_full, over, unsettled, spent, replayed
+--          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the
+--            merchant's document is malformed}, without empty values at the end
+--          {refused, now, tried, why malformed, why refused}: no_pods, max_calls, max_rate, queue_full, over,
+--            unsettled, spent, replayed
 --          {refused, now, tried, '', time_over, how long it waited}
 --          {refused, now, tried, why malformed, waiting, until, is new (1, 0)}
 --          {lost, now}: the store is empty   {late, now}
@@ -128,20 +129,22 @@ end
 local SPENT = {waiting = true, over = true, spent = true}
 
 -- The same for a request that a provider has signed: it is good for one call.
-local function answer_signed(q, signed)
-  local fingerprint, window = string.match(signed, '^(%S+) (%d+)$')
+local function answer_signed(q)
+  local fingerprint, window = string.match(q.signed, '^(%S+) (%d+)$')
   local key = K.seen .. fingerprint
   if not q.record and run('EXISTS', key) == 1 then return {'refused', now, '', '', 'replayed'} end
   local told = answer(q)
-  if told[1] == 'new' or told[1] == 'existing' or SPENT[told[5]] then run('SET', key, '1', 'PX', window) end
+  local outcome, _, _, _, reason = unpack(told)
+  if outcome == 'new' or outcome == 'existing' or SPENT[reason] then run('SET', key, '1', 'PX', window) end
   return told
 end
 
 operation('allocate', function(ARGV)
   local q = asked(ARGV)
-  local told = (ARGV[11] or '') == '' and answer(q) or answer_signed(q, ARGV[11])
-  if told[1] == 'refused' and told[5] ~= 'waiting' and told[5] ~= 'unsettled' then
-    tell('refused', q.call, '', '', q.merchant, told[5] .. (told[3] == '' and '' or ' ' .. told[3]))
+  local told = q.signed == '' and answer(q) or answer_signed(q)
+  local outcome, _, tried, _, reason = unpack(told)
+  if outcome == 'refused' and reason ~= 'waiting' and reason ~= 'unsettled' then
+    tell('refused', q.call, '', '', q.merchant, reason .. (tried == '' and '' or ' ' .. tried))
   end
   return told
 end)

@@ -4,12 +4,14 @@
 -- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
 operation('audit_calls', function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local scanned = try('ZSCAN', K.calls, ARGV[2], 'COUNT', ARGV[3])
+  local _, cursor, size = unpack(ARGV)
+  local scanned = try('ZSCAN', K.calls, cursor, 'COUNT', size)
   if scanned.err then
     -- The audit of the pods fills the index again.
     run('DEL', K.calls)
     return {'audited', now, '0', 0, {K.calls}}
   end
+  local next_cursor, found = unpack(scanned)
   local repaired, seen = {}, 0
 
   -- Whether a call had to be put right.
@@ -28,10 +30,11 @@ operation('audit_calls', function(ARGV)
     return true
   end
 
-  for i = 1, #scanned[2], 2 do
+  for i = 1, #found, 2 do
+    local call, deadline = found[i], found[i + 1]
     seen = seen + 1
-    local done, wrong = pcall(audit, scanned[2][i], scanned[2][i + 1])
-    if not done or wrong then repaired[#repaired + 1] = scanned[2][i] end
+    local done, wrong = pcall(audit, call, deadline)
+    if not done or wrong then repaired[#repaired + 1] = call end
   end
-  return {'audited', now, scanned[1], seen, repaired}
+  return {'audited', now, next_cursor, seen, repaired}
 end)

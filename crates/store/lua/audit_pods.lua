@@ -2,8 +2,11 @@
 -- call without a record is over, a draining mark is a drain.
 -- ARGV[2]: how long (ms) a mark without an end lasts; then the pods
 -- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
+local FIRST_POD = 3
+
 operation('audit_pods', function(ARGV)
   if not is_set_up() then return {'lost', now} end
+  local _, unbounded_drain = unpack(ARGV, 1, 2)
   local repaired = {}
 
   -- The views of a pod as they are, to tell whether they were right.
@@ -27,7 +30,7 @@ operation('audit_pods', function(ARGV)
     marked = type(marked) == 'string'
     if f.draining and not marked then
       local left = run('PTTL', K.pod_draining .. f.pod)
-      if left < 0 then left = tonumber(ARGV[2]) end
+      if left < 0 then left = tonumber(unbounded_drain) end
       view('ZADD', K.draining, now + left, f.pod)
       run('PEXPIRE', K.pod_draining .. f.pod, left + RULES.KEY_SLACK)
       return true
@@ -82,13 +85,15 @@ operation('audit_pods', function(ARGV)
     return wrong
   end
 
-  for i = 3, #ARGV do
-    local done, wrong = pcall(audit, ARGV[i])
+  for i = FIRST_POD, #ARGV do
+    local pod = ARGV[i]
+    local done, wrong = pcall(audit, pod)
     if not done then
-      repaired[#repaired + 1] = ARGV[i] .. ' (left as it is: ' .. tostring(type(wrong) == 'table' and wrong.err or wrong) .. ')'
+      local reason = tostring(type(wrong) == 'table' and wrong.err or wrong)
+      repaired[#repaired + 1] = pod .. ' (left as it is: ' .. reason .. ')'
     elseif wrong then
-      repaired[#repaired + 1] = ARGV[i]
+      repaired[#repaired + 1] = pod
     end
   end
-  return {'audited', now, '', #ARGV - 2, repaired}
+  return {'audited', now, '', #ARGV - FIRST_POD + 1, repaired}
 end)

@@ -3,21 +3,22 @@
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
 operation('audit_pool', function(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local tier = ARGV[2]
+  local _, tier, index, cursor, size = unpack(ARGV)
   local kind = kind_of(tier)
   local key, expected = names_of(tier).available, kind and kind.kind == 'shared' and 'zset' or 'set'
-  if ARGV[3] == 'assigned' then key, expected = names_of(tier).assigned, 'set' end
-  if ARGV[3] == 'out' then key, expected = names_of(tier).out, 'zset' end
+  if index == 'assigned' then key, expected = names_of(tier).assigned, 'set' end
+  if index == 'out' then key, expected = names_of(tier).out, 'zset' end
   local is = run('TYPE', key).ok
   if is == 'none' then return {'audited', now, '0', 0, {}} end
-  if is ~= expected or ARGV[3] == 'available' and not kind then
+  if is ~= expected or index == 'available' and not kind then
     run('DEL', key)
     return {'audited', now, '0', 0, {key}}
   end
-  local scanned = run(is == 'set' and 'SSCAN' or 'ZSCAN', key, ARGV[4], 'COUNT', ARGV[5])
+  local scanned = run(is == 'set' and 'SSCAN' or 'ZSCAN', key, cursor, 'COUNT', size)
+  local next_cursor, members = unpack(scanned)
   local repaired, seen = {}, 0
-  for i = 1, #scanned[2], is == 'set' and 1 or 2 do
-    local pod = scanned[2][i]
+  for i = 1, #members, is == 'set' and 1 or 2 do
+    local pod = members[i]
     local readable, f = pcall(facts_of, pod)
     seen = seen + 1
     if readable and (not f or f.tier ~= tier) then
@@ -25,5 +26,5 @@ operation('audit_pool', function(ARGV)
       repaired[#repaired + 1] = pod
     end
   end
-  return {'audited', now, scanned[1], seen, repaired}
+  return {'audited', now, next_cursor, seen, repaired}
 end)

@@ -2,6 +2,7 @@
 -- ARGV[2]: call
 -- Replies: {call, now, row}, as in call_row.lua   {not_found, now}
 operation('call', function(ARGV)
-  local row = call_row(ARGV[2])
+  local _, call = unpack(ARGV)
+  local row = call_row(call)
   return row and {'call', now, row} or {'not_found', now}
 end)

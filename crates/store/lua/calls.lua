@@ -1,11 +1,11 @@
 -- Some calls, by deadline: those with a pod, or those that wait.
--- ARGV[2..8]: waiting (1, 0), source pool, merchant, pod ('' for any of each), after which deadline and call ('' for the
---   first), at most so many
+-- ARGV[2..8]: waiting (1, 0), source pool, merchant, pod ('' for any of each), after which deadline and call ('' for
+--   the first), page size
 -- Replies: {calls, now, deadline and call of the last one looked at ('' and '' if there are no more), {row, ...}},
 --   rows as in call_row.lua
 operation('calls', function(ARGV)
-  local waiting, pool, merchant, pod = ARGV[2] == '1', ARGV[3], ARGV[4], ARGV[5]
-  local after, last, most = ARGV[6], ARGV[7], tonumber(ARGV[8])
+  local _, waiting, pool, merchant, pod, after, last, most = unpack(ARGV)
+  waiting, most = waiting == '1', tonumber(most)
   local key = P .. (waiting and 'waiting' or pod ~= '' and 'pod:calls:' .. pod or 'calls')
   if merchant ~= '' and pod == '' then key = live_key(merchant) end
   local from = 0
@@ -19,11 +19,9 @@ operation('calls', function(ARGV)
   for i = 1, #found, 2 do
     local call, score = found[i], found[i + 1]
     local is_new = after == '' or tonumber(score) > tonumber(after) or call > last
-    local readable, row = pcall(call_row, call, score)
-    row = is_new and readable and row
-    local is_waiting = row and row[2] == ''
-    if row and is_waiting == waiting and (waiting or pool == '' or row[3] == pool)
-      and (merchant == '' or row[is_waiting and 3 or 4] == merchant) then
+    local readable, row, pod_name, merchant_id, source_pool = pcall(call_row, call, score)
+    if is_new and readable and row and waiting == (pod_name == '')
+      and (waiting or pool == '' or source_pool == pool) and (merchant == '' or merchant_id == merchant) then
       rows[#rows + 1] = row
     end
   end

@@ -1,15 +1,15 @@
 -- Claims the pods of the store for an origin. A leader brings the epoch of its Lease. Replicas with a list of pods
 -- share an epoch while their lists are the same; a list that was just read replaces another one, and so does any
 -- list that no replica has followed for LIST_TTL.
--- ARGV[2..7]: origin, epoch ('' for lists, and to ask only), digest of the list ('' for leaders), is the list new (1, 0),
---   take the store over from another origin (1, 0), LIST_TTL (ms)
+-- ARGV[2..7]: origin, epoch ('' for lists, and to ask only), digest of the list ('' for leaders), is the list new
+--   (1, 0), take the store over from another origin (1, 0), LIST_TTL (ms)
 -- Replies: {claimed, now, epoch}   {fenced, now, epoch}   {foreign, now, origin}   {superseded, now}
 operation('claim_pods', function(ARGV)
-  local origin, epoch, digest, is_new, force = ARGV[2], ARGV[3], ARGV[4], ARGV[5] == '1', ARGV[6] == '1'
+  local _, origin, epoch, digest, is_new, force, list_ttl = unpack(ARGV)
   local owner, current = ownership()
   local key = K.pod_list
   if not may_follow(origin, owner) then
-    if not force then return {'foreign', now, owner} end
+    if force ~= '1' then return {'foreign', now, owner} end
     -- The epoch rises, so that the origin before is fenced off.
     adopt_writer(origin, current + 1)
     run('DEL', key)
@@ -22,18 +22,16 @@ operation('claim_pods', function(ARGV)
   end
   if digest ~= '' then
     local list = try('HMGET', key, 'digest', 'followed_at')
-    if list.err then
-      run('DEL', key)
-      list = {}
-    end
-    if list[1] and list[1] ~= digest then
-      local followed_at = tonumber(list[2]) or 0
+    if list.err then run('DEL', key) end
+    local current_digest, followed_at = unpack(list)
+    if current_digest and current_digest ~= digest then
+      followed_at = tonumber(followed_at) or 0
       if followed_at > now then
         -- The clock was set back.
         followed_at = now
         run('HSET', key, 'followed_at', text_of(now))
       end
-      if not is_new and now < followed_at + tonumber(ARGV[7]) then return {'superseded', now} end
+      if is_new ~= '1' and now < followed_at + tonumber(list_ttl) then return {'superseded', now} end
       current = current + 1
     end
     adopt_writer(origin, current)

@@ -1,14 +1,13 @@
 -- Takes note of a pod as it is now. Another UID, or a restarted agent, means that
 -- the calls on it are over.
 -- ARGV[2..10]: origin, epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
--- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {fenced, now, epoch}   {foreign, now, origin}
---          {lost, now}: the store is empty
+-- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {lost, now}: the store is empty
+--          {fenced, now, epoch}   {foreign, now, origin}
 operation('observe_pod', function(ARGV)
-  local refused = fence(ARGV[2], ARGV[3])
+  local _, origin, epoch, pod, uid, address, ready, terminating, restarts, pin = unpack(ARGV)
+  local refused = fence(origin, epoch)
   if refused then return refused end
   if not is_set_up() or not has_tiers() then return {'lost', now} end
-  local pod, uid, address, ready, terminating, restarts, pin =
-    ARGV[4], ARGV[5], ARGV[6], ARGV[7], ARGV[8], ARGV[9], ARGV[10]
   local f = facts_of(pod)
   local joined, ended, seatless = f == nil, {}, {}
   if f then

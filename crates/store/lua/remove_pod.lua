@@ -1,12 +1,14 @@
 -- Forgets a pod that has left, with its calls.
 -- ARGV[2..6]: origin, epoch, pod, uid, departure (now, when_idle)
--- Replies: {gone, now, {call, source pool, lasted, ...}}   {busy, now}   {not_there, now}   {fenced, now, epoch}   {foreign, now, origin}
+-- Replies: {gone, now, {call, source pool, lasted, ...}}   {busy, now}   {not_there, now}
+--          {fenced, now, epoch}   {foreign, now, origin}
 operation('remove_pod', function(ARGV)
-  local refused = fence(ARGV[2], ARGV[3])
+  local _, origin, epoch, pod, uid, departure = unpack(ARGV)
+  local refused = fence(origin, epoch)
   if refused then return refused end
-  local f = facts_of(ARGV[4])
-  if not f or uid_of(f) ~= ARGV[5] then return {'not_there', now} end
-  if ARGV[6] == 'when_idle' and f.calls > 0 then return {'busy', now} end
+  local f = facts_of(pod)
+  if not f or uid_of(f) ~= uid then return {'not_there', now} end
+  if departure == 'when_idle' and f.calls > 0 then return {'busy', now} end
   read_table(f.tier)
   local ended, seatless = end_calls(f)
   unplace(f)

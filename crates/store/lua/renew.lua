@@ -3,9 +3,11 @@
 -- ARGV[2..4]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
 -- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
 --          {lost, now}: the store is empty
+local FIRST_CALL = 5
+
 operation('renew', function(ARGV)
-  local lease, life, speaker = tonumber(ARGV[2]), ARGV[3], ARGV[4]
-  local deadline = now + lease
+  local _, lease, life, speaker = unpack(ARGV, 1, 4)
+  local deadline = now + tonumber(lease)
   local unknown, registered, later, touched = {}, {}, {}, {}
 
   -- Where a call that nobody knows belongs: registered on the pod that has it, to
@@ -30,10 +32,10 @@ operation('renew', function(ARGV)
     return registered
   end
 
-  for i = 5, #ARGV do
+  for i = FIRST_CALL, #ARGV do
     local call = ARGV[i]
     local record = try('HMGET', K.call .. call, 'pod_name', 'merchant_id', 'stage', 'attempt')
-    local pod = record[1]
+    local pod, merchant, stage, attempt = unpack(record)
     -- One call or pod that can't be read must not keep the others from being renewed.
     local readable = not record.err
     if readable and pod and not touched[pod] then
@@ -43,11 +45,11 @@ operation('renew', function(ARGV)
     if not readable then
       unknown[#unknown + 1] = call
     elseif pod and (speaker == '' or speaker == pod) then
-      extend({calls_key = K.pod_calls .. pod}, call, deadline, life, record[2])
-      if record[3] and record[3] ~= '' or record[4] and record[4] ~= '' then
-        -- Whoever renews has its stream; nobody may take the call back any more.
+      extend({calls_key = K.pod_calls .. pod}, call, deadline, life, merchant)
+      if stage and stage ~= '' or attempt and attempt ~= '' then
+        -- A renewal proves that the stream has started: no request may take the call back any more.
         run('HSET', K.call .. call, 'stage', '', 'attempt', '')
-        if record[3] == 'provisional' then tell('confirmed', call, pod, '', record[2]) end
+        if stage == 'provisional' then tell('confirmed', call, pod, '', merchant) end
       end
     elseif not pod and not has_tiers() then
       return {'lost', now}

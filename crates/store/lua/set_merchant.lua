@@ -2,7 +2,8 @@
 -- ARGV[2..5]: merchant, document, '=' and the document that it replaces ('' for any), who asks
 -- Replies: {set, now}   {changed, now}: it is another document already
 operation('set_merchant', function(ARGV)
-  local merchant, document, instead_of, by, key = ARGV[2], ARGV[3], ARGV[4], ARGV[5], K.merchant_config
+  local _, merchant, document, instead_of, by = unpack(ARGV)
+  local key = K.merchant_config
   local before = read('HGET', key, merchant)
   if document == before then return {'set', now} end
   if instead_of ~= '' and instead_of ~= '=' .. (before or '') then return {'changed', now} end

@@ -5,8 +5,9 @@
 --   deadline and call of the last entry that stayed in range ('' at first)
 -- Replies: {spared, now, bound, is done (1, 0), deadline and call to go on after}
 operation('spare', function(ARGV)
-  local index, page_size, after, last = ARGV[2], tonumber(ARGV[5]), ARGV[6], ARGV[7]
-  local bound = ARGV[3] ~= '' and tonumber(ARGV[3]) or now + tonumber(ARGV[4])
+  local _, index, bound, time, page_size, after, last = unpack(ARGV)
+  bound = bound ~= '' and tonumber(bound) or now + tonumber(time)
+  page_size = tonumber(page_size)
   local key = P .. index
   -- An index of the wrong type holds nothing to extend; the audit replaces it.
   if count('ZCARD', key) == 0 then return {'spared', now, text_of(bound), 1, '', ''} end
@@ -19,10 +20,10 @@ operation('spare', function(ARGV)
   end
 
   local function extend_call(call)
-    local record = record_of(call, 'pod_name', 'stage', 'merchant_id')
-    if (record[2] or '') == '' then return false end
-    local f = readable_facts_of(record[1])
-    extend(f, call, bound, nil, record[3])
+    local pod, stage, merchant = fields_of(call, 'pod_name', 'stage', 'merchant_id')
+    if (stage or '') == '' then return false end
+    local f = readable_facts_of(pod)
+    extend(f, call, bound, nil, merchant)
     if f then place_calls(f) end
     return true
   end

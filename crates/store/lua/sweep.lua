@@ -1,8 +1,8 @@
 -- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
 -- ARGV[2..3]: limit per kind, longest lease (ms)
--- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no longer
---   draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it was last empty,
---   has a view been replaced that an audit has to fill (1, 0)}
+-- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no
+--   longer draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it
+--   was last empty, has a view been replaced that an audit has to fill (1, 0)}
 
 -- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from
 -- now, waiting calls to their time limit. Handles `most` of each, the furthest deadlines first.
@@ -10,9 +10,9 @@
 local function bound(most, lease)
   local latest, found = text_of(now + lease), false
   for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, most)) do
-    local record = record_of(call, 'pod_name', 'merchant_id')
-    local f = record[1] and readable_facts_of(record[1])
-    extend(f, call, latest, nil, record[2])
+    local pod, merchant = fields_of(call, 'pod_name', 'merchant_id')
+    local f = pod and readable_facts_of(pod)
+    extend(f, call, latest, nil, merchant)
     if f then place_calls(f) end
     found = true
   end
@@ -27,15 +27,16 @@ local function bound(most, lease)
 end
 
 operation('sweep', function(ARGV)
+  local _, most, longest_lease = unpack(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
   if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
   -- Without a reading of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
-  if now + 1000 >= latest or not bound(ARGV[2], ARGV[3]) then run('SET', K.clock, text_of(now)) end
+  if now + 1000 >= latest or not bound(most, longest_lease) then run('SET', K.clock, text_of(now)) end
   entry('')
   local is_flagged = is_waited_for
-  for _, call in ipairs(view('ZRANGEBYSCORE', K.waiting, '-inf', now, 'LIMIT', 0, ARGV[2])) do
+  for _, call in ipairs(view('ZRANGEBYSCORE', K.waiting, '-inf', now, 'LIMIT', 0, most)) do
     local since = leave(call)
     if since then
       abandoned[#abandoned + 1] = call
@@ -47,17 +48,20 @@ operation('sweep', function(ARGV)
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, ARGV[2])) do
-    local c = record_to_end(call)
-    local f = c.pod and readable_facts_of(c.pod, call)
-    local cause = CAUSES[c.stage] or 'lease'
-    end_call(f or nil, call, c, cause)
-    if f then resettle(f, speaks_for(f, cause, lasted(c.at))) end
-    if c.pod then
-      for _, value in ipairs({call, c.pod, pool_text(c.pool, f and f.tier), lasted(c.at), cause}) do expired[#expired + 1] = value end
+  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, most)) do
+    local record = record_of(call)
+    local pod, time = record.pod_name, lasted(record.at)
+    local f = pod and readable_facts_of(pod, call)
+    local cause = CAUSES[record.stage] or 'lease'
+    end_call(f or nil, call, record, cause)
+    if f then resettle(f, speaks_for(f, cause, time)) end
+    if pod then
+      for _, value in ipairs({call, pod, pool_text(record.source_pool, f and f.tier), time, cause}) do
+        expired[#expired + 1] = value
+      end
     end
   end
-  local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, ARGV[2])
+  local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, most)
   if due.err then
     run('DEL', K.draining)
     due = {}
@@ -79,9 +83,12 @@ operation('sweep', function(ARGV)
       undrained[#undrained + 1] = pod
     end
   end
-  local over = view('ZRANGEBYSCORE', K.quarantined, '-inf', now, 'LIMIT', 0, ARGV[2])
-  -- A minute is the longest: one that lasts longer was begun before the clock was set back.
-  if not over[1] then over = view('ZRANGEBYSCORE', K.quarantined, '(' .. text_of(now + RULES.QUARANTINE_TIME), '+inf', 'LIMIT', 0, ARGV[2]) end
+  local over = view('ZRANGEBYSCORE', K.quarantined, '-inf', now, 'LIMIT', 0, most)
+  -- A quarantine that would last longer than QUARANTINE_TIME began before the clock was set back.
+  if #over == 0 then
+    local latest_end = text_of(now + RULES.QUARANTINE_TIME)
+    over = view('ZRANGEBYSCORE', K.quarantined, '(' .. latest_end, '+inf', 'LIMIT', 0, most)
+  end
   for _, pod in ipairs(over) do
     local f = readable_facts_of(pod)
     if f then

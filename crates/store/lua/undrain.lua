@@ -1,8 +1,10 @@
 -- Ends a drain or a quarantine before its time. A terminating pod stays out.
 -- ARGV[2]: pod
--- Replies: {undrained, now, was draining (1, 0), was in quarantine (1, 0), is terminating (1, 0), tier}   {unknown, now}
+-- Replies: {undrained, now, was draining (1, 0), was in quarantine (1, 0), is terminating (1, 0), tier}
+--          {unknown, now}
 operation('undrain', function(ARGV)
-  local f = facts_of(ARGV[2])
+  local _, pod = unpack(ARGV)
+  local f = facts_of(pod)
   if not f then return {'unknown', now} end
   local was = f.draining
   if was then

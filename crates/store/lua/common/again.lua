@@ -1,27 +1,20 @@
 -- again: a call that has a pod, was handed one, or waits, asks again.
 
--- The fields of a call's record that decide what a repeated request is answered.
-local function record_of_repeat(call)
-  return read('HMGET', K.call .. call, 'pod_name', 'source_pool', 'tried', 'attempt', 'stage', 'attempts',
-    'merchant_id', 'at')
-end
-
--- What a call asks for, and its record, if there is one. ARGV as in allocate.lua.
+-- The request of a call, and its record, if there is one. ARGV as in allocate.lua.
 local function asked(ARGV)
-  local key = K.call .. ARGV[2]
-  local q = {call = ARGV[2], merchant = ARGV[3], lease = ARGV[4], life = ARGV[5], attempt = ARGV[6], stage = ARGV[7] or '',
-    attempts = ARGV[8] or '', tried = ''}
-  if run('EXISTS', key) == 1 then
-    q.record = record_of_repeat(ARGV[2])
-  end
-  if ARGV[9] and ARGV[9] ~= '' then
-    local time, patience, most, most_per_merchant = string.match(ARGV[9], '^(%d+) (%d+) (%d+) (%d+)$')
+  local _, call, merchant, lease, life, attempt, stage, attempts, waiting, before, signed = unpack(ARGV)
+  local q = {call = call, merchant = merchant, lease = lease, life = life, attempt = attempt, stage = stage or '',
+    attempts = attempts or '', tried = '', signed = signed or ''}
+  if run('EXISTS', K.call .. call) == 1 then q.record = read_record(call) end
+  if waiting and waiting ~= '' then
+    local time, patience, most, most_per_merchant = string.match(waiting, '^(%d+) (%d+) (%d+) (%d+)$')
     q.hold_time, q.patience = tonumber(time), tonumber(patience)
     q.most, q.most_per_merchant = tonumber(most), tonumber(most_per_merchant)
   end
-  if ARGV[10] and ARGV[10] ~= '' then
-    local pod, number, final, retries = string.match(ARGV[10], '^(%S+) (%d+) (%d) (%d+)$')
-    q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1', is_last = tonumber(number) > tonumber(retries)}
+  if before and before ~= '' then
+    local pod, number, final, retries = string.match(before, '^(%S+) (%d+) (%d) (%d+)$')
+    q.after = {pod = pod, attempt = tonumber(number), is_final = final == '1',
+      is_last = tonumber(number) > tonumber(retries)}
   end
   return q
 end
@@ -43,44 +36,46 @@ function told_again(q)
   local call, record, stage = q.call, q.record, q.stage
   if not record then return nil end
   local key = K.call .. call
-  if record[1] then
-    local pool = pool_text(record[2])
-    if record[5] == 'handed' then
-      local f = facts_of(record[1])
-      local place = not (f and serving(f)) and requeue(f, call, record_to_end(call))
+  if record.pod_name then
+    local pod, pool = record.pod_name, pool_text(record.source_pool)
+    if record.stage == 'handed' then
+      local f = facts_of(pod)
+      local place = not (f and serving(f)) and requeue(f, call, record_of(call))
       if place then
         -- The pod has left service since the hand-off: another pod, or the old place in the queues.
         if f then resettle(f, false) end
         reseat({{call = call, score = tonumber(place.score)}})
-        q.record = record_of_repeat(call)
+        q.record = read_record(call)
         return told_again(q)
       end
       -- It comes for the pod that it was handed while it waited: its lease begins.
-      extend(f, call, now + q.lease, nil, record[7])
+      extend(f, call, now + q.lease, nil, record.merchant_id)
       run('HSET', key, 'allocated_at', seconds, 'at', text_of(now), 'attempt', q.attempt, 'stage', stage)
       run('PEXPIRE', key, q.life)
       if stage ~= '' then run('DEL', K.call_end .. call) end
       if f then place_calls(f) end
-      tell('fetched', call, record[1], pool, record[7])
-      return {'new', now, record[1], pool, record[3] or '', record[6] or '', lasted(record[8]), ''}
+      tell('fetched', call, pod, pool, record.merchant_id)
+      return {'new', now, pod, pool, record.tried, record.attempts, lasted(record.at), ''}
     end
     -- The same attempt again: its first answer was lost.
-    local attempts = record[4] or ''
-    if string.find(attempts .. ' ', q.attempt .. ' ', 1, true) == 1 then return {'new', now, record[1], pool, record[3] or '', record[6] or '', '', ''} end
-    -- One more who may hear of it: all of them have to take it back before it is over.
-    -- (Of so many, one has heard.)
-    if attempts ~= '' and not without_attempt(attempts, q.attempt) then
-      run('HSET', key, 'attempt', #attempts < 400 and attempts .. ' ' .. q.attempt or '')
+    local heard = record.attempt
+    if string.find(heard .. ' ', q.attempt .. ' ', 1, true) == 1 then
+      return {'new', now, pod, pool, record.tried, record.attempts, '', ''}
     end
-    if record[5] == 'provisional' and stage == 'provisional' then
+    -- One more request that may have been answered: all of them have to be taken back before the call is over. A list
+    -- that has become too long counts as answered.
+    if heard ~= '' and not without_attempt(heard, q.attempt) then
+      run('HSET', key, 'attempt', #heard < 400 and heard .. ' ' .. q.attempt or '')
+    end
+    if record.stage == 'provisional' and stage == 'provisional' then
       -- A new document has gone out: its stream has its whole time.
-      local f = facts_of(record[1])
-      extend(f, call, now + q.lease, nil, record[7])
+      local f = facts_of(pod)
+      extend(f, call, now + q.lease, nil, record.merchant_id)
       if f then place_calls(f) end
     end
-    return {'existing', now, record[1], pool, record[3] or '', record[6] or ''}
+    return {'existing', now, pod, pool, record.tried, record.attempts}
   end
-  local place = record[5] == 'waiting' and place_of(call)
+  local place = record.stage == 'waiting' and place_of(call)
   if not place then return nil end
   wait_from_now(call, place)
   local is_there = false
@@ -96,7 +91,9 @@ function told_again(q)
     leave(call)
     return {'refused', now, place.tried, '', 'time_over', max(0, now - place.since)}
   end
-  if set_poll_by(call, place, next_poll(place.ends, q.patience)) then reseat({{call = call, score = tonumber(place.score)}}) end
+  if set_poll_by(call, place, next_poll(place.ends, q.patience)) then
+    reseat({{call = call, score = tonumber(place.score)}})
+  end
   return {'refused', now, place.tried, '', 'waiting', place.ends, 0}
 end
 
@@ -104,15 +101,15 @@ end
 -- else it needs another pod. Notes whether it is known to have had one, and which.
 local function leave_pod(q)
   local after, record, call = q.after, q.record or {}, q.call
-  if record[1] then
+  if record.pod_name then
     q.is_rescue = true
-    if record[1] ~= after.pod or (tonumber(record[6] or 0) or 0) ~= after.attempt or record[5] == 'handed' then return nil end
+    local is_that = record.pod_name == after.pod and (tonumber(record.attempts) or 0) == after.attempt
+    if not is_that or record.stage == 'handed' then return nil end
     if not after.is_final then return {'refused', now, '', '', 'unsettled'} end
-    local f = facts_of(record[1], call)
-    end_call(f, call, {pod = record[1], at = record[8], merchant = record[7] or '', stage = record[5] or '',
-      attempts = record[6] or ''}, 'broken')
+    local f = facts_of(record.pod_name, call)
+    end_call(f, call, record, 'broken')
     if f then
-      local changed = lasted(record[8]) < RULES.EARLY_FAILURE and fared_badly(f)
+      local changed = lasted(record.at) < RULES.EARLY_FAILURE and fared_badly(f)
       if after.is_last then
         resettle(f, changed)
       elseif settle(f) or changed then
@@ -122,7 +119,7 @@ local function leave_pod(q)
       end
     end
     q.before, q.record = f, {}
-  elseif record[5] == 'waiting' then
+  elseif record.stage == 'waiting' then
     q.is_rescue = true
     return nil
   else

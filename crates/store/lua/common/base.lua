@@ -19,8 +19,8 @@ local is_waited_for
 -- What pools are called under this prefix.
 local names_of
 
--- redis.pcall for errors of the data, such as a key of the wrong type. Any other error ends the function, such as a command
--- that the user may not run: taken for an error of the data it would replace views and hide records.
+-- redis.pcall for errors of the data, such as a key of the wrong type. Any other error ends the function, such as a
+-- command that the user may not run: taken for an error of the data it would replace views and hide records.
 local function try_in(pcall)
   return function(...)
     local reply = pcall(...)
@@ -92,10 +92,35 @@ local function count(command, key, ...)
   return type(reply) == 'number' and reply or 0
 end
 
--- Fields of a call's record; none where the key holds something else.
-local function record_of(call, ...)
-  local record = try('HMGET', K.call .. call, ...)
-  return record.err and {} or record
+-- Some fields of a call's record, in the order of their names. A key of another type has none.
+local function fields_of(call, ...)
+  return unpack(try('HMGET', K.call .. call, ...))
+end
+
+-- The record of a call. Missing texts are empty; `pod_name`, `source_pool` and `at` are false or nil. A key of another
+-- type is an empty record with the error in `err`.
+local function record_of(call)
+  local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', 'attempt',
+    'attempts', 'tried')
+  local pod_name, source_pool, merchant_id, at, stage, attempt, attempts, tried = unpack(reply)
+  return {
+    pod_name = pod_name,
+    source_pool = source_pool,
+    merchant_id = merchant_id or '',
+    at = at,
+    stage = stage or '',
+    attempt = attempt or '',
+    attempts = attempts or '',
+    tried = tried or '',
+    err = reply.err,
+  }
+end
+
+-- The record of a call; fails where the key holds another type.
+local function read_record(call)
+  local record = record_of(call)
+  if record.err then error(K.call .. call .. ': ' .. record.err, 0) end
+  return record
 end
 
 -- How long a call has lasted that began `at` (ms), by a clock that may step back.
@@ -163,11 +188,11 @@ end)
 local function entry(name)
   if not entries then entries = {} end
   if entries[name] == nil then
-    local found = try('HMGET', K.tiers, name, ':trusting_until', ':waiting')
-    entries[name] = found[1] and parse_entry(found[1]) or false
-    -- (an entry that makes no sense is none; the table is written anew soon)
-    trusting_until = tonumber(found[2] or 0)
-    is_waited_for = found[3] and true or false
+    local text, trusting, waiting = unpack(try('HMGET', K.tiers, name, ':trusting_until', ':waiting'))
+    -- A malformed entry counts as missing; the recovery writes the table again.
+    entries[name] = text and parse_entry(text) or false
+    trusting_until = tonumber(trusting or 0)
+    is_waited_for = waiting and true or false
   end
   return entries[name] or nil
 end
@@ -192,8 +217,8 @@ local function wanted(tier)
 end
 
 -- Makes a function of an operation. The only key is the prefix of all keys, which tells a
--- cluster where to go, too; args[1] is the latest time (ms) at which it may still do its
--- work, 0 for any. VERSION tells this library from others.
+-- cluster where to go, too; the first argument is the latest time (ms) at which it may still
+-- do its work, 0 for any. VERSION tells this library from others.
 local function operation(name, work)
   redis.register_function({
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
@@ -202,11 +227,12 @@ local function operation(name, work)
       if not run then
         run, try, floor, max, format = redis.call, try_in(redis.pcall), math.floor, math.max, string.format
       end
-      if P ~= keys[1] then P, K, names_of = keys[1], keys_under(keys[1]), names_under(keys[1]) end
+      local prefix, not_after = keys[1], args[1]
+      if P ~= prefix then P, K, names_of = prefix, keys_under(prefix), names_under(prefix) end
       local clock = run('TIME')
       seconds = clock[1]
       now = seconds * 1000 + floor(clock[2] / 1000)
-      if args[1] ~= '0' and now > tonumber(args[1]) then return {'late', now} end
+      if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end
       entries, chain_kinds, trusting_until, is_waited_for = nil, NONE, 0, nil
       return work(args)
     end,

@@ -1,20 +1,23 @@
 -- call_row: a call as readers see it.
 
--- {call, pod, source pool, merchant, at, deadline, tried, stage, number of the attempt} of one
--- with a pod; {call, '', merchant, since, until, poll by, tried} of one that waits; nil of one
--- that is not known. `deadline` where the caller knows it.
+-- The row of a call, its pod ('' while it waits), merchant and source pool; nil for an unknown call. The row of a call
+-- with a pod: {call, pod, source pool, merchant, at, deadline, tried, stage, number of the attempt}; of a waiting call:
+-- {call, '', merchant, since, until, poll by, tried}. `deadline` where the caller knows it.
 local function call_row(call, deadline)
-  local record = read('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'tried', 'stage', 'attempts')
-  if not record[1] then
+  local record = read_record(call)
+  if not record.pod_name then
     local place = place_of(call)
-    return place and {call, '', place.merchant, text_of(place.since), text_of(place.ends), text_of(place.poll_by), place.tried}
+    if not place then return nil end
+    return {call, '', place.merchant, text_of(place.since), text_of(place.ends), text_of(place.poll_by), place.tried},
+      '', place.merchant
   end
   deadline = deadline or try('ZSCORE', K.calls, call)
   if type(deadline) ~= 'string' then
     -- The index of all calls has lost it; the pod's own has the same deadline.
-    deadline = try('ZSCORE', K.pod_calls .. record[1], call)
+    deadline = try('ZSCORE', K.pod_calls .. record.pod_name, call)
     if type(deadline) ~= 'string' then deadline = '0' end
   end
-  return {call, record[1], pool_text(record[2]), record[3] or '', tostring(tonumber(record[4]) or 0), deadline, record[5] or '',
-    record[6] or '', tostring(tonumber(record[7] or 0) or 0)}
+  local pool = pool_text(record.source_pool)
+  return {call, record.pod_name, pool, record.merchant_id, tostring(tonumber(record.at) or 0), deadline, record.tried,
+    record.stage, tostring(tonumber(record.attempts) or 0)}, record.pod_name, record.merchant_id, pool
 end

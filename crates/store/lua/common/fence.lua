@@ -1,7 +1,7 @@
 -- fence: a store has one origin of pods, and within it the writer with the highest epoch.
 
--- The origin of pods in a store that does not record it: it was deleted, or an earlier version wrote the pods. A list in
--- force names it. A leader of an earlier version left an epoch.
+-- The origin of pods in a store that does not record it: it was deleted, or an earlier version wrote the pods. A list
+-- in force names it. A leader of an earlier version left an epoch.
 local function derived_origin(epoch)
   local digest = try('HGET', K.pod_list, 'digest')
   if type(digest) == 'string' then return digest == 'simulated' and 'simulated' or 'list' end
@@ -11,9 +11,9 @@ end
 
 -- The origin of the pods in the store ('' for none), the epoch in force, and the origin that is recorded.
 local function ownership()
-  local found = run('MGET', K.origin, K.leader_epoch)
-  local epoch = tonumber(found[2] or 0) or 0
-  return found[1] or derived_origin(epoch), epoch, found[1]
+  local recorded, epoch = unpack(run('MGET', K.origin, K.leader_epoch))
+  epoch = tonumber(epoch or 0) or 0
+  return recorded or derived_origin(epoch), epoch, recorded
 end
 
 -- Whether pods of an origin may be written where the owner has written before.
@@ -21,7 +21,8 @@ local function may_follow(origin, owner)
   -- Simulated agents must not replace pods that may be real.
   if owner == 'unknown' then return origin ~= 'simulated' end
   if owner == '' or origin == owner then return true end
-  -- An earlier version recorded neither namespace nor cluster, or no cluster: the first cluster that comes has its pods.
+  -- An earlier version recorded neither namespace nor cluster, or no cluster: the first cluster that claims the store
+  -- has its pods.
   local is_partial = owner == 'kubernetes' or string.find(owner, '^kubernetes/[^/]+$') ~= nil
   return is_partial and string.sub(origin, 1, #owner + 1) == owner .. '/'
 end

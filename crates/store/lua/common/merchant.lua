@@ -46,9 +46,14 @@ local read_wishes = remembered(function(document)
   if pool == '' then pool = nil end
   if pool ~= nil and not is_name(pool) then return nothing('pool: expected a name') end
   if only ~= nil and type(only) ~= 'boolean' then return nothing('dedicated_only: expected true or false') end
-  if max_calls ~= nil and not is_whole(max_calls, RULES.MAX_MERCHANT_CALLS) then return nothing('max_calls: expected a whole number') end
-  if max_rate ~= nil and not is_whole(max_rate, RULES.MAX_MERCHANT_RATE) then return nothing('max_rate: expected a whole number') end
-  if priority ~= nil and not (is_whole(priority, RULES.MAX_PRIORITY) or type(priority) == 'number' and is_whole(-priority, RULES.MAX_PRIORITY)) then
+  if max_calls ~= nil and not is_whole(max_calls, RULES.MAX_MERCHANT_CALLS) then
+    return nothing('max_calls: expected a whole number')
+  end
+  if max_rate ~= nil and not is_whole(max_rate, RULES.MAX_MERCHANT_RATE) then
+    return nothing('max_rate: expected a whole number')
+  end
+  if priority ~= nil
+    and not (type(priority) == 'number' and is_whole(math.abs(priority), RULES.MAX_PRIORITY)) then
     return nothing('priority: expected a whole number')
   end
   if fallback ~= nil then

@@ -11,9 +11,11 @@ end
 local function readable_facts_of(pod, leaver)
   local key, calls_key, draining_key = K.pod .. pod, K.pod_calls .. pod, K.pod_draining .. pod
   local tier, fields = try('HGET', key, 'plain'), nil
+  local ready, terminating, pin, failures, quarantined_until
   if not tier or tier == '' or tier.err then
     fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
-    if not fields[1] then return nil, fields.err and key .. ': ' .. fields.err end
+    ready, terminating, pin, failures, quarantined_until = unpack(fields)
+    if not ready then return nil, fields.err and key .. ': ' .. fields.err end
     tier = try('GET', K.pod_tier .. pod)
     if type(tier) ~= 'string' then tier = nil end
   end
@@ -42,11 +44,11 @@ local function readable_facts_of(pod, leaver)
     f.is_plain = true
     return f
   end
-  if fields[1] ~= '1' then f.unready = true end
-  if fields[2] == '1' then f.terminating = true end
-  if fields[3] and fields[3] ~= '' then f.pin = fields[3] end
-  if fields[4] and fields[4] ~= '0' then f.failures = tonumber(fields[4]) end
-  if fields[5] and fields[5] ~= '' then f.quarantined = true end
+  if ready ~= '1' then f.unready = true end
+  if terminating == '1' then f.terminating = true end
+  if pin and pin ~= '' then f.pin = pin end
+  if failures and failures ~= '0' then f.failures = tonumber(failures) end
+  if quarantined_until and quarantined_until ~= '' then f.quarantined = true end
   return f
 end
 
@@ -80,7 +82,8 @@ end
 -- The pool of a pod of which there is nothing more to know: ready, not terminating, no
 -- failures, where it is pinned or not pinned; else ''. A view that saves reading all that.
 local function plain(f)
-  local is_plain = f.is_plain or not (f.unready or f.terminating or f.quarantined or f.pin and f.pin ~= f.tier and 'merchant:' .. f.pin ~= f.tier)
+  local is_elsewhere = f.pin and f.pin ~= f.tier and 'merchant:' .. f.pin ~= f.tier
+  local is_plain = f.is_plain or not (f.unready or f.terminating or f.quarantined or is_elsewhere)
   return is_plain and (f.failures or 0) == 0 and f.tier or ''
 end
 
@@ -100,7 +103,8 @@ local function place_calls(f, call, deadline, at, pool)
       view('SREM', key, f.pod)
     end
   end
-  local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated' or f.quarantined and 'quarantined' or 'available'
+  local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated'
+    or f.quarantined and 'quarantined' or 'available'
   if f.calls == 0 then
     if leaving(f) then announce_drain(f.pod) end
     if not f.unleased then run('DEL', K.lease .. f.pod) end
@@ -113,9 +117,10 @@ local function place_calls(f, call, deadline, at, pool)
     return
   end
   if not call then
-    local last = run('ZREVRANGE', f.calls_key, '0', '0', 'WITHSCORES')
-    local record = record_of(last[1], 'allocated_at', 'source_pool')
-    call, deadline, at, pool = last[1], tonumber(last[2]), record[1] or '', record[2] or ''
+    call, deadline = unpack(run('ZREVRANGE', f.calls_key, '0', '0', 'WITHSCORES'))
+    deadline = tonumber(deadline)
+    at, pool = fields_of(call, 'allocated_at', 'source_pool')
+    at, pool = at or '', pool or ''
   end
   run('SET', K.lease .. f.pod, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
   if f.unleased then f.unleased = false end
@@ -183,11 +188,12 @@ local function home()
   local fields = run('HGETALL', K.tiers)
   local tiers, names, chain = {}, {}, ''
   for i = 1, #fields, 2 do
-    if fields[i] == ':chain' then
-      chain = fields[i + 1]
-    elseif string.sub(fields[i], 1, 1) ~= ':' then
-      tiers[fields[i]] = parse_entry(fields[i + 1]) or nil
-      if tiers[fields[i]] then names[#names + 1] = fields[i] end
+    local name, text = fields[i], fields[i + 1]
+    if name == ':chain' then
+      chain = text
+    elseif string.sub(name, 1, 1) ~= ':' then
+      tiers[name] = parse_entry(text) or nil
+      if tiers[name] then names[#names + 1] = name end
     end
   end
   local function below(tier, target)
@@ -249,7 +255,8 @@ local function give(f, call, c, deadline, life)
       'at', text_of(now), 'attempt', c.attempt)
   else
     run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '', 'allocated_at', seconds,
-      'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '', 'attempts', c.attempts or '')
+      'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '',
+      'attempts', c.attempts or '')
   end
   run('PEXPIRE', key, life)
   tell('allocated', call, f.pod, pool, c.merchant, c.tried)
@@ -258,17 +265,12 @@ local function give(f, call, c, deadline, life)
   return pool
 end
 
--- The record of a call as scripts that end it need it.
-local function record_to_end(call)
-  local r = record_of(call, 'pod_name', 'source_pool', 'at', 'merchant_id', 'stage', 'attempts', 'attempt')
-  return {pod = r[1], pool = r[2], at = r[3], merchant = r[4] or '', stage = r[5] or '', attempts = r[6] or '', attempt = r[7]}
-end
-
 -- Remembers how a call ended that may come back.
 local function remember(call, pod, cause, attempts, lasted_for, merchant)
   if attempts == '' then attempts = '0' end
   if merchant == '' then merchant = '-' end
-  run('SET', K.call_end .. call, table.concat({pod, cause, attempts, lasted_for, merchant}, ' '), 'PX', RULES.CALL_HISTORY_TTL)
+  local text = table.concat({pod, cause, attempts, lasted_for, merchant}, ' ')
+  run('SET', K.call_end .. call, text, 'PX', RULES.CALL_HISTORY_TTL)
 end
 
 -- How a call ended, if that is remembered.
@@ -288,9 +290,9 @@ local function explain(call, ended, cause)
 end
 
 -- Ends a call that has left its pod's indexes: its record, its lease. `f` is its pod, if
--- that is known; `c` its record.
-local function end_call(f, call, c, cause)
-  local merchant = c.merchant
+-- that is known.
+local function end_call(f, call, record, cause)
+  local pod, merchant, attempts, time = record.pod_name, record.merchant_id, record.attempts, lasted(record.at)
   if not f then view('ZREM', K.calls, call) end
   if f and f.calls == 0 then
     run('DEL', K.call .. call, K.lease .. f.pod)
@@ -299,10 +301,10 @@ local function end_call(f, call, c, cause)
     run('DEL', K.call .. call)
   end
   if merchant ~= '' then view('ZREM', live_key(merchant), call) end
-  tell('ended', call, c.pod or '', '', merchant, cause .. ' ' .. text_of(lasted(c.at)))
-  -- What was taken back was never the caller's.
-  if (c.attempts ~= '' or cause == 'unconfirmed') and c.pod and c.stage ~= 'handed' and cause ~= 'abandoned' then
-    remember(call, c.pod, cause, c.attempts, lasted(c.at), merchant)
+  tell('ended', call, pod or '', '', merchant, cause .. ' ' .. text_of(time))
+  -- A hand-off that was taken back never reached the caller.
+  if (attempts ~= '' or cause == 'unconfirmed') and pod and record.stage ~= 'handed' and cause ~= 'abandoned' then
+    remember(call, pod, cause, attempts, time, merchant)
   end
   if now < trusting_until then
     -- (sweeps keep it short)
@@ -338,9 +340,9 @@ end
 -- A call never connected, or broke at once. Three in a row put a pod into
 -- quarantine, but never more than a fifth of its pool. Answers as above.
 local function fared_badly(f)
-  local failures = (f.failures or 0) + 1
-  if f.quarantined or failures < RULES.QUARANTINE_FAILURES or not f.tier
-    or (count('ZCOUNT', names_of(f.tier).out, 3, 3) + 1) * RULES.QUARANTINE_SHARE > count('SCARD', names_of(f.tier).assigned) then
+  local failures, names = (f.failures or 0) + 1, f.tier and names_of(f.tier)
+  if f.quarantined or failures < RULES.QUARANTINE_FAILURES or not names
+    or (count('ZCOUNT', names.out, 3, 3) + 1) * RULES.QUARANTINE_SHARE > count('SCARD', names.assigned) then
     f.failures = failures
     run('HSET', f.key, 'failures', failures, 'plain', plain(f))
     return false

@@ -1,7 +1,8 @@
 -- pod_row: a pod as readers see it.
 local function pod_row(pod)
-  local fields = read('HMGET', K.pod .. pod, 'uid', 'address', 'ready', 'terminating', 'restarts', 'pin', 'quarantined_until')
-  if not fields[3] then return nil end
+  local uid, address, ready, terminating, restarts, pin, quarantined_until = unpack(read('HMGET', K.pod .. pod,
+    'uid', 'address', 'ready', 'terminating', 'restarts', 'pin', 'quarantined_until'))
+  if not ready then return nil end
   local tier = try('GET', K.pod_tier .. pod)
   local is_draining = run('EXISTS', K.pod_draining .. pod) == 1
   local deadline = is_draining and try('ZSCORE', K.draining, pod)
@@ -9,10 +10,11 @@ local function pod_row(pod)
   local calls = read('ZRANGE', K.pod_calls .. pod, 0, -1, 'WITHSCORES')
   local shown = {}
   for i = 1, #calls, 2 do
-    shown[#shown + 1] = calls[i]
-    shown[#shown + 1] = run('HGET', K.call .. calls[i], 'at') or '0'
-    shown[#shown + 1] = calls[i + 1]
+    local call, ends = calls[i], calls[i + 1]
+    shown[#shown + 1] = call
+    shown[#shown + 1] = run('HGET', K.call .. call, 'at') or '0'
+    shown[#shown + 1] = ends
   end
-  return {pod, type(tier) == 'string' and tier or '', fields[1] or '', fields[2] or '', fields[3], fields[4] or '0',
-    fields[5] or '0', fields[6] or '', deadline and tostring(deadline) or '', fields[7] or '', shown}
+  return {pod, type(tier) == 'string' and tier or '', uid or '', address or '', ready, terminating or '0',
+    restarts or '0', pin or '', deadline and tostring(deadline) or '', quarantined_until or '', shown}
 end

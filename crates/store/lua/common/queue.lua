@@ -31,13 +31,14 @@ end
 -- The place of a call that waits, or was handed a pod and has not come for it: its
 -- record, which names no pod while it waits.
 local function place_of(call)
-  local r = record_of(call, 'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by', 'stage')
-  local since, ends, poll_by = tonumber(r[4] or ''), tonumber(r[5] or ''), tonumber(r[8] or '')
-  -- One that makes no sense, by hand, is none.
-  if not r[2] or not tonumber(r[3] or '') or not since or not ends or not poll_by then return nil end
-  if r[9] ~= 'waiting' and r[9] ~= 'handed' then return nil end
-  return {merchant = r[1] or '', pools = r[2], score = r[3], since = since, ends = ends, tried = r[6] or '',
-    attempts = r[7] or '', poll_by = poll_by, waits = r[9] == 'waiting'}
+  local merchant, pools, score, since, ends, tried, attempts, poll_by, stage = fields_of(call,
+    'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'attempts', 'poll_by', 'stage')
+  since, ends, poll_by = tonumber(since or ''), tonumber(ends or ''), tonumber(poll_by or '')
+  -- A record with malformed fields, edited by hand, is no place.
+  if not pools or not tonumber(score or '') or not since or not ends or not poll_by then return nil end
+  if stage ~= 'waiting' and stage ~= 'handed' then return nil end
+  return {merchant = merchant or '', pools = pools, score = score, since = since, ends = ends, tried = tried or '',
+    attempts = attempts or '', poll_by = poll_by, waits = stage == 'waiting'}
 end
 
 -- Writes the record of a call that waits.
@@ -107,7 +108,8 @@ local function hand(f, call, but)
   -- Until it comes for the pod, what counts is how long it has waited.
   local at, pool = text_of(floor(place.since / 1000)), names_of(f.tier).source
   extend(f, call, place.poll_by, nil, place.merchant)
-  run('HSET', K.call .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since, 'stage', 'handed')
+  run('HSET', K.call .. call, 'pod_name', f.pod, 'source_pool', pool, 'allocated_at', at, 'at', place.since,
+    'stage', 'handed')
   tell('handed', call, f.pod, pool, place.merchant, place.tried)
   f.calls = f.calls + 1
   if f.calls == 1 then place_calls(f, call, place.poll_by, at, pool) else place_calls(f) end
@@ -121,10 +123,10 @@ local function serve_one(f)
   if is_waited_for == nil then read_table(f.tier) end
   if not is_waited_for or f.calls >= cap_of(f) then return false end
   for _ = 1, 16 do
-    local first = try('ZPOPMIN', names_of(f.tier).queue)
-    if first.err or not first[1] then return false end
-    -- One without a place is none any more: somebody has deleted it, or its time.
-    if hand(f, first[1], f.tier) then return true end
+    local first = unpack(try('ZPOPMIN', names_of(f.tier).queue))
+    if not first then return false end
+    -- A call without a place waits no more: its record was deleted, or has expired.
+    if hand(f, first, f.tier) then return true end
   end
   return false
 end
@@ -145,16 +147,16 @@ local function resettle(f, service)
 end
 
 -- Takes a handed-off call back from its pod: it has its old place in the queues again. `f` is the pod, nil if it is
--- unknown; `c` the call's record. Answers the place; nil for any other call.
-local function requeue(f, call, c)
-  local place = c.stage == 'handed' and place_of(call)
+-- unknown. Answers the place; nil for any other call.
+local function requeue(f, call, record)
+  local place = record.stage == 'handed' and place_of(call)
   if not place then return nil end
   read_table(f and f.tier)
   -- The deadline may have been extended since.
   place.poll_by = tonumber(view('ZSCORE', K.calls, call) or now)
   view('ZREM', K.calls, call)
   if f then f.calls = f.calls - run('ZREM', f.calls_key, call) end
-  end_call(f, call, c, 'pod_gone')
+  end_call(f, call, record, 'pod_gone')
   set_place(call, place)
   return place
 end
@@ -166,16 +168,18 @@ local function end_calls(f)
   local calls = run('ZRANGE', f.calls_key, 0, -1)
   table.sort(calls)
   for _, call in ipairs(calls) do
-    local c = record_to_end(call)
-    local place = requeue(f, call, c)
+    local record = record_of(call)
+    local place = requeue(f, call, record)
     if place then
       seatless[#seatless + 1] = {call = call, score = tonumber(place.score)}
     else
       view('ZREM', K.calls, call)
       run('ZREM', f.calls_key, call)
       f.calls = f.calls - 1
-      end_call(f, call, c, 'pod_gone')
-      for _, value in ipairs({call, pool_text(c.pool, f.tier), lasted(c.at)}) do ended[#ended + 1] = value end
+      end_call(f, call, record, 'pod_gone')
+      for _, value in ipairs({call, pool_text(record.source_pool, f.tier), lasted(record.at)}) do
+        ended[#ended + 1] = value
+      end
     end
   end
   return ended, seatless
