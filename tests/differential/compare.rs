@@ -8,6 +8,7 @@ use fleet::{
     Removed,
     merchant::Malformed,
     names::{CallSid, PodName},
+    rules::CALL_HISTORY_TTL,
 };
 use store::{Redis, RedisConfig, Scripts, Store, Ttls};
 
@@ -210,6 +211,21 @@ impl Pair {
         Ok(())
     }
 
+    /// Lets nearly the time pass for which ended calls are remembered, so that the operations
+    /// after it meet its end. In steps, because a sweep has to come before TTLs.
+    async fn wait_for_history(&mut self, dice: &mut Dice) -> Result<(), String> {
+        const STEP: Millis = 15_000;
+        let steps = CALL_HISTORY_TTL / STEP - dice.roll(3) as Millis;
+        for _ in 0..steps {
+            self.now += STEP;
+            self.server.set_time(self.now);
+            let swept = self.store.sweep(100).await.map_err(down)?;
+            same!("a sweep", swept, self.fleet.sweep(100, self.now));
+            self.events_agree()?;
+        }
+        Ok(())
+    }
+
     /// What Redis has told since the last time.
     fn told(&mut self) -> Result<Vec<Event>, String> {
         let mut range = redis::cmd("XRANGE");
@@ -309,12 +325,20 @@ pub(crate) async fn compare(
 /// What errors of a store that does not answer say.
 const NOT_ANSWERED: [&str; 2] = ["the store cannot be reached", "more to do than it can"];
 
+/// How many operations lie between two times for which ended calls are remembered.
+const HISTORY_EVERY: usize = 2_000;
+
 async fn compare_once(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
     let mut dice = Dice(seed);
     let mut pair = Pair::new(scripts).await;
     let mut story = Vec::new();
     for number in 0..operations {
-        let stepped = pair.step(&mut dice).await;
+        let stepped = match number % HISTORY_EVERY {
+            number if number + 1 == HISTORY_EVERY => {
+                pair.wait_for_history(&mut dice).await.map(|()| "wait for the history".into())
+            }
+            _ => pair.step(&mut dice).await,
+        };
         let agreed = match stepped.and_then(|told| pair.events_agree().map(|()| told)) {
             Ok(told) => {
                 story.push(told);

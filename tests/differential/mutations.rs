@@ -6,7 +6,7 @@ use store::Scripts;
 use crate::compare::compare;
 
 /// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 51] = [
+const MUTATIONS: [(&str, &str, &str); 52] = [
     ("a release frees a call that is on another pod", "on ~= '' and on ~= pod\n    or", ""),
     (
         "an ended call goes on counting",
@@ -193,6 +193,11 @@ const MUTATIONS: [(&str, &str, &str); 51] = [
         "a signature is remembered for ever",
         "run('SET', key, '1', 'PX', window)",
         "run('SET', key, '1')",
+    ),
+    (
+        "ended calls are remembered for too long",
+        "'PX', RULES.CALL_HISTORY_TTL)",
+        "'PX', RULES.CALL_HISTORY_TTL + 20000)",
     ),
 ];
 
