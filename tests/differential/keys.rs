@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use fleet::{PodStatus, names::Pool, tiers::Kind};
+use fleet::{PodCall, PodStatus, names::Pool, tiers::Kind};
 
 use crate::compare::Pair;
 use testkit::snapshot::Snapshot;
@@ -15,6 +15,20 @@ impl Pair {
         if !found.is_empty() {
             return Err(format!("the keys of Redis: {found:?}"));
         }
+        self.pool_keys_agree(&keys)?;
+        let mut live = BTreeMap::new();
+        for pod in self.fleet.pods() {
+            self.pod_keys_agree(&keys, &pod)?;
+            for call in &pod.calls {
+                self.call_keys_agree(&keys, &pod, call)?;
+                live.insert(call.call.to_string(), call.lease_until as f64);
+            }
+        }
+        same!("voice:calls", keys.scores("voice:calls")?, live);
+        Ok(())
+    }
+
+    fn pool_keys_agree(&self, keys: &Snapshot) -> Result<(), String> {
         for pool in self.fleet.status().pools {
             let (available, assigned) = match &pool.pool {
                 Pool::Tier(tier) => {
@@ -46,61 +60,63 @@ impl Pair {
                 .collect();
             same!(assigned, members, ours);
         }
-        let mut live = BTreeMap::new();
-        for pod in self.fleet.pods() {
-            let name = &pod.name;
-            let tier = keys.string(&format!("voice:pod:tier:{name}"))?;
-            same!("tier", tier, pod.pool.as_ref().map(Pool::as_tier_value));
-            let lease = keys.string(&format!("voice:lease:{name}"))?;
-            same!(
-                format!("lease of {name}"),
-                lease,
-                pod.calls.first().map(|call| call.call.to_string())
-            );
-            let draining = keys.string(&format!("voice:pod:draining:{name}"))?;
-            same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
-            let fields = keys.hash(&format!("voice:pod:{name}"))?;
-            same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
-            let expected = if pod.is_leaving() {
-                "draining"
-            } else if !pod.calls.is_empty() {
-                "allocated"
-            } else if pod.quarantined_until.is_some() {
-                "quarantined"
-            } else {
-                "available"
-            };
-            same!(format!("status of {name}"), &fields["status"], expected);
-            if let Some(first) = pod.calls.first() {
-                let left = keys.left(&format!("voice:lease:{name}")).unwrap_or(0);
-                let due = first.lease_until.saturating_sub(self.now);
-                if !(due..=due + 60_000).contains(&left) {
-                    return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
-                }
-            }
-            for call in &pod.calls {
-                let record = keys.hash(&format!("voice:call:{}", call.call))?;
-                same!("pod_name", record.get("pod_name"), Some(&name.to_string()));
-                same!(
-                    "allocated_at",
-                    record.get("allocated_at"),
-                    Some(&(call.allocated_at / 1_000).to_string())
-                );
-                let ours = self.fleet.call(&call.call).unwrap();
-                same!(
-                    "source_pool",
-                    record.get("source_pool"),
-                    Some(&ours.source_pool.to_string())
-                );
-                same!(
-                    "merchant_id",
-                    record.get("merchant_id"),
-                    Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
-                );
-                live.insert(call.call.to_string(), call.lease_until as f64);
+        Ok(())
+    }
+
+    fn pod_keys_agree(&self, keys: &Snapshot, pod: &PodStatus) -> Result<(), String> {
+        let name = &pod.name;
+        let tier = keys.string(&format!("voice:pod:tier:{name}"))?;
+        same!("tier", tier, pod.pool.as_ref().map(Pool::as_tier_value));
+        let lease = keys.string(&format!("voice:lease:{name}"))?;
+        same!(
+            format!("lease of {name}"),
+            lease,
+            pod.calls.first().map(|call| call.call.to_string())
+        );
+        let draining = keys.string(&format!("voice:pod:draining:{name}"))?;
+        same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
+        let fields = keys.hash(&format!("voice:pod:{name}"))?;
+        same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
+        let expected = if pod.is_leaving() {
+            "draining"
+        } else if !pod.calls.is_empty() {
+            "allocated"
+        } else if pod.quarantined_until.is_some() {
+            "quarantined"
+        } else {
+            "available"
+        };
+        same!(format!("status of {name}"), &fields["status"], expected);
+        if let Some(first) = pod.calls.first() {
+            let left = keys.left(&format!("voice:lease:{name}")).unwrap_or(0);
+            let due = first.lease_until.saturating_sub(self.now);
+            if !(due..=due + 60_000).contains(&left) {
+                return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
             }
         }
-        same!("voice:calls", keys.scores("voice:calls")?, live);
+        Ok(())
+    }
+
+    fn call_keys_agree(
+        &self,
+        keys: &Snapshot,
+        pod: &PodStatus,
+        call: &PodCall,
+    ) -> Result<(), String> {
+        let record = keys.hash(&format!("voice:call:{}", call.call))?;
+        same!("pod_name", record.get("pod_name"), Some(&pod.name.to_string()));
+        same!(
+            "allocated_at",
+            record.get("allocated_at"),
+            Some(&(call.allocated_at / 1_000).to_string())
+        );
+        let ours = self.fleet.call(&call.call).unwrap();
+        same!("source_pool", record.get("source_pool"), Some(&ours.source_pool.to_string()));
+        same!(
+            "merchant_id",
+            record.get("merchant_id"),
+            Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
+        );
         Ok(())
     }
 }

@@ -34,63 +34,83 @@ fn a_redis_that_dies_and_comes_back_empty_is_waited_out_without_harm() {
 
 const CLIENTS: usize = 8;
 
+/// What clients who allocate and release during an outage have seen.
+struct Callers {
+    kind: Outage,
+    done: AtomicBool,
+    given: [AtomicUsize; CLIENTS],
+    given_up: [AtomicUsize; CLIENTS],
+    /// The call that has each pod.
+    held: Mutex<HashMap<String, String>>,
+    refused: Mutex<HashSet<String>>,
+}
+
+impl Callers {
+    fn new(kind: Outage) -> Self {
+        let counts = || [const { AtomicUsize::new(0) }; CLIENTS];
+        let (held, refused) = (Mutex::default(), Mutex::default());
+        let done = AtomicBool::new(false);
+        Self { kind, done, given: counts(), given_up: counts(), held, refused }
+    }
+
+    /// Calls until the test is done.
+    fn call(&self, router: &Router, client: usize) {
+        let mut connection = router.connect();
+        for number in (0..100_000).take_while(|_| !self.done.load(Ordering::Relaxed)) {
+            let call = format!("CA-{client}-{number}");
+            let (status, answer) =
+                connection.post("/api/v1/allocate", &json!({"call_sid": call})).json();
+            match status {
+                200 => {
+                    self.given[client].fetch_add(1, Ordering::Relaxed);
+                    let pod = answer["pod_name"].as_str().unwrap().to_owned();
+                    let other = self.held.lock().unwrap().insert(pod.clone(), call.clone());
+                    // Calls from before a wipe are forgotten, and their pods given anew.
+                    let twice = other.filter(|_| self.kind == Outage::StandsStill);
+                    assert_eq!(twice, None, "{pod} was given to {call}, too");
+                    thread::sleep(Duration::from_millis(5));
+                    self.held.lock().unwrap().remove(&pod);
+                    let released =
+                        connection.post("/api/v1/release", &json!({"call_sid": call})).status;
+                    // A wiped Redis knows nothing of calls that nobody renewed.
+                    let forgotten = self.kind == Outage::DiesAndComesBackEmpty && released == 404;
+                    assert!(forgotten || matches!(released, 200 | 503), "{released}");
+                }
+                503 => {
+                    self.given_up[client].fetch_add(1, Ordering::Relaxed);
+                    self.refused.lock().unwrap().insert(call);
+                }
+                other => panic!("{other}: {answer}"),
+            }
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+
+    /// Waits until each client has counted so many from now on.
+    fn each(counts: &[AtomicUsize], least: usize, what: &str) {
+        counts.iter().for_each(|count| count.store(0, Ordering::Relaxed));
+        eventually(Duration::from_secs(10), what, || {
+            counts.iter().all(|count| count.load(Ordering::Relaxed) >= least)
+        });
+    }
+}
+
 fn outage_under_load(kind: Outage) {
     let mut server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 200}"#);
-    let done = AtomicBool::new(false);
-    let (given, given_up) =
-        ([const { AtomicUsize::new(0) }; CLIENTS], [const { AtomicUsize::new(0) }; CLIENTS]);
-    let (held, refused) =
-        (Mutex::new(HashMap::<String, String>::new()), Mutex::new(HashSet::<String>::new()));
+    let callers = Callers::new(kind);
     thread::scope(|scope| {
         for client in 0..CLIENTS {
-            let (routers, done, held, refused) = (&routers, &done, &held, &refused);
-            let (given, given_up) = (&given[client], &given_up[client]);
-            scope.spawn(move || {
-                let mut connection = routers[client % 2].connect();
-                for number in (0..100_000).take_while(|_| !done.load(Ordering::Relaxed)) {
-                    let call = format!("CA-{client}-{number}");
-                    let (status, answer) =
-                        connection.post("/api/v1/allocate", &json!({"call_sid": call})).json();
-                    match status {
-                        200 => {
-                            given.fetch_add(1, Ordering::Relaxed);
-                            let pod = answer["pod_name"].as_str().unwrap().to_owned();
-                            let other = held.lock().unwrap().insert(pod.clone(), call.clone());
-                            // Calls from before a wipe are forgotten, and their pods given anew.
-                            let twice = other.filter(|_| kind == Outage::StandsStill);
-                            assert_eq!(twice, None, "{pod} was given to {call}, too");
-                            thread::sleep(Duration::from_millis(5));
-                            held.lock().unwrap().remove(&pod);
-                            let released = connection
-                                .post("/api/v1/release", &json!({"call_sid": call}))
-                                .status;
-                            // A wiped Redis knows nothing of calls that nobody renewed.
-                            let forgotten =
-                                kind == Outage::DiesAndComesBackEmpty && released == 404;
-                            assert!(forgotten || matches!(released, 200 | 503), "{released}");
-                        }
-                        503 => {
-                            given_up.fetch_add(1, Ordering::Relaxed);
-                            refused.lock().unwrap().insert(call);
-                        }
-                        other => panic!("{other}: {answer}"),
-                    }
-                    thread::sleep(Duration::from_millis(2));
-                }
-            });
+            let (callers, router) = (&callers, &routers[client % 2]);
+            scope.spawn(move || callers.call(router, client));
         }
-        let all = |counts: &[AtomicUsize], least: usize| {
-            counts.iter().all(|count| count.load(Ordering::Relaxed) >= least)
-        };
-        eventually(Duration::from_secs(5), "all clients are served", || all(&given, 5));
+        Callers::each(&callers.given, 5, "all clients are served");
         match kind {
             Outage::StandsStill => server.signal("STOP"),
             Outage::DiesAndComesBackEmpty => server.kill(),
         }
-        given_up.iter().for_each(|count| count.store(0, Ordering::Relaxed));
         // Each answer comes during the outage: the clients do not wait for its end.
-        eventually(Duration::from_secs(10), "all clients are refused", || all(&given_up, 20));
+        Callers::each(&callers.given_up, 20, "all clients are refused");
         let twilio = routers[0].connect().form("/api/v1/twilio/allocate", "CallSid=CA-t");
         assert!(twilio.status == 200 && twilio.text().contains("<Hangup/>"));
         assert_eq!(routers[0].connect().get("/ready").status, 200);
@@ -102,22 +122,17 @@ fn outage_under_load(kind: Outage) {
             let (status, _) = routers[1].post("/api/v1/allocate", json!({"call_sid": "back"}));
             status == 200
         });
-        given.iter().for_each(|count| count.store(0, Ordering::Relaxed));
-        eventually(Duration::from_secs(5), "all clients are served again", || all(&given, 5));
-        done.store(true, Ordering::Relaxed);
+        Callers::each(&callers.given, 5, "all clients are served again");
+        callers.done.store(true, Ordering::Relaxed);
     });
-    let refused = refused.into_inner().unwrap();
     routers[1].release("back");
     let mut connection = routers[0].connect();
     eventually(Duration::from_secs(3), "ended calls are released", || {
         connection.get("/api/v1/status").json().1["active_calls"] == 0
     });
-    for call in &refused {
-        assert_eq!(
-            connection.get(&format!("/api/v1/calls/{call}")).status,
-            404,
-            "{call} was refused and holds a pod"
-        );
+    for call in callers.refused.into_inner().unwrap() {
+        let status = connection.get(&format!("/api/v1/calls/{call}")).status;
+        assert_eq!(status, 404, "{call} was refused and holds a pod");
     }
     assert_eq!(routers[0].status()["pools"]["gold"]["available"], 200);
 }

@@ -5,7 +5,7 @@ use std::{
     fs,
     sync::{
         Barrier, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, Ordering},
     },
     thread,
     time::{Duration, Instant},
@@ -82,12 +82,78 @@ fn two_releases_and_two_waiting_calls_never_put_two_calls_on_a_pod() {
     }
 }
 
-/// What clients know about pods: who is on which, and which must not be given.
+/// What clients know about pods.
 #[derive(Default)]
 struct History {
     calls: HashMap<String, HashSet<String>>,
     drained: HashSet<String>,
     violations: Vec<String>,
+    /// The most calls that were live at once.
+    overlapping: usize,
+}
+
+/// Clients and an operator at work.
+#[derive(Default)]
+struct Load {
+    history: Mutex<History>,
+    done: AtomicBool,
+}
+
+impl Load {
+    /// Allocates and releases until the test is done.
+    fn call(&self, router: &Router, client: usize) {
+        let mut connection = router.connect();
+        let merchant = if client.is_multiple_of(4) { "shop" } else { "" };
+        for number in (0..10_000).take_while(|_| !self.done.load(Ordering::Relaxed)) {
+            let call = format!("CA-{client}-{number}");
+            let before = self.history.lock().unwrap().drained.clone();
+            let body = json!({"call_sid": call, "merchant_id": merchant});
+            let (status, answer) = connection.post("/api/v1/allocate", &body).json();
+            if status != 200 {
+                assert_eq!(status, 503, "{answer}");
+                thread::sleep(Duration::from_millis(2));
+                continue;
+            }
+            let pod = answer["pod_name"].as_str().unwrap();
+            self.begins(&call, pod, answer["source_pool"].as_str().unwrap(), &before);
+            thread::sleep(Duration::from_millis(5 + (number % 5) * 10));
+            // First forget, then release: from then on the pod may be another call's.
+            self.history.lock().unwrap().calls.get_mut(pod).unwrap().remove(&call);
+            let (status, answer) =
+                connection.post("/api/v1/release", &json!({"call_sid": call})).json();
+            if status != 200 {
+                let what = format!("I6, I7: {call} on {pod}: {answer}");
+                self.history.lock().unwrap().violations.push(what);
+            }
+        }
+    }
+
+    /// A call was given a pod. `before` were drained when it asked.
+    fn begins(&self, call: &str, pod: &str, pool: &str, before: &HashSet<String>) {
+        let mut history = self.history.lock().unwrap();
+        if before.contains(pod) && history.drained.contains(pod) {
+            history.violations.push(format!("I5: {call} on {pod}, which was drained"));
+        }
+        let on = history.calls.entry(pod.to_owned()).or_default();
+        on.insert(call.to_owned());
+        let cap = if pool == "pool:basic" { 3 } else { 1 };
+        if on.len() > cap {
+            let on = on.clone();
+            history.violations.push(format!("I1, I3: {on:?} on {pod} of {pool}"));
+        }
+        let live = history.calls.values().map(HashSet::len).sum();
+        history.overlapping = history.overlapping.max(live);
+    }
+
+    /// Drains a pod for a moment.
+    fn drain(&self, router: &Router, pod: &str) {
+        let body = json!({"pod_name": pod});
+        assert_eq!(router.post("/api/v1/drain", body.clone()).0, 200);
+        self.history.lock().unwrap().drained.insert(pod.to_owned());
+        thread::sleep(Duration::from_millis(20));
+        self.history.lock().unwrap().drained.remove(pod);
+        assert_eq!(router.post("/api/v1/undrain", body).0, 200);
+    }
 }
 
 #[test]
@@ -107,98 +173,29 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
     ];
     let routers: Vec<Router> = (0..3).map(|_| Router::start(&settings)).collect();
     routers[0].put("/api/v1/merchants/shop", r#"{"pool": "acme", "fallback": ["basic"]}"#);
-    let (history, done, overlapping) =
-        (Mutex::new(History::default()), AtomicBool::new(false), AtomicUsize::new(0));
+    let load = Load::default();
     thread::scope(|scope| {
         for client in 0..64 {
-            let (routers, history, done, overlapping) = (&routers, &history, &done, &overlapping);
-            scope.spawn(move || {
-                let mut connection = routers[client % 3].connect();
-                for number in 0.. {
-                    if done.load(Ordering::Relaxed) {
-                        return;
-                    }
-                    let merchant = if client % 4 == 0 { "shop" } else { "" };
-                    let call = format!("CA-{client}-{number}");
-                    let before = history.lock().unwrap().drained.clone();
-                    let (status, answer) = connection
-                        .post(
-                            "/api/v1/allocate",
-                            &json!({"call_sid": call, "merchant_id": merchant}),
-                        )
-                        .json();
-                    if status != 200 {
-                        assert_eq!(status, 503, "{answer}");
-                        thread::sleep(Duration::from_millis(2));
-                        continue;
-                    }
-                    let (pod, pool) = (
-                        answer["pod_name"].as_str().unwrap(),
-                        answer["source_pool"].as_str().unwrap(),
-                    );
-                    {
-                        let mut history = history.lock().unwrap();
-                        if before.contains(pod) && history.drained.contains(pod) {
-                            history
-                                .violations
-                                .push(format!("I5: {call} on {pod}, which was drained"));
-                        }
-                        let on = history.calls.entry(pod.to_owned()).or_default();
-                        on.insert(call.clone());
-                        let (count, cap) = (on.len(), if pool == "pool:basic" { 3 } else { 1 });
-                        if count > cap {
-                            let on = on.clone();
-                            history.violations.push(format!("I1, I3: {on:?} on {pod} of {pool}"));
-                        }
-                        overlapping.fetch_max(
-                            history.calls.values().map(HashSet::len).sum(),
-                            Ordering::Relaxed,
-                        );
-                    }
-                    thread::sleep(Duration::from_millis(5 + (number % 5) * 10));
-                    // First forget, then release: nobody may be blamed for what is already over.
-                    history.lock().unwrap().calls.get_mut(pod).unwrap().remove(&call);
-                    let (status, answer) =
-                        connection.post("/api/v1/release", &json!({"call_sid": call})).json();
-                    if status != 200 {
-                        history
-                            .lock()
-                            .unwrap()
-                            .violations
-                            .push(format!("I6, I7: {call} on {pod}: {answer}"));
-                    }
-                }
-            });
+            let (load, router) = (&load, &routers[client % 3]);
+            scope.spawn(move || load.call(router, client));
         }
-        let (routers, history, done, file, list) = (&routers, &history, &done, &file, &list);
-        scope.spawn(move || {
-            let mut connection = routers[1].connect();
-            let started = Instant::now();
-            for number in 0.. {
-                // Four pods come and go all the while.
-                if number % 60 == 0 {
-                    fs::write(file, list(if number % 120 == 0 { 0..24 } else { 0..28 })).unwrap();
-                }
-                let pod = format!("voice-agent-{}", number % 24);
-                assert_eq!(connection.post("/api/v1/drain", &json!({"pod_name": pod})).status, 200);
-                history.lock().unwrap().drained.insert(pod.clone());
-                thread::sleep(Duration::from_millis(20));
-                history.lock().unwrap().drained.remove(&pod);
-                assert_eq!(
-                    connection.post("/api/v1/undrain", &json!({"pod_name": pod})).status,
-                    200
-                );
-                if started.elapsed() > Duration::from_secs(seconds) {
-                    fs::write(file, list(0..28)).unwrap();
-                    done.store(true, Ordering::Relaxed);
-                    return;
-                }
+        let started = Instant::now();
+        for number in 0.. {
+            // Four pods come and go all the while.
+            if number % 60 == 0 {
+                fs::write(&file, list(if number % 120 == 0 { 0..24 } else { 0..28 })).unwrap();
             }
-        });
+            load.drain(&routers[1], &format!("voice-agent-{}", number % 24));
+            if started.elapsed() > Duration::from_secs(seconds) {
+                break;
+            }
+        }
+        fs::write(&file, list(0..28)).unwrap();
+        load.done.store(true, Ordering::Relaxed);
     });
-    let history = history.into_inner().unwrap();
+    let history = load.history.into_inner().unwrap();
     assert_eq!(history.violations, Vec::<String>::new());
-    assert!(overlapping.into_inner() > 20, "calls must overlap, or this proves nothing");
+    assert!(history.overlapping > 20, "calls must overlap, or this proves nothing");
     eventually(Duration::from_secs(5), "every pod is back in its pool", || {
         let status = routers[2].status();
         let pools = ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());

@@ -164,19 +164,7 @@ pub(super) fn apply(
             (it.stage, it.sound, it.leaving) = (Stage::Waiting { number: 1 }, sound, leaving);
             next.send(Who::Attempt { attempt, number: 1 }, Op::Allocate { call, attempt });
         }
-        Action::Comes { request: Request { from, op }, favoured } => {
-            next.remove(Request { from, op });
-            let (store, answer) = stores.step(next.store, op, favoured);
-            next.store = store;
-            hears(&mut next, from, op, answer)?;
-            if let (Who::Leader { leader, .. }, Op::Epoch { .. }) = (from, op)
-                && next.leaders[leader as usize].has_begun
-            {
-                // It lists the pods, and compares them with the store's.
-                let has = |pod| stores.pod(store, pod);
-                next.leaders[leader as usize].written = std::array::from_fn(has);
-            }
-        }
+        Action::Comes { request, favoured } => comes(&mut next, request, favoured, stores)?,
         Action::Unanswered { request, favoured } => {
             next.left.faults -= 1;
             next.remove(request);
@@ -236,7 +224,29 @@ pub(super) fn apply(
     Ok(next)
 }
 
-/// Nobody hears the answer to a request.
+/// The store executes a request, and its sender hears the answer.
+fn comes(
+    state: &mut State,
+    request: Request,
+    favoured: u8,
+    stores: &mut Stores,
+) -> Result<(), String> {
+    let Request { from, op } = request;
+    state.remove(request);
+    let (store, answer) = stores.step(state.store, op, favoured);
+    state.store = store;
+    hears(state, from, op, answer)?;
+    if let (Who::Leader { leader, .. }, Op::Epoch { .. }) = (from, op)
+        && state.leaders[leader as usize].has_begun
+    {
+        // It lists the pods, and compares them with the store's.
+        let has = |pod| stores.pod(store, pod);
+        state.leaders[leader as usize].written = std::array::from_fn(has);
+    }
+    Ok(())
+}
+
+/// The answer to a request is lost.
 fn times_out(state: &mut State, who: Who) {
     match who {
         Who::Attempt { attempt, number } => {

@@ -177,6 +177,36 @@ impl Stores {
         done
     }
 
+    fn release(
+        &self,
+        fleet: &mut Fleet,
+        heard: &mut u8,
+        call: u8,
+        pod: Option<u8>,
+        stems_from: Option<u8>,
+    ) -> Answer {
+        // It is over when no attempt is left that may have heard of it.
+        let is_that = stems_from.is_none_or(|it| {
+            let was = std::mem::replace(heard, *heard & !(1 << it));
+            was != 0 && *heard == 0
+        });
+        if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
+            return Answer::NotFound;
+        }
+        let name = pod.map(|pod| self.pods[pod as usize].clone());
+        let mut released = self.calls[call as usize].clone();
+        if self.sabotage == Some(Sabotage::ReleaseByPod)
+            && let Some(on) = name.as_ref().and_then(|name| fleet.pod(name))
+            && let Some(first) = on.calls.first()
+        {
+            released = first.call.clone();
+        }
+        match fleet.release(&Release::new(released, name), NOW) {
+            Ok(_) => Answer::Released,
+            Err(_) => Answer::NotFound,
+        }
+    }
+
     fn execute(
         &self,
         fleet: &mut Fleet,
@@ -215,27 +245,7 @@ impl Stores {
                 Answer::Given { pod }
             }
             Op::Release { call, pod, stems_from } => {
-                // It is over when nobody is left who may have heard of it.
-                let heard = &mut attempts[call as usize];
-                let is_that = stems_from.is_none_or(|it| {
-                    let was = std::mem::replace(heard, *heard & !(1 << it));
-                    was != 0 && *heard == 0
-                });
-                if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
-                    return Answer::NotFound;
-                }
-                let name = pod.map(|pod| pod_name(pod).clone());
-                let mut released = sid(call).clone();
-                if self.sabotage == Some(Sabotage::ReleaseByPod)
-                    && let Some(on) = name.as_ref().and_then(|name| fleet.pod(name))
-                    && let Some(first) = on.calls.first()
-                {
-                    released = first.call.clone();
-                }
-                match fleet.release(&Release::new(released, name), NOW) {
-                    Ok(_) => Answer::Released,
-                    Err(_) => Answer::NotFound,
-                }
+                self.release(fleet, &mut attempts[call as usize], call, pod, stems_from)
             }
             Op::Drain { pod } => match fleet.drain(pod_name(pod), LEASE, NOW) {
                 Ok(_) => Answer::Drained,
