@@ -1,9 +1,6 @@
 //! Routers in the fake cluster.
 
-use axum::{
-    http::request::Parts,
-    response::{IntoResponse, Response},
-};
+use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::{Router, kube::Kube};
@@ -39,13 +36,16 @@ pub fn available(router: &Router) -> u64 {
 impl Kube {
     /// The UID of the namespace: every fake cluster has one of the same name.
     pub fn namespace_uid(&self) -> String {
-        format!("namespace-of-127.0.0.1:{}", self.port)
+        namespace_uid(self.port)
     }
 }
 
+pub(crate) fn namespace_uid(port: u16) -> String {
+    format!("namespace-of-127.0.0.1:{port}")
+}
+
 /// The namespace, as the API server shows it.
-pub(crate) fn namespace(parts: &Parts) -> Response {
-    let uid = format!("namespace-of-{}", parts.headers["host"].to_str().unwrap());
+pub(crate) fn namespace(uid: &str) -> Response {
     let metadata = json!({"name": "default", "uid": uid});
     axum::Json(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": metadata}))
         .into_response()

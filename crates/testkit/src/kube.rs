@@ -27,6 +27,8 @@ const HISTORY: usize = 10_000;
 
 #[derive(Default)]
 struct ApiState {
+    /// Tells this cluster from others, whatever address it is reached by.
+    namespace_uid: String,
     version: u64,
     pods: BTreeMap<String, Value>,
     expired: usize,
@@ -127,7 +129,8 @@ impl Kube {
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         });
         std::fs::write(&config, text.to_string()).unwrap();
-        let world = ApiState { version: 100, oldest: 100, ..ApiState::default() };
+        let namespace_uid = cluster::namespace_uid(port);
+        let world = ApiState { version: 100, oldest: 100, namespace_uid, ..ApiState::default() };
         let mut kube = Self {
             world: Arc::new(Mutex::new(world)),
             bell: watch::Sender::new((0, 0)),
@@ -363,7 +366,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     at_once(match path.strip_prefix(leases) {
         Some(rest) => lease(&mut world, &parts.method, rest.trim_start_matches('/'), body),
-        None if path == "/api/v1/namespaces/default" => cluster::namespace(parts),
+        None if path == "/api/v1/namespaces/default" => cluster::namespace(&world.namespace_uid),
         None => failure(404, "NotFound", &format!("the server could not find {path}")),
     })
 }
