@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Measures the router beside what it is compared with; --quick does the cases behind
-# the ratios only. Needs Debian and the Rust toolchain.
+# Measures the router beside its baselines in one run; --quick runs only the cases behind the
+# ratios. Needs Debian and the Rust toolchain.
 set -euo pipefail
 cd "$(dirname "$0")"
 if ! command -v redis-server >/dev/null; then

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Faults under load, and whether anything was lost or given twice: ./chaos.sh --help
+# Injects faults under load and checks the invariants: ./chaos.sh --help
 set -euo pipefail
 cd "$(dirname "$0")"
 

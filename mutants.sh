@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Breaks every rule of the fleet crate in turn and counts how many of the breaks its own tests
-# notice. Arguments go to cargo-mutants: -f crates/fleet/src/fleet/queue.rs does one file.
+# Runs cargo-mutants on the fleet crate and counts the mutants that its own tests catch.
+# Arguments go to cargo-mutants: -f crates/fleet/src/fleet/queue.rs limits the run to one file.
 # Needs the Rust toolchain.
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -10,14 +10,13 @@ PATH=$PWD/$mutants/tools/bin:$PATH
 command -v cargo-mutants >/dev/null ||
   cargo install --locked --quiet --root $mutants/tools cargo-mutants
 
-# The same random lives in every run, as many as a second allows; what fails is not
-# made smaller.
+# The same random cases in every run, as many as run in a second; failures are not shrunk.
 export PROPTEST_CASES=${PROPTEST_CASES:-20} PROPTEST_RNG_SEED=7 PROPTEST_MAX_SHRINK_ITERS=0
 export CARGO_PROFILE_DEV_DEBUG=false
 code=0
 cargo mutants --package fleet --output $mutants --jobs 2 --timeout 30 --colors never \
   --exclude 'crates/fleet/src/testing/*' --cargo-arg=--lib "$@" || code=$?
-# 2: some were missed; 3: some ran too long. Anything else is a failure of the run.
+# 2: mutants were missed; 3: mutants timed out. Any other code is a failure of the run.
 case $code in 0 | 2 | 3) ;; *) exit $code ;; esac
 
 of() { wc -l < "$mutants/mutants.out/$1.txt"; }

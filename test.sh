@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Installs what is missing and runs tests. Needs Debian and the Rust toolchain.
+# Installs missing packages and runs tests. Needs Debian and the Rust toolchain.
 #
 #   ./test.sh             formatting, lints, unit tests, end-to-end tests with a real Redis
-#   ./test.sh --full      also: browser, SDKs, schemathesis, nginx, promtool, faults under
-#                         load (every kind once), the cost of growth; what CI runs
-#   ./test.sh --nightly   also what tests the tests: broken functions, broken builds,
-#                         sabotages of the model, mutants
-#   ./test.sh NAME        the tests whose name contains NAME
+#   ./test.sh --full      adds browser, SDKs, schemathesis, nginx, promtool, fault injection
+#                         under load (every cell once) and growth; CI runs this
+#   ./test.sh --nightly   adds tests of the tests: mutated Redis functions, broken builds,
+#                         sabotages of the model, cargo-mutants
+#   ./test.sh NAME        runs the tests whose names contain NAME
 set -euo pipefail
 cd "$(dirname "$0")"
 
@@ -19,7 +19,7 @@ case "${1-}" in
   -*) echo "unknown option $1; see ./test.sh --help" >&2; exit 2 ;;
   *) run=one name=$1 ;;
 esac
-at_least() { # at_least full: whether this run includes it
+at_least() { # at_least full: does this run include the full one?
   case $run in nightly) true ;; full) [ "$1" = full ] ;; *) false ;; esac
 }
 
@@ -39,7 +39,7 @@ fi
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -q
   apt-get install -yq --no-install-recommends "${missing[@]}"
-  # The package of promtool also starts a Prometheus, on the port of our metrics.
+  # The package of promtool also starts a Prometheus on the router's metrics port.
   if [[ " ${missing[*]} " == *" prometheus "* && -d /run/systemd/system ]]; then
     systemctl disable --now prometheus
   fi
@@ -47,15 +47,15 @@ fi
 
 if [ $run != default ]; then
   command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
-  # The providers' SDKs and other judges.
-  judges=target/judges
-  if ! cmp -s <(cat tests/judges/requirements.txt tests/judges/package.json) $judges/installed; then
-    rm -rf $judges && mkdir -p $judges
-    python3 -m venv $judges/venv
-    $judges/venv/bin/pip install --quiet --disable-pip-version-check -r tests/judges/requirements.txt
-    cp tests/judges/package.json $judges/
-    npm install --prefix $judges --silent --no-fund --no-audit
-    cat tests/judges/requirements.txt tests/judges/package.json > $judges/installed
+  # The SDKs of the providers, schemathesis and browser drivers.
+  checkers=target/checkers
+  if ! cmp -s <(cat tests/checkers/requirements.txt tests/checkers/package.json) $checkers/installed; then
+    rm -rf $checkers && mkdir -p $checkers
+    python3 -m venv $checkers/venv
+    $checkers/venv/bin/pip install --quiet --disable-pip-version-check -r tests/checkers/requirements.txt
+    cp tests/checkers/package.json $checkers/
+    npm install --prefix $checkers --silent --no-fund --no-audit
+    cat tests/checkers/requirements.txt tests/checkers/package.json > $checkers/installed
   fi
 fi
 
@@ -65,7 +65,7 @@ step() {
   "$@"
   printf '== took %s s\n' $((SECONDS - began))
 }
-# Tests wait more than they compute.
+# End-to-end tests mostly wait, so run more of them than there are cores.
 threads=$((4 * $(nproc)))
 router() { step cargo test --locked --package smart-router "$@"; }
 
@@ -88,7 +88,7 @@ if at_least full; then
   step cargo deny --log-level error check bans licenses sources
   router --test external
   router --test chaos -- --jobs 2 --sound-only
-  # Compares what Redis does for few pods and for many.
+  # Compares the work of Redis for few pods and for many.
   router --test growth -- --test-threads=1 --nocapture
   if command -v valkey-server >/dev/null; then
     REDIS_SERVER=valkey-server router --test e2e redis

@@ -1,11 +1,11 @@
-//! What one step of the fleet costs with 100,000 pods: `cargo bench --bench fleet`
+//! Cost of one fleet operation with 100,000 pods: `cargo bench --bench fleet`
 
 use std::time::Instant;
 
 use fleet::{
     Allocate, Fleet, PodFacts, PodOrigin, PodWriter, Release,
     names::CallSid,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 
 const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
@@ -14,7 +14,7 @@ const CALLS: usize = 50_000;
 const ROUNDS: usize = 7;
 
 fn fleet(tiers: &str) -> Fleet {
-    let mut fleet = Fleet::new(Tiers::parse(tiers, Origin::Settings).unwrap().0, 0);
+    let mut fleet = Fleet::new(Tiers::parse(tiers, DocumentSource::Settings).unwrap().0, 0);
     for number in 0..PODS {
         let facts = PodFacts {
             uid: format!("uid-{number}"),
@@ -30,7 +30,7 @@ fn fleet(tiers: &str) -> Fleet {
     fleet
 }
 
-/// The median over rounds of the mean time of one step, in nanoseconds.
+/// The median over all rounds of the mean time per operation, in nanoseconds.
 fn median(mut rounds: Vec<f64>) -> f64 {
     rounds.sort_by(f64::total_cmp);
     rounds[rounds.len() / 2]

@@ -1,4 +1,4 @@
-//! The whole router on its embedded store: `cargo bench --bench http`
+//! The complete router with the embedded store: `cargo bench --bench http`
 
 use std::{
     net::TcpListener,
@@ -13,8 +13,8 @@ use tokio::{
 
 const PODS: usize = 10_000;
 const CONNECTIONS: usize = 64;
-const WARM_UP: Duration = Duration::from_secs(1);
-const MEASURED: Duration = Duration::from_secs(5);
+const WARM_UP_TIME: Duration = Duration::from_secs(1);
+const MEASURE_TIME: Duration = Duration::from_secs(5);
 
 struct Router(Child);
 
@@ -45,7 +45,7 @@ fn start(port: u16, data_dir: Option<&str>) -> Router {
 }
 
 /// Resident memory of a process in megabytes.
-fn memory(pid: u32) -> f64 {
+fn memory_mb(pid: u32) -> f64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
     line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0
@@ -63,7 +63,7 @@ impl Connection {
         Some(Self { stream, buffer: Vec::new() })
     }
 
-    /// Posts a body and reads the whole answer; its status.
+    /// Posts a body and reads the response. Returns its status.
     async fn post(&mut self, path: &str, body: &str) -> u16 {
         let request = format!(
             "POST /api/v1/{path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n{body}",
@@ -116,10 +116,10 @@ async fn measure(name: &str, data_dir: Option<&str>) {
         }
     };
     client.post("release", r#"{"call_sid": "none"}"#).await;
-    let first_answer = started.elapsed();
-    let resident = memory(router.0.id());
-    let measured_from = Instant::now() + WARM_UP;
-    let until = measured_from + MEASURED;
+    let first_response = started.elapsed();
+    let resident = memory_mb(router.0.id());
+    let measured_from = Instant::now() + WARM_UP_TIME;
+    let until = measured_from + MEASURE_TIME;
     let clients: Vec<_> = (0..CONNECTIONS)
         .map(|connection| tokio::spawn(load(port, connection, until, measured_from)))
         .collect();
@@ -130,12 +130,12 @@ async fn measure(name: &str, data_dir: Option<&str>) {
     latencies.sort_unstable();
     let quantile = |q: f64| f64::from(latencies[(latencies.len() as f64 * q) as usize]) / 1_000.0;
     println!(
-        "{name:<10} {:>7.0} requests/s   p50 {:.2} ms   p99 {:.2} ms   first answer {} ms   {resident:.1} MB at start, {:.1} MB under load",
-        latencies.len() as f64 / MEASURED.as_secs_f64(),
+        "{name:<10} {:>7.0} requests/s   p50 {:.2} ms   p99 {:.2} ms   first response {} ms   {resident:.1} MB at start, {:.1} MB under load",
+        latencies.len() as f64 / MEASURE_TIME.as_secs_f64(),
         quantile(0.5),
         quantile(0.99),
-        first_answer.as_millis(),
-        memory(router.0.id()),
+        first_response.as_millis(),
+        memory_mb(router.0.id()),
     );
 }
 

@@ -6,10 +6,10 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 use fleet::{
     Allocate, CallQuery, Edit, Hold, Release,
     names::{CallSid, PodName},
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use futures_util::future::join_all;
-use store::{Redis, RedisConfig, Scripts, Store, StoreError};
+use store::{Functions, Redis, RedisConfig, Store, StoreError};
 
 use testkit::redis::{RedisServer, WRITER, ready_pod, store_config};
 
@@ -62,19 +62,19 @@ fn tiers(strategy: &str) -> Tiers {
     let text = format!(
         r#"{{"basic": {{"type": "shared", "target": 1, "max_concurrent": 200, "strategy": "{strategy}"}}}}"#
     );
-    Tiers::parse(&text, Origin::Settings).unwrap().0
+    Tiers::parse(&text, DocumentSource::Settings).unwrap().0
 }
 
 impl GrowingStore {
     async fn new(pods: usize) -> Self {
-        Self::with_scripts(pods, Scripts::default()).await
+        Self::with_functions(pods, Functions::default()).await
     }
 
-    async fn with_scripts(pods: usize, scripts: Scripts) -> Self {
+    async fn with_functions(pods: usize, functions: Functions) -> Self {
         let server = RedisServer::start(&[]);
-        let config = RedisConfig { scripts, ..store_config(&server, tiers("spread")) };
+        let config = RedisConfig { functions, ..store_config(&server, tiers("spread")) };
         let store = Redis::start(config).unwrap();
-        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        store.wait_until_available(Duration::from_secs(5)).await.unwrap();
         let (live, waiting) = Default::default();
         let store = Self { server, store, next: 0, live, waiting };
         store.fill(0, pods).await;
@@ -168,8 +168,12 @@ impl GrowingStore {
 
     /// Calls ask; how many of them have a pod.
     async fn ask(&self, calls: &[CallSid]) -> usize {
-        let hold =
-            Hold { time: 900_000, patience: 900_000, most: 100_000, most_per_merchant: 100_000 };
+        let hold = Hold {
+            time: 900_000,
+            poll_timeout: 900_000,
+            max_waiting: 100_000,
+            max_waiting_per_merchant: 100_000,
+        };
         let mut given = 0;
         for some in calls.chunks(AT_ONCE) {
             let requests: Vec<Allocate> = some
@@ -239,7 +243,7 @@ impl GrowingStore {
     /// Turns some pages of the list of calls: of all, and of those of a pool that has none,
     /// for which each page looks at as many as it may.
     async fn list_calls(&self) {
-        let mut query = CallQuery { most: 50, ..CallQuery::default() };
+        let mut query = CallQuery { limit: 50, ..CallQuery::default() };
         for pool in [None, Some("nowhere".parse().unwrap())] {
             (query.pool, query.after) = (pool, None);
             for _ in 0..3 {
@@ -305,7 +309,7 @@ async fn a_release_costs_the_same_with_ten_thousand_calls_waiting() {
         GrowingStore::new(pods).await,
         GrowingStore::new(pods).await,
     ];
-    let exclusive = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
+    let exclusive = Tiers::parse(r#"{"gold": 1}"#, DocumentSource::Settings).unwrap().0;
     for (store, waiting) in stores.iter_mut().zip([0, AT_ONCE, 10_000]) {
         store.apply(&exclusive).await;
         store.let_wait(pods, waiting).await;
@@ -350,8 +354,8 @@ async fn scripts_cost_the_same_with_fifty_pods_and_fifty_thousand() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_event_is_one_command_more_for_an_allocation() {
-    let mut silent = GrowingStore::with_scripts(FEW, Scripts::keeping(0)).await;
-    let mut telling = GrowingStore::with_scripts(FEW, Scripts::keeping(20_000)).await;
+    let mut silent = GrowingStore::with_functions(FEW, Functions::with_event_limit(0)).await;
+    let mut telling = GrowingStore::with_functions(FEW, Functions::with_event_limit(20_000)).await;
     // A log that is full is trimmed at every turn.
     for _ in 0..60 {
         telling.allocation().await;

@@ -1,5 +1,5 @@
-//! The router and what it is compared with, in one run on one machine:
-//! `./bench.sh`, or `./bench.sh --quick`
+//! Compares the router with the baselines in one run on one machine: `./bench.sh` or
+//! `./bench.sh --quick`
 
 mod plot;
 mod results;
@@ -9,20 +9,20 @@ use std::{process::Command, time::Duration};
 use redis::cmd;
 use smart_router::tools::load::{Arrivals, Format, Plan, Report, Target, run};
 
-use self::results::{print_head, print_row, ratios, redis_cost, write_down};
+use self::results::{print_head, print_row, ratios, redis_cost, write_results};
 use testkit::{
     Process,
-    baseline::Kind,
+    baseline::BaselineKind,
     free_port,
-    measurement::{delayed, machine, redis_server, wait_for},
+    measurement::{describe_machine, latency_proxy, redis_server, wait_for_port},
 };
 
-/// Who is measured.
+/// A measured system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum System {
     Router,
     Embedded,
-    Baseline(Kind),
+    Baseline(BaselineKind),
 }
 
 impl System {
@@ -30,9 +30,9 @@ impl System {
         match self {
             Self::Router => "router",
             Self::Embedded => "embedded",
-            Self::Baseline(Kind::Pool) => "pool of 10",
-            Self::Baseline(Kind::Mux) => "many commands",
-            Self::Baseline(Kind::Bare) => "bare handler",
+            Self::Baseline(BaselineKind::Pool) => "pool of 10",
+            Self::Baseline(BaselineKind::Mux) => "many commands",
+            Self::Baseline(BaselineKind::Bare) => "bare handler",
         }
     }
 
@@ -40,29 +40,29 @@ impl System {
         match self {
             Self::Router => "router",
             Self::Embedded => "router, embedded",
-            Self::Baseline(Kind::Pool) => "many commands, pool of 10",
-            Self::Baseline(Kind::Mux) => "many commands, one connection",
-            Self::Baseline(Kind::Bare) => "bare handler",
+            Self::Baseline(BaselineKind::Pool) => "many commands, pool of 10",
+            Self::Baseline(BaselineKind::Mux) => "many commands, one connection",
+            Self::Baseline(BaselineKind::Bare) => "bare handler",
         }
     }
 }
 
 const ROUTER: System = System::Router;
-const POOL: System = System::Baseline(Kind::Pool);
-const MUX: System = System::Baseline(Kind::Mux);
-const BARE: System = System::Baseline(Kind::Bare);
+const POOL: System = System::Baseline(BaselineKind::Pool);
+const MUX: System = System::Baseline(BaselineKind::Mux);
+const BARE: System = System::Baseline(BaselineKind::Bare);
 
-/// What is measured.
+/// A measured workload.
 #[derive(Debug, Clone, Copy)]
 struct Case {
     name: &'static str,
     exclusive: usize,
     shared: usize,
     connections: usize,
-    /// Calls a second; closed loop without.
+    /// Calls per second of an open loop; `None` is a closed loop.
     rate: Option<f64>,
     merchant: bool,
-    /// One way between the router and Redis.
+    /// One-way latency between the router and Redis.
     delay: Duration,
 }
 
@@ -97,17 +97,17 @@ impl Case {
     }
 }
 
-struct Measured {
+struct Measurement {
     case: Case,
     system: System,
     report: Report,
-    /// Per request (µs), refused ones included.
+    /// Per request (µs), including refused ones.
     router_cpu: f64,
     redis_cpu: f64,
     memory: f64,
 }
 
-impl Measured {
+impl Measurement {
     fn is_better_than(&self, other: &Self) -> bool {
         match self.case.rate {
             None => self.report.requests_per_second > other.report.requests_per_second,
@@ -116,16 +116,16 @@ impl Measured {
     }
 }
 
-fn fill(port: u16, case: &Case) {
+fn fill_pools(port: u16, case: &Case) {
     let client = redis::Client::open(format!("redis://127.0.0.1:{port}")).unwrap();
     let mut connection = client.get_connection().unwrap();
     let gold: Vec<String> = (0..case.exclusive).map(|pod| format!("g-{pod}")).collect();
-    for some in gold.chunks(1000) {
-        cmd("SADD").arg("voice:pool:gold:available").arg(some).exec(&mut connection).unwrap();
+    for chunk in gold.chunks(1000) {
+        cmd("SADD").arg("voice:pool:gold:available").arg(chunk).exec(&mut connection).unwrap();
     }
     let basic: Vec<(u32, String)> = (0..case.shared).map(|pod| (0, format!("b-{pod}"))).collect();
-    for some in basic.chunks(1000) {
-        cmd("ZADD").arg("voice:pool:basic:available").arg(some).exec(&mut connection).unwrap();
+    for chunk in basic.chunks(1000) {
+        cmd("ZADD").arg("voice:pool:basic:available").arg(chunk).exec(&mut connection).unwrap();
     }
 }
 
@@ -155,12 +155,12 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
         }
     };
     let process = Process::start(&mut command);
-    wait_for(port);
+    wait_for_port(port);
     (process, port)
 }
 
-/// A system that runs, with a Redis of its own.
-struct Contender {
+/// A running system with its own Redis server.
+struct RunningSystem {
     case: Case,
     system: System,
     process: Process,
@@ -168,20 +168,20 @@ struct Contender {
     redis: Process,
 }
 
-impl Contender {
+impl RunningSystem {
     async fn start(case: Case, system: System) -> Self {
         let (redis, redis_port) = redis_server();
         if matches!(system, System::Baseline(_)) {
-            fill(redis_port, &case);
+            fill_pools(redis_port, &case);
         }
-        let near = match case.delay.is_zero() {
+        let endpoint = match case.delay.is_zero() {
             true => redis_port,
-            false => delayed(redis_port, case.delay),
+            false => latency_proxy(redis_port, case.delay),
         };
-        let (process, port) = start(&case, system, near);
+        let (process, port) = start(&case, system, endpoint);
         redis.wait_until_idle();
         if system == System::Router {
-            // For a while after an empty start a release does a little more; not so here.
+            // Ends the re-registration window, in which a release does more work.
             let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
             let mut connection = client.get_connection().unwrap();
             cmd("HDEL").arg("voice:tiers").arg(":trusting_until").exec(&mut connection).unwrap();
@@ -215,50 +215,56 @@ impl Contender {
         run(plan, |_| {}).await.unwrap()
     }
 
-    async fn measure(&self, seconds: f64) -> Measured {
+    async fn measure(&self, seconds: f64) -> Measurement {
         let Self { case, system, .. } = *self;
-        let before = (self.process.cpu(), self.redis.cpu());
+        let before = (self.process.cpu_time(), self.redis.cpu_time());
         let report = self.load(seconds).await;
-        let after = (self.process.cpu(), self.redis.cpu());
+        let after = (self.process.cpu_time(), self.redis.cpu_time());
         assert_eq!(report.violations, 0, "{} {}: {:?}", case.name, system.name(), report.shown);
-        // One that can't keep up with arrivals runs out of pods; the table says so.
+        // A system that cannot keep up with the arrivals runs out of pods; the table shows it.
         let may_fail = case.rate.is_some() || matches!(system, System::Baseline(_));
         assert!(may_fail || report.errors.is_empty(), "{} {:?}", case.name, report.errors);
         let refused: u64 = report.errors.values().sum();
         let requests = (report.allocate.count + report.release.count + refused) as f64;
         let per_request = |used: Duration| used.as_secs_f64() * 1e6 / requests;
-        Measured {
+        Measurement {
             case,
             system,
             router_cpu: per_request(after.0 - before.0),
             redis_cpu: per_request(after.1 - before.1),
-            memory: self.process.memory(),
+            memory: self.process.memory_mb(),
             report,
         }
     }
 }
 
-/// Measures systems in turns, so that whatever else the machine does falls on all of
-/// them; the best turn of each counts. Each has the machine to itself in its turn.
-async fn contest(case: Case, systems: &[System], turns: usize, seconds: f64) -> Vec<Measured> {
-    let mut contenders = Vec::new();
+/// Measures systems in turns, so that other load on the machine affects all of them; the best
+/// turn of each counts. The other systems are stopped during a turn.
+async fn measure_in_turns(
+    case: Case,
+    systems: &[System],
+    turns: usize,
+    seconds: f64,
+) -> Vec<Measurement> {
+    let mut systems_under_test = Vec::new();
     for system in systems {
-        let contender = Contender::start(case, *system).await;
-        contender.set_running(false);
-        contenders.push((contender, None::<Measured>));
+        let running = RunningSystem::start(case, *system).await;
+        running.set_running(false);
+        systems_under_test.push((running, None::<Measurement>));
     }
     for _ in 0..turns {
-        for (contender, best) in &mut contenders {
-            contender.set_running(true);
-            contender.load(0.5).await;
-            let measured = contender.measure(seconds).await;
-            contender.set_running(false);
+        for (running, best) in &mut systems_under_test {
+            running.set_running(true);
+            running.load(0.5).await;
+            let measured = running.measure(seconds).await;
+            running.set_running(false);
             if best.as_ref().is_none_or(|best| measured.is_better_than(best)) {
                 *best = Some(measured);
             }
         }
     }
-    let all: Vec<Measured> = contenders.into_iter().filter_map(|(_, best)| best).collect();
+    let all: Vec<Measurement> =
+        systems_under_test.into_iter().filter_map(|(_, best)| best).collect();
     all.iter().for_each(print_row);
     all
 }
@@ -277,15 +283,15 @@ fn main() {
             chain,
         ));
     }
-    // `cargo bench` passes a flag of its own.
+    // `cargo bench` adds its own flag.
     let has = |flag: &str| args.iter().any(|arg| arg == flag);
     runtime.block_on(compare(has("--quick"), has("--write")));
 }
 
-async fn compare(quick: bool, write: bool) {
-    assert!(!(quick && write), "what is written down is the whole run");
-    let (turns, seconds) = if quick { (2, 1.5) } else { (3, 2.0) };
-    let machine = machine();
+async fn compare(is_quick: bool, write: bool) {
+    assert!(!(is_quick && write), "--write needs the full run");
+    let (turns, seconds) = if is_quick { (2, 1.5) } else { (3, 2.0) };
+    let machine = describe_machine();
     println!("{machine}\n");
     print_head();
     let one = Case { connections: 1, merchant: true, ..Case::new("conn1", 1_000, 0) };
@@ -298,7 +304,7 @@ async fn compare(quick: bool, write: bool) {
         (one, vec![ROUTER, MUX]),
         (Case { name: "rtt1ms", delay: Duration::from_micros(500), ..one }, vec![ROUTER, MUX]),
     ];
-    // Enough pods for calls that pile up while a machine does something else.
+    // Enough pods for the calls that accumulate during a stall of the machine.
     let at =
         |name, rate: f64| Case { rate: Some(rate), connections: 256, ..Case::new(name, 5_000, 0) };
     let more_cases = [
@@ -315,12 +321,12 @@ async fn compare(quick: bool, write: bool) {
         (at("12,000 calls/s", 12_000.0), vec![ROUTER, BARE]),
     ];
     let mut all = Vec::new();
-    let cases = ratio_cases.into_iter().chain(more_cases.into_iter().filter(|_| !quick));
+    let cases = ratio_cases.into_iter().chain(more_cases.into_iter().filter(|_| !is_quick));
     for (case, systems) in cases {
-        all.extend(contest(case, &systems, turns, seconds).await);
+        all.extend(measure_in_turns(case, &systems, turns, seconds).await);
     }
     if write {
-        write_down(&machine, &all);
+        write_results(&machine, &all);
     }
     println!("\n{}\n{}", redis_cost(&all), ratios(&all));
 }

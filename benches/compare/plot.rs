@@ -1,4 +1,4 @@
-//! Line charts in SVG, both axes logarithmic.
+//! SVG line charts with logarithmic axes.
 
 use std::fmt::Write;
 
@@ -21,7 +21,7 @@ pub(crate) struct Chart {
     pub series: Vec<Series>,
 }
 
-/// Where a value stands between two others, from 0 to 1.
+/// A logarithmic scale that maps values to 0..1.
 struct Scale {
     from: f64,
     to: f64,
@@ -29,12 +29,12 @@ struct Scale {
 
 impl Scale {
     fn new(values: impl Iterator<Item = f64> + Clone) -> Self {
-        let least = values.clone().fold(f64::INFINITY, f64::min);
-        let most = values.fold(0.0, f64::max);
-        Self { from: 10f64.powf(least.log10().floor()), to: 10f64.powf(most.log10().ceil()) }
+        let min = values.clone().fold(f64::INFINITY, f64::min);
+        let max = values.fold(0.0, f64::max);
+        Self { from: 10f64.powf(min.log10().floor()), to: 10f64.powf(max.log10().ceil()) }
     }
 
-    fn place(&self, value: f64) -> f64 {
+    fn position(&self, value: f64) -> f64 {
         (value / self.from).log10() / (self.to / self.from).log10()
     }
 
@@ -50,8 +50,8 @@ impl Chart {
         let points = || self.series.iter().flat_map(|series| &series.points);
         let x = Scale::new(points().map(|point| point.0));
         let y = Scale::new(points().map(|point| point.1));
-        let across = |value: f64| left + x.place(value) * (WIDTH - left - right);
-        let up = |value: f64| HEIGHT - bottom - y.place(value) * (HEIGHT - top - bottom);
+        let across = |value: f64| left + x.position(value) * (WIDTH - left - right);
+        let up = |value: f64| HEIGHT - bottom - y.position(value) * (HEIGHT - top - bottom);
         let mut svg = format!(
             r#"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" font-family="sans-serif" font-size="12">
 <rect width="100%" height="100%" fill="white"/>
@@ -118,7 +118,7 @@ impl Chart {
     }
 }
 
-/// 0.1, 10, 1k
+/// Formats a tick: 0.1, 10, 1k.
 fn short(value: f64) -> String {
     if value >= 1_000.0 { format!("{}k", value / 1_000.0) } else { format!("{value}") }
 }

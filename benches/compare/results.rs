@@ -1,9 +1,9 @@
-//! What came of it: the table, the ratios, and what is written down.
+//! The results: table, ratios, charts, and the results block of the documentation.
 
 use std::{fs, path::Path};
 
 use super::{
-    BARE, MUX, Measured, POOL, ROUTER, System,
+    BARE, MUX, Measurement, POOL, ROUTER, System,
     plot::{Chart, Series},
 };
 
@@ -24,7 +24,7 @@ pub(crate) fn print_head() {
     println!("{}", head());
 }
 
-fn row(it: &Measured) -> String {
+fn row(it: &Measurement) -> String {
     let refused: u64 = it.report.errors.values().sum();
     let name = match refused {
         0 => it.case.name.to_owned(),
@@ -46,16 +46,16 @@ fn row(it: &Measured) -> String {
     )
 }
 
-pub(crate) fn print_row(it: &Measured) {
+pub(crate) fn print_row(it: &Measurement) {
     println!("{}", row(it));
 }
 
-fn find<'a>(all: &'a [Measured], case: &str, system: System) -> &'a Measured {
+fn find<'a>(all: &'a [Measurement], case: &str, system: System) -> &'a Measurement {
     all.iter().find(|it| it.case.name == case && it.system == system).expect("measured")
 }
 
-/// What Redis spends on a call, against the bare scripts.
-pub(crate) fn redis_cost(all: &[Measured]) -> String {
+/// Redis's CPU time per call, compared with the bare handler.
+pub(crate) fn redis_cost(all: &[Measurement]) -> String {
     let pair = |system| 2.0 * find(all, "exclusive", system).redis_cpu;
     format!(
         "Redis's CPU per allocate and release: {:.1} µs, bare scripts {:.1} µs: {:.2}x",
@@ -65,9 +65,10 @@ pub(crate) fn redis_cost(all: &[Measured]) -> String {
     )
 }
 
-/// The last line: requests/s against the pool for the first four; p50 of allocate and
-/// release against one connection for the next two; requests/s against the bare handler.
-pub(crate) fn ratios(all: &[Measured]) -> String {
+/// The last line: requests/s compared with the pool for the first four cases, p50 of allocate
+/// and release compared with one connection for the next two, and requests/s compared with the
+/// bare handler.
+pub(crate) fn ratios(all: &[Measurement]) -> String {
     let rate = |case: &str, system| find(all, case, system).report.requests_per_second;
     let p50 = |case: &str, system| {
         let report = &find(all, case, system).report;
@@ -84,11 +85,11 @@ pub(crate) fn ratios(all: &[Measured]) -> String {
     format!("ratios: {}", parts.join(", "))
 }
 
-/// Where the results begin and end in the page.
-const MARKS: (&str, &str) = ("<!-- results -->\n", "<!-- end of results -->");
+/// Markers of the results block in the page.
+const RESULT_MARKERS: (&str, &str) = ("<!-- results -->\n", "<!-- end of results -->");
 
-/// Puts table and plots into the documentation.
-pub(crate) fn write_down(machine: &str, all: &[Measured]) {
+/// Writes table and charts to the documentation.
+pub(crate) fn write_results(machine: &str, all: &[Measurement]) {
     let docs = Path::new(testkit::ROOT).join("docs");
     fs::create_dir_all(docs.join("performance")).unwrap();
     for (name, chart) in [("latency", latency(all)), ("cost", cost(all))] {
@@ -103,13 +104,17 @@ pub(crate) fn write_down(machine: &str, all: &[Measured]) {
     );
     let page = docs.join("performance.md");
     let text = fs::read_to_string(&page).unwrap();
-    let (before, rest) = text.split_once(MARKS.0).expect("the page has a place for results");
-    let (_, after) = rest.split_once(MARKS.1).expect("the place has an end");
-    fs::write(page, format!("{before}{}\n{results}\n{}{after}", MARKS.0, MARKS.1)).unwrap();
+    let (before, rest) = text.split_once(RESULT_MARKERS.0).expect("the page has a results block");
+    let (_, after) = rest.split_once(RESULT_MARKERS.1).expect("the results block ends");
+    fs::write(
+        page,
+        format!("{before}{}\n{results}\n{}{after}", RESULT_MARKERS.0, RESULT_MARKERS.1),
+    )
+    .unwrap();
 }
 
-fn latency(all: &[Measured]) -> Chart {
-    let of = |system: System, name: &str, percentile: fn(&Measured) -> f64, is_dashed| {
+fn latency(all: &[Measurement]) -> Chart {
+    let of = |system: System, name: &str, percentile: fn(&Measurement) -> f64, is_dashed| {
         let open = all.iter().filter(|it| it.system == system);
         let points = open.filter_map(|it| Some((it.case.rate?, percentile(it)))).collect();
         Series { name: format!("{}, {name}", system.short_name()), points, is_dashed }
@@ -121,15 +126,15 @@ fn latency(all: &[Measured]) -> Chart {
         ]
     });
     Chart {
-        title: "Time to allocate, calls arriving whether or not the router keeps up",
+        title: "Allocate latency, open loop",
         x: "calls per second",
         y: "milliseconds",
         series: series.collect(),
     }
 }
 
-fn cost(all: &[Measured]) -> Chart {
-    let of = |system: System, name: &str, cpu: fn(&Measured) -> f64, is_dashed| {
+fn cost(all: &[Measurement]) -> Chart {
+    let of = |system: System, name: &str, cpu: fn(&Measurement) -> f64, is_dashed| {
         let cases = ["shared50", "shared500", "shared5k", "shared50k"];
         let points = cases.map(|case| find(all, case, system));
         let points = points.iter().map(|it| (it.case.shared as f64, cpu(it))).collect();
@@ -142,7 +147,7 @@ fn cost(all: &[Measured]) -> Chart {
         ]
     });
     Chart {
-        title: "CPU per request with more and more pods in a shared tier",
+        title: "CPU per request by number of pods in a shared tier",
         x: "pods",
         y: "microseconds",
         series: series.collect(),

@@ -1,5 +1,5 @@
-//! Joins the Lua files to one library. It begins with what Rust declares for both: the
-//! constants of the rules, the names of the keys, and the flags of the functions.
+//! Concatenates the Lua files to the text of the library. It starts with declarations shared with
+//! Rust: the constants of the rules, the keys, and the flags of the functions.
 
 use std::{collections::BTreeSet, env, fmt::Write, fs, path::Path};
 
@@ -7,15 +7,24 @@ use std::{collections::BTreeSet, env, fmt::Write, fs, path::Path};
 mod keys;
 
 macro_rules! functions {
-    ($($name:ident $access:ident $priority:ident)*) => {
+    ($($name:ident $access:ident $priority:ident $(=> $operation:literal)?)*) => {
         const FUNCTIONS: &[(&str, &str)] = &[$((stringify!($name), stringify!($access)),)*];
     };
 }
 include!("src/redis/function_table.rs");
 
-/// The parts that functions share, in the order in which they build on each other.
-const COMMON: [&str; 9] =
-    ["base", "pod", "queue", "draw", "again", "merchant", "fence", "pod_row", "call_row"];
+/// Shared parts, each after the parts that it uses.
+const COMMON: [&str; 9] = [
+    "base",
+    "pod",
+    "queue",
+    "draw",
+    "repeat_request",
+    "merchant_config",
+    "fence",
+    "pod_row",
+    "call_row",
+];
 
 fn main() {
     println!("cargo::rerun-if-changed=lua");
@@ -38,7 +47,7 @@ fn main() {
     let declared: BTreeSet<String> = FUNCTIONS.iter().map(|(name, _)| name.to_string()).collect();
     assert_eq!(names, declared, "the files in lua/ and src/redis/function_table.rs differ");
     for path in files {
-        // A block of its own, so that local names do not meet.
+        // A block per file keeps its local names apart.
         library += &format!("do\n{}end\n\n", read(&path));
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");

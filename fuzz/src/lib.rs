@@ -1,22 +1,21 @@
-//! What the fuzz targets do: feed one parser or verifier, and check what must hold
-//! whatever it is fed.
+//! The fuzz targets: each feeds one parser or verifier and checks its invariants.
 
 use std::net::SocketAddr;
 
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};
 use fleet::{
     merchant::MerchantConfig,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use smart_router::{
     auth::Tokens,
-    cluster::{ClusterConfig, ClusterPod, pods::Seen},
+    cluster::{ClusterConfig, ClusterPod, pods::PodObject},
     control::pod_list,
-    http::middleware::rate_limit::Rates,
+    http::middleware::rate_limit::RateLimiter,
     tools::agent::{Reaction, react},
 };
 use spans::SpanContext;
-use telephony::{CallRequest, Content, Covered, Params, Provider, Secret, Stream, Webhook};
+use telephony::{BodyFormat, CallRequest, Coverage, Params, Provider, Secret, Stream, Webhook};
 use tokio_tungstenite::tungstenite::Message;
 
 fn text(data: &[u8]) -> &str {
@@ -44,11 +43,14 @@ pub fn tokens(data: &[u8]) {
 }
 
 pub fn tiers(data: &[u8]) {
-    for origin in [Origin::Settings, Origin::Store] {
+    for origin in [DocumentSource::Settings, DocumentSource::Store] {
         if let Ok((tiers, _)) = Tiers::parse(text(data), origin) {
-            // What is written is read as the same.
+            // Serialized tiers parse to the same value.
             let written = serde_json::Value::from(tiers.clone()).to_string();
-            assert_eq!(Tiers::parse(&written, Origin::Store).map(|(again, _)| again), Ok(tiers));
+            assert_eq!(
+                Tiers::parse(&written, DocumentSource::Store).map(|(parsed, _)| parsed),
+                Ok(tiers)
+            );
         }
     }
 }
@@ -71,7 +73,7 @@ pub fn pod_list(data: &[u8]) {
     }
 }
 
-/// An object of the Kubernetes API that is or is not a pod.
+/// An arbitrary object of the Kubernetes API.
 pub fn cluster_pod(data: &[u8]) {
     let Ok(pod) = serde_json::from_slice::<ClusterPod>(data) else { return };
     let config = ClusterConfig {
@@ -81,25 +83,25 @@ pub fn cluster_pod(data: &[u8]) {
         agent_port: 8000,
     };
     match pod.read(&config) {
-        Ok(Seen::Present { facts, .. }) => {
+        Ok(PodObject::Present { facts, .. }) => {
             assert!(!facts.uid.is_empty());
             assert!(!facts.ready || facts.address.ends_with(":8000"));
         }
-        Ok(Seen::Finished { uid, .. }) => assert!(!uid.is_empty()),
-        Err(why) => assert!(!why.is_empty()),
+        Ok(PodObject::Finished { uid, .. }) => assert!(!uid.is_empty()),
+        Err(error) => assert!(!error.is_empty()),
     }
 }
 
-/// What a caller's provider says on a stream.
+/// A text frame from a provider on a stream.
 pub fn frame(data: &[u8]) {
     if let Reaction::Named(call) = react(&Message::text(text(data))) {
         assert!(text(data).contains("call"), "{call}");
     }
 }
 
-/// Where a request says that it comes from: a proxy's address, and a header.
+/// The client address of a request, from the peer address and `X-Forwarded-For`.
 pub fn source(data: &[u8]) {
-    let rates = Rates::new(1, "10.0.0.0/8,::1".parse().unwrap());
+    let limiter = RateLimiter::new(1, "10.0.0.0/8,::1".parse().unwrap());
     for peer in ["10.0.0.1:1", "[::1]:1", "192.0.2.1:1"] {
         let peer: SocketAddr = peer.parse().unwrap();
         let mut extensions = Extensions::new();
@@ -110,21 +112,20 @@ pub fn source(data: &[u8]) {
                 headers.append("x-forwarded-for", value);
             }
         }
-        let source = rates.source(&extensions, &headers).unwrap();
-        // Only proxies of ours are believed.
+        let source = limiter.source(&extensions, &headers).unwrap();
+        // Only trusted proxies may set the client address.
         assert!(!peer.ip().to_string().starts_with("192") || source == peer.ip());
     }
 }
 
-/// A request in lines: how it is sent, its target, its headers, and after an empty
-/// line its body.
+/// A request in lines: flags, query, headers, and after an empty line the body.
 pub fn webhook(provider: Provider, data: &[u8]) {
     let (head, body) = match data.windows(2).position(|pair| pair == b"\n\n") {
         Some(end) => (&data[..end], &data[end + 2..]),
         None => (data, &[][..]),
     };
     let mut lines = text(head).lines();
-    let how = lines.next().unwrap_or_default();
+    let flags = lines.next().unwrap_or_default();
     let target = format!("/api/v1/x?{}", lines.next().unwrap_or_default());
     let mut headers = HeaderMap::new();
     for (name, value) in lines.filter_map(|line| line.split_once(':')) {
@@ -133,38 +134,38 @@ pub fn webhook(provider: Provider, data: &[u8]) {
         }
     }
     let webhook = Webhook {
-        is_get: how.contains('g'),
-        content: match how {
-            how if how.contains('j') => Content::Json,
-            how if how.contains('m') => Content::Multipart { boundary: "B".into() },
-            _ => Content::Form,
+        is_get: flags.contains('g'),
+        body_format: match flags {
+            flags if flags.contains('j') => BodyFormat::Json,
+            flags if flags.contains('m') => BodyFormat::Multipart { boundary: "B".into() },
+            _ => BodyFormat::Form,
         },
         public_url: "https://router.example.com",
         target: &target,
         headers: &headers,
         body,
-        at: 1_750_000_000,
+        received_at: 1_750_000_000,
         query: Params::default(),
-        sent: Params::default(),
-        covered: Covered::Everything,
+        body_params: Params::default(),
+        coverage: Coverage::Everything,
         fingerprint: None,
     };
     let Ok(webhook) = webhook.read() else { return };
     let dialect = provider.dialect();
-    // Nobody can sign with a key that nobody knows.
+    // No input can contain a valid signature with this key.
     let key = match provider {
         Provider::Telnyx => "6kpsY+KcUgq+9VB7Ey7F+ZVHdq6+vnuSQh7qaRRG0iw=",
         _ => "a key that is not in any corpus: 0b6f7d1d",
     };
     assert!(dialect.verify(&webhook, &[Secret::from(key)]).is_err());
-    dialect.call_is_over(&webhook);
-    dialect.stream_is_over(&webhook);
+    dialect.call_ended(&webhook);
+    dialect.stream_ended(&webhook);
     if let Ok(request) = CallRequest::from_webhook(provider, &webhook) {
         let stream = Stream {
             url: "wss://a/b",
             call: &request.call,
             status_url: Some("https://r.example/s?a=b&c=d"),
-            after_url: Some("https://r.example/s?a=b&c=d"),
+            after_stream_url: Some("https://r.example/s?a=b&c=d"),
             traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
         };
         let document = dialect.connect(&stream);

@@ -1,4 +1,4 @@
-//! Routers that are broken on purpose: what a cell must catch.
+//! Broken builds (mutations) of the router, which the cells must detect.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -7,64 +7,64 @@ use smart_router::{
     app,
     config::{Config, Settings},
 };
-use store::Scripts;
+use store::Functions;
 
 use super::{cell::Broken, cells::CELLS};
-use testkit::baseline::Kind;
+use testkit::baseline::BaselineKind;
 
 #[derive(Parser)]
-struct Surroundings {
+struct Arguments {
     #[command(flatten)]
     settings: Settings,
 }
 
-/// Serves as the broken build of a cell, until it is killed.
+/// Serves as the broken build of a cell until the process is killed.
 pub(crate) fn serve(cell: &str) -> ! {
     let cell = CELLS.iter().find(|other| other.name == cell).expect("a cell");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
-        if cell.broken.is_procedure() {
+        if cell.broken.is_baseline() {
             let port: u16 = std::env::var("HTTP_PORT").unwrap().parse().unwrap();
             let url = std::env::var("REDIS_URL").unwrap();
             testkit::baseline::serve(
-                Kind::Mux,
+                BaselineKind::Mux,
                 ([127, 0, 0, 1], port).into(),
                 &url,
                 "gold basic:3",
             )
             .await;
         }
-        let config = Config::new(Surroundings::parse_from(["router"]).settings).expect("settings");
+        let config = Config::new(Arguments::parse_from(["router"]).settings).expect("settings");
         let running =
-            app::start_with(config, scripts(cell.broken)).await.expect("a broken router starts");
+            app::start_with(config, functions(cell.broken)).await.expect("a broken router starts");
         let _running = running;
         std::future::pending::<()>().await;
     });
     unreachable!()
 }
 
-fn scripts(broken: Broken) -> Scripts {
+fn functions(broken: Broken) -> Functions {
     match broken {
-        Broken::Edit(edits) => Scripts::edited(|code| {
-            edits.iter().fold(code.to_owned(), |code, (what, by)| {
-                assert!(code.contains(what), "the scripts do not say {what:?} any more");
-                code.replace(what, by)
+        Broken::Edit(edits) => Functions::edited(|code| {
+            edits.iter().fold(code.to_owned(), |code, (from, to)| {
+                assert!(code.contains(from), "the Redis functions do not contain {from:?}");
+                code.replace(from, to)
             })
         }),
-        Broken::OwnClock => {
-            // What Redis's clock says, moved to where ours is.
+        Broken::LocalClock => {
+            // Shifts Redis's clock to the router's clock.
             let url = std::env::var("REDIS_URL").unwrap();
             let mut redis = redis::Client::open(url).unwrap().get_connection().unwrap();
             let (seconds, _): (i64, i64) = redis::cmd("TIME").query(&mut redis).unwrap();
-            let ours = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
-            let shift = (ours - seconds) * 1_000;
-            Scripts::edited(|code| {
+            let local = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs() as i64;
+            let shift = (local - seconds) * 1_000;
+            Functions::edited(|code| {
                 let what = "now = seconds * 1000 + floor(clock[2] / 1000)";
                 assert!(code.contains(what));
                 code.replace(what, &format!("{what} + {shift}"))
             })
         }
-        _ => Scripts::default(),
+        _ => Functions::default(),
     }
 }

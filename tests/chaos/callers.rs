@@ -1,4 +1,4 @@
-//! Who uses the routers: providers with their calls, agents on their pods.
+//! Simulated callers: providers with their calls, and agents on the pods.
 
 use std::{
     io::{Read, Write},
@@ -12,267 +12,273 @@ use serde_json::{Value, json};
 
 use super::{
     deployment::{Deployment, ROUTERS},
-    history::{Outcome, Said, What},
-    http::{self, Answer, Failure},
+    history::{Action, Outcome, ReplyStatus},
+    http::{self, Failure, Response},
 };
 use testkit::dice::Dice;
 
-/// How long callers wait for a pod, where they do.
+/// Wait time of waiting callers.
 pub(crate) const WAIT: Duration = Duration::from_secs(1);
 
-/// How callers behave; percentages of calls.
+/// The workload of the callers. Plain numbers are percentages of calls.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Style {
+pub(crate) struct Workload {
     pub clients: usize,
-    /// Asked for several times at once.
-    pub twins: usize,
-    /// Asked for again, and released again when they are over.
-    pub replays: usize,
-    /// Released before they were asked for, in the name of a pod of others.
-    pub early: usize,
-    /// Released long after their lease has ended.
-    pub late: usize,
-    /// Requests that make no sense, beside each call.
-    pub odd: Option<Odd>,
+    /// Requested several times concurrently.
+    pub concurrent: usize,
+    /// Requested again, and released again after their end.
+    pub repeats: usize,
+    /// Released before their request, with the name of another call's pod.
+    pub early_releases: usize,
+    /// Released after the end of their lease.
+    pub late_releases: usize,
+    /// Invalid requests that accompany each call.
+    pub bad_requests: Option<BadRequest>,
     pub drains: bool,
     pub churn: bool,
-    /// How long calls last (ms).
-    pub hold: (u64, u64),
-    /// Which last for seconds instead.
-    pub long: usize,
-    /// Whether agents prolong leases.
+    /// Range of call durations.
+    pub call_ms: (u64, u64),
+    /// Calls that last for seconds instead.
+    pub long_calls: usize,
+    /// Whether agents renew leases.
     pub renews: bool,
-    /// Asked for by somebody who hangs up before the answer is there.
-    pub impatient: usize,
-    /// Whether callers wait where all pods are taken.
+    /// Callers that disconnect before the response arrives.
+    pub disconnects: usize,
+    /// Whether callers wait while all pods are busy.
     pub waits: bool,
-    /// How often a request that fails is tried again.
+    /// Number of retries of a failed request.
     pub retries: usize,
-    /// How long clients rest between calls (ms).
-    pub rest: usize,
+    /// Maximum pause of a client between calls.
+    pub pause_ms: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Odd {
+pub(crate) enum BadRequest {
     Slow,
     Huge,
     Malformed,
 }
 
-pub(crate) const USUAL: Style = Style {
+pub(crate) const DEFAULT_WORKLOAD: Workload = Workload {
     clients: 8,
-    twins: 5,
-    replays: 5,
-    early: 0,
-    late: 0,
-    odd: None,
+    concurrent: 5,
+    repeats: 5,
+    early_releases: 0,
+    late_releases: 0,
+    bad_requests: None,
     drains: false,
     churn: false,
-    hold: (5, 150),
-    long: 10,
+    call_ms: (5, 150),
+    long_calls: 10,
     renews: true,
-    impatient: 0,
+    disconnects: 0,
     waits: false,
     retries: 2,
-    rest: 20,
+    pause_ms: 20,
 };
 
-impl Style {
-    /// As odd as both of them.
+impl Workload {
+    /// Combines the special cases of two workloads.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             clients: self.clients.max(other.clients),
-            twins: self.twins.max(other.twins.min(50)),
-            replays: self.replays.max(other.replays),
-            early: self.early.max(other.early),
-            late: self.late.max(other.late),
-            odd: self.odd.or(other.odd),
-            impatient: self.impatient.max(other.impatient),
+            concurrent: self.concurrent.max(other.concurrent.min(50)),
+            repeats: self.repeats.max(other.repeats),
+            early_releases: self.early_releases.max(other.early_releases),
+            late_releases: self.late_releases.max(other.late_releases),
+            bad_requests: self.bad_requests.or(other.bad_requests),
+            disconnects: self.disconnects.max(other.disconnects),
             ..self
         }
     }
 }
 
-/// How long calls last that last long (ms).
-const LONG: (u64, u64) = (1_500, 3_500);
-/// Agents prolong leases at least so often.
-const RENEWAL: Duration = Duration::from_millis(400);
-/// The ways to ask for a pod.
-const FORMATS: usize = 4;
+const LONG_CALL_MS: (u64, u64) = (1_500, 3_500);
+const MAX_RENEWAL_INTERVAL: Duration = Duration::from_millis(400);
+/// Number of request formats: JSON, Twilio, Plivo, Exotel.
+const FORMAT_COUNT: usize = 4;
 
 pub(crate) struct Caller<'a> {
     pub deployment: &'a Deployment,
-    pub style: Style,
+    pub workload: Workload,
     pub dice: Dice,
-    /// Only what the older procedure understands.
-    pub is_plain: bool,
-    /// Whether an answer to this call was not heard.
-    pub is_unsure: bool,
+    /// Sends only requests that the baseline supports.
+    pub is_baseline: bool,
+    /// Whether a lost response may have allocated a pod for this call.
+    pub may_be_allocated: bool,
 }
 
 impl Caller<'_> {
-    /// Places calls until the run is over.
+    /// Places calls until the run ends.
     pub(crate) fn run(&mut self) {
-        while !self.deployment.is_over.load(Ordering::Relaxed) {
-            self.one_call();
-            let rest = self.dice.roll(self.style.rest + 1) as u64;
-            thread::sleep(Duration::from_millis(rest));
+        while !self.deployment.is_finished.load(Ordering::Relaxed) {
+            self.place_call();
+            let pause = self.dice.roll(self.workload.pause_ms + 1) as u64;
+            thread::sleep(Duration::from_millis(pause));
         }
     }
 
-    fn is_one_of(&mut self, percent: usize) -> bool {
+    fn happens(&mut self, percent: usize) -> bool {
         self.dice.roll(100) < percent
     }
 
-    fn one_call(&mut self) {
+    fn place_call(&mut self) {
         let call = self.deployment.new_call();
-        if let Some(odd) = self.style.odd {
-            self.odd_request(odd);
+        if let Some(kind) = self.workload.bad_requests {
+            self.send_bad_request(kind);
         }
-        if self.is_one_of(self.style.early) {
+        if self.happens(self.workload.early_releases) {
             let pods = self.deployment.pods();
             let pod = pods[self.dice.roll(pods.len())].clone();
             self.release_once(&call, Some(&pod));
         }
-        if self.is_one_of(self.style.impatient) && self.deployment.is_slow() {
-            self.hang_up(&call);
+        if self.happens(self.workload.disconnects) && self.deployment.is_slow() {
+            self.send_and_disconnect(&call);
             return;
         }
-        self.is_unsure = false;
-        let merchant = !self.is_plain && self.is_one_of(15);
-        let is_twin = self.is_one_of(self.style.twins);
-        let pod =
-            if is_twin { self.allocate_at_once(&call) } else { self.allocate(&call, merchant) };
+        self.may_be_allocated = false;
+        let merchant = !self.is_baseline && self.happens(15);
+        let is_concurrent = self.happens(self.workload.concurrent);
+        let pod = if is_concurrent {
+            self.allocate_concurrently(&call)
+        } else {
+            self.allocate(&call, merchant)
+        };
         let Some(pod) = pod else {
-            // An answer that it did not hear may have given it one.
-            if std::mem::take(&mut self.is_unsure) {
-                self.hang_up_for_good(&call);
+            if std::mem::take(&mut self.may_be_allocated) {
+                self.end_call(&call);
             }
             return;
         };
         let generation = self.deployment.generation(&pod);
-        let is_replayed = self.is_one_of(self.style.replays);
-        if is_replayed {
-            self.ask(&call, false);
+        let is_repeated = self.happens(self.workload.repeats);
+        if is_repeated {
+            self.request_pod(&call, false);
         }
-        if self.is_one_of(self.style.late) {
-            // Its agent has forgotten it, and remembers late.
+        if self.happens(self.workload.late_releases) {
+            // The agent releases the call after its lease has ended.
             thread::sleep(self.deployment.setting("LEASE_TTL") + Duration::from_millis(1_200));
             self.release_once(&call, Some(&pod));
             return;
         }
-        self.hold(&call, &pod);
+        self.run_call(&call, &pod);
         if self.deployment.generation(&pod) != generation {
-            // Its agent has gone with its pod. Who asked again may have been given another.
-            if is_twin || is_replayed {
-                self.hang_up_for_good(&call);
+            // The pod was removed. A repeated request may have allocated another.
+            if is_concurrent || is_repeated {
+                self.end_call(&call);
             }
             return;
         }
         self.release(&call, &pod);
-        if std::mem::take(&mut self.is_unsure) {
-            self.hang_up_for_good(&call);
+        if std::mem::take(&mut self.may_be_allocated) {
+            self.end_call(&call);
         }
-        if is_replayed {
+        if is_repeated {
             self.look_up(&call);
             thread::sleep(Duration::from_millis(self.dice.roll(100) as u64));
             self.release_once(&call, Some(&pod));
         }
     }
 
-    /// A call goes on; its agent prolongs its lease, somebody looks.
-    fn hold(&mut self, call: &str, pod: &str) {
-        let (least, most) = if self.is_one_of(self.style.long) { LONG } else { self.style.hold };
-        let time =
-            Duration::from_millis(least + self.dice.roll((most - least + 1) as usize) as u64);
+    /// Holds a call for its duration, with renewals and lookups.
+    fn run_call(&mut self, call: &str, pod: &str) {
+        let (min, max) = if self.happens(self.workload.long_calls) {
+            LONG_CALL_MS
+        } else {
+            self.workload.call_ms
+        };
+        let time = Duration::from_millis(min + self.dice.roll((max - min + 1) as usize) as u64);
         let (began, mut renewed) = (Instant::now(), Instant::now());
-        let interval = (self.deployment.setting("LEASE_TTL") / 4).min(RENEWAL);
-        while began.elapsed() < time && !self.deployment.is_over.load(Ordering::Relaxed) {
+        let interval = (self.deployment.setting("LEASE_TTL") / 4).min(MAX_RENEWAL_INTERVAL);
+        while began.elapsed() < time && !self.deployment.is_finished.load(Ordering::Relaxed) {
             thread::sleep((time - began.elapsed().min(time)).min(Duration::from_millis(50)));
-            if self.style.renews && renewed.elapsed() > interval && !self.is_plain {
+            if self.workload.renews && renewed.elapsed() > interval && !self.is_baseline {
                 renewed = Instant::now();
                 let at = self.deployment.history.now();
-                let pod = self.is_one_of(50).then(|| pod.to_owned());
+                let pod = self.happens(50).then(|| pod.to_owned());
                 let mut body = json!({"call_sid": call});
                 if let Some(pod) = &pod {
                     body["pod_name"] = json!(pod);
                 }
-                let answer = http::post(self.router(), "/api/v1/renew", &body);
-                let answer = self.deployment.heard(at, answer);
-                let what = What::Renew { call: call.into(), pod, said: said(&answer) };
-                self.deployment.history.note(at, what);
+                let response = http::post(self.pick_address(), "/api/v1/renew", &body);
+                let response = self.deployment.filter_unreplicated(at, response);
+                let action =
+                    Action::Renew { call: call.into(), pod, status: reply_status(&response) };
+                self.deployment.history.record(at, action);
             }
-            if self.is_one_of(30) {
+            if self.happens(30) {
                 self.look_up(call);
             }
         }
     }
 
-    /// Some router that is awake.
-    fn pick(&mut self) -> usize {
+    /// A random router that is not paused.
+    fn pick_router(&mut self) -> usize {
         loop {
             let router = self.dice.roll(ROUTERS);
-            if !self.deployment.is_asleep(router) {
+            if !self.deployment.is_paused(router) {
                 return router;
             }
         }
     }
 
-    fn router(&mut self) -> SocketAddr {
-        let router = self.pick();
-        self.deployment.seats[router].address
+    fn pick_address(&mut self) -> SocketAddr {
+        let router = self.pick_router();
+        self.deployment.routers[router].address
     }
 
-    /// Asks as providers do: a failure is tried again elsewhere.
+    /// Allocates with retries on other routers, as providers do.
     fn allocate(&mut self, call: &str, merchant: bool) -> Option<String> {
-        for _ in 0..=self.style.retries {
-            match self.ask(call, merchant) {
-                Outcome::Given { pod } => return Some(pod),
+        for _ in 0..=self.workload.retries {
+            match self.request_pod(call, merchant) {
+                Outcome::Allocated { pod } => return Some(pod),
                 Outcome::Failed(_) => thread::sleep(Duration::from_millis(20)),
-                Outcome::Refused(_) | Outcome::Nonsense(_) => return None,
+                Outcome::Refused(_) | Outcome::Malformed(_) => return None,
             }
         }
         None
     }
 
-    /// Asks for one call in several places at once; a pod if any said so.
-    fn allocate_at_once(&mut self, call: &str) -> Option<String> {
+    /// Sends concurrent requests for one call. Returns the pod of the first success.
+    fn allocate_concurrently(&mut self, call: &str) -> Option<String> {
         let times = 2 + self.dice.roll(9);
         let seeds: Vec<u64> = (0..times).map(|_| self.dice.roll(usize::MAX) as u64).collect();
         let outcomes: Vec<Outcome> = thread::scope(|scope| {
-            let ask = |seed| {
-                let mut twin = Caller { dice: Dice(seed), ..*self };
-                scope.spawn(move || twin.ask(call, false))
+            let request = |seed| {
+                let mut client = Caller { dice: Dice(seed), ..*self };
+                scope.spawn(move || client.request_pod(call, false))
             };
-            let twins: Vec<_> = seeds.iter().map(|seed| ask(*seed)).collect();
-            twins.into_iter().map(|twin| twin.join().unwrap()).collect()
+            let clients: Vec<_> = seeds.iter().map(|seed| request(*seed)).collect();
+            clients.into_iter().map(|client| client.join().unwrap()).collect()
         });
-        let unheard = |outcome: &Outcome| matches!(outcome, Outcome::Failed(Failure::Unheard));
-        self.is_unsure |= outcomes.iter().any(unheard);
+        let unreplicated =
+            |outcome: &Outcome| matches!(outcome, Outcome::Failed(Failure::Unreplicated));
+        self.may_be_allocated |= outcomes.iter().any(unreplicated);
         let mut pods = outcomes.into_iter().filter_map(|outcome| match outcome {
-            Outcome::Given { pod } => Some(pod),
+            Outcome::Allocated { pod } => Some(pod),
             _ => None,
         });
         let pod = pods.next();
-        // One of them may have gone meanwhile, and the call been given another.
-        self.is_unsure |= pods.any(|other| Some(&other) != pod.as_ref());
+        // A pod may have been removed meanwhile, and the call allocated on another.
+        self.may_be_allocated |= pods.any(|other| Some(&other) != pod.as_ref());
         pod
     }
 
-    /// Asks for a pod once, in some provider's way.
-    pub(crate) fn ask(&mut self, call: &str, merchant: bool) -> Outcome {
-        let router = self.pick();
-        let to = self.deployment.seats[router].address;
-        let format = if self.is_plain || self.style.waits { 0 } else { self.dice.roll(FORMATS) };
+    /// Sends one allocate request in a random format.
+    pub(crate) fn request_pod(&mut self, call: &str, merchant: bool) -> Outcome {
+        let router = self.pick_router();
+        let to = self.deployment.routers[router].address;
+        let format =
+            if self.is_baseline || self.workload.waits { 0 } else { self.dice.roll(FORMAT_COUNT) };
         let query = if merchant { "?merchant_id=acme" } else { "" };
         let began = self.deployment.history.now();
-        let answer = match format {
+        let response = match format {
             0 if merchant => http::post(
                 to,
                 "/api/v1/allocate",
                 &json!({"call_sid": call, "merchant_id": "acme"}),
             ),
-            0 if self.style.waits => {
+            0 if self.workload.waits => {
                 let wait = format!("{}ms", WAIT.as_millis());
                 http::post(to, "/api/v1/allocate", &json!({"call_sid": call, "wait": wait}))
             }
@@ -292,38 +298,39 @@ impl Caller<'_> {
                 http::get(to, &format!("/api/v1/exotel/allocate?CallSid={call}{query}"))
             }
         };
-        let outcome = match self.deployment.heard(began, answer) {
-            // (the older procedure says no more when it has no pod)
-            Ok(answer) if self.is_plain && answer.status == 503 => Outcome::Refused(503),
-            Ok(answer) => read(format, &answer),
+        let outcome = match self.deployment.filter_unreplicated(began, response) {
+            // The baseline refuses without a body.
+            Ok(response) if self.is_baseline && response.status == 503 => Outcome::Refused(503),
+            Ok(response) => read_outcome(format, &response),
             Err(failure) => Outcome::Failed(failure),
         };
-        self.is_unsure |= matches!(outcome, Outcome::Failed(Failure::Unheard));
-        let what = What::Allocate { call: call.into(), router, outcome: outcome.clone() };
-        self.deployment.history.note(began, what);
+        self.may_be_allocated |= matches!(outcome, Outcome::Failed(Failure::Unreplicated));
+        let action = Action::Allocate { call: call.into(), router, outcome: outcome.clone() };
+        self.deployment.history.record(began, action);
         outcome
     }
 
-    /// Asks for a pod, and is gone before the answer is there.
-    fn hang_up(&mut self, call: &str) {
+    /// Sends an allocate request and disconnects before the response.
+    fn send_and_disconnect(&mut self, call: &str) {
         let body = json!({"call_sid": call}).to_string();
-        if let Ok(mut line) = TcpStream::connect(self.router()) {
+        if let Ok(mut stream) = TcpStream::connect(self.pick_address()) {
             let head =
                 "POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json";
-            let _ = write!(line, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+            let _ = write!(stream, "{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
             thread::sleep(Duration::from_millis(self.dice.roll(30) as u64));
             if !self.deployment.is_slow() {
-                // The answer may be there before we are gone; then it has to be heard.
-                let _ = line.read(&mut [0; 1]);
-                self.hang_up_for_good(call);
+                // The response may arrive before the disconnect, so the call must be ended.
+                let _ = stream.read(&mut [0; 1]);
+                self.end_call(call);
             }
         }
     }
 
-    /// The provider says that a call is over, wherever it is.
-    fn hang_up_for_good(&mut self, call: &str) {
+    /// Releases a call on any pod, as a provider does.
+    fn end_call(&mut self, call: &str) {
         for _ in 0..200 {
-            if matches!(self.release_once(call, None), Said::Yes | Said::Unknown) {
+            if matches!(self.release_once(call, None), ReplyStatus::Success | ReplyStatus::NotFound)
+            {
                 return;
             }
             thread::sleep(Duration::from_millis(50));
@@ -331,54 +338,55 @@ impl Caller<'_> {
     }
 
     fn look_up(&mut self, call: &str) {
-        if self.is_plain {
+        if self.is_baseline {
             return;
         }
         let began = self.deployment.history.now();
-        let answer = http::get(self.router(), &format!("/api/v1/calls/{call}"));
-        if let Ok(answer) = self.deployment.heard(began, answer) {
-            let found: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-            let found = match answer.status {
+        let response = http::get(self.pick_address(), &format!("/api/v1/calls/{call}"));
+        if let Ok(response) = self.deployment.filter_unreplicated(began, response) {
+            let found: Value = serde_json::from_str(&response.body).unwrap_or_default();
+            let found = match response.status {
                 200 => found["pod_name"].as_str().map(str::to_owned),
                 404 => None,
                 _ => return,
             };
-            self.deployment.history.note(began, What::LookUp { call: call.into(), found });
+            self.deployment.history.record(began, Action::Lookup { call: call.into(), found });
         }
     }
 
-    /// Releases as agents do: until somebody has heard it.
+    /// Releases with retries until a router acknowledges, as agents do.
     pub(crate) fn release(&mut self, call: &str, pod: &str) {
         let began = Instant::now();
         while began.elapsed() < Duration::from_secs(8) {
-            let pod = self.is_one_of(50).then_some(pod);
-            if matches!(self.release_once(call, pod), Said::Yes | Said::Unknown) {
+            let pod = self.happens(50).then_some(pod);
+            if matches!(self.release_once(call, pod), ReplyStatus::Success | ReplyStatus::NotFound)
+            {
                 return;
             }
             thread::sleep(Duration::from_millis(50));
         }
     }
 
-    fn release_once(&mut self, call: &str, pod: Option<&str>) -> Said {
+    fn release_once(&mut self, call: &str, pod: Option<&str>) -> ReplyStatus {
         let began = self.deployment.history.now();
         let mut body = json!({"call_sid": call});
         if let Some(pod) = pod {
             body["pod_name"] = json!(pod);
         }
-        let answer = http::post(self.router(), "/api/v1/release", &body);
-        let said = said(&self.deployment.heard(began, answer));
-        self.deployment.history.note(began, What::Release { call: call.into(), said });
-        said
+        let response = http::post(self.pick_address(), "/api/v1/release", &body);
+        let status = reply_status(&self.deployment.filter_unreplicated(began, response));
+        self.deployment.history.record(began, Action::Release { call: call.into(), status });
+        status
     }
 
-    /// A request that must be refused in good order, and soon.
-    fn odd_request(&mut self, odd: Odd) {
-        let router = self.pick();
-        let to = self.deployment.seats[router].address;
+    /// Sends an invalid request, which must be refused properly and in time.
+    fn send_bad_request(&mut self, kind: BadRequest) {
+        let router = self.pick_router();
+        let to = self.deployment.routers[router].address;
         let began = self.deployment.history.now();
         let call = self.deployment.new_call();
-        let wrong = match odd {
-            Odd::Malformed => {
+        let error = match kind {
+            BadRequest::Malformed => {
                 let bodies: [&[u8]; 6] = [
                     b"{",
                     b"[]",
@@ -388,39 +396,44 @@ impl Caller<'_> {
                     b"",
                 ];
                 let body = bodies[self.dice.roll(bodies.len())];
-                if self.is_one_of(50) {
-                    // A provider that makes no sense is told so, in words or in a document.
-                    let (path, kind) = ("/api/v1/twilio/allocate", "text/plain");
-                    let answer = http::ask(to, "POST", path, kind, body);
-                    answer.map_or_else(
+                if self.happens(50) {
+                    // Providers get an error or a document.
+                    let (path, content_type) = ("/api/v1/twilio/allocate", "text/plain");
+                    let response = http::send(to, "POST", path, content_type, body);
+                    response.map_or_else(
                         |failure| Some(format!("{failure:?}")),
-                        |answer| (answer.status >= 500).then(|| answer.status.to_string()),
+                        |response| (response.status >= 500).then(|| response.status.to_string()),
                     )
                 } else {
                     let path = "/api/v1/allocate";
-                    refused_in_json(http::ask(to, "POST", path, "application/json", body))
+                    refused_in_json(http::send(to, "POST", path, "application/json", body))
                 }
             }
-            Odd::Huge => {
+            BadRequest::Huge => {
                 let filler = "x".repeat(100 << 10);
                 let body = json!({"call_sid": call, "filler": filler}).to_string();
-                match http::ask(to, "POST", "/api/v1/allocate", "application/json", body.as_bytes())
-                {
-                    // Who has heard enough may close the door.
+                match http::send(
+                    to,
+                    "POST",
+                    "/api/v1/allocate",
+                    "application/json",
+                    body.as_bytes(),
+                ) {
+                    // The router may close the connection before it has read the body.
                     Err(Failure::Broken) => None,
-                    answer => refused_in_json(answer),
+                    response => refused_in_json(response),
                 }
             }
-            Odd::Slow => {
-                let dribble = || -> Option<()> {
-                    let mut line = TcpStream::connect(to).ok()?;
-                    line.write_all(b"POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n").ok()?;
+            BadRequest::Slow => {
+                let send_slowly = || -> Option<()> {
+                    let mut stream = TcpStream::connect(to).ok()?;
+                    stream.write_all(b"POST /api/v1/allocate HTTP/1.1\r\nhost: r\r\ncontent-type: application/json\r\ncontent-length: 400\r\n\r\n").ok()?;
                     let until = Instant::now() + Duration::from_millis(1_900);
                     while Instant::now() < until {
-                        line.write_all(b" ").ok()?;
-                        line.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
+                        stream.write_all(b" ").ok()?;
+                        stream.set_read_timeout(Some(Duration::from_millis(100))).ok()?;
                         let mut some = [0; 256];
-                        match line.read(&mut some) {
+                        match stream.read(&mut some) {
                             Ok(_) => return None,
                             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
                             Err(_) => return None,
@@ -428,53 +441,52 @@ impl Caller<'_> {
                     }
                     Some(())
                 };
-                dribble()
-                    .map(|()| "a request of one byte now and then is still listened to".to_owned())
+                send_slowly().map(|()| "a slow-loris request is still being read".to_owned())
             }
         };
-        let (what, router) = (format!("{odd:?} request"), Some(router));
-        self.deployment.history.note(began, What::Other { what, router, wrong });
+        let (name, router) = (format!("{kind:?} request"), Some(router));
+        self.deployment.history.record(began, Action::Probe { name, router, error });
     }
 }
 
-/// What is wrong with a refusal, if anything is.
-fn refused_in_json(answer: Result<Answer, Failure>) -> Option<String> {
-    let answer = match answer {
-        Ok(answer) => answer,
+/// Checks for a JSON error with a 4xx status. Returns the deviation.
+fn refused_in_json(response: Result<Response, Failure>) -> Option<String> {
+    let response = match response {
+        Ok(response) => response,
         Err(failure) => return Some(format!("{failure:?}")),
     };
-    let body: Value = serde_json::from_str(&answer.body).unwrap_or_default();
-    let is_refused = (400..500).contains(&answer.status) && body["error"].is_string();
-    (!is_refused).then(|| format!("{} {}", answer.status, answer.body))
+    let body: Value = serde_json::from_str(&response.body).unwrap_or_default();
+    let is_refused = (400..500).contains(&response.status) && body["error"].is_string();
+    (!is_refused).then(|| format!("{} {}", response.status, response.body))
 }
 
-pub(crate) fn said(answer: &Result<Answer, Failure>) -> Said {
-    match answer {
-        Ok(Answer { status: 200, .. }) => Said::Yes,
-        Ok(Answer { status: 404, .. }) => Said::Unknown,
-        Ok(_) => Said::No,
-        Err(failure) => Said::Failed(*failure),
+pub(crate) fn reply_status(response: &Result<Response, Failure>) -> ReplyStatus {
+    match response {
+        Ok(Response { status: 200, .. }) => ReplyStatus::Success,
+        Ok(Response { status: 404, .. }) => ReplyStatus::NotFound,
+        Ok(_) => ReplyStatus::Refused,
+        Err(failure) => ReplyStatus::Failed(*failure),
     }
 }
 
-/// What an answer means to the provider in whose format it is.
-fn read(format: usize, answer: &Answer) -> Outcome {
-    let body = &answer.body;
+/// Interprets a response in the format of its request.
+fn read_outcome(format: usize, response: &Response) -> Outcome {
+    let body = &response.body;
     let pod = || {
         let rest = &body[body.find("/pod/")? + 5..];
         Some(rest[..rest.find('/')?].to_owned())
     };
-    let nonsense = || Outcome::Nonsense(format!("{} {body}", answer.status));
-    let given = || pod().map_or_else(nonsense, |pod| Outcome::Given { pod });
+    let malformed = || Outcome::Malformed(format!("{} {body}", response.status));
+    let allocated = || pod().map_or_else(malformed, |pod| Outcome::Allocated { pod });
     let has_error =
         || serde_json::from_str::<Value>(body).is_ok_and(|body| body["error"].is_string());
-    match (format, answer.status) {
-        (0 | 3, 200) => given(),
-        (0 | 3, 500 | 503) if has_error() => Outcome::Refused(answer.status),
-        (1 | 2, 200) if body.contains("<Stream") => given(),
+    match (format, response.status) {
+        (0 | 3, 200) => allocated(),
+        (0 | 3, 500 | 503) if has_error() => Outcome::Refused(response.status),
+        (1 | 2, 200) if body.contains("<Stream") => allocated(),
         (1 | 2, 200) if body.contains("<Response>") && body.contains("<Hangup") => {
             Outcome::Refused(503)
         }
-        _ => nonsense(),
+        _ => malformed(),
     }
 }

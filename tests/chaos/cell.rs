@@ -1,47 +1,46 @@
-//! What a cell is: a fault under load, and the broken build that it has to catch.
+//! A cell of the chaos matrix: a fault under load, and the broken build that it must detect.
 
 use std::time::Duration;
 
-use super::{callers::Style, faults::Scene, store::Kind};
+use super::{callers::Workload, faults::FaultContext, store::BackendKind};
 
-/// What is wrong with a build that is broken on purpose.
+/// The mutation of a broken build.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Broken {
-    /// The older procedure: many commands, one after the other.
-    Procedure,
-    /// Our functions, with this text changed to that.
+    /// The older procedure with many separate Redis commands.
+    Baseline,
+    /// Text replacements in the Redis functions.
     Edit(&'static [(&'static str, &'static str)]),
-    /// Deadlines by the router's own clock instead of Redis's.
-    OwnClock,
-    /// Settings that amount to a missing part.
+    /// Deadlines by the router's clock instead of Redis's.
+    LocalClock,
+    /// Settings that disable a mechanism.
     Settings(&'static [(&'static str, &'static str)]),
-    /// The surroundings do to the router what a mistake in it would do.
-    Surroundings,
-    /// Connects to an address, whatever Sentinels say.
+    /// The environment produces the effect of a defect in the router.
+    Environment,
+    /// Connects to a fixed address instead of asking Sentinels.
     NoSentinel,
 }
 
 impl Broken {
-    pub(crate) fn is_procedure(self) -> bool {
-        matches!(self, Self::Procedure)
+    pub(crate) fn is_baseline(self) -> bool {
+        matches!(self, Self::Baseline)
     }
 
-    /// Whether it needs another program than ours.
-    pub(crate) fn is_another_program(self) -> bool {
-        matches!(self, Self::Procedure | Self::Edit(_) | Self::OwnClock)
+    /// Whether it runs in the test binary instead of the router's.
+    pub(crate) fn needs_other_program(self) -> bool {
+        matches!(self, Self::Baseline | Self::Edit(_) | Self::LocalClock)
     }
 }
 
 pub(crate) struct Cell {
     pub name: &'static str,
-    pub says: &'static str,
-    pub backend: Kind,
+    pub description: &'static str,
+    pub backend: BackendKind,
     pub settings: &'static [(&'static str, &'static str)],
-    pub style: Style,
-    /// Within which time after the fault all pods are there again.
-    pub allowed: Duration,
-    pub fault: fn(&Scene),
+    pub workload: Workload,
+    /// Maximum time after the fault until all pods can be allocated again.
+    pub recovery_time: Duration,
+    pub fault: fn(&FaultContext),
     pub broken: Broken,
-    /// What is broken, in words.
-    pub broken_says: &'static str,
+    pub broken_description: &'static str,
 }

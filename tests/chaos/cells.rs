@@ -1,328 +1,327 @@
-//! The faults, one cell each, and the broken build that each has to catch.
+//! The chaos matrix: one cell per fault, with the broken build that it must detect.
 
 use std::time::Duration;
 
 use super::{
-    callers::{Odd, Style, USUAL},
+    callers::{BadRequest, DEFAULT_WORKLOAD, Workload},
     cell::{Broken, Cell},
-    census::SOON,
-    crowd,
     deployment::ROUTERS,
     faults::{
-        expire_watches, fill_memory, follows, forget_functions, is_replaced, kill, kill_leader,
-        lose_primary, mistake_types, pause_leader, replace_pods, set_back_redis, shift_clock,
-        some_pod, two_leaders,
+        drop_replies, expire_watches, fill_memory, flush_functions, kill, kill_leader,
+        lose_primary, overwrite_types, pause_leader, random_pod, replace_pods, replay_events,
+        shift_clock, slow_network, step_redis_clock_back, two_leaders, wait_for_failover,
+        wait_for_rejoin,
     },
-    history::What,
-    store::{INSIDE, Kind},
+    final_check::MAX_RECOVERY_TIME,
+    history::Action,
+    many_calls,
+    store::{BackendKind, REDIS_SOURCE},
 };
 
-use testkit::proxy::Moment;
+use testkit::proxy::KillPoint;
 
-const OWNERSHIP: Broken = Broken::Edit(&[(
-    "    if stems_from ~= '' then return {'not_found', now} end\n",
-    "    if on ~= '' then run('DEL', K.pod_calls .. on) local f = facts_of(on) if f then place(f) end end\n",
+const NO_OWNER_CHECK: Broken = Broken::Edit(&[(
+    "    if request_id ~= '' then return {'not_found', now} end\n",
+    "    if expected_pod ~= '' then run('DEL', K.pod_calls .. expected_pod) \
+     local pod = facts_of(expected_pod) if pod then place(pod) end end\n",
 )]);
-const OWNERSHIP_SAYS: &str = "a release frees the pod it names, whosever call is there";
-const TAKE_BACK: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);
-const TAKE_BACK_SAYS: &str = "what a caller never learnt of is not taken back";
-const PROCEDURE_SAYS: &str = "many commands, one after the other";
-const FENCE: Broken = Broken::Edit(&[
+const NO_OWNER_CHECK_DESCRIPTION: &str = "a release frees the named pod without checking its call";
+const NO_COMPENSATION: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);
+const NO_COMPENSATION_DESCRIPTION: &str =
+    "no compensating release for an allocation without a delivered reply";
+const BASELINE_DESCRIPTION: &str = "separate Redis commands instead of atomic functions";
+const NO_FENCING: Broken = Broken::Edit(&[
     ("if epoch < current then", "if false then"),
     ("if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end", ""),
 ]);
-const FENCE_SAYS: &str = "leaders write whatever their epoch, and however late";
+const NO_FENCING_DESCRIPTION: &str =
+    "no fencing: writes with an old epoch or after their deadline are executed";
 
-const PLAIN: Cell = Cell {
+const DEFAULT_CELL: Cell = Cell {
     name: "",
-    says: "",
-    backend: Kind::Plain,
+    description: "",
+    backend: BackendKind::Plain,
     settings: &[],
-    style: USUAL,
-    allowed: SOON,
+    workload: DEFAULT_WORKLOAD,
+    recovery_time: MAX_RECOVERY_TIME,
     fault: |_| {},
-    broken: Broken::Procedure,
-    broken_says: PROCEDURE_SAYS,
+    broken: Broken::Baseline,
+    broken_description: BASELINE_DESCRIPTION,
 };
 
 pub(crate) static CELLS: [Cell; 38] = [
     Cell {
         name: "kill-before-sending",
-        says: "kill -9 of a router that is about to ask Redis",
-        fault: |scene| kill(scene, Moment::BeforeSending),
-        broken: Broken::Procedure,
-        ..PLAIN
+        description: "kill -9 of a router before it sends a request to Redis",
+        fault: |context| kill(context, KillPoint::BeforeSend),
+        broken: Broken::Baseline,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "kill-after-sending",
-        says: "kill -9 of a router whose request is with Redis",
+        description: "kill -9 of a router after it has sent a request to Redis",
         settings: &[("LEASE_TTL", "3s")],
-        style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
-        fault: |scene| kill(scene, Moment::AfterSending),
-        allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[("if f then resettle(f, speaks_for(f, cause, time)) end", "")]),
-        broken_says: "a lease that ends does not free its pod",
-        ..PLAIN
+        workload: Workload { retries: 0, concurrent: 0, repeats: 0, ..DEFAULT_WORKLOAD },
+        fault: |context| kill(context, KillPoint::AfterSend),
+        recovery_time: Duration::from_secs(7),
+        broken: Broken::Edit(&[(
+            "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
+            "",
+        )]),
+        broken_description: "the end of a lease does not free the pod",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "kill-after-reply",
-        says: "kill -9 of a router that has just heard from Redis",
+        description: "kill -9 of a router after a reply from Redis",
         settings: &[("LEASE_TTL", "3s")],
-        style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
-        fault: |scene| kill(scene, Moment::AfterReply),
-        allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[("if f then resettle(f, speaks_for(f, cause, time)) end", "")]),
-        broken_says: "a lease that ends does not free its pod",
-        ..PLAIN
+        workload: Workload { retries: 0, concurrent: 0, repeats: 0, ..DEFAULT_WORKLOAD },
+        fault: |context| kill(context, KillPoint::AfterReply),
+        recovery_time: Duration::from_secs(7),
+        broken: Broken::Edit(&[(
+            "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
+            "",
+        )]),
+        broken_description: "the end of a lease does not free the pod",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "same-id-at-once",
-        says: "one call id 2–10 times at once across replicas",
-        style: Style { twins: 100, ..USUAL },
-        fault: |scene| scene.pause(1_200, 1_800),
-        ..PLAIN
+        description: "2–10 concurrent requests with one call id across replicas",
+        workload: Workload { concurrent: 100, ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_200, 1_800),
+        ..DEFAULT_CELL
     },
     Cell {
         name: "release-before-allocate",
-        says: "a release comes before its call, in the name of a pod of others",
-        style: Style { early: 60, hold: (20, 250), ..USUAL },
-        fault: |scene| scene.pause(1_200, 1_800),
-        broken: OWNERSHIP,
-        broken_says: OWNERSHIP_SAYS,
-        ..PLAIN
+        description: "a release with another call's pod arrives before its call",
+        workload: Workload { early_releases: 60, call_ms: (20, 250), ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_200, 1_800),
+        broken: NO_OWNER_CHECK,
+        broken_description: NO_OWNER_CHECK_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "replays",
-        says: "webhooks and releases are repeated, in time and afterwards",
-        style: Style { replays: 100, ..USUAL },
-        fault: |scene| scene.pause(1_200, 1_800),
-        broken: OWNERSHIP,
-        broken_says: OWNERSHIP_SAYS,
-        ..PLAIN
+        description: "webhooks and releases are repeated during and after the call",
+        workload: Workload { repeats: 100, ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_200, 1_800),
+        broken: NO_OWNER_CHECK,
+        broken_description: NO_OWNER_CHECK_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "late-releases",
-        says: "a release comes when the lease has ended and the pod has another call",
+        description: "a release arrives after the lease has ended and the pod serves another call",
         settings: &[("LEASE_TTL", "1s")],
-        style: Style { late: 40, renews: false, clients: 12, hold: (20, 400), ..USUAL },
-        fault: |scene| scene.pause(3_000, 3_500),
-        broken: OWNERSHIP,
-        broken_says: OWNERSHIP_SAYS,
-        ..PLAIN
+        workload: Workload {
+            late_releases: 40,
+            renews: false,
+            clients: 12,
+            call_ms: (20, 400),
+            ..DEFAULT_WORKLOAD
+        },
+        fault: |context| context.pause(3_000, 3_500),
+        broken: NO_OWNER_CHECK,
+        broken_description: NO_OWNER_CHECK_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "drain-against-all",
-        says: "allocate against drain against release against pods that rest, terminate and go",
+        description: "concurrent allocations, drains, releases, and pods that become unready, terminate and disappear",
         settings: &[("LEASE_TTL", "2s")],
-        style: Style { drains: true, churn: true, clients: 10, ..USUAL },
-        fault: |scene| scene.pause(1_800, 2_500),
+        workload: Workload { drains: true, churn: true, clients: 10, ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_800, 2_500),
         broken: Broken::Edit(&[(
-            "if run('EXISTS', draining_key) == 1 then f.draining = true end",
+            "if run('EXISTS', draining_key) == 1 then pod.draining = true end",
             "",
         )]),
-        broken_says: "a release puts a draining pod back",
-        ..PLAIN
+        broken_description: "a release returns a draining pod to its pool",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "redis-restarted-with-data",
-        says: "Redis is killed and comes back with what it knew",
-        backend: Kind::Durable,
+        description: "Redis is killed and restarts with its data",
+        backend: BackendKind::Durable,
         settings: &[("LEASE_TTL", "2s")],
-        style: Style { long: 30, ..USUAL },
-        fault: |scene| {
-            scene.pause(200, 400);
-            scene.deployment.history.fault("Redis is killed");
-            scene.deployment.store().restart();
-            scene.pause(300, 500);
+        workload: Workload { long_calls: 30, ..DEFAULT_WORKLOAD },
+        fault: |context| {
+            context.pause(200, 400);
+            context.deployment.history.fault("Redis is killed");
+            context.deployment.store().restart();
+            context.pause(300, 500);
         },
-        ..PLAIN
+        ..DEFAULT_CELL
     },
     Cell {
         name: "redis-restarted-empty",
-        says: "Redis is killed and comes back with nothing",
-        style: Style { long: 40, ..USUAL },
-        fault: |scene| {
-            scene.pause(200, 400);
-            // What is on its way then may still be from before.
-            scene.deployment.history.note(scene.deployment.history.now(), What::Wiped);
-            scene.deployment.store().restart();
-            scene.deployment.history.note(scene.deployment.history.now(), What::Wiped);
-            scene.pause(1_300, 1_500);
+        description: "Redis is killed and restarts empty",
+        workload: Workload { long_calls: 40, ..DEFAULT_WORKLOAD },
+        fault: |context| {
+            context.pause(200, 400);
+            // Requests in flight may still return data from before the loss.
+            context.deployment.history.record(context.deployment.history.now(), Action::StoreLost);
+            context.deployment.store().restart();
+            context.deployment.history.record(context.deployment.history.now(), Action::StoreLost);
+            context.pause(1_300, 1_500);
         },
-        ..PLAIN
+        ..DEFAULT_CELL
     },
     Cell {
         name: "redis-gone",
-        says: "Redis is gone for longer than a lease (stopped)",
+        description: "Redis is stopped for longer than a lease",
         settings: &[("LEASE_TTL", "2s")],
-        style: Style { long: 30, ..USUAL },
-        fault: |scene| {
+        workload: Workload { long_calls: 30, ..DEFAULT_WORKLOAD },
+        fault: |context| {
             for _ in 0..2 {
-                scene.pause(200, 400);
-                scene.deployment.history.fault("Redis stops");
-                scene.deployment.store().servers[0].signal("STOP");
-                scene.pause(2_000, 3_000);
-                scene.deployment.store().servers[0].signal("CONT");
+                context.pause(200, 400);
+                context.deployment.history.fault("Redis stops");
+                context.deployment.store().servers[0].signal("STOP");
+                context.pause(2_000, 3_000);
+                context.deployment.store().servers[0].signal("CONT");
             }
         },
-        ..PLAIN
+        ..DEFAULT_CELL
     },
     Cell {
         name: "sentinel-kill",
-        says: "failover: the primary is killed",
-        backend: Kind::Sentinels,
-        fault: |scene| {
-            scene.pause(200, 400);
-            lose_primary(scene, "the primary is killed", |store| store.servers[0].kill());
-            is_replaced(scene);
-            scene.pause(1_000, 1_500);
+        description: "failover: the primary is killed",
+        backend: BackendKind::Sentinels,
+        fault: |context| {
+            context.pause(200, 400);
+            lose_primary(context, "the primary is killed", |store| store.servers[0].kill());
+            wait_for_failover(context);
+            context.pause(1_000, 1_500);
         },
         broken: Broken::NoSentinel,
-        broken_says: "does not ask Sentinels, no min-replicas",
-        ..PLAIN
+        broken_description: "no Sentinel support, no min-replicas",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "sentinel-pause",
-        says: "failover: the primary sleeps and wakes up",
-        backend: Kind::Sentinels,
-        fault: |scene| {
-            scene.pause(200, 400);
-            lose_primary(scene, "the primary sleeps", |store| store.servers[0].signal("STOP"));
-            is_replaced(scene);
-            scene.pause(1_000, 2_000);
-            scene.deployment.store().servers[0].signal("CONT");
-            follows(scene);
+        description: "failover: the primary is paused and resumes",
+        backend: BackendKind::Sentinels,
+        fault: |context| {
+            context.pause(200, 400);
+            lose_primary(context, "the primary is paused", |store| store.servers[0].signal("STOP"));
+            wait_for_failover(context);
+            context.pause(1_000, 2_000);
+            context.deployment.store().servers[0].signal("CONT");
+            wait_for_rejoin(context);
         },
         broken: Broken::NoSentinel,
-        broken_says: "does not ask Sentinels, no min-replicas",
-        ..PLAIN
+        broken_description: "no Sentinel support, no min-replicas",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "sentinel-cut",
-        says: "failover: the primary is cut off from replicas and Sentinels, not from routers",
-        backend: Kind::Sentinels,
-        fault: |scene| {
-            scene.pause(200, 400);
-            lose_primary(scene, "the primary is cut off", |store| {
-                store.proxies[0].cut_from(INSIDE);
+        description: "failover: a partition separates the primary from replicas and Sentinels, not from routers",
+        backend: BackendKind::Sentinels,
+        fault: |context| {
+            context.pause(200, 400);
+            lose_primary(context, "the primary is partitioned", |store| {
+                store.proxies[0].refuse_connections_from(REDIS_SOURCE);
             });
-            is_replaced(scene);
-            scene.pause(1_000, 2_000);
-            scene.deployment.store().proxies[0].heal();
-            follows(scene);
+            wait_for_failover(context);
+            context.pause(1_000, 2_000);
+            context.deployment.store().proxies[0].heal();
+            wait_for_rejoin(context);
         },
         broken: Broken::NoSentinel,
-        broken_says: "does not ask Sentinels, no min-replicas",
-        ..PLAIN
+        broken_description: "no Sentinel support, no min-replicas",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "network-slow",
-        says: "50–2,000 ms to Redis",
-        fault: |scene| {
-            scene.pause(200, 400);
-            scene.deployment.history.fault("the network is slow");
-            for (least, most) in [(50, 250), (100, 500), (50, 2_000)] {
-                let limits = (Duration::from_millis(least), Duration::from_millis(most));
-                for seat in &scene.deployment.seats {
-                    seat.to_redis.set(|faults| faults.delay = Some(limits));
-                }
-                scene.pause(600, 800);
-            }
-        },
-        broken: TAKE_BACK,
-        broken_says: TAKE_BACK_SAYS,
-        ..PLAIN
+        description: "50–2,000 ms latency to Redis",
+        fault: slow_network,
+        broken: NO_COMPENSATION,
+        broken_description: NO_COMPENSATION_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "network-reset",
-        says: "lines to Redis are reset",
-        fault: |scene| {
+        description: "connections to Redis are reset",
+        fault: |context| {
             for _ in 0..12 {
-                scene.pause(20, 200);
-                scene.deployment.history.fault("a line is reset");
-                scene.deployment.seats[scene.roll(ROUTERS)].to_redis.reset();
+                context.pause(20, 200);
+                context.deployment.history.fault("connections are reset");
+                context.deployment.routers[context.roll(ROUTERS)].redis_proxy.reset_connections();
             }
         },
-        ..PLAIN
+        ..DEFAULT_CELL
     },
     Cell {
         name: "network-half-open",
-        says: "what is sent to Redis arrives long after",
-        fault: |scene| {
-            scene.pause(200, 400);
-            let seat = &scene.deployment.seats[scene.roll(ROUTERS)];
-            scene.deployment.history.fault("a line stalls");
-            seat.to_redis.stall_connections();
-            scene.pause(1_200, 1_800);
+        description: "requests to Redis arrive late",
+        fault: |context| {
+            context.pause(200, 400);
+            let router = &context.deployment.routers[context.roll(ROUTERS)];
+            context.deployment.history.fault("connections stall");
+            router.redis_proxy.stall_open_connections();
+            context.pause(1_200, 1_800);
         },
         broken: Broken::Edit(&[(
             "if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end",
             "",
         )]),
-        broken_says: "what comes too late is done all the same",
-        ..PLAIN
+        broken_description: "requests after their deadline are executed",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "reply-lost",
-        says: "Redis does it and the answer is lost",
-        fault: |scene| {
-            for _ in 0..2 {
-                scene.pause(200, 400);
-                scene.deployment.history.fault("answers are lost");
-                let lose = |lose| {
-                    for seat in &scene.deployment.seats {
-                        seat.to_redis.set(|faults| faults.lose_answers = lose);
-                    }
-                };
-                lose(true);
-                scene.pause(900, 1_400);
-                lose(false);
-            }
-        },
-        broken: TAKE_BACK,
-        broken_says: TAKE_BACK_SAYS,
-        ..PLAIN
+        description: "Redis executes the request and the reply is lost",
+        fault: drop_replies,
+        broken: NO_COMPENSATION,
+        broken_description: NO_COMPENSATION_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "callers-hang-up",
-        says: "callers hang up before the answer is there, and Redis is slow",
-        style: Style { impatient: 50, clients: 10, ..USUAL },
-        fault: |scene| {
-            for seat in &scene.deployment.seats {
-                // (longer than they wait)
+        description: "callers disconnect before the response, with a slow Redis",
+        workload: Workload { disconnects: 50, clients: 10, ..DEFAULT_WORKLOAD },
+        fault: |context| {
+            for router in &context.deployment.routers {
+                // The latency is longer than the disconnecting callers wait.
                 let limits = (Duration::from_millis(40), Duration::from_millis(60));
-                seat.to_redis.set(|faults| faults.delay = Some(limits));
+                router.redis_proxy.set_faults(|faults| faults.latency = Some(limits));
             }
-            scene.pause(1_200, 1_800);
+            context.pause(1_200, 1_800);
         },
-        broken: TAKE_BACK,
-        broken_says: TAKE_BACK_SAYS,
-        ..PLAIN
+        broken: NO_COMPENSATION,
+        broken_description: NO_COMPENSATION_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "kill-while-waiting",
-        says: "kill -9 of routers whose callers wait for a pod",
+        description: "kill -9 of routers with waiting calls",
         settings: &[
             ("LEASE_TTL", "3s"),
             ("HOLD_TIME", "3s"),
             ("HOLD_POLL", "1s"),
             ("PUBLIC_URL", "http://router.example.com"),
         ],
-        style: Style { waits: true, clients: 24, rest: 2, hold: (20, 300), ..USUAL },
-        fault: |scene| kill(scene, Moment::AfterReply),
-        allowed: Duration::from_secs(9),
+        workload: Workload {
+            waits: true,
+            clients: 24,
+            pause_ms: 2,
+            call_ms: (20, 300),
+            ..DEFAULT_WORKLOAD
+        },
+        fault: |context| kill(context, KillPoint::AfterReply),
+        recovery_time: Duration::from_secs(9),
         broken: Broken::Edit(&[(
-            "place.merchant, place.tried)\n  f.calls = f.calls + 1\n",
-            "place.merchant, place.tried)\n",
+            "entry.merchant, entry.tried)\n  pod.calls = pod.calls + 1\n",
+            "entry.merchant, entry.tried)\n",
         )]),
-        broken_says: "a call that is handed a pod does not count there",
-        ..PLAIN
+        broken_description: "a handed-off call does not count on its pod",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "stall-with-a-crowd",
-        says: "Redis stalls with 1,000 waiting and 1,000 provisional calls, 2–6 ms away",
+        description: "Redis stalls with 1,000 waiting and 1,000 provisional calls and 2–6 ms latency",
         settings: &[
-            ("TIER_CONFIG", crowd::TIERS),
+            ("TIER_CONFIG", many_calls::TIERS),
             ("CONNECT_TIMEOUT", "6s"),
             ("HOLD_TIME", "1m"),
             ("HOLD_POLL", "2s"),
@@ -330,184 +329,178 @@ pub(crate) static CELLS: [Cell; 38] = [
             ("HOLD_MAX_PER_MERCHANT", "3000"),
             ("PUBLIC_URL", "http://router.example.com"),
         ],
-        style: Style { waits: true, clients: 6, hold: (20, 300), ..USUAL },
-        fault: crowd::stall,
-        allowed: Duration::from_secs(14),
+        workload: Workload { waits: true, clients: 6, call_ms: (20, 300), ..DEFAULT_WORKLOAD },
+        fault: many_calls::stall_redis,
+        recovery_time: Duration::from_secs(14),
         broken: Broken::Edit(&[(
             "  bound = bound ~= '' and tonumber(bound) or now",
             "  bound = now",
         )]),
-        broken_says: "the bound of a recovery moves with the clock",
-        ..PLAIN
+        broken_description: "the bound of a recovery moves with the clock",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "clock-ahead",
-        says: "a router's clock is 5 min ahead",
-        fault: |scene| shift_clock(scene, 300),
-        broken: Broken::OwnClock,
-        broken_says: "deadlines by the router's own clock",
-        ..PLAIN
+        description: "a router's clock is 5 min ahead",
+        fault: |context| shift_clock(context, 300),
+        broken: Broken::LocalClock,
+        broken_description: "deadlines by the router's clock",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "clock-behind",
-        says: "a router's clock is 5 min behind",
-        fault: |scene| shift_clock(scene, -300),
-        broken: Broken::OwnClock,
-        broken_says: "deadlines by the router's own clock",
-        ..PLAIN
+        description: "a router's clock is 5 min behind",
+        fault: |context| shift_clock(context, -300),
+        broken: Broken::LocalClock,
+        broken_description: "deadlines by the router's clock",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "redis-clock-back",
-        says: "Redis's clock is set back by 5 min",
-        backend: Kind::Clocked,
+        description: "Redis's clock steps back by 5 min",
+        backend: BackendKind::AdjustableClock,
         settings: &[("LEASE_TTL", "3s")],
-        style: Style { retries: 0, twins: 0, replays: 0, ..USUAL },
-        fault: |scene| set_back_redis(scene, 300),
-        allowed: Duration::from_secs(7),
-        broken: Broken::Edit(&[(" or not bound(most, longest_lease) then", " or true then")]),
-        broken_says: "leases last longer by the step",
+        workload: Workload { retries: 0, concurrent: 0, repeats: 0, ..DEFAULT_WORKLOAD },
+        fault: |context| step_redis_clock_back(context, 300),
+        recovery_time: Duration::from_secs(7),
+        broken: Broken::Edit(&[(" or not bound(limit, longest_lease) then", " or true then")]),
+        broken_description: "leases last longer by the step",
     },
     Cell {
         name: "leader-paused",
-        says: "the leader sleeps beyond its lease and wakes up",
+        description: "the leader is paused beyond its lease and resumes",
         fault: pause_leader,
-        broken: FENCE,
-        broken_says: FENCE_SAYS,
-        ..PLAIN
+        broken: NO_FENCING,
+        broken_description: NO_FENCING_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "leader-killed",
-        says: "kill -9 of the leader, and pods leave before another leads",
+        description: "kill -9 of the leader, and pods terminate before the next leader",
         settings: &[("LEADER_ELECTION_DURATION", "4s"), ("LEADER_ELECTION_RENEW_DEADLINE", "3s")],
         fault: kill_leader,
-        broken: Broken::Surroundings,
-        broken_says: "only the leader watches the pods",
-        ..PLAIN
+        broken: Broken::Environment,
+        broken_description: "only the leader watches pods",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "two-leaders",
-        says: "another leader begins while the first still believes that it leads",
+        description: "a second leader starts while the first has not noticed the loss of its lease",
         fault: two_leaders,
-        broken: FENCE,
-        broken_says: FENCE_SAYS,
-        ..PLAIN
+        broken: NO_FENCING,
+        broken_description: NO_FENCING_DESCRIPTION,
+        ..DEFAULT_CELL
     },
     Cell {
         name: "watch-dropped",
-        says: "events of the cluster never arrive",
+        description: "events of the cluster are lost",
         settings: &[("RECONCILE_INTERVAL", "2s")],
-        fault: |scene| {
-            scene.deployment.kube.faults(|faults| faults.lose = true);
-            scene.deployment.history.fault("events are lost");
-            replace_pods(scene, false);
-            scene.deployment.kube.faults(|faults| faults.lose = false);
+        fault: |context| {
+            context.deployment.kube.faults(|faults| faults.drop_events = true);
+            context.deployment.history.fault("events are lost");
+            replace_pods(context, false);
+            context.deployment.kube.faults(|faults| faults.drop_events = false);
         },
         broken: Broken::Settings(&[("RECONCILE_INTERVAL", "1h")]),
-        broken_says: "pods are never compared with the cluster",
-        ..PLAIN
+        broken_description: "no reconciliation with the cluster",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "watch-reordered",
-        says: "an old event of a pod arrives after its end",
-        fault: |scene| {
-            for _ in 0..3 {
-                scene.pause(100, 300);
-                let pod = some_pod(scene, "gold");
-                let was = scene.deployment.kube.pod(&pod);
-                scene.deployment.remove_pod(&pod);
-                // With another UID and a newer resource version it looks like a new pod.
-                scene.deployment.kube.tell_again(was, scene.is_broken);
-                scene.deployment.add_pod(&scene.deployment.new_pod("gold"));
-            }
-            scene.pause(300, 500);
-        },
-        broken: Broken::Surroundings,
-        broken_says: "an old event is taken for one of a new pod",
-        ..PLAIN
+        description: "an outdated event of a pod arrives after its removal",
+        fault: replay_events,
+        broken: Broken::Environment,
+        broken_description: "an outdated event counts as a new pod",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "watch-gone",
-        says: "410 Gone",
+        description: "watches expire with 410 Gone",
         fault: expire_watches,
-        broken: Broken::Surroundings,
-        broken_says: "goes on after 410 as if nothing had been missed",
-        ..PLAIN
+        broken: Broken::Environment,
+        broken_description: "a watch continues after 410 without a new list",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "new-pod-old-name",
-        says: "a new pod with an old name",
-        style: Style { hold: (50, 400), clients: 10, ..USUAL },
-        fault: |scene| {
+        description: "a new pod has the name of an old one",
+        workload: Workload { call_ms: (50, 400), clients: 10, ..DEFAULT_WORKLOAD },
+        fault: |context| {
             for _ in 0..6 {
-                scene.pause(100, 250);
-                let pod = some_pod(scene, "gold");
-                scene.deployment.remove_pod_quietly(&pod);
-                scene.deployment.add_pod(&pod);
+                context.pause(100, 250);
+                let pod = random_pod(context, "gold");
+                context.deployment.remove_pod_quietly(&pod);
+                context.deployment.add_pod(&pod);
             }
-            scene.pause(300, 400);
+            context.pause(300, 400);
         },
         broken: Broken::Edit(&[(
-            "local replaced = known ~= '' and known ~= uid",
+            "local replaced = known_uid ~= '' and known_uid ~= uid",
             "local replaced = false",
         )]),
-        broken_says: "a new pod has the calls of the old",
-        ..PLAIN
+        broken_description: "a new pod inherits the calls of the old one",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "wrong-type",
-        says: "keys hold another type than they should",
+        description: "keys have a wrong type",
         settings: &[("CLEANUP_INTERVAL", "2s")],
-        fault: mistake_types,
+        fault: overwrite_types,
         broken: Broken::Settings(&[("CLEANUP_INTERVAL", "1h")]),
-        broken_says: "views are never derived again",
-        ..PLAIN
+        broken_description: "no audit: indexes are never rebuilt",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "out-of-memory",
-        says: "Redis is full",
+        description: "Redis is full",
         settings: &[("LEASE_TTL", "2s")],
-        style: Style { hold: (50, 2_500), clients: 16, ..USUAL },
+        workload: Workload { call_ms: (50, 2_500), clients: 16, ..DEFAULT_WORKLOAD },
         fault: fill_memory,
-        ..PLAIN
+        ..DEFAULT_CELL
     },
     Cell {
         name: "no-function",
-        says: "Redis forgets our functions",
-        fault: forget_functions,
-        broken: Broken::Surroundings,
-        broken_says: "functions are loaded once",
-        ..PLAIN
+        description: "Redis loses the function library",
+        fault: flush_functions,
+        broken: Broken::Environment,
+        broken_description: "functions are loaded only once",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "slow-clients",
-        says: "requests of one byte now and then",
+        description: "slow-loris requests",
         settings: &[("HTTP_READ_TIMEOUT", "1s")],
-        style: Style { odd: Some(Odd::Slow), clients: 16, rest: 5, ..USUAL },
-        fault: |scene| scene.pause(2_000, 2_500),
+        workload: Workload {
+            bad_requests: Some(BadRequest::Slow),
+            clients: 16,
+            pause_ms: 5,
+            ..DEFAULT_WORKLOAD
+        },
+        fault: |context| context.pause(2_000, 2_500),
         broken: Broken::Settings(&[("HTTP_READ_TIMEOUT", "1h")]),
-        broken_says: "requests may take as long as they like",
-        ..PLAIN
+        broken_description: "no read timeout for requests",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "huge-bodies",
-        says: "bodies of 100 KiB",
-        style: Style { odd: Some(Odd::Huge), ..USUAL },
-        fault: |scene| scene.pause(1_000, 1_500),
-        ..PLAIN
+        description: "bodies of 100 KiB",
+        workload: Workload { bad_requests: Some(BadRequest::Huge), ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_000, 1_500),
+        ..DEFAULT_CELL
     },
     Cell {
         name: "malformed-bodies",
-        says: "bodies that make no sense",
-        style: Style { odd: Some(Odd::Malformed), ..USUAL },
-        fault: |scene| scene.pause(1_000, 1_500),
-        ..PLAIN
+        description: "malformed bodies",
+        workload: Workload { bad_requests: Some(BadRequest::Malformed), ..DEFAULT_WORKLOAD },
+        fault: |context| context.pause(1_000, 1_500),
+        ..DEFAULT_CELL
     },
     Cell {
         name: "overload",
-        says: "ten times what the store can take",
+        description: "ten times the capacity of the store",
         settings: &[("LEASE_TTL", "2500ms")],
-        style: Style { long: 60, ..USUAL },
-        fault: |scene| super::overload::flood(scene.deployment, scene.is_broken),
-        ..PLAIN
+        workload: Workload { long_calls: 60, ..DEFAULT_WORKLOAD },
+        fault: |context| super::overload::flood(context.deployment, context.is_broken),
+        ..DEFAULT_CELL
     },
 ];

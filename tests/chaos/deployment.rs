@@ -1,4 +1,4 @@
-//! The parts of a run: a Redis, a cluster, three routers, and the lines between them.
+//! The deployment of a run: Redis, a fake cluster, three routers, and fault proxies in between.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -14,77 +14,78 @@ use std::{
     time::{Duration, Instant},
 };
 
-use fleet::tiers::{Origin, Tiers};
+use fleet::tiers::{DocumentSource, Tiers};
 use serde_json::{Value, json};
 
 use super::{
     cell::{Broken, Cell},
-    history::{Event, History, What},
-    http::{self, Answer, Failure},
+    history::{Action, Event, History},
+    http::{self, Failure, Response},
     store::Backend,
 };
-use testkit::{free_port, kube::Kube, proxy::Proxy, scratch};
+use testkit::{free_port, kube::FakeKube, proxy::FaultProxy, scratch};
 
 pub(crate) const ROUTERS: usize = 3;
 pub(crate) const TIERS: &str = r#"{"tiers": {"gold": {"target": 4}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#;
 
-/// How many calls a pod of such a name may carry.
+/// The capacity of a pod, by its name.
 pub(crate) fn cap(pod: &str) -> usize {
     if pod.starts_with("basic") { 3 } else { 1 }
 }
 
-/// A router, dead or alive, and its lines.
-pub(crate) struct Seat {
+/// A router process, which may be stopped, and its proxies.
+pub(crate) struct RouterInstance {
     pub address: SocketAddr,
-    pub to_redis: Proxy,
-    pub to_kube: Proxy,
+    pub redis_proxy: FaultProxy,
+    pub kube_proxy: FaultProxy,
     child: Arc<Mutex<Option<Child>>>,
     settings: Vec<(String, String)>,
     broken: Option<(&'static str, Broken)>,
 }
 
-/// Routers, a store, a cluster, and the network between them.
 pub(crate) struct Deployment {
     pub history: History,
-    pub kube: Kube,
+    pub kube: FakeKube,
     pub store: Mutex<Backend>,
-    pub seats: Vec<Seat>,
-    /// The pods there are.
+    pub routers: Vec<RouterInstance>,
+    /// The existing pods.
     pub pods: Mutex<Vec<String>>,
-    pub is_over: AtomicBool,
-    /// Held while Redis may forget what it acknowledges; until when it last did.
-    pub doubt: RwLock<Duration>,
+    pub is_finished: AtomicBool,
+    /// Write-locked while Redis may lose acknowledged writes; afterwards the end of that time.
+    pub unreplicated_until: RwLock<Duration>,
     pub settings: BTreeMap<&'static str, String>,
-    /// How often a pod of a name has come or gone.
+    /// The number of removed pods per name.
     generations: Mutex<BTreeMap<String, usize>>,
-    /// Which router slept, from when to when.
+    /// Paused routers with the start and end of the pause.
     pub pauses: Mutex<Vec<(usize, Duration, Duration)>>,
-    /// Which router was dead, from when to when.
-    pub deaths: Mutex<Vec<(usize, Duration, Duration)>>,
+    /// Crashed routers with the times of crash and restart.
+    pub crashes: Mutex<Vec<(usize, Duration, Duration)>>,
     calls: AtomicUsize,
 }
 
 impl Deployment {
-    /// The tiers that all routers begin with.
+    /// The configured tiers.
     pub(crate) fn tiers(&self) -> Tiers {
-        Tiers::parse(&self.settings["TIER_CONFIG"], Origin::Settings).expect("a tier table").0
+        Tiers::parse(&self.settings["TIER_CONFIG"], DocumentSource::Settings)
+            .expect("a tier table")
+            .0
     }
 
-    /// What a caller who asked at that time hears of an answer: of one that Redis may forget,
-    /// nothing, when it is over.
-    pub(crate) fn heard(
+    /// Turns a response into a failure if Redis may lose the acknowledged write. Waits until the
+    /// time of possible loss has ended.
+    pub(crate) fn filter_unreplicated(
         &self,
-        asked: Duration,
-        answer: Result<Answer, Failure>,
-    ) -> Result<Answer, Failure> {
-        if self.doubt.try_read().is_ok_and(|until| *until <= asked) {
-            return answer;
+        sent_at: Duration,
+        response: Result<Response, Failure>,
+    ) -> Result<Response, Failure> {
+        if self.unreplicated_until.try_read().is_ok_and(|until| *until <= sent_at) {
+            return response;
         }
-        drop(self.doubt.read());
-        answer.and(Err(Failure::Unheard))
+        drop(self.unreplicated_until.read());
+        response.and(Err(Failure::Unreplicated))
     }
 
-    /// Everything, ready for calls; or why it does not come up.
+    /// Starts all parts and waits until they are ready for calls.
     pub(crate) fn start(cell: &'static Cell, broken: Option<Broken>) -> Result<Self, String> {
         let mut settings = defaults();
         settings.extend(cell.settings.iter().map(|(name, value)| (*name, value.to_string())));
@@ -94,7 +95,7 @@ impl Deployment {
         let is_sound =
             broken.is_none() && std::env::var_os("CHAOS_MIN_REPLICAS").is_none_or(|it| it != "off");
         let store = Backend::start(cell.backend, is_sound);
-        let kube = Kube::start();
+        let kube = FakeKube::start();
         let pods: Vec<String> =
             ["gold-0", "gold-1", "gold-2", "gold-3", "basic-0", "basic-1", "acme-0"]
                 .map(str::to_owned)
@@ -102,56 +103,59 @@ impl Deployment {
         for pod in &pods {
             add_pod(&kube, pod);
         }
-        let seats = (0..ROUTERS)
-            .map(|number| Seat::new(number, cell.name, broken, &store, &kube, &settings))
+        let routers = (0..ROUTERS)
+            .map(|number| RouterInstance::new(number, cell.name, broken, &store, &kube, &settings))
             .collect();
         let deployment = Self {
             history: History::new(),
             kube,
             store: Mutex::new(store),
-            seats,
+            routers,
             pods: Mutex::new(pods),
-            is_over: AtomicBool::new(false),
-            doubt: RwLock::default(),
+            is_finished: AtomicBool::new(false),
+            unreplicated_until: RwLock::default(),
             settings,
             generations: Mutex::default(),
             pauses: Mutex::default(),
-            deaths: Mutex::default(),
+            crashes: Mutex::default(),
             calls: AtomicUsize::new(0),
         };
-        if broken.is_some_and(|broken| broken.is_procedure()) {
-            deployment.store().fill(&deployment.pods());
+        if broken.is_some_and(|broken| broken.is_baseline()) {
+            deployment.store().fill_pools(&deployment.pods());
         }
-        for seat in &deployment.seats {
-            seat.start();
+        for router in &deployment.routers {
+            router.start();
         }
         let until = Instant::now() + Duration::from_secs(60);
-        let is_there = || {
-            // (who answers may be a stranger on our port)
-            deployment.seats.iter().all(|seat| seat.is_alive() && seat.is_ready())
-                && (deployment.seats[0].is_procedure() || deployment.knows_all_pods())
+        let is_up = || {
+            // `is_alive` rules out another process on the same port.
+            deployment.routers.iter().all(|router| router.is_alive() && router.is_ready())
+                && (deployment.routers[0].is_baseline() || deployment.knows_all_pods())
         };
-        while !is_there() {
+        while !is_up() {
             if Instant::now() > until {
-                return Err("the routers did not come up".into());
+                return Err("the routers did not become ready".into());
             }
             thread::sleep(Duration::from_millis(20));
         }
-        if !deployment.seats[0].is_procedure() && !deployment.put_merchant() {
-            return Err("no merchant".into());
+        if !deployment.routers[0].is_baseline() && !deployment.put_merchant() {
+            return Err("the merchant could not be written".into());
         }
         Ok(deployment)
     }
 
-    /// What an operator does at the start, and again when Redis has lost everything.
+    /// Writes the merchant document, at the start and after Redis has lost its data.
     fn put_merchant(&self) -> bool {
         let document = br#"{"pool": "acme"}"#;
         let path = "/api/v1/merchants/acme";
-        let put = |seat: &Seat| http::ask(seat.address, "PUT", path, "application/json", document);
-        let is_done = |seat: &Seat| put(seat).is_ok_and(|answer| answer.status == 200);
+        let put = |router: &RouterInstance| {
+            http::send(router.address, "PUT", path, "application/json", document)
+        };
+        let is_done =
+            |router: &RouterInstance| put(router).is_ok_and(|response| response.status == 200);
         let until = Instant::now() + Duration::from_secs(15);
         loop {
-            if self.seats.iter().any(is_done) {
+            if self.routers.iter().any(is_done) {
                 return true;
             }
             if Instant::now() > until {
@@ -162,8 +166,10 @@ impl Deployment {
     }
 
     fn knows_all_pods(&self) -> bool {
-        let Ok(answer) = http::get(self.seats[0].address, "/api/v1/status") else { return false };
-        let status: Value = serde_json::from_str(&answer.body).unwrap_or_default();
+        let Ok(response) = http::get(self.routers[0].address, "/api/v1/status") else {
+            return false;
+        };
+        let status: Value = serde_json::from_str(&response.body).unwrap_or_default();
         let assigned =
             |group: &str, pool: &str| status[group][pool]["assigned"].as_u64().unwrap_or(0);
         assigned("pools", "gold") == 4
@@ -183,7 +189,7 @@ impl Deployment {
         format!("call-{}", self.calls.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The name of a pod that never was.
+    /// An unused pod name.
     pub(crate) fn new_pod(&self, tier: &str) -> String {
         format!("{tier}-{}", 1_000 + self.calls.fetch_add(1, Ordering::Relaxed))
     }
@@ -200,49 +206,49 @@ impl Deployment {
         }
     }
 
-    /// The pods that somebody wanted to be drained.
+    /// All pods with a drain request.
     pub(crate) fn drained(&self) -> BTreeSet<String> {
-        let drained = |event: Event| match event.what {
-            What::Drain { pod, .. } => Some(pod),
+        let drained = |event: Event| match event.action {
+            Action::Drain { pod, .. } => Some(pod),
             _ => None,
         };
         self.history.events().into_iter().filter_map(drained).collect()
     }
 
-    /// Who leads, by the lease.
+    /// The router that holds the leader lease.
     pub(crate) fn leader(&self) -> Option<usize> {
-        let (holder, _) = self.kube.holder()?;
+        let (holder, _) = self.kube.lease_holder()?;
         (0..ROUTERS).find(|number| holder.starts_with(&format!("router-{number}_")))
     }
 
     pub(crate) fn remove_pod(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
         *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
-        self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
+        self.history.record(self.history.now(), Action::PodRemoved { pod: pod.into() });
         self.kube.delete(pod);
     }
 
     pub(crate) fn add_pod(&self, pod: &str) {
-        self.history.note(self.history.now(), What::PodCame { pod: pod.into() });
+        self.history.record(self.history.now(), Action::PodAdded { pod: pod.into() });
         add_pod(&self.kube, pod);
         self.pods.lock().unwrap().push(pod.into());
     }
 
-    /// Tells a pod from others of its name.
+    /// Distinguishes pods of the same name.
     pub(crate) fn generation(&self, pod: &str) -> usize {
         self.generations.lock().unwrap().get(pod).copied().unwrap_or(0)
     }
 
-    /// A pod goes, and the cluster says nothing of it before the next of its name comes.
+    /// Removes a pod without an event; the caller adds a new pod of the same name.
     pub(crate) fn remove_pod_quietly(&self, pod: &str) {
         self.pods.lock().unwrap().retain(|other| other != pod);
         *self.generations.lock().unwrap().entry(pod.into()).or_default() += 1;
-        self.history.note(self.history.now(), What::PodGone { pod: pod.into() });
+        self.history.record(self.history.now(), Action::PodRemoved { pod: pod.into() });
     }
 
-    /// Whether Redis takes longer to answer than anybody who hangs up waits.
+    /// Whether Redis replies only after disconnecting callers have gone.
     pub(crate) fn is_slow(&self) -> bool {
-        self.seats.iter().all(|seat| seat.to_redis.is_slow())
+        self.routers.iter().all(|router| router.redis_proxy.has_latency())
     }
 
     pub(crate) fn set_ready(&self, pod: &str, is_ready: bool) {
@@ -252,31 +258,31 @@ impl Deployment {
         });
     }
 
-    /// A router is about to die; the answer is for [`Self::is_back`].
-    pub(crate) fn dies(&self, router: usize) -> usize {
-        let mut deaths = self.deaths.lock().unwrap();
-        deaths.push((router, self.history.now(), Duration::MAX));
-        deaths.len() - 1
+    /// Records a crash of a router. Returns its index for [`Self::record_restart`].
+    pub(crate) fn record_crash(&self, router: usize) -> usize {
+        let mut crashes = self.crashes.lock().unwrap();
+        crashes.push((router, self.history.now(), Duration::MAX));
+        crashes.len() - 1
     }
 
-    pub(crate) fn is_back(&self, death: usize) {
-        self.deaths.lock().unwrap()[death].2 = self.history.now();
+    pub(crate) fn record_restart(&self, crash: usize) {
+        self.crashes.lock().unwrap()[crash].2 = self.history.now();
     }
 
-    /// A router sleeps, or wakes up. Nobody sends it anything meanwhile.
-    pub(crate) fn pause(&self, router: usize, is_asleep: bool) {
+    /// Pauses or resumes a router. Callers send no requests to a paused router.
+    pub(crate) fn pause(&self, router: usize, is_paused: bool) {
         let now = self.history.now();
         let mut pauses = self.pauses.lock().unwrap();
-        if is_asleep {
+        if is_paused {
             pauses.push((router, now, Duration::MAX));
-            self.seats[router].signal("STOP");
+            self.routers[router].signal("STOP");
         } else {
-            self.seats[router].signal("CONT");
+            self.routers[router].signal("CONT");
             pauses.last_mut().unwrap().2 = now + Duration::from_millis(100);
         }
     }
 
-    pub(crate) fn is_asleep(&self, router: usize) -> bool {
+    pub(crate) fn is_paused(&self, router: usize) -> bool {
         self.pauses
             .lock()
             .unwrap()
@@ -284,23 +290,23 @@ impl Deployment {
             .any(|(other, _, to)| *other == router && *to == Duration::MAX)
     }
 
-    /// Ends all faults of lines, and starts what is dead.
+    /// Removes all network faults and restarts crashed routers.
     pub(crate) fn heal(&self) {
-        for seat in &self.seats {
-            seat.to_redis.heal();
-            seat.to_kube.heal();
-            if !seat.is_alive() {
-                seat.start();
+        for router in &self.routers {
+            router.redis_proxy.heal();
+            router.kube_proxy.heal();
+            if !router.is_alive() {
+                router.start();
             }
         }
-        self.history.fault("all is well again");
-        if !self.seats[0].is_procedure() {
+        self.history.fault("all faults are removed");
+        if !self.routers[0].is_baseline() {
             self.put_merchant();
         }
     }
 }
 
-fn add_pod(kube: &Kube, pod: &str) {
+fn add_pod(kube: &FakeKube, pod: &str) {
     let tier = pod.split('-').next().unwrap();
     kube.add_with(pod, |object| {
         let label = if tier == "acme" { "smart-router/merchant" } else { "smart-router/tier" };
@@ -326,24 +332,24 @@ fn defaults() -> BTreeMap<&'static str, String> {
     .into()
 }
 
-impl Seat {
+impl RouterInstance {
     fn new(
         number: usize,
         cell: &'static str,
         broken: Option<Broken>,
         store: &Backend,
-        kube: &Kube,
+        kube: &FakeKube,
         settings: &BTreeMap<&'static str, String>,
     ) -> Self {
-        let (to_redis, to_kube) = (Proxy::to(store.port()), Proxy::to(kube.port));
+        let (redis_proxy, kube_proxy) = (FaultProxy::to(store.port()), FaultProxy::to(kube.port));
         let config = scratch().join("kubeconfig");
         let text = std::fs::read_to_string(&kube.config).unwrap();
-        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", to_kube.port()));
+        let text = text.replace(&format!(":{}", kube.port), &format!(":{}", kube_proxy.port()));
         std::fs::write(&config, text).unwrap();
         let port = free_port();
         let mut all: Vec<(String, String)> =
             settings.iter().map(|(name, value)| (name.to_string(), value.clone())).collect();
-        let url = store.url(to_redis.port(), broken);
+        let url = store.url(redis_proxy.port(), broken);
         for (name, value) in [
             ("HTTP_PORT", port.to_string()),
             ("METRICS_PORT", port.to_string()),
@@ -355,28 +361,28 @@ impl Seat {
         }
         Self {
             address: SocketAddr::from(([127, 0, 0, 1], port)),
-            to_redis,
-            to_kube,
+            redis_proxy,
+            kube_proxy,
             child: Arc::default(),
             settings: all,
             broken: broken.map(|broken| (cell, broken)),
         }
     }
 
-    fn is_procedure(&self) -> bool {
-        self.broken.is_some_and(|(_, broken)| broken.is_procedure())
+    fn is_baseline(&self) -> bool {
+        self.broken.is_some_and(|(_, broken)| broken.is_baseline())
     }
 
     pub(crate) fn start(&self) {
         self.start_with(&[]);
     }
 
-    /// Starts the process with more in its surroundings.
+    /// Starts the process with additional environment variables.
     pub(crate) fn start_with(&self, more: &[(&str, String)]) {
-        // One that was to be killed and was not would live on, and meddle with later runs.
+        // A process that survived its kill would disturb later runs.
         self.killer()();
         let mut command = match self.broken {
-            Some((cell, broken)) if broken.is_another_program() => {
+            Some((cell, broken)) if broken.needs_other_program() => {
                 let mut command = Command::new(std::env::current_exe().unwrap());
                 command.args(["--as-broken-router", cell]);
                 command
@@ -395,8 +401,8 @@ impl Seat {
     }
 
     pub(crate) fn is_ready(&self) -> bool {
-        let path = if self.is_procedure() { "/api/v1/tiers" } else { "/ready" };
-        http::get(self.address, path).is_ok_and(|answer| answer.status == 200)
+        let path = if self.is_baseline() { "/api/v1/tiers" } else { "/ready" };
+        http::get(self.address, path).is_ok_and(|response| response.status == 200)
     }
 
     pub(crate) fn is_alive(&self) -> bool {
@@ -410,7 +416,7 @@ impl Seat {
         }
     }
 
-    /// What kills this router, from anywhere.
+    /// A function that kills this router.
     pub(crate) fn killer(&self) -> impl Fn() + Send + Sync + 'static {
         let child = self.child.clone();
         move || {
@@ -426,11 +432,11 @@ pub(crate) fn signal(child: &Child, name: &str) {
     let _ = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
 }
 
-impl Drop for Seat {
+impl Drop for RouterInstance {
     fn drop(&mut self) {
         self.killer()();
-        self.to_redis.heal();
-        self.to_redis.reset();
-        self.to_kube.reset();
+        self.redis_proxy.heal();
+        self.redis_proxy.reset_connections();
+        self.kube_proxy.reset_connections();
     }
 }

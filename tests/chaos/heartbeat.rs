@@ -1,5 +1,5 @@
-//! Whether the machine stood still. A virtual machine may be stopped, or have so much other work
-//! that nothing of ours runs: then answers are late through no fault of the routers.
+//! Detects stalls of the machine. A virtual machine may be paused or starved of CPU time, and
+//! responses are then late through no fault of the routers.
 
 use std::{
     sync::{
@@ -10,40 +10,40 @@ use std::{
     time::{Duration, Instant},
 };
 
-const BEAT: Duration = Duration::from_millis(10);
-/// A thread that wants next to nothing waits no longer than this beside other work.
-const STALLED: Duration = Duration::from_millis(500);
+const PERIOD: Duration = Duration::from_millis(10);
+/// A thread with almost no work is not delayed longer than this by load alone.
+const MAX_DELAY: Duration = Duration::from_millis(500);
 
-/// A thread that notes by how much it woke up late.
+/// A thread that measures how late it wakes up.
 pub(crate) struct Heartbeat {
-    is_over: Arc<AtomicBool>,
+    is_finished: Arc<AtomicBool>,
     longest: Arc<AtomicU64>,
 }
 
 impl Heartbeat {
     pub(crate) fn start() -> Self {
-        let heartbeat = Self { is_over: Arc::default(), longest: Arc::default() };
-        let (is_over, longest) = (heartbeat.is_over.clone(), heartbeat.longest.clone());
+        let heartbeat = Self { is_finished: Arc::default(), longest: Arc::default() };
+        let (is_finished, longest) = (heartbeat.is_finished.clone(), heartbeat.longest.clone());
         thread::spawn(move || {
-            while !is_over.load(Ordering::Relaxed) {
+            while !is_finished.load(Ordering::Relaxed) {
                 let began = Instant::now();
-                thread::sleep(BEAT);
-                let late = began.elapsed().saturating_sub(BEAT);
+                thread::sleep(PERIOD);
+                let late = began.elapsed().saturating_sub(PERIOD);
                 longest.fetch_max(late.as_millis() as u64, Ordering::Relaxed);
             }
         });
         heartbeat
     }
 
-    /// How long the machine stood still, if it did.
-    pub(crate) fn stall(&self) -> Option<Duration> {
+    /// The longest stall of the machine, if any.
+    pub(crate) fn longest_stall(&self) -> Option<Duration> {
         let longest = Duration::from_millis(self.longest.load(Ordering::Relaxed));
-        (longest > STALLED).then_some(longest)
+        (longest > MAX_DELAY).then_some(longest)
     }
 }
 
 impl Drop for Heartbeat {
     fn drop(&mut self) {
-        self.is_over.store(true, Ordering::Relaxed);
+        self.is_finished.store(true, Ordering::Relaxed);
     }
 }

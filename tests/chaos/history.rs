@@ -1,4 +1,4 @@
-//! What clients, pods and operators were told, and when.
+//! The history of a run: requests of clients and operators with their results, and faults.
 
 use std::{
     fmt,
@@ -8,32 +8,30 @@ use std::{
 
 use super::http::Failure;
 
-/// What came of a request for a pod.
+/// The result of an allocate request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    Given {
+    Allocated {
         pod: String,
     },
-    /// In good order: there is none, or the store is out.
+    /// A well-formed refusal: no pod is free, or the store is unavailable.
     Refused(u16),
-    /// An answer that is not what the caller understands.
-    Nonsense(String),
+    /// A response that the caller's format does not allow.
+    Malformed(String),
     Failed(Failure),
 }
 
-/// What came of another request.
+/// The result of any other request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Said {
-    Yes,
-    /// There is no such thing.
-    Unknown,
-    /// Not now.
-    No,
+pub(crate) enum ReplyStatus {
+    Success,
+    NotFound,
+    Refused,
     Failed(Failure),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum What {
+pub(crate) enum Action {
     Allocate {
         call: String,
         router: usize,
@@ -41,52 +39,51 @@ pub(crate) enum What {
     },
     Release {
         call: String,
-        said: Said,
+        status: ReplyStatus,
     },
     Renew {
         call: String,
-        /// Which pod said so, if it said its name.
+        /// The pod in the request, if any.
         pod: Option<String>,
-        said: Said,
+        status: ReplyStatus,
     },
-    LookUp {
+    Lookup {
         call: String,
         found: Option<String>,
     },
     Drain {
         pod: String,
-        said: Said,
+        status: ReplyStatus,
     },
     Undrain {
         pod: String,
     },
-    PodGone {
+    PodRemoved {
         pod: String,
     },
-    PodCame {
+    PodAdded {
         pod: String,
     },
-    /// The store knows the one that came.
-    PodKnown {
+    /// The store has the new pod.
+    PodStored {
         pod: String,
     },
-    /// The routers have seen that a pod is not ready, or terminating.
-    PodRests {
+    /// A router reports the pod as not ready or terminating.
+    PodOutOfService {
         pod: String,
     },
-    /// It will be ready again.
-    PodServes {
+    /// The pod is about to become ready.
+    PodInService {
         pod: String,
     },
-    /// Something that callers send and must hear an answer to in time.
-    Other {
-        what: String,
-        /// Who was asked, if it was one.
+    /// Another request that must be answered in time.
+    Probe {
+        name: String,
         router: Option<usize>,
-        wrong: Option<String>,
+        error: Option<String>,
     },
-    /// What Redis knew is gone.
-    Wiped,
+    /// Redis has lost its data.
+    StoreLost,
     Fault(String),
 }
 
@@ -94,25 +91,25 @@ pub(crate) enum What {
 pub(crate) struct Event {
     pub began: Duration,
     pub ended: Duration,
-    pub what: What,
+    pub action: Action,
 }
 
 impl Event {
     pub(crate) fn is_about(&self, subject: &str) -> bool {
-        match &self.what {
-            What::Allocate { call, outcome, .. } => {
-                call == subject || matches!(outcome, Outcome::Given { pod } if pod == subject)
+        match &self.action {
+            Action::Allocate { call, outcome, .. } => {
+                call == subject || matches!(outcome, Outcome::Allocated { pod } if pod == subject)
             }
-            What::Release { call, .. } | What::Renew { call, .. } => call == subject,
-            What::LookUp { call, .. } => call == subject,
-            What::Drain { pod, .. } | What::Undrain { pod } => pod == subject,
-            What::PodGone { pod }
-            | What::PodCame { pod }
-            | What::PodKnown { pod }
-            | What::PodRests { pod }
-            | What::PodServes { pod } => pod == subject,
-            What::Other { .. } => false,
-            What::Wiped | What::Fault(_) => true,
+            Action::Release { call, .. } | Action::Renew { call, .. } => call == subject,
+            Action::Lookup { call, .. } => call == subject,
+            Action::Drain { pod, .. } | Action::Undrain { pod } => pod == subject,
+            Action::PodRemoved { pod }
+            | Action::PodAdded { pod }
+            | Action::PodStored { pod }
+            | Action::PodOutOfService { pod }
+            | Action::PodInService { pod } => pod == subject,
+            Action::Probe { .. } => false,
+            Action::StoreLost | Action::Fault(_) => true,
         }
     }
 }
@@ -120,7 +117,7 @@ impl Event {
 impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         let (began, ended) = (self.began.as_millis(), self.ended.as_millis());
-        write!(f, "{began:>6}–{ended:<6} ms  {:?}", self.what)
+        write!(f, "{began:>6}–{ended:<6} ms  {:?}", self.action)
     }
 }
 
@@ -138,17 +135,17 @@ impl History {
         self.started.elapsed()
     }
 
-    /// Notes what came of something that began then.
-    pub(crate) fn note(&self, began: Duration, what: What) {
-        let event = Event { began, ended: self.now(), what };
+    /// Records an action that began at `began` and ends now.
+    pub(crate) fn record(&self, began: Duration, action: Action) {
+        let event = Event { began, ended: self.now(), action };
         self.events.lock().unwrap().push(event);
     }
 
     pub(crate) fn fault(&self, what: impl Into<String>) {
-        self.note(self.now(), What::Fault(what.into()));
+        self.record(self.now(), Action::Fault(what.into()));
     }
 
-    /// All of it, by when it began.
+    /// All events, sorted by their begin.
     pub(crate) fn events(&self) -> Vec<Event> {
         let mut events = self.events.lock().unwrap().clone();
         events.sort_by_key(|event| event.began);
@@ -156,11 +153,11 @@ impl History {
     }
 }
 
-/// What should not have happened, and to whom.
+/// A violated invariant.
 #[derive(Debug, Clone)]
 pub(crate) struct Violation {
     pub invariant: &'static str,
-    pub what: String,
-    /// Calls and pods whose story shows it.
+    pub message: String,
+    /// Calls and pods whose events show the violation.
     pub subjects: Vec<String>,
 }

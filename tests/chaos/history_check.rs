@@ -1,32 +1,31 @@
-//! Whether what was told can be true, by the invariants of the router.
+//! Checks a history against the router's invariants.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{
-    history::{Event, Outcome, Said, Violation, What},
+    history::{Action, Event, Outcome, ReplyStatus, Violation},
     http::Failure,
 };
 
-/// What every answer to a caller has to be there in.
-pub(crate) const IN_TIME: Duration = Duration::from_secs(2);
+/// Maximum response time for callers.
+pub(crate) const MAX_RESPONSE_TIME: Duration = Duration::from_secs(2);
 
-/// How long the store may take to know a pod that it is never seen to know.
-const NOT_TOLD: Duration = Duration::from_secs(1);
+/// Maximum time until the store has a new pod, if its registration was not observed.
+const MAX_REGISTRATION_TIME: Duration = Duration::from_secs(1);
 
 pub(crate) struct HistoryCheck<'a> {
     pub events: &'a [Event],
     pub lease: Duration,
     pub draining: Duration,
     pub cap: fn(&str) -> usize,
-    /// Which router slept or was dead, from when to when.
+    /// Times when a router was paused or down.
     pub pauses: Vec<(usize, Duration, Duration)>,
-    /// Within which time there is an answer.
-    pub in_time: Duration,
+    pub max_response_time: Duration,
 }
 
-/// A time in which a call certainly has a pod: from the answer to what may have ended it.
+/// A time in which a call certainly has a pod: from the response to the first possible end.
 #[derive(Debug, Clone)]
-struct Life<'a> {
+struct Assignment<'a> {
     call: &'a str,
     pod: &'a str,
     from: Duration,
@@ -35,127 +34,134 @@ struct Life<'a> {
 
 impl<'a> HistoryCheck<'a> {
     pub(crate) fn violations(&self) -> Vec<Violation> {
-        let lives = self.lives();
-        let mut found = self.too_many(&lives);
-        found.extend(self.two_pods(&lives));
-        found.extend(self.after_drains());
-        found.extend(self.renewals(&lives));
-        found.extend(self.look_ups(&lives));
-        found.extend(self.answers());
+        let assignments = self.assignments();
+        let mut found = self.over_capacity(&assignments);
+        found.extend(self.calls_with_two_pods(&assignments));
+        found.extend(self.allocations_out_of_service());
+        found.extend(self.failed_renewals(&assignments));
+        found.extend(self.wrong_lookups(&assignments));
+        found.extend(self.invalid_responses());
         found
     }
 
     fn about_call(&self, call: &'a str) -> impl Iterator<Item = &'a Event> {
-        self.events.iter().filter(move |event| match &event.what {
-            What::Allocate { call: other, .. }
-            | What::Release { call: other, .. }
-            | What::Renew { call: other, .. } => other == call,
+        self.events.iter().filter(move |event| match &event.action {
+            Action::Allocate { call: other, .. }
+            | Action::Release { call: other, .. }
+            | Action::Renew { call: other, .. } => other == call,
             _ => false,
         })
     }
 
-    /// One for every answer that names a pod.
-    fn lives(&self) -> Vec<Life<'a>> {
+    /// One assignment for every response with a pod.
+    fn assignments(&self) -> Vec<Assignment<'a>> {
         let mut calls: BTreeMap<&str, Vec<&Event>> = BTreeMap::new();
         for event in self.events {
-            if let What::Allocate { call, .. }
-            | What::Release { call, .. }
-            | What::Renew { call, .. } = &event.what
+            if let Action::Allocate { call, .. }
+            | Action::Release { call, .. }
+            | Action::Renew { call, .. } = &event.action
             {
                 calls.entry(call).or_default().push(event);
             }
         }
-        let mut lives = Vec::new();
+        let mut assignments = Vec::new();
         for (call, events) in calls {
-            for given in &events {
-                // A call that was renewed is there, whatever was before.
-                let (What::Allocate { outcome: Outcome::Given { pod }, .. }
-                | What::Renew { pod: Some(pod), said: Said::Yes, .. }) = &given.what
+            for allocated in &events {
+                // A successful renewal proves that the call is live.
+                let (Action::Allocate { outcome: Outcome::Allocated { pod }, .. }
+                | Action::Renew { pod: Some(pod), status: ReplyStatus::Success, .. }) =
+                    &allocated.action
                 else {
                     continue;
                 };
-                // One that was gone before it was given serves nobody.
-                if self.is_gone(pod, given.began) || self.is_young(pod, given.began) {
+                // A pod that was removed before the allocation serves no call.
+                if self.is_removed(pod, allocated.began)
+                    || self.is_unknown_replacement(pod, allocated.began)
+                {
                     continue;
                 }
-                let from = given.ended;
-                let mut proof = given.began;
+                let from = allocated.ended;
+                let mut renewed_at = allocated.began;
                 for event in &events {
-                    if matches!(event.what, What::Renew { said: Said::Yes, .. })
-                        && (given.began..proof + self.lease).contains(&event.began)
+                    if matches!(event.action, Action::Renew { status: ReplyStatus::Success, .. })
+                        && (allocated.began..renewed_at + self.lease).contains(&event.began)
                     {
-                        proof = proof.max(event.began);
+                        renewed_at = renewed_at.max(event.began);
                     }
                 }
-                let ends = self.events.iter().filter(|event| match &event.what {
-                    What::Release { call: other, .. } => other == call,
-                    What::PodGone { pod: other } => other == pod,
-                    What::Wiped => true,
+                let ends = self.events.iter().filter(|event| match &event.action {
+                    Action::Release { call: other, .. } => other == call,
+                    Action::PodRemoved { pod: other } => other == pod,
+                    Action::StoreLost => true,
                     _ => false,
                 });
-                // What was sent before the answer came may have ended it, too.
-                let end = ends.map(|event| event.began).filter(|at| *at >= given.began).min();
-                let to = (proof + self.lease).min(end.unwrap_or(Duration::MAX));
+                // A release that was sent before the response arrived may end the call, too.
+                let end = ends.map(|event| event.began).filter(|at| *at >= allocated.began).min();
+                let to = (renewed_at + self.lease).min(end.unwrap_or(Duration::MAX));
                 if from < to {
-                    lives.push(Life { call, pod, from, to });
+                    assignments.push(Assignment { call, pod, from, to });
                 }
             }
         }
-        lives
+        assignments
     }
 
-    /// Whether a pod is not there at a time.
-    fn is_gone(&self, pod: &str, at: Duration) -> bool {
+    /// Whether a pod does not exist at a time.
+    fn is_removed(&self, pod: &str, at: Duration) -> bool {
         let last = self.events.iter().rev().find(|event| {
             event.began <= at
-                && matches!(&event.what, What::PodGone { pod: other } | What::PodCame { pod: other } if other == pod)
+                && matches!(&event.action, Action::PodRemoved { pod: other } | Action::PodAdded { pod: other } if other == pod)
         });
-        last.is_some_and(|event| matches!(event.what, What::PodGone { .. }))
+        last.is_some_and(|event| matches!(event.action, Action::PodRemoved { .. }))
     }
 
-    /// Whether a pod has taken the place of another of its name, and the leader could not
-    /// tell the store yet: what is asked of it may be asked of the other.
-    fn is_young(&self, pod: &str, at: Duration) -> bool {
+    /// Whether a pod has replaced another of the same name and the store may not know yet:
+    /// requests may still refer to the old pod.
+    fn is_unknown_replacement(&self, pod: &str, at: Duration) -> bool {
         let was_before = self.events.iter().any(|event| {
-            event.began <= at && matches!(&event.what, What::PodGone { pod: other } if other == pod)
+            event.began <= at
+                && matches!(&event.action, Action::PodRemoved { pod: other } if other == pod)
         });
         let came = |event: &&Event| {
-            event.began <= at && matches!(&event.what, What::PodCame { pod: other } if other == pod)
+            event.began <= at
+                && matches!(&event.action, Action::PodAdded { pod: other } if other == pod)
         };
         let Some(came) = self.events.iter().filter(came).map(|event| event.began).max() else {
             return false;
         };
         let known = self.events.iter().find(|event| {
             event.began >= came
-                && matches!(&event.what, What::PodKnown { pod: other } if other == pod)
+                && matches!(&event.action, Action::PodStored { pod: other } if other == pod)
         });
-        was_before && at < known.map_or(came + NOT_TOLD, |event| event.began)
+        was_before && at < known.map_or(came + MAX_REGISTRATION_TIME, |event| event.began)
     }
 
-    /// I1, I3: more calls on a pod than it may carry.
-    fn too_many(&self, lives: &[Life]) -> Vec<Violation> {
+    /// I1, I3: more calls on a pod than its capacity.
+    fn over_capacity(&self, assignments: &[Assignment]) -> Vec<Violation> {
         let mut found = Vec::new();
-        for life in lives {
-            let mut beside: Vec<&str> = lives
+        for assignment in assignments {
+            let mut concurrent: Vec<&str> = assignments
                 .iter()
                 .filter(|other| {
-                    other.pod == life.pod && other.from <= life.from && life.from < other.to
+                    other.pod == assignment.pod
+                        && other.from <= assignment.from
+                        && assignment.from < other.to
                 })
                 .map(|other| other.call)
                 .collect();
-            beside.sort_unstable();
-            beside.dedup();
-            let cap = (self.cap)(life.pod);
-            if beside.len() > cap {
-                let mut subjects = vec![life.pod.to_owned()];
-                subjects.extend(beside.iter().map(|call| call.to_string()));
+            concurrent.sort_unstable();
+            concurrent.dedup();
+            let cap = (self.cap)(assignment.pod);
+            if concurrent.len() > cap {
+                let mut subjects = vec![assignment.pod.to_owned()];
+                subjects.extend(concurrent.iter().map(|call| call.to_string()));
                 found.push(Violation {
                     invariant: if cap == 1 { "I1" } else { "I3" },
-                    what: format!(
+                    message: format!(
                         "{} has {} calls at once: {}",
-                        life.pod,
-                        beside.len(),
-                        beside.join(", ")
+                        assignment.pod,
+                        concurrent.len(),
+                        concurrent.join(", ")
                     ),
                     subjects,
                 });
@@ -165,10 +171,10 @@ impl<'a> HistoryCheck<'a> {
     }
 
     /// I2: one call with two pods.
-    fn two_pods(&self, lives: &[Life]) -> Vec<Violation> {
+    fn calls_with_two_pods(&self, assignments: &[Assignment]) -> Vec<Violation> {
         let mut found = Vec::new();
-        for (at, one) in lives.iter().enumerate() {
-            for other in &lives[at + 1..] {
+        for (at, one) in assignments.iter().enumerate() {
+            for other in &assignments[at + 1..] {
                 if one.call == other.call
                     && one.pod != other.pod
                     && other.from < one.to
@@ -176,7 +182,10 @@ impl<'a> HistoryCheck<'a> {
                 {
                     found.push(Violation {
                         invariant: "I2",
-                        what: format!("{} has two pods: {} and {}", one.call, one.pod, other.pod),
+                        message: format!(
+                            "{} has two pods: {} and {}",
+                            one.call, one.pod, other.pod
+                        ),
                         subjects: vec![one.call.to_owned()],
                     });
                 }
@@ -185,31 +194,32 @@ impl<'a> HistoryCheck<'a> {
         found
     }
 
-    /// I5: a call on a pod that took none any more before the call came.
-    fn after_drains(&self) -> Vec<Violation> {
+    /// I5: a new call on a pod that is drained or out of service.
+    fn allocations_out_of_service(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for drain in self.events {
-            let (What::Drain { pod, said: Said::Yes } | What::PodRests { pod }) = &drain.what
+            let (Action::Drain { pod, status: ReplyStatus::Success }
+            | Action::PodOutOfService { pod }) = &drain.action
             else {
                 continue;
             };
-            if self.is_young(pod, drain.began) {
+            if self.is_unknown_replacement(pod, drain.began) {
                 continue;
             }
-            let is_drain = matches!(drain.what, What::Drain { .. });
-            let undrained = self.events.iter().filter(|event| match &event.what {
-                What::Undrain { pod: other } if is_drain => other == pod,
-                What::PodServes { pod: other } if !is_drain => other == pod,
-                What::PodGone { pod: other } | What::PodCame { pod: other } => other == pod,
-                What::Wiped => true,
+            let is_drain = matches!(drain.action, Action::Drain { .. });
+            let undrained = self.events.iter().filter(|event| match &event.action {
+                Action::Undrain { pod: other } if is_drain => other == pod,
+                Action::PodInService { pod: other } if !is_drain => other == pod,
+                Action::PodRemoved { pod: other } | Action::PodAdded { pod: other } => other == pod,
+                Action::StoreLost => true,
                 _ => false,
             });
             let end = undrained.map(|event| event.began).filter(|at| *at >= drain.began).min();
             let longest = if is_drain { drain.began + self.draining } else { Duration::MAX };
             let end = end.unwrap_or(Duration::MAX).min(longest);
             for event in self.events {
-                let What::Allocate { call, outcome: Outcome::Given { pod: other }, .. } =
-                    &event.what
+                let Action::Allocate { call, outcome: Outcome::Allocated { pod: other }, .. } =
+                    &event.action
                 else {
                     continue;
                 };
@@ -220,7 +230,7 @@ impl<'a> HistoryCheck<'a> {
                 {
                     found.push(Violation {
                         invariant: "I5",
-                        what: format!("{call} is given {pod}, which took no calls"),
+                        message: format!("{call} is allocated on {pod}, which is out of service"),
                         subjects: vec![pod.clone(), call.clone()],
                     });
                 }
@@ -229,58 +239,66 @@ impl<'a> HistoryCheck<'a> {
         found
     }
 
-    /// I6, I7: calls that are looked up and not found, or found although they are over.
-    fn look_ups(&self, lives: &[Life]) -> Vec<Violation> {
+    /// I6, I7: live calls that a lookup does not find, and released calls that it finds.
+    fn wrong_lookups(&self, assignments: &[Assignment]) -> Vec<Violation> {
         let mut found = Vec::new();
         for event in self.events {
-            let What::LookUp { call, found: at } = &event.what else { continue };
-            let life = lives
-                .iter()
-                .find(|life| life.call == call && life.from < event.began && event.ended < life.to);
+            let Action::Lookup { call, found: at } = &event.action else { continue };
+            let assignment = assignments.iter().find(|assignment| {
+                assignment.call == call
+                    && assignment.from < event.began
+                    && event.ended < assignment.to
+            });
             let released = self.events.iter().any(|other| {
-                matches!(&other.what, What::Release { call: other, said: Said::Yes } if other == call)
+                matches!(&other.action, Action::Release { call: other, status: ReplyStatus::Success } if other == call)
                     && other.ended < event.began
             });
-            let wrong = match (life, at) {
-                (Some(life), None) => {
-                    Some(("I7", format!("{call} on {} can't be looked up", life.pod)))
+            let wrong = match (assignment, at) {
+                (Some(assignment), None) => {
+                    Some(("I7", format!("{call} on {} is not found", assignment.pod)))
                 }
-                (Some(life), Some(pod)) if pod != life.pod => {
-                    Some(("I2", format!("{call} was given {} and is on {pod}", life.pod)))
-                }
+                (Some(assignment), Some(pod)) if pod != assignment.pod => Some((
+                    "I2",
+                    format!("{call} was allocated on {} and is on {pod}", assignment.pod),
+                )),
                 (None, Some(pod)) if released => {
                     Some(("I6", format!("{call} was released and is on {pod}")))
                 }
                 _ => None,
             };
-            if let Some((invariant, what)) = wrong {
-                found.push(Violation { invariant, what, subjects: vec![call.clone()] });
+            if let Some((invariant, message)) = wrong {
+                found.push(Violation { invariant, message, subjects: vec![call.clone()] });
             }
         }
         found
     }
 
-    /// I7: agents who are told that nobody knows the call they have.
-    fn renewals(&self, lives: &[Life]) -> Vec<Violation> {
+    /// I7: renewals of live calls that return 404.
+    fn failed_renewals(&self, assignments: &[Assignment]) -> Vec<Violation> {
         let mut found = Vec::new();
         for event in self.events {
-            let What::Renew { call, pod, said: Said::Unknown } = &event.what else { continue };
-            let is_live = |life: &&Life| {
-                let is_there = pod.as_ref().is_none_or(|pod| pod == life.pod);
-                is_there && life.call == call && life.from < event.began && event.ended < life.to
+            let Action::Renew { call, pod, status: ReplyStatus::NotFound } = &event.action else {
+                continue;
             };
-            if let Some(life) = lives.iter().find(is_live) {
-                let what = format!("{call} on {} can't be renewed", life.pod);
-                found.push(Violation { invariant: "I7", what, subjects: vec![call.clone()] });
+            let is_live = |assignment: &&Assignment| {
+                let is_same_pod = pod.as_ref().is_none_or(|pod| pod == assignment.pod);
+                is_same_pod
+                    && assignment.call == call
+                    && assignment.from < event.began
+                    && event.ended < assignment.to
+            };
+            if let Some(assignment) = assignments.iter().find(is_live) {
+                let message = format!("{call} on {} can't be renewed", assignment.pod);
+                found.push(Violation { invariant: "I7", message, subjects: vec![call.clone()] });
             }
         }
         found
     }
 
-    /// Whether the router that was asked slept, or was dead, meanwhile.
-    fn slept(&self, event: &Event) -> bool {
-        let (What::Allocate { router, .. } | What::Other { router: Some(router), .. }) =
-            &event.what
+    /// Whether the router was paused or down during a request.
+    fn was_paused(&self, event: &Event) -> bool {
+        let (Action::Allocate { router, .. } | Action::Probe { router: Some(router), .. }) =
+            &event.action
         else {
             return false;
         };
@@ -289,33 +307,33 @@ impl<'a> HistoryCheck<'a> {
             .any(|(other, from, to)| other == router && event.began < *to && *from < event.ended)
     }
 
-    /// I8: answers in time that callers understand.
-    fn answers(&self) -> Vec<Violation> {
+    /// I8: late and malformed responses.
+    fn invalid_responses(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for event in self.events {
-            let (subject, outcome) = match &event.what {
-                What::Allocate { call, outcome, .. } => (call.clone(), outcome.clone()),
-                What::Other { what, wrong, .. } => {
-                    let outcome = wrong.clone().map_or(Outcome::Refused(0), Outcome::Nonsense);
-                    (what.clone(), outcome)
+            let (subject, outcome) = match &event.action {
+                Action::Allocate { call, outcome, .. } => (call.clone(), outcome.clone()),
+                Action::Probe { name, error, .. } => {
+                    let outcome = error.clone().map_or(Outcome::Refused(0), Outcome::Malformed);
+                    (name.clone(), outcome)
                 }
                 _ => continue,
             };
-            let took = event.ended - event.began;
+            let duration = event.ended - event.began;
             let wrong = match outcome {
-                Outcome::Nonsense(text) if !self.slept(event) => Some(text),
-                Outcome::Nonsense(_) => None,
-                Outcome::Failed(Failure::Unheard) => None,
-                Outcome::Failed(failure) if !self.slept(event) => Some(format!("{failure:?}")),
+                Outcome::Malformed(text) if !self.was_paused(event) => Some(text),
+                Outcome::Malformed(_) => None,
+                Outcome::Failed(Failure::Unreplicated) => None,
+                Outcome::Failed(failure) if !self.was_paused(event) => Some(format!("{failure:?}")),
                 Outcome::Failed(_) => None,
-                _ if took > self.in_time && !self.slept(event) => {
-                    Some(format!("answered after {} ms", took.as_millis()))
+                _ if duration > self.max_response_time && !self.was_paused(event) => {
+                    Some(format!("answered after {} ms", duration.as_millis()))
                 }
                 _ => None,
             };
             if let Some(wrong) = wrong {
-                let what = format!("{subject}: {wrong}");
-                found.push(Violation { invariant: "I8", what, subjects: vec![subject] });
+                let message = format!("{subject}: {wrong}");
+                found.push(Violation { invariant: "I8", message, subjects: vec![subject] });
             }
         }
         found

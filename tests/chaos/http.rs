@@ -1,4 +1,4 @@
-//! Requests that may fail in every way.
+//! HTTP requests that report each kind of failure.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -6,51 +6,50 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Who has waited for so long has waited for nothing.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(6);
+pub(crate) const RESPONSE_TIMEOUT: Duration = Duration::from_secs(6);
 
 #[derive(Debug, Clone)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub status: u16,
     pub body: String,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Failure {
-    /// Nobody listens.
+    /// The connection was refused.
     Refused,
-    /// The line broke before the answer was there.
+    /// The connection closed before the response was complete.
     Broken,
     TimedOut,
-    /// The answer was there, but what it said may not last: it counts as lost.
-    Unheard,
+    /// Redis may lose the acknowledged write during a failover: the response counts as lost.
+    Unreplicated,
 }
 
-pub(crate) fn ask(
+pub(crate) fn send(
     to: SocketAddr,
     method: &str,
     path: &str,
-    kind: &str,
+    content_type: &str,
     body: &[u8],
-) -> Result<Answer, Failure> {
+) -> Result<Response, Failure> {
     let began = Instant::now();
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE).map_err(|_| Failure::Refused)?;
+    let mut stream =
+        TcpStream::connect_timeout(&to, RESPONSE_TIMEOUT).map_err(|_| Failure::Refused)?;
     let head = format!(
-        "{method} {path} HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n",
+        "{method} {path} HTTP/1.1\r\nhost: router\r\nconnection: close\r\ncontent-type: {content_type}\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
     let _ = stream.set_nodelay(true);
     let request = [head.as_bytes(), body].concat();
     stream.write_all(&request).map_err(|_| Failure::Broken)?;
-    read(&mut stream, began)
+    read_response(&mut stream, began)
 }
 
-/// The answer that comes on a line.
-pub(crate) fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Failure> {
+pub(crate) fn read_response(stream: &mut TcpStream, began: Instant) -> Result<Response, Failure> {
     let mut bytes = Vec::new();
     let mut some = [0; 8 << 10];
     loop {
-        let left = PATIENCE.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
+        let left = RESPONSE_TIMEOUT.saturating_sub(began.elapsed()).max(Duration::from_millis(1));
         let _ = stream.set_read_timeout(Some(left));
         match stream.read(&mut some) {
             Ok(0) => break,
@@ -68,21 +67,21 @@ pub(crate) fn read(stream: &mut TcpStream, began: Instant) -> Result<Answer, Fai
     if length.is_some_and(|length: usize| body.len() < length) {
         return Err(Failure::Broken);
     }
-    Ok(Answer { status, body: body.to_owned() })
+    Ok(Response { status, body: body.to_owned() })
 }
 
 pub(crate) fn post(
     to: SocketAddr,
     path: &str,
     body: &serde_json::Value,
-) -> Result<Answer, Failure> {
-    ask(to, "POST", path, "application/json", body.to_string().as_bytes())
+) -> Result<Response, Failure> {
+    send(to, "POST", path, "application/json", body.to_string().as_bytes())
 }
 
-pub(crate) fn form(to: SocketAddr, path: &str, body: &str) -> Result<Answer, Failure> {
-    ask(to, "POST", path, "application/x-www-form-urlencoded", body.as_bytes())
+pub(crate) fn form(to: SocketAddr, path: &str, body: &str) -> Result<Response, Failure> {
+    send(to, "POST", path, "application/x-www-form-urlencoded", body.as_bytes())
 }
 
-pub(crate) fn get(to: SocketAddr, path: &str) -> Result<Answer, Failure> {
-    ask(to, "GET", path, "text/plain", b"")
+pub(crate) fn get(to: SocketAddr, path: &str) -> Result<Response, Failure> {
+    send(to, "GET", path, "text/plain", b"")
 }

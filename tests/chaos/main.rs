@@ -1,18 +1,18 @@
-//! Faults under load: real routers, a real Redis, and what became of every call. See
-//! docs/reliability.md and `./chaos.sh --help`.
+//! Fault injection under load with real routers and a real Redis, and a check of the history of
+//! every call. See docs/reliability.md and `./chaos.sh --help`.
 
 mod broken;
 mod callers;
 mod cell;
 mod cells;
-mod census;
-mod crowd;
 mod deployment;
 mod faults;
+mod final_check;
 mod heartbeat;
 mod history;
 mod history_check;
 mod http;
+mod many_calls;
 mod operators;
 mod overload;
 mod report;
@@ -31,37 +31,37 @@ use std::{
 
 use clap::Parser;
 
-use self::{cell::Cell, cells::CELLS, report::Tally, run::Build};
+use self::{cell::Cell, cells::CELLS, report::Summary, run::Build};
 
-/// Faults under load: nothing lost, nothing given twice.
+/// Inject faults under load and check that no call is lost and no pod is allocated twice.
 #[derive(Parser)]
 #[command(name = "chaos.sh")]
 struct Args {
-    /// What the dice begin with; run n of a cell has seed + n
+    /// Seed of the random numbers; run n of a cell uses seed + n
     #[arg(long, default_value_t = 1)]
     seed: u64,
-    /// How often each cell is run
+    /// Number of runs of each cell
     #[arg(long, default_value_t = 1)]
     runs: u64,
-    /// Only these cells; `list` names them all, `mix` is a random mix
+    /// Run only these cells; `list` prints all cells, `mix` is a random mix of faults
     #[arg(long)]
     cell: Vec<String>,
-    /// Leaves out cells whose names begin so
+    /// Skip cells whose name begins with this text
     #[arg(long)]
     without: Vec<String>,
-    /// Runs random mixes of faults for so long instead
+    /// Run random mixes of faults for this many minutes instead
     #[arg(long)]
     minutes: Option<u64>,
-    /// Runs beside each other
+    /// Number of parallel runs
     #[arg(long, default_value_t = 2)]
     jobs: usize,
-    /// Leaves out the broken builds
+    /// Skip the broken builds
     #[arg(long)]
     sound_only: bool,
-    /// Adds the results to docs/reliability.md
+    /// Add the results to docs/reliability.md
     #[arg(long)]
     write: bool,
-    /// Measures ten times what the store takes for so many seconds instead
+    /// Measure a load of ten times the store's capacity for this many seconds instead
     #[arg(long)]
     overload: Option<u64>,
     #[arg(long, hide = true)]
@@ -74,41 +74,41 @@ fn main() -> ExitCode {
         broken::serve(cell);
     }
     if args.cell.iter().any(|name| name == "list") {
-        for Cell { name, says, broken_says, .. } in &CELLS {
-            println!("{name:<26} {says}\n{:<26}   broken build: {broken_says}", "");
+        for Cell { name, description, broken_description, .. } in &CELLS {
+            println!("{name:<26} {description}\n{:<26}   broken build: {broken_description}", "");
         }
         return ExitCode::SUCCESS;
     }
     let is_known = |name: &str| name == report::MIX || CELLS.iter().any(|cell| cell.name == name);
     if let Some(unknown) = args.cell.iter().find(|name| !is_known(name)) {
-        eprintln!("chaos.sh: there is no cell {unknown:?}; --cell list names them");
+        eprintln!("chaos.sh: unknown cell {unknown:?}; --cell list prints all cells");
         return ExitCode::FAILURE;
     }
     if let Some(seconds) = args.overload {
-        let is_well = overload::measure(seconds);
-        return if is_well { ExitCode::SUCCESS } else { ExitCode::FAILURE };
+        let is_ok = overload::measure(seconds);
+        return if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE };
     }
-    let tally = Mutex::new(Tally::default());
+    let summary = Mutex::new(Summary::default());
     match args.minutes {
-        Some(minutes) => mix(&args, Duration::from_secs(60 * minutes), &tally),
+        Some(minutes) => run_mixes(&args, Duration::from_secs(60 * minutes), &summary),
         None => {
-            all_cells(&args, &tally);
+            run_cells(&args, &summary);
             if args.cell.iter().any(|name| name == report::MIX) {
                 let seeds: Vec<u64> = (0..args.runs).map(|number| args.seed + number).collect();
-                in_parallel(args.jobs, &seeds, |seed| one_mix(*seed, &tally));
+                in_parallel(args.jobs, &seeds, |seed| run_mix(*seed, &summary));
             }
         }
     }
-    let tally = tally.into_inner().unwrap();
+    let summary = summary.into_inner().unwrap();
     if args.write {
-        tally.write();
+        summary.write();
     }
-    print!("\n{}", tally.table());
-    println!("{}", tally.last_line());
-    if tally.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    print!("\n{}", summary.table());
+    println!("{}", summary.last_line());
+    if summary.is_clean() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Does pieces of work, some at a time.
+/// Runs `each` for all pieces of work, `jobs` at a time.
 fn in_parallel<T: Sync>(jobs: usize, work: &[T], each: impl Fn(&T) + Sync) {
     let next = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -122,7 +122,7 @@ fn in_parallel<T: Sync>(jobs: usize, work: &[T], each: impl Fn(&T) + Sync) {
     });
 }
 
-fn all_cells(args: &Args, tally: &Mutex<Tally>) {
+fn run_cells(args: &Args, summary: &Mutex<Summary>) {
     let is_chosen = |cell: &&Cell| {
         let is_named = args.cell.is_empty() || args.cell.iter().any(|name| name == cell.name);
         is_named && !args.without.iter().any(|start| cell.name.starts_with(start.as_str()))
@@ -137,27 +137,27 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
     }
     in_parallel(args.jobs, &work, |(cell, seed, build)| match build {
         Build::Sound => {
-            let mut verdict = run::run(cell, *seed, Build::Sound);
-            verdict.print(cell.name, *seed);
-            // A run whose fault did not happen shows nothing: a busy machine has three tries.
+            let mut result = run::run(cell, *seed, Build::Sound);
+            result.print(cell.name, *seed);
+            // A run whose fault did not take effect proves nothing; it is repeated twice.
             for _ in 0..2 {
-                if verdict.failed.is_some() {
-                    verdict = run::run(cell, *seed, Build::Sound);
-                    verdict.print(cell.name, *seed);
+                if result.error.is_some() {
+                    result = run::run(cell, *seed, Build::Sound);
+                    result.print(cell.name, *seed);
                 }
             }
-            tally.lock().unwrap().ran(cell.name, &verdict);
+            summary.lock().unwrap().add_run(cell.name, &result);
         }
         Build::Broken => {
-            // A fault may miss its moment; ten times in a row it does not.
+            // A fault may miss its moment, so a broken build gets ten runs.
             let caught = (0..10).find_map(|number| {
-                let verdict = run::run(cell, seed + number, Build::Broken);
-                if let Some(failed) = &verdict.failed {
-                    println!("{} (broken): could not be run: {failed}", cell.name);
+                let result = run::run(cell, seed + number, Build::Broken);
+                if let Some(error) = &result.error {
+                    println!("{} (broken): could not be run: {error}", cell.name);
                 }
-                let first = verdict.violations.first()?.what.clone();
+                let first = result.violations.first()?.message.clone();
                 let mut broken: Vec<&str> =
-                    verdict.violations.iter().map(|violation| violation.invariant).collect();
+                    result.violations.iter().map(|violation| violation.invariant).collect();
                 broken.sort_unstable();
                 broken.dedup();
                 Some((broken.join(" "), first))
@@ -169,18 +169,18 @@ fn all_cells(args: &Args, tally: &Mutex<Tally>) {
                     .as_ref()
                     .map_or("NOT CAUGHT".into(), |(broken, what)| format!("{broken}: {what}"))
             );
-            tally.lock().unwrap().broke(cell.name, caught.map(|(broken, _)| broken));
+            summary.lock().unwrap().add_broken_build(cell.name, caught.map(|(broken, _)| broken));
         }
     });
 }
 
-fn one_mix(seed: u64, tally: &Mutex<Tally>) {
-    let verdict = run::mix(seed);
-    verdict.print(report::MIX, seed);
-    tally.lock().unwrap().ran(report::MIX, &verdict);
+fn run_mix(seed: u64, summary: &Mutex<Summary>) {
+    let result = run::mix(seed);
+    result.print(report::MIX, seed);
+    summary.lock().unwrap().add_run(report::MIX, &result);
 }
 
-fn mix(args: &Args, time: Duration, tally: &Mutex<Tally>) {
+fn run_mixes(args: &Args, time: Duration, summary: &Mutex<Summary>) {
     let until = Instant::now() + time;
     let seeds = AtomicUsize::new(0);
     thread::scope(|scope| {
@@ -188,7 +188,7 @@ fn mix(args: &Args, time: Duration, tally: &Mutex<Tally>) {
             scope.spawn(|| {
                 while Instant::now() < until {
                     let seed = args.seed + seeds.fetch_add(1, Ordering::Relaxed) as u64;
-                    one_mix(seed, tally);
+                    run_mix(seed, summary);
                 }
             });
         }

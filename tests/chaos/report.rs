@@ -1,14 +1,14 @@
-//! What all runs together say, and where it is written down.
+//! Summary of all runs, printed and written to the documentation.
 
 use std::{collections::BTreeMap, fmt::Write, fs};
 
-use super::{cells::CELLS, run::Verdict};
-use testkit::measurement::machine;
+use super::{cells::CELLS, run::RunResult};
+use testkit::measurement::describe_machine;
 
 const DOCUMENT: &str = "docs/reliability.md";
 const BEGIN: &str = "<!-- results -->\n";
 const END: &str = "<!-- end of results -->";
-/// The name of runs with several faults.
+/// The name of runs with random faults.
 pub(crate) const MIX: &str = "mix";
 
 #[derive(Debug, Default, Clone, PartialEq, Eq)]
@@ -16,28 +16,28 @@ struct Row {
     runs: usize,
     failed: usize,
     violations: usize,
-    /// Whether the broken build was caught, and by which invariants.
+    /// The invariants that detected the broken build; `Some(None)` if it was not detected.
     broken: Option<Option<String>>,
 }
 
 #[derive(Debug, Default)]
-pub(crate) struct Tally {
+pub(crate) struct Summary {
     rows: BTreeMap<String, Row>,
 }
 
-impl Tally {
-    pub(crate) fn ran(&mut self, cell: &str, verdict: &Verdict) {
+impl Summary {
+    pub(crate) fn add_run(&mut self, cell: &str, result: &RunResult) {
         let row = self.rows.entry(cell.into()).or_default();
-        row.runs += usize::from(verdict.failed.is_none());
-        row.failed += usize::from(verdict.failed.is_some());
-        row.violations += usize::from(!verdict.violations.is_empty());
+        row.runs += usize::from(result.error.is_none());
+        row.failed += usize::from(result.error.is_some());
+        row.violations += usize::from(!result.violations.is_empty());
     }
 
-    pub(crate) fn broke(&mut self, cell: &str, caught: Option<String>) {
+    pub(crate) fn add_broken_build(&mut self, cell: &str, caught: Option<String>) {
         self.rows.entry(cell.into()).or_default().broken = Some(caught);
     }
 
-    /// No violation, no run that could not be run, no broken build that got away.
+    /// No violations, no failed runs, no undetected broken builds.
     pub(crate) fn is_clean(&self) -> bool {
         let is_clean =
             |row: &Row| row.violations == 0 && row.failed == 0 && row.broken != Some(None);
@@ -46,12 +46,10 @@ impl Tally {
 
     pub(crate) fn table(&self) -> String {
         let mut text = "| cell | fault | runs | violations | broken build | caught by |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
-        let known = CELLS.iter().map(|cell| (cell.name, cell.says, cell.broken_says));
-        for (name, says, broken) in known.chain([(
-            MIX,
-            "several of these, one after the other, with drains and pods that come and go",
-            "–",
-        )]) {
+        let known = CELLS.iter().map(|cell| (cell.name, cell.description, cell.broken_description));
+        for (name, description, broken) in
+            known.chain([(MIX, "several of these in sequence, with drains and pod churn", "–")])
+        {
             let Some(row) = self.rows.get(name) else { continue };
             let caught = match &row.broken {
                 None => "–",
@@ -62,7 +60,7 @@ impl Tally {
                 if row.failed > 0 { format!(" (+{} not run)", row.failed) } else { String::new() };
             let _ = writeln!(
                 text,
-                "| {name} | {says} | {}{failed} | {} | {broken} | {caught} |",
+                "| {name} | {description} | {}{failed} | {} | {broken} | {caught} |",
                 row.runs, row.violations
             );
         }
@@ -75,7 +73,7 @@ impl Tally {
         format!("chaos: {} cells, {runs} runs, {violations} violations", self.rows.len())
     }
 
-    /// What a table says; the opposite of [`Self::table`].
+    /// Parses the output of [`Self::table`].
     fn read(table: &str) -> Self {
         let mut rows = BTreeMap::new();
         for line in table.lines().filter(|line| line.starts_with("| ")).skip(2) {
@@ -105,27 +103,27 @@ impl Tally {
         }
     }
 
-    /// Adds the results to those of this commit; those of the commit before become a line.
+    /// Adds the results to those of this commit; results of an earlier commit shrink to a line.
     pub(crate) fn write(&self) {
-        let document = fs::read_to_string(DOCUMENT).expect("the document is there");
-        let (before, rest) = document.split_once(BEGIN).expect("it has a place for results");
-        let (block, after) = rest.split_once(END).expect("which ends");
-        let block = self.joined(block, &machine());
+        let document = fs::read_to_string(DOCUMENT).expect("the document exists");
+        let (before, rest) = document.split_once(BEGIN).expect("the document has a results block");
+        let (block, after) = rest.split_once(END).expect("the results block ends");
+        let block = self.merged(block, &describe_machine());
         fs::write(DOCUMENT, format!("{before}{BEGIN}{block}{END}{after}"))
-            .expect("it can be written");
+            .expect("the document can be written");
     }
 
-    fn joined(&self, block: &str, machine: &str) -> String {
+    fn merged(&self, block: &str, machine: &str) -> String {
         let earlier: Vec<&str> = block.lines().filter(|line| line.starts_with("- ")).collect();
         let mut earlier: Vec<String> = earlier.into_iter().map(str::to_owned).collect();
-        let place = block.lines().find(|line| line.starts_with("On "));
+        let header = block.lines().find(|line| line.starts_with("On "));
         let mut all = Self::default();
         let written = Self::read(block);
-        match place {
-            Some(place) if place == format!("On {machine}:") => all.add(&written),
-            Some(place) => {
-                let place = place.trim_start_matches("On ").trim_end_matches(':');
-                earlier.insert(0, format!("- {place}: {}", written.last_line()));
+        match header {
+            Some(header) if header == format!("On {machine}:") => all.add(&written),
+            Some(header) => {
+                let machine = header.trim_start_matches("On ").trim_end_matches(':');
+                earlier.insert(0, format!("- {machine}: {}", written.last_line()));
             }
             None => {}
         }

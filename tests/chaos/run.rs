@@ -1,4 +1,4 @@
-//! One run: a deployment, callers, a fault, and the judgement.
+//! One run: a deployment, callers, faults, and the invariant checks.
 
 use std::{
     cell::RefCell,
@@ -9,22 +9,22 @@ use std::{
 };
 
 use super::{
-    callers::{Caller, Style, USUAL, WAIT},
+    callers::{Caller, DEFAULT_WORKLOAD, WAIT, Workload},
     cell::{Broken, Cell},
     cells::CELLS,
-    census,
     deployment::{Deployment, cap},
-    faults::Scene,
+    faults::FaultContext,
+    final_check,
     heartbeat::Heartbeat,
     history::{Event, Violation},
-    history_check::{HistoryCheck, IN_TIME},
+    history_check::{HistoryCheck, MAX_RESPONSE_TIME},
     operators,
-    store::Kind,
+    store::BackendKind,
 };
 use testkit::dice::Dice;
 
-/// What is promised within a time, of which a machine that stands still takes its part.
-const TIMED: [&str; 4] = ["I4", "I8", "I10", "I11"];
+/// Invariants with a time limit, which a stall of the machine can violate.
+const TIMED_INVARIANTS: [&str; 4] = ["I4", "I8", "I10", "I11"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Build {
@@ -32,19 +32,18 @@ pub(crate) enum Build {
     Broken,
 }
 
-/// What came of a run.
-pub(crate) struct Verdict {
+pub(crate) struct RunResult {
     pub violations: Vec<Violation>,
     pub events: Vec<Event>,
-    /// Why it could not be run, if it could not.
-    pub failed: Option<String>,
+    /// The reason why the run could not be completed.
+    pub error: Option<String>,
 }
 
-impl Verdict {
-    /// Says what went wrong, with the story of those it happened to.
+impl RunResult {
+    /// Prints the violations and the events of the first one's subjects.
     pub(crate) fn print(&self, cell: &str, seed: u64) {
-        if let Some(failed) = &self.failed {
-            println!("{cell} seed {seed}: could not be run: {failed}");
+        if let Some(error) = &self.error {
+            println!("{cell} seed {seed}: could not be run: {error}");
         }
         let Some(first) = self.violations.first() else { return };
         let mut text = format!(
@@ -52,9 +51,9 @@ impl Verdict {
             self.violations.len()
         );
         for violation in self.violations.iter().take(5) {
-            text += &format!("  {} {}\n", violation.invariant, violation.what);
+            text += &format!("  {} {}\n", violation.invariant, violation.message);
         }
-        text += "  what shows it:\n";
+        text += "  events of the first violation:\n";
         for event in
             self.events.iter().filter(|event| first.subjects.iter().any(|it| event.is_about(it)))
         {
@@ -64,112 +63,116 @@ impl Verdict {
     }
 }
 
-pub(crate) fn run(cell: &'static Cell, seed: u64, build: Build) -> Verdict {
+pub(crate) fn run(cell: &'static Cell, seed: u64, build: Build) -> RunResult {
     let broken = (build == Build::Broken).then_some(cell.broken);
-    let faults: &[fn(&Scene)] = &[cell.fault];
-    guarded(|| scene(cell, cell.style, seed, broken, faults))
+    let faults: &[fn(&FaultContext)] = &[cell.fault];
+    catch_panics(|| run_cell(cell, cell.workload, seed, broken, faults))
 }
 
-/// Some faults at a time, in a deployment where everything else happens, too.
-pub(crate) fn mix(seed: u64) -> Verdict {
+/// Three random faults in a deployment with drains, churn and bad clients.
+pub(crate) fn mix(seed: u64) -> RunResult {
     static MIX: Cell = Cell {
         name: "mix",
-        says: "a random mix",
-        backend: Kind::Durable,
+        description: "a random mix",
+        backend: BackendKind::Durable,
         settings: &[
             ("LEASE_TTL", "3s"),
             ("RECONCILE_INTERVAL", "2s"),
             ("CLEANUP_INTERVAL", "2s"),
             ("HTTP_READ_TIMEOUT", "1s"),
         ],
-        style: Style {
+        workload: Workload {
             drains: true,
             churn: true,
-            twins: 20,
-            replays: 20,
-            early: 10,
+            concurrent: 20,
+            repeats: 20,
+            early_releases: 10,
             clients: 10,
-            ..USUAL
+            ..DEFAULT_WORKLOAD
         },
-        allowed: Duration::from_secs(8),
+        recovery_time: Duration::from_secs(8),
         fault: |_| {},
-        broken: Broken::Procedure,
-        broken_says: "",
+        broken: Broken::Baseline,
+        broken_description: "",
     };
     let mut dice = Dice(seed);
-    let fit: Vec<&Cell> = CELLS
+    let candidates: Vec<&Cell> = CELLS
         .iter()
         .filter(|cell| {
-            ![Kind::Sentinels, Kind::Clocked].contains(&cell.backend)
+            ![BackendKind::Sentinels, BackendKind::AdjustableClock].contains(&cell.backend)
                 && !["overload", "watch-reordered", "out-of-memory"].contains(&cell.name)
         })
         .collect();
-    let chosen: Vec<&Cell> = (0..3).map(|_| fit[dice.roll(fit.len())]).collect();
-    let faults: Vec<fn(&Scene)> = chosen.iter().map(|cell| cell.fault).collect();
-    let style = chosen.iter().fold(MIX.style, |style, cell| style.and(cell.style));
-    guarded(|| scene(&MIX, style, seed, None, &faults))
+    let chosen: Vec<&Cell> = (0..3).map(|_| candidates[dice.roll(candidates.len())]).collect();
+    let faults: Vec<fn(&FaultContext)> = chosen.iter().map(|cell| cell.fault).collect();
+    let workload = chosen.iter().fold(MIX.workload, |workload, cell| workload.and(cell.workload));
+    catch_panics(|| run_cell(&MIX, workload, seed, None, &faults))
 }
 
-/// A part that does not come up is no violation, but no success either.
-fn guarded(work: impl FnOnce() -> Result<(Vec<Violation>, Vec<Event>), String>) -> Verdict {
+/// Turns a panic into a failed run: a deployment that does not start is neither a violation nor
+/// a success.
+fn catch_panics(work: impl FnOnce() -> Result<(Vec<Violation>, Vec<Event>), String>) -> RunResult {
     match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok((violations, events))) => Verdict { violations, events, failed: None },
-        Ok(Err(why)) => Verdict { violations: Vec::new(), events: Vec::new(), failed: Some(why) },
+        Ok(Ok((violations, events))) => RunResult { violations, events, error: None },
+        Ok(Err(error)) => {
+            RunResult { violations: Vec::new(), events: Vec::new(), error: Some(error) }
+        }
         Err(_) => {
-            Verdict { violations: Vec::new(), events: Vec::new(), failed: Some("a panic".into()) }
+            RunResult { violations: Vec::new(), events: Vec::new(), error: Some("a panic".into()) }
         }
     }
 }
 
-fn scene(
+fn run_cell(
     cell: &'static Cell,
-    mut style: Style,
+    mut workload: Workload,
     seed: u64,
     broken: Option<Broken>,
-    faults: &[fn(&Scene)],
+    faults: &[fn(&FaultContext)],
 ) -> Result<(Vec<Violation>, Vec<Event>), String> {
     let heartbeat = Heartbeat::start();
     let deployment = Deployment::start(cell, broken)?;
-    let is_procedure = broken.is_some_and(Broken::is_procedure);
-    if is_procedure && style.twins < 100 {
-        // It can't even do that; the fault of this cell shall catch it.
-        (style.twins, style.replays) = (0, 0);
+    let is_baseline = broken.is_some_and(Broken::is_baseline);
+    if is_baseline && workload.concurrent < 100 {
+        // The baseline fails with any concurrent request; this cell's fault must detect it.
+        (workload.concurrent, workload.repeats) = (0, 0);
     }
-    let mut cleared = Instant::now();
+    let mut healed_at = Instant::now();
     thread::scope(|scope| {
         let deployment = &deployment;
-        for number in 0..style.clients {
+        for number in 0..workload.clients {
             let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
             let mut caller =
-                Caller { deployment, style, dice, is_plain: is_procedure, is_unsure: false };
+                Caller { deployment, workload, dice, is_baseline, may_be_allocated: false };
             scope.spawn(move || caller.run());
         }
-        if style.drains && !is_procedure {
-            scope.spawn(move || operators::operate(deployment, Dice(seed ^ 0xD12A)));
+        if workload.drains && !is_baseline {
+            scope.spawn(move || operators::drain_pods(deployment, Dice(seed ^ 0xD12A)));
         }
-        if style.churn && !is_procedure {
+        if workload.churn && !is_baseline {
             scope.spawn(move || operators::churn(deployment, Dice(seed ^ 0xC4u64)));
         }
-        scope.spawn(move || operators::watch_names(deployment));
-        let scene = Scene {
+        scope.spawn(move || operators::record_replacements(deployment));
+        let context = FaultContext {
             deployment,
             dice: RefCell::new(Dice(seed ^ 0xFA17)),
             is_broken: broken.is_some(),
-            is_alone: faults.len() == 1,
+            is_only_fault: faults.len() == 1,
         };
-        // (a fault that panics must not leave the callers running)
-        let done = catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&scene))));
+        // A fault that panics must not leave the callers running.
+        let done =
+            catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&context))));
         deployment.heal();
-        cleared = Instant::now();
+        healed_at = Instant::now();
         thread::sleep(Duration::from_millis(150));
-        deployment.is_over.store(true, Ordering::Relaxed);
+        deployment.is_finished.store(true, Ordering::Relaxed);
         if let Err(panic) = done {
             std::panic::resume_unwind(panic);
         }
     });
-    let mut violations = census::take(&deployment, cleared, cell.allowed, is_procedure);
+    let mut violations = final_check::run(&deployment, healed_at, cell.recovery_time, is_baseline);
     if deployment.store().failovers() > 1 {
-        return Err("Sentinels changed over again, though nothing was wrong".into());
+        return Err("Sentinels failed over again without a fault".into());
     }
     let events = deployment.history.events();
     let check = HistoryCheck {
@@ -177,24 +180,24 @@ fn scene(
         lease: deployment.setting("LEASE_TTL"),
         draining: deployment.setting("DRAINING_TTL"),
         cap,
-        pauses: [&deployment.pauses, &deployment.deaths]
+        pauses: [&deployment.pauses, &deployment.crashes]
             .iter()
             .flat_map(|times| times.lock().unwrap().clone())
             .collect(),
-        // (a caller who may wait has that time besides)
-        in_time: IN_TIME + if style.waits { WAIT } else { Duration::ZERO },
+        // Waiting callers get the wait time in addition.
+        max_response_time: MAX_RESPONSE_TIME + if workload.waits { WAIT } else { Duration::ZERO },
     };
     violations.extend(check.violations());
-    let is_timed = |violation: &Violation| TIMED.contains(&violation.invariant);
-    if let Some(stall) = heartbeat.stall()
+    let is_timed = |violation: &Violation| TIMED_INVARIANTS.contains(&violation.invariant);
+    if let Some(stall) = heartbeat.longest_stall()
         && !violations.is_empty()
         && violations.iter().all(is_timed)
     {
-        return Err(format!("the machine stood still for {stall:?}: {}", violations[0].what));
+        return Err(format!("the machine stalled for {stall:?}: {}", violations[0].message));
     }
-    if let Some(wanted) = std::env::var_os("CHAOS_HISTORY") {
+    if let Some(path) = std::env::var_os("CHAOS_HISTORY") {
         let text: String = events.iter().map(|event| format!("{event}\n")).collect();
-        std::fs::write(wanted, text).map_err(|error| error.to_string())?;
+        std::fs::write(path, text).map_err(|error| error.to_string())?;
     }
     Ok((violations, events))
 }

@@ -1,4 +1,4 @@
-//! The Redis of a run: one server, or several that Sentinels watch.
+//! The Redis backend of a run: one server, or three with Sentinels.
 
 use std::{
     collections::HashMap,
@@ -10,78 +10,78 @@ use std::{
 use redis::Commands;
 
 use super::cell::Broken;
-use testkit::{clock::WallClock, free_port, proxy::Proxy, redis::RedisServer, scratch};
+use testkit::{clock::WallClock, free_port, proxy::FaultProxy, redis::RedisServer, scratch};
 
-/// Which Redis a cell has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum BackendKind {
     /// In memory only.
     Plain,
-    /// Keeps what it knows on disk.
+    /// With an append-only file.
     Durable,
-    /// Three servers, three Sentinels, the recommended settings.
+    /// Three servers and three Sentinels with the recommended settings.
     Sentinels,
     /// In memory only, with a clock that can be stepped.
-    Clocked,
+    AdjustableClock,
 }
 
 const DURABLE: [&str; 4] = ["--appendonly", "yes", "--appendfsync", "everysec"];
-/// What Sentinels wait before they take a server for gone (ms). They ask once a second, or
-/// as often as this: much less, and one that has just changed over takes the new primary for
-/// gone before its first answer.
-const DOWN_AFTER: u32 = 2_000;
-/// Where what belongs to the Redis itself comes from: its lines can be cut and those of
-/// routers be left.
-pub(crate) const INSIDE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 9));
+/// Sentinel's `down-after-milliseconds`. Sentinels ping once a second or at this interval, if it
+/// is shorter; a much smaller value marks a new primary as down before its first reply.
+const DOWN_AFTER_MS: u32 = 2_000;
+/// Source address of replication and Sentinel connections, so that a proxy can refuse them and
+/// still accept routers.
+pub(crate) const REDIS_SOURCE: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(127, 0, 0, 9));
 
 pub(crate) struct Backend {
     pub servers: Vec<RedisServer>,
-    /// One before each server of several.
-    pub proxies: Vec<Proxy>,
+    /// One proxy per server, with Sentinels only.
+    pub proxies: Vec<FaultProxy>,
     sentinels: Vec<RedisServer>,
-    kind: Kind,
-    /// The clock of a server that has one of its own.
+    kind: BackendKind,
+    /// The adjustable clock of the server, if any.
     pub clock: Option<WallClock>,
 }
 
 impl Backend {
-    /// `is_sound`: with the settings that we recommend.
-    pub(crate) fn start(kind: Kind, is_sound: bool) -> Self {
-        let clock = (kind == Kind::Clocked).then(|| WallClock::ahead(0));
+    /// `is_sound`: with the recommended settings.
+    pub(crate) fn start(kind: BackendKind, is_sound: bool) -> Self {
+        let clock = (kind == BackendKind::AdjustableClock).then(|| WallClock::ahead(0));
         let (servers, proxies, sentinels) = match kind {
-            Kind::Clocked => {
+            BackendKind::AdjustableClock => {
                 (clock.iter().map(RedisServer::with_clock).collect(), Vec::new(), Vec::new())
             }
-            Kind::Plain => (vec![RedisServer::start(&[])], Vec::new(), Vec::new()),
-            Kind::Durable => (vec![RedisServer::start(&DURABLE)], Vec::new(), Vec::new()),
-            // (how they find each other is not what is tried here)
-            Kind::Sentinels => {
-                (0..3).find_map(|_| watched(is_sound)).expect("the Sentinels find each other")
-            }
+            BackendKind::Plain => (vec![RedisServer::start(&[])], Vec::new(), Vec::new()),
+            BackendKind::Durable => (vec![RedisServer::start(&DURABLE)], Vec::new(), Vec::new()),
+            // Retries, because Sentinel discovery is not under test.
+            BackendKind::Sentinels => (0..3)
+                .find_map(|_| start_sentinels(is_sound))
+                .expect("the Sentinels find each other"),
         };
         Self { servers, proxies, sentinels, kind, clock }
     }
 
-    /// Where the first server is.
+    /// The port of the first server.
     pub(crate) fn port(&self) -> u16 {
         self.servers[0].port
     }
 
-    /// What a router is told. One that is broken does not ask Sentinels.
+    /// The Redis URL of a router. A broken build does not use Sentinels.
     pub(crate) fn url(&self, proxy: u16, broken: Option<Broken>) -> String {
         match (self.kind, broken) {
-            (Kind::Sentinels, None) => {
+            (BackendKind::Sentinels, None) => {
                 let sentinels: Vec<String> =
                     self.sentinels.iter().map(|it| format!("127.0.0.1:{}", it.port)).collect();
                 format!("redis+sentinel://{}/chaos", sentinels.join(","))
             }
-            (Kind::Sentinels, Some(_)) => format!("redis://127.0.0.1:{}", self.proxies[0].port()),
+            (BackendKind::Sentinels, Some(_)) => {
+                format!("redis://127.0.0.1:{}", self.proxies[0].port())
+            }
             _ => format!("redis://127.0.0.1:{proxy}"),
         }
     }
 
-    /// Fills the pools as the older router would.
-    pub(crate) fn fill(&self, pods: &[String]) {
+    /// Fills the pools for the baseline.
+    pub(crate) fn fill_pools(&self, pods: &[String]) {
         let mut redis = self.servers[0].connection();
         for pod in pods {
             let () = match pod.split('-').next().unwrap() {
@@ -92,15 +92,15 @@ impl Backend {
         }
     }
 
-    /// Kills the server and starts it with what it had on disk, or empty.
+    /// Kills the server and restarts it from disk, or empty without a file.
     pub(crate) fn restart(&mut self) {
         match self.kind {
-            Kind::Durable => self.servers[0].restart(&DURABLE),
-            _ => self.servers[0].replace(),
+            BackendKind::Durable => self.servers[0].restart(&DURABLE),
+            _ => self.servers[0].restart_empty(),
         }
     }
 
-    /// How often Sentinels have made another server the primary.
+    /// The number of failovers.
     pub(crate) fn failovers(&self) -> u64 {
         let epoch = |sentinel: &RedisServer| -> Option<u64> {
             let mut connection = sentinel.client().get_connection().ok()?;
@@ -111,15 +111,15 @@ impl Backend {
         self.sentinels.iter().filter_map(epoch).max().unwrap_or(0)
     }
 
-    /// A connection to the first server, which may be asleep.
-    pub(crate) fn hurried_connection(&self) -> Option<redis::Connection> {
-        let soon = Duration::from_millis(50);
-        let connection = self.servers[0].client().get_connection_with_timeout(soon).ok()?;
-        connection.set_read_timeout(Some(soon)).ok()?;
+    /// A connection to the first server with a short timeout, because the server may be paused.
+    pub(crate) fn connection_with_timeout(&self) -> Option<redis::Connection> {
+        let timeout = Duration::from_millis(50);
+        let connection = self.servers[0].client().get_connection_with_timeout(timeout).ok()?;
+        connection.set_read_timeout(Some(timeout)).ok()?;
         Some(connection)
     }
 
-    /// A connection to the server that is written to.
+    /// A connection to the primary.
     pub(crate) fn connection(&self) -> Option<redis::Connection> {
         let mut open =
             self.servers.iter().filter_map(|server| server.client().get_connection().ok());
@@ -132,13 +132,13 @@ impl Backend {
 }
 
 /// Servers, the proxies before them, and Sentinels.
-type Watched = (Vec<RedisServer>, Vec<Proxy>, Vec<RedisServer>);
+type SentinelSetup = (Vec<RedisServer>, Vec<FaultProxy>, Vec<RedisServer>);
 
 /// Three servers behind proxies, and three Sentinels that watch them.
-fn watched(is_sound: bool) -> Option<Watched> {
-    let inside = INSIDE.to_string();
+fn start_sentinels(is_sound: bool) -> Option<SentinelSetup> {
+    let source = REDIS_SOURCE.to_string();
     let ports = [free_port(), free_port(), free_port()];
-    let proxies: Vec<Proxy> = ports.iter().map(|port| Proxy::to(*port)).collect();
+    let proxies: Vec<FaultProxy> = ports.iter().map(|port| FaultProxy::to(*port)).collect();
     let mut servers = Vec::new();
     for (number, port) in ports.iter().enumerate() {
         let (port, announced) = (port.to_string(), proxies[number].port().to_string());
@@ -162,7 +162,7 @@ fn watched(is_sound: bool) -> Option<Watched> {
             "--repl-timeout",
             "3",
             "--bind-source-addr",
-            &inside,
+            &source,
         ];
         if is_sound {
             args.extend(["--min-replicas-to-write", "1", "--min-replicas-max-lag", "1"]);
@@ -183,8 +183,8 @@ fn watched(is_sound: bool) -> Option<Watched> {
             let port = free_port();
             let file = scratch().join("sentinel.conf");
             let text = format!(
-                "port {port}\nbind 127.0.0.1\nbind-source-addr {inside}\nsentinel announce-ip 127.0.0.1\nsentinel monitor chaos 127.0.0.1 {} 2\n\
-                 sentinel down-after-milliseconds chaos {DOWN_AFTER}\nsentinel failover-timeout chaos 2000\n\
+                "port {port}\nbind 127.0.0.1\nbind-source-addr {source}\nsentinel announce-ip 127.0.0.1\nsentinel monitor chaos 127.0.0.1 {} 2\n\
+                 sentinel down-after-milliseconds chaos {DOWN_AFTER_MS}\nsentinel failover-timeout chaos 2000\n\
                  sentinel parallel-syncs chaos 2\n",
                 proxies[0].port()
             );
@@ -193,7 +193,7 @@ fn watched(is_sound: bool) -> Option<Watched> {
         })
         .collect::<Vec<_>>();
     let until = Instant::now() + Duration::from_secs(30);
-    // Each knows both others and both replicas.
+    // Each Sentinel must know the two others and both replicas.
     while !sentinels.iter().all(knows_all) {
         if Instant::now() > until {
             return None;
@@ -205,10 +205,10 @@ fn watched(is_sound: bool) -> Option<Watched> {
 
 fn knows_all(sentinel: &RedisServer) -> bool {
     let Ok(mut connection) = sentinel.client().get_connection() else { return false };
-    let ask = |connection: &mut redis::Connection, what: &str| {
+    let count = |connection: &mut redis::Connection, what: &str| {
         let list: Result<Vec<redis::Value>, _> =
             redis::cmd("SENTINEL").arg(what).arg("chaos").query(connection);
         list.map_or(0, |list| list.len())
     };
-    ask(&mut connection, "replicas") == 2 && ask(&mut connection, "sentinels") == 2
+    count(&mut connection, "replicas") == 2 && count(&mut connection, "sentinels") == 2
 }

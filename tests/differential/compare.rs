@@ -1,25 +1,24 @@
-//! One model, two stores: random operations on a real Redis and on the fleet;
-//! every answer and every view must agree.
+//! Random operations on a Redis store and on the fleet model: all replies, events and indexes must
+//! agree.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use fleet::{
-    Allocation, CallQuery, Edit, Event, EventKind, Fleet, Found, Millis, PodStatus, Refusal,
+    Allocation, CallLookup, CallQuery, Edit, Event, EventKind, Fleet, Millis, PodStatus, Refusal,
     Removed,
     merchant::Malformed,
     names::{CallSid, PodName},
     rules::CALL_HISTORY_TTL,
 };
-use store::{Redis, RedisConfig, Scripts, Store, Ttls};
+use store::{Functions, Redis, RedisConfig, Store, Ttls};
 
 use testkit::{
     dice::Dice,
-    operations::{LEASE, Operation, TRUST, table},
+    operations::{LEASE_TTL, Operation, REREGISTRATION_WINDOW, table},
     redis::{RedisServer, store_config, unix_millis},
 };
 
-/// An outcome as both sides can say it: why a document is malformed is told in
-/// different words.
+/// Replaces the error of a malformed document, which the stores word differently.
 fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
     let same_words = |malformed: Option<Malformed>| malformed.map(|_| Malformed::new("malformed"));
     match outcome {
@@ -34,7 +33,7 @@ fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
     }
 }
 
-/// Which pod each call has: those that were drawn are among them.
+/// The pod of every call, which includes the pods that an operation has drawn.
 async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     let pods = store.pods().await.map_err(|error| error.to_string())?;
     let calls = |pod: PodStatus| {
@@ -44,7 +43,7 @@ async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     Ok(pods.into_iter().flat_map(calls).collect())
 }
 
-fn down(error: store::StoreError) -> String {
+fn failed(error: store::StoreError) -> String {
     format!("the store failed: {error}")
 }
 
@@ -52,12 +51,21 @@ macro_rules! same {
     ($what:expr, $redis:expr, $fleet:expr) => {{
         let (redis, fleet) = (&$redis, &$fleet);
         if redis != fleet {
-            return Err(format!("{}: Redis says {redis:?}, the fleet {fleet:?}", $what));
+            return Err(format!("{}: Redis {redis:?}, the fleet {fleet:?}", $what));
         }
     }};
 }
 
-/// A fleet and a Redis that do the same operations.
+/// The schema of the store during a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Schema {
+    One,
+    Two,
+    /// Migrated to 2 and set back to 1 in turn.
+    Changing,
+}
+
+/// A fleet and a Redis store that run the same operations.
 pub(crate) struct Pair {
     pub(crate) server: RedisServer,
     pub(crate) store: Arc<Redis>,
@@ -65,124 +73,155 @@ pub(crate) struct Pair {
     pub(crate) plain: redis::Connection,
     pub(crate) now: u64,
     pub(crate) unswept: u32,
-    /// Up to which event we have looked.
-    pub(crate) seen: String,
+    /// The first event that was not compared yet, as a bound of XRANGE.
+    pub(crate) next_event: String,
+    pub(crate) schema: Schema,
+    /// Records may have the field names of the other schema.
+    pub(crate) has_mixed_records: bool,
 }
 
 impl Pair {
-    async fn new(scripts: Scripts) -> Self {
+    pub(crate) async fn new(functions: Functions, schema: Schema) -> Self {
         let now = unix_millis();
-        let server = RedisServer::with_held_clock(now);
-        let ttls =
-            Ttls { lease: TRUST, draining: LEASE, call_info: LEASE, connect: None, patience: None };
-        let config = RedisConfig { ttls, scripts, ..store_config(&server, table(0)) };
+        let server = RedisServer::with_frozen_clock(now);
+        let mut plain = server.connection();
+        let trusting_until = now + REREGISTRATION_WINDOW;
+        if schema != Schema::Two {
+            let mut begin = redis::pipe();
+            begin.set("voice:schema", 1).set("voice:migration", "held");
+            begin.hset("voice:tiers", ":trusting_until", trusting_until);
+            begin.exec(&mut plain).unwrap();
+        }
+        let ttls = Ttls {
+            lease: REREGISTRATION_WINDOW,
+            draining: LEASE_TTL,
+            call_info: LEASE_TTL,
+            connect: None,
+            poll_timeout: None,
+        };
+        let config = RedisConfig {
+            ttls,
+            functions,
+            migration_quiet_period: Duration::from_millis(40),
+            ..store_config(&server, table(0))
+        };
         let store = Redis::start(config).unwrap();
-        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        store.wait_until_available(Duration::from_secs(5)).await.unwrap();
         assert_eq!(store.outage(), None);
-        let plain = server.connection();
-        let mut fleet = Fleet::new(table(0), now + TRUST);
-        fleet.keep_events();
-        let mut pair = Self { server, store, fleet, plain, now, unswept: 0, seen: "-".into() };
-        // (that the tiers are in force, which the fleet began with)
-        pair.told().unwrap();
+        let mut fleet = Fleet::new(table(0), trusting_until);
+        fleet.enable_events();
+        let (unswept, next_event, has_mixed_records) = (0, "-".into(), false);
+        let mut pair = Self {
+            server,
+            store,
+            fleet,
+            plain,
+            now,
+            unswept,
+            next_event,
+            schema,
+            has_mixed_records,
+        };
+        // The first event is that of the tiers, with which the fleet was created.
+        pair.take_events().unwrap();
         pair
     }
 
-    /// Does one operation on both sides; what it was.
+    /// Runs one operation on both sides. Returns its description.
     async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
         let operation = dice.operation(&mut self.fleet, self.now);
         match &operation {
             Operation::Observe { .. } | Operation::Remove { .. } | Operation::Move { .. } => {
                 self.write_pod(&operation).await?;
             }
-            Operation::Wait { time } => self.wait(*time).await?,
-            _ => self.ask(&operation).await?,
+            Operation::Advance { time } => self.advance(*time).await?,
+            _ => self.run(&operation).await?,
         }
         Ok(format!("{operation:?}"))
     }
 
-    async fn ask(&mut self, operation: &Operation) -> Result<(), String> {
+    pub(crate) async fn run(&mut self, operation: &Operation) -> Result<(), String> {
         let (store, fleet, now) = (self.store.clone(), &mut self.fleet, self.now);
         let what = format!("{operation:?}");
         match operation {
             Operation::Allocate(request) => {
-                let outcome = store.allocate(request).await.map_err(down)?;
+                let outcome = store.allocate(request).await.map_err(failed)?;
                 let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
-                fleet.favour(chosen.collect());
+                fleet.prefer(chosen.collect());
                 same!(what, plain(outcome), plain(fleet.allocate(request, now)));
             }
             Operation::Release(request) => {
-                let outcome = store.release(request).await.map_err(down)?;
+                let outcome = store.release(request).await.map_err(failed)?;
                 same!(what, outcome, fleet.release(request, now));
             }
             Operation::Renew(request) => {
-                let outcome = store.renew(request).await.map_err(down)?;
+                let outcome = store.renew(request).await.map_err(failed)?;
                 same!(what, outcome, fleet.renew(request, now));
             }
             Operation::Confirm(request) => {
-                let outcome = store.confirm(request).await.map_err(down)?;
+                let outcome = store.confirm(request).await.map_err(failed)?;
                 same!(what, outcome, fleet.confirm(request, now));
             }
             Operation::ExtendPending { time } => {
-                store.spare(*time).await.map_err(down)?;
-                fleet.spare(*time, now);
+                store.extend_pending(*time).await.map_err(failed)?;
+                fleet.extend_pending(*time, now);
             }
             Operation::Drain { pod, ttl } => {
-                let outcome = store.drain(pod, *ttl).await.map_err(down)?;
+                let outcome = store.drain(pod, *ttl).await.map_err(failed)?;
                 same!(what, outcome, fleet.drain(pod, *ttl, now));
             }
             Operation::Undrain { pod } => {
-                let outcome = store.undrain(pod).await.map_err(down)?;
+                let outcome = store.undrain(pod).await.map_err(failed)?;
                 same!(what, outcome, fleet.undrain(pod));
             }
             Operation::Claim(claim) => {
-                let outcome = store.claim_pods(claim).await.map_err(down)?;
+                let outcome = store.claim_pods(claim).await.map_err(failed)?;
                 same!(what, outcome, fleet.claim_pods(claim, now));
             }
-            Operation::Tiers { tiers, instead_of } => {
-                let edit = || Edit { instead_of: instead_of.as_ref(), by: "admin (token 2)" };
-                let outcome = store.apply_tiers(tiers, edit()).await.map_err(down)?;
+            Operation::Tiers { tiers, expected } => {
+                let edit = || Edit { expected: expected.as_ref(), by: "admin (token 2)" };
+                let outcome = store.apply_tiers(tiers, edit()).await.map_err(failed)?;
                 same!(what, outcome, fleet.apply_tiers(tiers, edit()));
             }
-            Operation::Merchant { id, document, instead_of } => {
-                let edit = || Edit { instead_of: *instead_of, by: "admin (token 2)" };
-                let outcome = store.set_merchant(id, *document, edit()).await.map_err(down)?;
+            Operation::Merchant { id, document, expected } => {
+                let edit = || Edit { expected: *expected, by: "admin (token 2)" };
+                let outcome = store.set_merchant(id, *document, edit()).await.map_err(failed)?;
                 same!(what, outcome, fleet.set_merchant(id, *document, edit()));
             }
-            Operation::Sweep { most } => {
-                let outcome = store.sweep(*most).await.map_err(down)?;
-                same!(what, outcome, fleet.sweep(*most, now));
+            Operation::Sweep { limit } => {
+                let outcome = store.sweep(*limit).await.map_err(failed)?;
+                same!(what, outcome, fleet.sweep(*limit, now));
             }
             Operation::Audit => {
                 let mut names = fleet.pod_names();
                 names.sort();
-                same!(what, store.audit().await.map_err(down)?, fleet.audit(&names));
+                same!(what, store.audit().await.map_err(failed)?, fleet.audit(&names));
             }
-            other => return Err(format!("{other:?} is done elsewhere")),
+            other => return Err(format!("unexpected operation {other:?}")),
         }
         Ok(())
     }
 
-    /// What a source of pods writes. The fleet gives calls that it has to reseat the pods that
-    /// Redis chose.
+    /// Runs a write of a pod. The fleet hands the pods off to requeued calls that Redis has chosen.
     async fn write_pod(&mut self, operation: &Operation) -> Result<(), String> {
         let (store, fleet, now) = (self.store.clone(), &mut self.fleet, self.now);
         let what = format!("{operation:?}");
         match operation {
             Operation::Observe { pod, facts, writer } => {
-                let mut redis = store.observe_pod(pod, facts, writer.get()).await.map_err(down)?;
-                fleet.favour(chosen(&store).await?);
+                let mut redis =
+                    store.observe_pod(pod, facts, writer.get()).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
                 let mut ours = fleet.observe_pod(pod, facts, writer.get(), now);
                 for observed in [&mut redis, &mut ours].into_iter().flatten() {
                     observed.ended.sort_by(|a, b| a.call.cmp(&b.call));
                 }
                 same!(what, redis, ours);
             }
-            Operation::Remove { pod, uid, departure, writer } => {
-                let redis = store.remove_pod(pod, uid, *departure, writer.get()).await;
-                let mut redis = redis.map_err(down)?;
-                fleet.favour(chosen(&store).await?);
-                let mut ours = fleet.remove_pod(pod, uid, *departure, writer.get(), now);
+            Operation::Remove { pod, uid, mode, writer } => {
+                let redis = store.remove_pod(pod, uid, *mode, writer.get()).await;
+                let mut redis = redis.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
+                let mut ours = fleet.remove_pod(pod, uid, *mode, writer.get(), now);
                 for removed in [&mut redis, &mut ours] {
                     if let Ok(Removed::Gone { ended }) = removed {
                         ended.sort_by(|a, b| a.call.cmp(&b.call));
@@ -191,71 +230,72 @@ impl Pair {
                 same!(what, redis, ours);
             }
             Operation::Move { pod, uid, to, writer } => {
-                let redis = store.move_pod(pod, uid, to, writer.get()).await.map_err(down)?;
+                let redis = store.move_pod(pod, uid, to, writer.get()).await.map_err(failed)?;
                 same!(what, redis, fleet.move_pod(pod, uid, to, writer.get()));
             }
-            other => return Err(format!("{other:?} writes no pod")),
+            other => return Err(format!("unexpected operation {other:?}")),
         }
         Ok(())
     }
 
-    /// Moves time; not so far without a sweep that TTLs would tidy up first.
-    async fn wait(&mut self, time: Millis) -> Result<(), String> {
+    /// Advances the clock, with sweeps often enough that no key expires before its deadline is
+    /// swept.
+    async fn advance(&mut self, time: Millis) -> Result<(), String> {
         self.now += time;
         self.server.set_time(self.now);
         self.unswept += 1;
         if self.unswept.is_multiple_of(8) {
-            let swept = self.store.sweep(100).await.map_err(down)?;
-            same!("the great sweep", swept, self.fleet.sweep(100, self.now));
+            let swept = self.store.sweep(100).await.map_err(failed)?;
+            same!("sweep of all", swept, self.fleet.sweep(100, self.now));
         }
         Ok(())
     }
 
-    /// Lets nearly the time pass for which ended calls are remembered, so that the operations
-    /// after it meet its end. In steps, because a sweep has to come before TTLs.
-    async fn wait_for_history(&mut self, dice: &mut Dice) -> Result<(), String> {
+    /// Advances the clock to shortly before the end of the call history, so that the following
+    /// operations cross it. In steps, with a sweep before keys expire.
+    async fn advance_to_end_of_history(&mut self, dice: &mut Dice) -> Result<(), String> {
         const STEP: Millis = 15_000;
         let steps = CALL_HISTORY_TTL / STEP - dice.roll(3) as Millis;
         for _ in 0..steps {
             self.now += STEP;
             self.server.set_time(self.now);
-            let swept = self.store.sweep(100).await.map_err(down)?;
-            same!("a sweep", swept, self.fleet.sweep(100, self.now));
+            let swept = self.store.sweep(100).await.map_err(failed)?;
+            same!("sweep", swept, self.fleet.sweep(100, self.now));
             self.events_agree()?;
         }
         Ok(())
     }
 
-    /// What Redis has told since the last time.
-    fn told(&mut self) -> Result<Vec<Event>, String> {
+    /// Reads the events that were not compared yet.
+    fn take_events(&mut self) -> Result<Vec<Event>, String> {
         let mut range = redis::cmd("XRANGE");
-        let told: Vec<(String, Vec<String>)> = range
+        let entries: Vec<(String, Vec<String>)> = range
             .arg("voice:events")
-            .arg(&self.seen)
+            .arg(&self.next_event)
             .arg("+")
             .query(&mut self.plain)
             .map_err(|error| error.to_string())?;
-        if let Some((last, _)) = told.last() {
-            self.seen = format!("({last}");
+        if let Some((last, _)) = entries.last() {
+            self.next_event = format!("({last}");
         }
         let read = |(_, fields): &(String, Vec<String>)| Event::read(&fields[0], &fields[1]);
-        told.iter().map(|entry| read(entry).ok_or_else(|| format!("no event: {entry:?}"))).collect()
+        let malformed = |entry| format!("malformed event: {entry:?}");
+        entries.iter().map(|entry| read(entry).ok_or_else(|| malformed(entry))).collect()
     }
 
-    /// What both have told since the last time. Where all pods are looked at, the order is
-    /// each store's own.
+    /// Compares the events. An operation on all pods has no defined order.
     fn events_agree(&mut self) -> Result<(), String> {
-        let mut told = self.told()?;
-        let mut ours = self.fleet.take_events();
-        if told.iter().filter(|event| event.kind == EventKind::Moved).count() > 1 {
-            told.sort();
-            ours.sort();
+        let mut redis = self.take_events()?;
+        let mut fleet = self.fleet.take_events();
+        if redis.iter().filter(|event| event.kind == EventKind::Moved).count() > 1 {
+            redis.sort();
+            fleet.sort();
         }
-        same!("what happened", told, ours);
+        same!("events", redis, fleet);
         Ok(())
     }
 
-    async fn views_agree(&mut self) -> Result<(), String> {
+    async fn indexes_agree(&mut self) -> Result<(), String> {
         let status = self.store.status().await.map_err(|error| error.to_string())?;
         same!("status", status, self.fleet.status());
         let pods = self.store.pods().await.map_err(|error| error.to_string())?;
@@ -263,7 +303,7 @@ impl Pair {
         Ok(())
     }
 
-    /// Where every call is.
+    /// Compares all calls and the pages of queries.
     async fn calls_agree(&mut self) -> Result<(), String> {
         for number in 0..14 {
             let call: CallSid = format!("c{number}").parse().unwrap();
@@ -277,9 +317,9 @@ impl Pair {
                 merchant: (number % 2 == 1).then(|| "m1".parse().unwrap()),
                 pod: (number > 9).then(|| "p1".parse().unwrap()),
                 after: None,
-                most: 1 + number % 5,
+                limit: 1 + number % 5,
             };
-            let ours = self.fleet.calls(&CallQuery { most: usize::MAX, ..query.clone() });
+            let ours = self.fleet.calls(&CallQuery { limit: usize::MAX, ..query.clone() });
             same!(format!("{query:?}"), self.all_calls(query.clone()).await?, ours.calls);
         }
         let merchants = self.store.merchants(None, 100).await.map_err(|it| it.to_string())?;
@@ -288,12 +328,12 @@ impl Pair {
     }
 
     /// All pages of a query.
-    async fn all_calls(&self, mut query: CallQuery) -> Result<Vec<Found>, String> {
+    async fn all_calls(&self, mut query: CallQuery) -> Result<Vec<CallLookup>, String> {
         let mut all = Vec::new();
         loop {
             let page = self.store.calls(&query).await.map_err(|error| error.to_string())?;
-            if page.calls.len() > query.most {
-                return Err(format!("more than was asked for: {query:?}"));
+            if page.calls.len() > query.limit {
+                return Err(format!("a page exceeds its limit: {query:?}"));
             }
             all.extend(page.calls);
             if page.next.is_none() {
@@ -304,57 +344,71 @@ impl Pair {
     }
 }
 
-/// Runs so many operations; the first disagreement, with what led to it. An operation that Redis
-/// did not answer in time, on a busy machine, is no disagreement: the run begins again.
+/// Runs operations on a new pair. Returns the first disagreement, with the operations before it. A
+/// run in which Redis did not reply in time, on a busy machine, is repeated.
 pub(crate) async fn compare(
     seed: u64,
     operations: usize,
-    scripts: impl Fn() -> Scripts,
+    functions: impl Fn() -> Functions,
+    schema: Schema,
 ) -> Result<(), String> {
     for _ in 0..5 {
-        match compare_once(seed, operations, scripts()).await {
-            Err(error) if NOT_ANSWERED.iter().any(|it| error.contains(it)) => {
-                println!("again: {error}")
+        match compare_once(seed, operations, functions(), schema).await {
+            Err(error) if TIMEOUTS.iter().any(|it| error.contains(it)) => {
+                println!("repeating the run: {error}")
             }
             outcome => return outcome,
         }
     }
-    Err(format!("seed {seed}: Redis does not answer in time"))
+    Err(format!("seed {seed}: Redis does not reply in time"))
 }
 
-/// What errors of a store that does not answer say.
-const NOT_ANSWERED: [&str; 2] = ["the store cannot be reached", "more to do than it can"];
+/// Parts of the errors of a store that does not reply in time.
+const TIMEOUTS: [&str; 2] = ["the store is unavailable", "the store is overloaded"];
 
-/// How many operations lie between two times for which ended calls are remembered.
-const HISTORY_EVERY: usize = 2_000;
+/// Operations between two ends of the call history.
+const HISTORY_INTERVAL: usize = 2_000;
+/// Operations between two changes of the schema.
+const SCHEMA_INTERVAL: usize = 300;
+/// Operations with records of one schema, and then with records of both.
+const MIXED_INTERVAL: usize = 100;
 
-async fn compare_once(seed: u64, operations: usize, scripts: Scripts) -> Result<(), String> {
+async fn compare_once(
+    seed: u64,
+    operations: usize,
+    functions: Functions,
+    schema: Schema,
+) -> Result<(), String> {
     let mut dice = Dice(seed);
-    let mut pair = Pair::new(scripts).await;
-    let mut story = Vec::new();
+    let mut pair = Pair::new(functions, schema).await;
+    let mut history = Vec::new();
     for number in 0..operations {
-        let stepped = match number % HISTORY_EVERY {
-            number if number + 1 == HISTORY_EVERY => {
-                pair.wait_for_history(&mut dice).await.map(|()| "wait for the history".into())
+        if schema == Schema::Changing && number % SCHEMA_INTERVAL == SCHEMA_INTERVAL / 2 {
+            pair.change_schema().await;
+        }
+        pair.mix_records(number, MIXED_INTERVAL);
+        let stepped = match number % HISTORY_INTERVAL {
+            number if number + 1 == HISTORY_INTERVAL => {
+                pair.advance_to_end_of_history(&mut dice).await.map(|()| "end of history".into())
             }
             _ => pair.step(&mut dice).await,
         };
-        let agreed = match stepped.and_then(|told| pair.events_agree().map(|()| told)) {
-            Ok(told) => {
-                story.push(told);
+        let agreed = match stepped.and_then(|done| pair.events_agree().map(|()| done)) {
+            Ok(done) => {
+                history.push(done);
                 match number % 15 {
                     0 => match pair.calls_agree().await.and_then(|()| pair.keys_agree()) {
-                        Ok(()) => pair.views_agree().await,
+                        Ok(()) => pair.indexes_agree().await,
                         Err(error) => Err(error),
                     },
-                    number if number % 3 == 0 => pair.views_agree().await,
+                    number if number % 3 == 0 => pair.indexes_agree().await,
                     _ => Ok(()),
                 }
             }
             Err(error) => Err(error),
         };
         if let Err(error) = agreed {
-            let tail = story[story.len().saturating_sub(12)..].join("\n  ");
+            let tail = history[history.len().saturating_sub(12)..].join("\n  ");
             pair.store.close().await;
             return Err(format!("seed {seed}, operation {number}: {error}\nafter\n  {tail}"));
         }
@@ -368,14 +422,16 @@ fn number(variable: &str, default: u64) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
-async fn the_scripts_and_the_model_agree_on_everything() {
+async fn the_functions_and_the_model_agree() {
     let (seed, operations) =
         (number("DIFFERENTIAL_SEED", unix_millis()), number("DIFFERENTIAL_OPS", 20_000));
     println!("DIFFERENTIAL_SEED={seed} DIFFERENTIAL_OPS={operations}");
-    let pairs = 4;
-    let compared = (0..pairs).map(|number| {
-        tokio::spawn(compare(seed + number, (operations / pairs) as usize, Scripts::default))
-    });
+    let schemas = [Schema::Two, Schema::One, Schema::Changing, Schema::Two];
+    let count = operations as usize / schemas.len();
+    let compared = schemas
+        .into_iter()
+        .zip(seed..)
+        .map(|(schema, seed)| tokio::spawn(compare(seed, count, Functions::default, schema)));
     for pair in compared.collect::<Vec<_>>() {
         pair.await.unwrap().unwrap_or_else(|error| panic!("{error}"));
     }

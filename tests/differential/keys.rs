@@ -1,19 +1,19 @@
-//! The documented keys, read as any other tool would.
+//! Comparison of the documented keys with the fleet.
 
 use std::collections::BTreeMap;
 
-use fleet::{PodCall, PodStatus, names::Pool, tiers::Kind};
+use fleet::{PodCall, PodStatus, names::Pool, tiers::TierKind};
 
-use crate::compare::Pair;
+use crate::compare::{Pair, Schema};
 use testkit::snapshot::Snapshot;
 
 impl Pair {
-    /// Whether they say what the fleet says.
+    /// Compares the keys, read without the functions.
     pub(super) fn keys_agree(&mut self) -> Result<(), String> {
         let keys = Snapshot::read(&mut self.plain, "voice:")?;
         let found = keys.state("voice:", self.fleet.tiers())?.violations();
         if !found.is_empty() {
-            return Err(format!("the keys of Redis: {found:?}"));
+            return Err(format!("violations in the keys: {found:?}"));
         }
         self.pool_keys_agree(&keys)?;
         let mut live = BTreeMap::new();
@@ -38,8 +38,8 @@ impl Pair {
                     (format!("voice:merchant:{id}:pods"), format!("voice:merchant:{id}:assigned"))
                 }
             };
-            let shown: BTreeMap<String, f64> = match pool.kind {
-                Some(Kind::Shared { .. }) => keys.scores(&available)?,
+            let redis: BTreeMap<String, f64> = match pool.kind {
+                Some(TierKind::Shared { .. }) => keys.scores(&available)?,
                 _ => keys.set(&available)?.into_iter().map(|pod| (pod, 0.0)).collect(),
             };
             let ours: BTreeMap<String, f64> = self
@@ -48,14 +48,14 @@ impl Pair {
                 .into_iter()
                 .map(|(pod, calls)| (pod.to_string(), calls as f64))
                 .collect();
-            same!(available, shown, ours);
+            same!(available, redis, ours);
             let members = keys.set(&assigned)?;
-            let of = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
+            let is_member = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
             let ours: Vec<String> = self
                 .fleet
                 .pods()
                 .iter()
-                .filter(|pod| of(pod))
+                .filter(|pod| is_member(pod))
                 .map(|pod| pod.name.to_string())
                 .collect();
             same!(assigned, members, ours);
@@ -76,7 +76,7 @@ impl Pair {
         let draining = keys.string(&format!("voice:pod:draining:{name}"))?;
         same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
         let fields = keys.hash(&format!("voice:pod:{name}"))?;
-        same!(format!("what is plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
+        same!(format!("plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
         let expected = if pod.is_leaving() {
             "draining"
         } else if !pod.calls.is_empty() {
@@ -88,10 +88,10 @@ impl Pair {
         };
         same!(format!("status of {name}"), &fields["status"], expected);
         if let Some(first) = pod.calls.first() {
-            let left = keys.left(&format!("voice:lease:{name}")).unwrap_or(0);
+            let left = keys.ttl(&format!("voice:lease:{name}")).unwrap_or(0);
             let due = first.lease_until.saturating_sub(self.now);
             if !(due..=due + 60_000).contains(&left) {
-                return Err(format!("the lease of {name} lives {left} ms, due in {due}"));
+                return Err(format!("the lease of {name} expires in {left} ms, due in {due}"));
             }
         }
         Ok(())
@@ -117,18 +117,25 @@ impl Pair {
             record.get("merchant_id"),
             Some(&ours.merchant.map(|id| id.to_string()).unwrap_or_default())
         );
+        let [own, other] = self.field_names();
+        let field = |name: &str| record.get(name).map(String::as_str);
+        let pod_attempt = field(own[1]).or(field(other[1])).unwrap_or_default();
+        same!("pod attempt", pod_attempt.parse().unwrap_or(0), ours.pod_attempt);
+        if !self.has_mixed_records && self.schema != Schema::Changing {
+            same!("fields of the other schema", other.map(field), [None, None]);
+        }
         Ok(())
     }
 }
 
-/// What `plain` should be, by the facts: the pool of a pod of which there is nothing
-/// more to know.
+/// The expected field `plain`: the pool of a pod whose other facts are all defaults.
 fn plain_pool(fields: &BTreeMap<String, String>, tier: Option<String>) -> String {
     let field = |name: &str| fields.get(name).map_or("", String::as_str);
     let tier = tier.unwrap_or_default();
-    let is_at_home =
+    let is_in_pinned_pool =
         ["", &tier, tier.strip_prefix("merchant:").unwrap_or(&tier)].contains(&field("pin"));
-    let is_well = ["", "0"].contains(&field("failures")) && field("quarantined_until").is_empty();
+    let is_healthy =
+        ["", "0"].contains(&field("failures")) && field("quarantined_until").is_empty();
     let is_in_service = field("ready") == "1" && field("terminating") != "1";
-    if is_at_home && is_well && is_in_service { tier } else { String::new() }
+    if is_in_pinned_pool && is_healthy && is_in_service { tier } else { String::new() }
 }

@@ -1,7 +1,9 @@
-//! The Redis functions and the fleet model agree: random operations on both, and proof that
-//! the comparison notices functions that are broken on purpose.
+//! Differential test of the Redis functions and the fleet model: random operations on both, and
+//! mutations of the functions that the comparison must detect.
 
 #[macro_use]
 mod compare;
+mod call_history;
 mod keys;
 mod mutations;
+mod schema;

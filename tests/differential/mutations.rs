@@ -1,151 +1,150 @@
-//! Does the comparison of scripts and model bite? Scripts broken on purpose must
-//! be caught.
+//! Mutation test of the comparison: it must detect every one of these broken builds.
 
-use store::Scripts;
+use store::Functions;
 
-use crate::compare::compare;
+use crate::compare::{Schema, compare};
 
-/// Scripts that are broken on purpose: which, what, how.
-const MUTATIONS: [(&str, &str, &str); 52] = [
-    ("a release frees a call that is on another pod", "on ~= '' and on ~= pod\n    or", ""),
+/// Broken builds: description, text of the library, replacement.
+const MUTATIONS: [(&str, &str, &str); 55] = [
     (
-        "an ended call goes on counting",
-        "    local left = try('ZREM', calls_key, leaver)\n",
-        "    local left = try('ZSCORE', calls_key, leaver) and 1 or 0\n",
-    ),
-    ("a busy exclusive pod stays available", "elseif fit and f.calls == 0 then", "elseif fit then"),
-    ("a pod registers one call too many", "if f.calls >= (kind", "if f.calls > (kind"),
-    (
-        "a later drain shortens an earlier one",
-        "max(f.draining and before or 0, now + tonumber(time))",
-        "now + tonumber(time)",
-    ),
-    ("a replaced pod keeps its calls", "if replaced or known", "if known"),
-    ("a replaced leader may still write", "if epoch < current then", "if epoch + 1 < current then"),
-    ("an ended call comes back by a renewal", "or run('ZSCORE', K.ended, call)", ""),
-    (
-        "a swept call leaves its pod busy",
-        "if f then resettle(f, speaks_for(f, cause, time)) end",
+        "a release frees a call on another pod",
+        "expected_pod ~= '' and expected_pod ~= pod_name\n    or",
         "",
     ),
-    ("busy pods change their pool", "if f.calls > 0 or f.is_plain", "if f.is_plain"),
     (
-        "a pod that is not ready any more still counts as plain",
-        "'pin', pin, 'plain', '')",
-        "'pin', pin)",
+        "an ended call still counts",
+        "    local removed = try('ZREM', calls_key, ending_call)\n",
+        "    local removed = try('ZSCORE', calls_key, ending_call) and 1 or 0\n",
     ),
     (
-        "a pod with a failure counts as one without",
-        "'failures', failures, 'plain', plain(f))\n    return false",
+        "a busy exclusive pod stays available",
+        "elseif serves and pod.calls == 0 then",
+        "elseif serves then",
+    ),
+    ("re-registration exceeds the cap of a pod", "if pod.calls >= (kind", "if pod.calls > (kind"),
+    (
+        "a later drain shortens an earlier one",
+        "max(pod.draining and current or 0, now + tonumber(time))",
+        "now + tonumber(time)",
+    ),
+    ("a replaced pod keeps its calls", "if replaced or known_uid", "if known_uid"),
+    ("a replaced leader may write", "if epoch < current then", "if epoch + 1 < current then"),
+    ("a renewal re-registers an ended call", "or run('ZSCORE', K.ended, call)", ""),
+    (
+        "a swept call leaves its pod busy",
+        "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
+        "",
+    ),
+    ("busy pods move to another pool", "if pod.calls > 0 or pod.is_plain", "if pod.is_plain"),
+    ("a pod stays plain when it becomes unready", "'pin', pin, 'plain', '')", "'pin', pin)"),
+    (
+        "a pod stays plain after a failure",
+        "'failures', failures, 'plain', plain_pool(pod))\n    return false",
         "'failures', failures)\n    return false",
     ),
     (
-        "a plain pod forgets where it is pinned",
-        "  if f.is_plain then\n    local pin",
+        "the pin of a plain pod is ignored",
+        "  if pod.is_plain then\n    local pin",
         "  if false then\n    local pin",
     ),
     (
-        "a pod that moves stays where it was, too",
-        "  unplace(f)\n  f.tier = tier",
-        "  f.tier = tier",
+        "a moved pod stays in the indexes of its old pool",
+        "  remove_from_pool(pod)\n  pod.tier = tier",
+        "  pod.tier = tier",
     ),
-    ("pack is taken for spread", "kind.strategy == 'pack'", "false"),
+    ("pack works like spread", "kind.strategy == 'pack'", "false"),
+    ("removal when idle ends live calls", "mode == 'when_idle' and pod.calls > 0", "false"),
     (
-        "a pod that should go when idle cuts its calls",
-        "departure == 'when_idle' and f.calls > 0",
-        "false",
-    ),
-    (
-        "a merchant has one call too many",
-        "    if live >= wishes.max_calls then return 'max_calls' end",
-        "    if live > wishes.max_calls then return 'max_calls' end",
+        "a merchant exceeds max_calls by one",
+        "    if live >= config.max_calls then return 'max_calls' end",
+        "    if live > config.max_calls then return 'max_calls' end",
     ),
     (
         "an ended call counts against its merchant",
-        "if merchant ~= '' then view('ZREM', live_key(merchant), call) end",
+        "if merchant ~= '' then run_index('ZREM', live_key(merchant), call) end",
         "",
     ),
     (
-        "a rate counts one call too few",
-        "'LINDEX', rate_key(merchant), wishes.max_rate - 1)",
-        "'LINDEX', rate_key(merchant), wishes.max_rate)",
+        "max_rate admits one call too many",
+        "'LINDEX', rate_key(merchant), config.max_rate - 1)",
+        "'LINDEX', rate_key(merchant), config.max_rate)",
     ),
     (
-        "a refused call counts as one of the second",
-        "  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)\n",
-        "  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)\n  admit(q, wishes)\n",
+        "a refused call counts against max_rate",
+        "  local limit = document and not request.is_reconnect",
+        "  count_admission(request, config)\n  local limit = document and not request.is_reconnect",
     ),
     (
-        "a start takes a pod that has another call",
-        "or not f or f.calls >= cap_of(f) then",
-        "or not f or not serving(f) then",
+        "a late confirmation takes a pod with another call",
+        "or not pod or pod.calls >= cap_of(pod) then",
+        "or not pod or not is_serving(pod) then",
     ),
     (
-        "a start ends no waiting",
-        "    run('HSET', K.call .. call, 'stage', '', 'attempt', '')\n    if f then",
-        "    if f then",
+        "a confirmed call stays provisional",
+        "    run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '')\n    if pod then",
+        "    if pod then",
     ),
-    ("a call that ended in order comes back by its start", "or missed.cause ~= 'unconfirmed'", ""),
+    ("a confirmation revives a call that ended normally", "or call_end.cause ~= 'unconfirmed'", ""),
     (
-        "who comes last is served first",
-        "'ZPOPMIN', names_of(f.tier).queue",
-        "'ZPOPMAX', names_of(f.tier).queue",
+        "the queue is last in, first out",
+        "'ZPOPMIN', pool_keys_of(pod.tier).queue",
+        "'ZPOPMAX', pool_keys_of(pod.tier).queue",
     ),
-    ("priorities do not count", "local score = -priority * RULES.PRIORITY_STEP +", "local score ="),
+    ("priorities are ignored", "local score = -priority * RULES.PRIORITY_STEP +", "local score ="),
     (
-        "a call that was served goes on waiting",
-        "  unqueue(call, place.merchant, place.pools, but)\n",
+        "a handed-off call stays in the queues",
+        "  remove_from_queues(call, entry.merchant, entry.pools, except_tier)\n",
         "",
     ),
     (
-        "a free pod is not handed to those who wait",
-        "  while serve_one(f) do placed, f.stands = true, nil end\n",
+        "a freed pod is not handed off",
+        "  while hand_off_slot(pod) do is_placed, pod.keeps_count = true, nil end\n",
         "",
     ),
     (
-        "the lease of a pod that was handed over does not begin",
-        "extend(f, call, now + q.lease, nil, record.merchant_id)\n      run('HSET'",
+        "the lease of an accepted hand-off does not begin",
+        "set_deadline(pod, call, now + request.lease, nil, record.merchant_id)\n      run('HSET'",
         "run('HSET'",
     ),
     (
-        "a call that asks again loses its place all the same",
-        "set_poll_by(call, place, next_poll(place.ends, q.patience))",
+        "a poll does not extend the poll deadline",
+        "set_poll_by(call, entry, next_poll_deadline(entry.ends, request.poll_timeout))",
         "false",
     ),
     (
-        "one call too many waits",
-        "count('ZCARD', K.waiting) < q.most and",
-        "count('ZCARD', K.waiting) <= q.most and",
+        "the queue exceeds its limit by one",
+        "count('ZCARD', K.waiting) < request.max_waiting\n",
+        "count('ZCARD', K.waiting) <= request.max_waiting\n",
     ),
     (
-        "one call too many of a merchant waits",
-        "not (theirs and count('ZCARD', theirs) >= q.most_per_merchant)",
-        "not (theirs and count('ZCARD', theirs) > q.most_per_merchant)",
+        "the queue exceeds the limit of a merchant by one",
+        "not (merchant_key and count('ZCARD', merchant_key) >= request.max_waiting_per_merchant)",
+        "not (merchant_key and count('ZCARD', merchant_key) > request.max_waiting_per_merchant)",
     ),
     (
-        "a call whose pod has gone before it came for it is forgotten",
-        "  set_place(call, place)\n  return place\n",
-        "  return place\n",
+        "a handed-off call is not requeued when its pod is removed",
+        "  set_queue_entry(call, entry, record.pod_attempt)\n  return entry\n",
+        "  return entry\n",
     ),
-    ("a call waits although its time is over", "if now >= place.ends then", "if false then"),
+    ("a call waits past its hold time", "if now >= entry.ends then", "if false then"),
     (
-        "the end of the first attempt ends the second",
-        "or number ~= '' and tonumber(number) ~= (tonumber(record.attempts) or 0) then",
+        "the end of the first pod attempt ends the second",
+        "or pod_attempt ~= '' and tonumber(pod_attempt) ~= (tonumber(record.pod_attempt) or 0) then",
         "then",
     ),
     (
-        "a broken call goes back to the same pod",
+        "a reconnect gets the same pod",
         "any ~= avoid and usable(any, tier, 1)",
         "usable(any, tier, 1)",
     ),
     (
-        "a call is given pods without end",
-        "is_last = tonumber(number) > tonumber(retries)",
+        "reconnects are unlimited",
+        "is_last = tonumber(attempt) > tonumber(max_retries)",
         "is_last = false",
     ),
     (
-        "a release after the end of the stream is not heard",
-        "        explain(call, ended, cause)\n",
+        "a release after the end of the stream does not update the history",
+        "        update_call_end(call, call_end, cause)\n",
         "",
     ),
     (
@@ -153,64 +152,86 @@ const MUTATIONS: [(&str, &str, &str); 52] = [
         "3, 3) + 1) * RULES.QUARANTINE_SHARE >",
         "3, 3) + 1) * 1 >",
     ),
-    ("a success does not end a quarantine", "  set_health(f, 0)\n  return was", "  return was"),
+    (
+        "a success does not end a quarantine",
+        "  set_health(pod, 0)\n  return was_quarantined",
+        "  return was_quarantined",
+    ),
     (
         "a pod keeps the lease of its last call",
-        ", K.lease .. f.pod)\n    f.unleased",
-        ")\n    f.unleased",
+        ", K.lease .. pod.name)\n    pod.has_no_lease",
+        ")\n    pod.has_no_lease",
     ),
     (
-        "a record without what is usual keeps what was there",
-        "if not c.record and c.tried == ''",
-        "if c.tried == '' or c.stage == ''",
+        "a short record keeps fields of the previous one",
+        "if not fields.record and fields.tried == ''",
+        "if fields.tried == '' or fields.stage == ''",
     ),
     ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
-    ("refusals are told as something else", "tell('refused',", "tell('waiting',"),
-    ("ends are told with the wrong cause", "cause .. ' ' .. text_of(time)", "'agent 0'"),
-    ("a new pod is not told", "    tell('joined',", "    local _ = ('joined'):format("),
+    ("refusals are recorded as waits", "record_event('refused',", "record_event('waiting',"),
+    ("ends are recorded with the wrong cause", "cause .. ' ' .. text_of(time)", "'agent 0'"),
+    ("a new pod is not recorded", "    record_event('joined',", "    local _ = ('joined'):format("),
     (
-        "a waiting call is connected to a pod that left service",
-        "local place = not (f and serving(f)) and requeue(",
-        "local place = false and requeue(",
+        "a handed-off call is connected to a pod out of service",
+        "local entry = not (pod and is_serving(pod)) and requeue(",
+        "local entry = false and requeue(",
     ),
     (
-        "who waits is found by the wrong merchant",
-        "\n      '', place.merchant\n",
+        "a query of waiting calls ignores the merchant",
+        "\n      '', entry.merchant\n",
         "\n      '', ''\n",
     ),
     (
-        "a replay is given a pod",
-        "if not q.record and run('EXISTS', key) == 1 then",
+        "a replay is allocated a pod",
+        "if not request.record and run('EXISTS', key) == 1 then",
         "if false then",
     ),
     (
-        "a repeat is refused while its call lives",
-        "if not q.record and run('EXISTS', key) == 1 then",
+        "a repeat is refused while its call is live",
+        "if not request.record and run('EXISTS', key) == 1 then",
         "if run('EXISTS', key) == 1 then",
     ),
-    ("a place may be asked for again by a replay", "{waiting = true, over", "{over"),
+    ("a replay may take another queue entry", "{waiting = true, over", "{over"),
+    ("a signature never expires", "run('SET', key, '1', 'PX', window)", "run('SET', key, '1')"),
     (
-        "a signature is remembered for ever",
-        "run('SET', key, '1', 'PX', window)",
-        "run('SET', key, '1')",
-    ),
-    (
-        "ended calls are remembered for too long",
+        "the call history is kept for too long",
         "'PX', RULES.CALL_HISTORY_TTL)",
         "'PX', RULES.CALL_HISTORY_TTL + 20000)",
+    ),
+    (
+        "records of the other schema are not read",
+        "    request_ids, pod_attempt = fields_of_other_schema(call)\n  end\n  return {",
+        "  end\n  return {",
+    ),
+    (
+        "an allocation writes the pod attempt under the name of the other schema",
+        "'stage', fields.stage or '', POD_ATTEMPT,",
+        "'stage', fields.stage or '', OTHER_POD_ATTEMPT,",
+    ),
+    (
+        "a queue entry has the pod attempt under the name of the other schema",
+        "    POD_ATTEMPT, pod_attempt,",
+        "    OTHER_POD_ATTEMPT, pod_attempt,",
     ),
 ];
 
 #[tokio::test]
-async fn the_comparison_catches_scripts_that_are_broken_on_purpose() {
-    let whole = Scripts::default().library.code;
-    for (what, from, _) in MUTATIONS {
-        assert!(whole.contains(from), "{what}: no script contains {from:?}");
+async fn the_comparison_detects_broken_functions() {
+    let library = &Functions::default().schema_2.library;
+    for (description, from, _) in MUTATIONS {
+        assert!(library.code.contains(from), "{description}: the library lacks {from:?}");
     }
-    for (what, from, to) in MUTATIONS {
-        let scripts = || Scripts::edited(|code| code.replace(from, to));
-        let caught = compare(7, 40_000, scripts).await;
-        assert!(caught.is_err(), "not caught: {what}");
-        println!("caught: {what}: {}", caught.unwrap_err().lines().next().unwrap_or_default());
+    for (description, from, to) in MUTATIONS {
+        let functions = || Functions::edited(|code| code.replace(from, to));
+        // Redis draws pods at random, so that one run may miss a rare sequence.
+        let mut detected = Ok(());
+        for seed in 7..10 {
+            detected = compare(seed, 40_000, functions, Schema::Two).await;
+            if detected.is_err() {
+                break;
+            }
+        }
+        let error = detected.expect_err(description);
+        println!("detected: {description}: {}", error.lines().next().unwrap_or_default());
     }
 }

@@ -1,4 +1,4 @@
-//! Who gets in, and who does not.
+//! Authentication, roles, rate limits and cross-site requests.
 
 use std::{io::Read, process::Stdio, time::Duration};
 
@@ -8,7 +8,7 @@ use testkit::{Connection, Router, eventually, free_port, program, scratch};
 
 const TOKENS: &str = "agent:agent-token,agent:agent-token-2,viewer:viewer-token,admin:admin-token";
 
-/// Every route of the API that is not a webhook, and who may use it.
+/// Every route of the API that is not a webhook, with the role it requires.
 const ROUTES: [(&str, &str, &str, &str); 14] = [
     ("POST", "/api/v1/allocate", r#"{"call_sid": "CA1"}"#, "agent"),
     ("POST", "/api/v1/renew", r#"{"call_sid": "CA1"}"#, "agent"),
@@ -33,15 +33,15 @@ fn send(connection: &mut Connection, token: Option<&str>, route: usize) -> u16 {
 }
 
 #[test]
-fn each_role_may_do_what_is_its_own_and_an_admin_everything() {
+fn each_role_has_its_routes_and_admin_has_all() {
     let router = Router::start(&[("API_TOKENS", TOKENS), ("LOG_LEVEL", "error")]);
     let mut connection = router.connect();
     let before = router.status();
     for (route, (method, path, _, needed)) in ROUTES.into_iter().enumerate() {
-        for stranger in
+        for token in
             [None, Some(""), Some("agent"), Some("agent-token-"), Some("agent:agent-token")]
         {
-            assert_eq!(send(&mut connection, stranger, route), 401, "{method} {path} {stranger:?}");
+            assert_eq!(send(&mut connection, token, route), 401, "{method} {path} {token:?}");
         }
         for role in ["agent", "viewer"] {
             if role != needed {
@@ -54,7 +54,7 @@ fn each_role_may_do_what_is_its_own_and_an_admin_everything() {
             }
         }
     }
-    assert_eq!(router.status(), before, "nobody who was refused changed anything");
+    assert_eq!(router.status(), before, "refused requests change nothing");
     for (route, (method, path, _, needed)) in ROUTES.into_iter().enumerate() {
         if needed != "admin"
             && method != "PUT"
@@ -69,44 +69,44 @@ fn each_role_may_do_what_is_its_own_and_an_admin_everything() {
         let status = send(&mut connection, Some("admin-token"), route);
         assert!((200..300).contains(&status), "{method} {path}: {status}");
     }
-    assert_eq!(send(&mut connection, Some("agent-token-2"), 0), 200, "two tokens of a role");
+    assert_eq!(send(&mut connection, Some("agent-token-2"), 0), 200, "a role may have two tokens");
     assert_eq!(router.release("CA1").0, 200);
 }
 
 #[test]
-fn refusals_say_what_is_needed_and_probes_need_nothing() {
+fn refusals_name_the_required_role_and_probes_need_no_token() {
     let router = Router::start(&[("API_TOKENS", TOKENS), ("LOG_LEVEL", "error")]);
     let mut connection = router.connect();
     for path in ["/health", "/ready", "/metrics", "/api/v1/health", "/api/v1/metrics"] {
         assert_eq!(connection.get(path).status, 200, "{path}");
     }
-    let answer = connection.get("/api/v1/status");
-    assert_eq!(answer.header("www-authenticate"), Some("Bearer"));
-    assert_eq!(answer.json(), (401, json!({"error": "a valid bearer token is needed"})));
-    let answer = connection.get("/api/v1/whoami");
-    assert_eq!((answer.status, answer.header("www-authenticate")), (401, Some("Bearer")));
+    let response = connection.get("/api/v1/status");
+    assert_eq!(response.header("www-authenticate"), Some("Bearer"));
+    assert_eq!(response.json(), (401, json!({"error": "a valid bearer token is required"})));
+    let response = connection.get("/api/v1/whoami");
+    assert_eq!((response.status, response.header("www-authenticate")), (401, Some("Bearer")));
     for path in ["/", "/openapi.json"] {
         assert_eq!(connection.get(path).status, 200, "{path}");
     }
     for header in ["Basic YWdlbnQ6dG9rZW4=", "Bearer", "bearer  ", "viewer-token"] {
-        let answer = connection.send("GET", "/api/v1/status", &[("authorization", header)], b"");
-        assert_eq!(answer.status, 401, "{header}");
+        let response = connection.send("GET", "/api/v1/status", &[("authorization", header)], b"");
+        assert_eq!(response.status, 401, "{header}");
     }
-    let answer =
+    let response =
         connection.send("GET", "/api/v1/status", &[("authorization", "bearer viewer-token")], b"");
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
     connection.token = Some("viewer-token".into());
-    let (status, answer) =
+    let (status, response) =
         connection.post("/api/v1/drain", &json!({"pod_name": "voice-agent-0"})).json();
     assert_eq!(status, 403);
-    assert_eq!(answer["error"], "this needs a token of the role agent; yours is viewer");
-    // Webhooks have signatures of their own.
+    assert_eq!(response["error"], "a token with role agent is required; this one has role viewer");
+    // Webhooks are authenticated by signatures, not by tokens.
     connection.token = None;
     assert_eq!(connection.form("/api/v1/twilio/allocate", "CallSid=CA1").status, 200);
 }
 
 #[test]
-fn an_address_of_its_own_takes_everything_but_the_webhooks() {
+fn admin_bind_serves_everything_except_webhooks() {
     let admin = format!("127.0.0.1:{}", free_port());
     let router = Router::start(&[("ADMIN_BIND", &admin)]);
     let (mut public, mut private) = (router.connect(), Connection::open(admin.parse().unwrap()));
@@ -134,7 +134,7 @@ fn an_address_of_its_own_takes_everything_but_the_webhooks() {
 }
 
 #[test]
-fn tokens_in_a_file_can_be_changed() {
+fn a_changed_file_of_api_tokens_is_reloaded() {
     let path = scratch().join("tokens");
     std::fs::write(&path, "admin:one\nviewer:two\n").unwrap();
     let (mut router, log) = Router::start_logged(&[("API_TOKENS_FILE", path.to_str().unwrap())]);
@@ -145,17 +145,21 @@ fn tokens_in_a_file_can_be_changed() {
     };
     assert_eq!((status("one"), status("two"), status("three")), (200, 200, 401));
     std::fs::write(&path, "admin:three").unwrap();
-    eventually(Duration::from_secs(4), "the new token holds", || status("three") == 200);
+    eventually(Duration::from_secs(4), "the new token is accepted", || status("three") == 200);
     assert_eq!((status("one"), status("two")), (401, 401));
     std::fs::write(&path, "root:four").unwrap();
-    log.contains("the file can't be used", 0);
-    assert_eq!((status("three"), status("four")), (200, 401), "a bad file changes nothing");
+    log.wait_for("the file is unusable", 0);
+    assert_eq!(
+        (status("three"), status("four")),
+        (200, 401),
+        "an invalid file keeps the last tokens"
+    );
     router.signal("TERM");
     router.wait_for_exit(Duration::from_secs(5));
 }
 
 #[test]
-fn the_log_names_who_was_refused_and_who_did_what_and_no_secret() {
+fn the_access_log_names_the_token_and_contains_no_secret() {
     let (api, metrics) = (free_port().to_string(), free_port().to_string());
     let mut router = Router::start_with(
         &[
@@ -192,7 +196,7 @@ fn the_log_names_who_was_refused_and_who_did_what_and_no_secret() {
     };
     line(&["\"status\":401", "unauthorized", "/api/v1/status", "\"from\":\"127.0.0.1\""]);
     line(&["\"status\":403", "forged", "/api/v1/exotel/allocate", "does not match", "\"from\":"]);
-    line(&["\"status\":403", "forged", "/api/v1/twilio/allocate", "it has no x-twilio-signature"]);
+    line(&["\"status\":403", "forged", "/api/v1/twilio/allocate", "x-twilio-signature is missing"]);
     line(&["\"status\":200", "/api/v1/drain", "\"by\":\"agent (token 2)\"", "voice-agent-0"]);
     line(&["\"status\":403", "/api/v1/undrain", "forbidden", "\"by\":\"agent (token 2)\""]);
     line(&[
@@ -205,7 +209,7 @@ fn the_log_names_who_was_refused_and_who_did_what_and_no_secret() {
 }
 
 #[test]
-fn an_open_api_says_so_at_the_start() {
+fn an_unauthenticated_api_is_warned_about_at_the_start() {
     let (api, metrics) = (free_port().to_string(), free_port().to_string());
     let mut router = Router::start_with(
         &[("HTTP_PORT", &api), ("METRICS_PORT", &metrics), ("LOG_LEVEL", "warn")],
@@ -215,12 +219,17 @@ fn an_open_api_says_so_at_the_start() {
     let mut text = String::new();
     router.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
     router.wait_for_exit(Duration::from_secs(5));
-    assert!(text.contains("the API is open to everyone who reaches it: set API_TOKENS"), "{text}");
+    assert!(
+        text.contains(
+            "the API needs no authentication and is open to every client: set API_TOKENS"
+        ),
+        "{text}"
+    );
     assert!(text.contains("twilio, plivo, exotel, signalwire, telnyx, vonage, jambonz"), "{text}");
 }
 
 #[test]
-fn bad_secrets_stop_the_start_and_are_not_shown() {
+fn invalid_secrets_fail_the_start_and_are_not_printed() {
     let missing = scratch().join("none");
     let missing = missing.to_str().unwrap();
     let public = ("PUBLIC_URL", "https://r.example");
@@ -247,7 +256,7 @@ fn bad_secrets_stop_the_start_and_are_not_shown() {
             "TELNYX_PUBLIC_KEY=(hidden): expected public keys of 32 bytes in Base64",
         ),
         (&[("API_TOKENS", "hush")], "API_TOKENS=(hidden): expected role:token entries"),
-        (&[("API_TOKENS", "owner:hush")], "entry 1 names no role"),
+        (&[("API_TOKENS", "owner:hush")], "entry 1 has an unknown role"),
         (&[("ADMIN_BIND", "8081")], "ADMIN_BIND=8081: expected an IP address and a port"),
     ];
     for (settings, expected) in bad {
@@ -266,16 +275,16 @@ fn bad_secrets_stop_the_start_and_are_not_shown() {
 }
 
 #[test]
-fn a_pipe_in_the_place_of_a_file_holds_nothing_up() {
+fn a_named_pipe_as_watched_file_does_not_block_the_router() {
     let path = scratch().join("tokens");
     std::fs::write(&path, "admin:one").unwrap();
     let (mut router, log) = Router::start_logged(&[("API_TOKENS_FILE", path.to_str().unwrap())]);
     std::fs::remove_file(&path).unwrap();
     assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
-    log.contains("the file can't be used", 0);
+    log.wait_for("the file is unusable", 0);
     std::fs::remove_file(&path).unwrap();
     std::fs::write(&path, "admin:two").unwrap();
-    eventually(Duration::from_secs(4), "the new token holds", || {
+    eventually(Duration::from_secs(4), "the new token is accepted", || {
         let mut connection = router.connect();
         connection.token = Some("two".into());
         connection.get("/api/v1/status").status == 200
@@ -285,7 +294,7 @@ fn a_pipe_in_the_place_of_a_file_holds_nothing_up() {
 }
 
 #[test]
-fn who_is_not_authenticated_may_ask_only_so_often_and_keeps_nobody_else_out() {
+fn unauthenticated_requests_are_rate_limited_per_source() {
     let router = Router::start(&[
         ("API_TOKENS", TOKENS),
         ("EXOTEL_AUTH_TOKEN", "exotel-secret"),
@@ -293,32 +302,32 @@ fn who_is_not_authenticated_may_ask_only_so_often_and_keeps_nobody_else_out() {
         ("TRUSTED_PROXIES", "127.0.0.0/8"),
         ("LOG_LEVEL", "error"),
     ]);
-    let ask = |path: &str, from: &str| {
+    let get = |path: &str, from: &str| {
         let headers = [("x-forwarded-for", from)];
         router.connect().send("GET", path, &headers, b"")
     };
-    // What a source is answered first, until it has asked too often.
-    let count = |path: &str, from: &str| {
-        let first = ask(path, from).status;
-        let limited = (0..10_000).map(|_| ask(path, from)).find(|answer| answer.status == 429);
-        let answer = limited.unwrap_or_else(|| panic!("{path} is not limited"));
-        assert_eq!(answer.header("retry-after"), Some("1"));
-        assert!(answer.text().contains("too many requests"), "{}", answer.text());
+    // Returns the status of the first response, then repeats the request until it is limited.
+    let exhaust = |path: &str, from: &str| {
+        let first = get(path, from).status;
+        let limited = (0..10_000).map(|_| get(path, from)).find(|response| response.status == 429);
+        let response = limited.unwrap_or_else(|| panic!("{path} is not limited"));
+        assert_eq!(response.header("retry-after"), Some("1"));
+        assert!(response.text().contains("too many requests"), "{}", response.text());
         first
     };
-    assert_eq!(count("/api/v1/status", "192.0.2.1"), 401);
-    // Each has what it may for itself.
+    assert_eq!(exhaust("/api/v1/status", "192.0.2.1"), 401);
+    // Each source has its own limit.
     let forged = "/api/v1/exotel/allocate?CallSid=EX1&auth_token=guess";
-    assert_eq!(count(forged, "192.0.2.2"), 403);
-    assert_eq!(count("/", "192.0.2.3"), 200);
-    assert_eq!(count("/page/page.js", "192.0.2.4"), 200);
-    assert_eq!(count("/nowhere", "192.0.2.5"), 404);
-    assert_eq!(count("/api/v1/whoami", "192.0.2.6"), 401);
-    // Who says who it is is let in from everywhere, and so are probes.
+    assert_eq!(exhaust(forged, "192.0.2.2"), 403);
+    assert_eq!(exhaust("/", "192.0.2.3"), 200);
+    assert_eq!(exhaust("/page/page.js", "192.0.2.4"), 200);
+    assert_eq!(exhaust("/nowhere", "192.0.2.5"), 404);
+    assert_eq!(exhaust("/api/v1/whoami", "192.0.2.6"), 401);
+    // Authenticated requests and probes are not limited.
     let genuine = "/api/v1/exotel/allocate?CallSid=EX1&auth_token=exotel-secret";
     for from in ["192.0.2.1", "192.0.2.2", "192.0.2.3"] {
-        assert_eq!(ask(genuine, from).status, 200);
-        assert_eq!(ask("/ready", from).status, 200);
+        assert_eq!(get(genuine, from).status, 200);
+        assert_eq!(get("/ready", from).status, 200);
         let mut connection = router.connect();
         connection.token = Some("viewer-token".into());
         let headers = [("x-forwarded-for", from)];
@@ -330,7 +339,7 @@ fn who_is_not_authenticated_may_ask_only_so_often_and_keeps_nobody_else_out() {
 }
 
 #[test]
-fn a_page_of_somebody_else_changes_nothing() {
+fn cross_site_requests_change_nothing() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 2}"#)]);
     let body = br#"{"pod_name": "voice-agent-0"}"#;
     let drain = |headers: &[(&str, &str)]| {
@@ -344,41 +353,41 @@ fn a_page_of_somebody_else_changes_nothing() {
     assert_eq!(drain(&[("sec-fetch-site", "same-site")]), 403);
     let (_, pod) = router.get("/api/v1/pod/voice-agent-0");
     assert_eq!(pod["is_draining"], false);
-    // Its own page, and whoever is no browser.
+    // The router's own page and clients that are not browsers.
     assert_eq!(drain(&[("origin", "https://router"), ("sec-fetch-site", "same-origin")]), 200);
     assert_eq!(drain(&[]), 200);
 }
 
 #[test]
-fn a_token_that_is_taken_away_ends_the_streams_it_opened() {
+fn a_revoked_token_ends_its_event_streams() {
     let file = scratch().join("tokens");
-    std::fs::write(&file, "viewer:looks,admin:admin-token").unwrap();
+    std::fs::write(&file, "viewer:revoked,admin:admin-token").unwrap();
     let router = Router::start(&[("API_TOKENS_FILE", file.to_str().unwrap())]);
     let open = |path: &str| {
         let mut stream = std::net::TcpStream::connect(router.address).unwrap();
         let head = format!(
-            "GET {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\naccept: text/event-stream\r\nauthorization: Bearer looks\r\n\r\n"
+            "GET {path} HTTP/1.1\r\nhost: r\r\nconnection: close\r\naccept: text/event-stream\r\nauthorization: Bearer revoked\r\n\r\n"
         );
         std::io::Write::write_all(&mut stream, head.as_bytes()).unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
-        let mut some = [0; 256];
-        let count = stream.read(&mut some).unwrap();
-        assert!(some[..count].starts_with(b"HTTP/1.1 200"), "{path}");
+        let mut buffer = [0; 256];
+        let count = stream.read(&mut buffer).unwrap();
+        assert!(buffer[..count].starts_with(b"HTTP/1.1 200"), "{path}");
         stream
     };
     let mut streams = [open("/api/v1/live"), open("/api/v1/events")];
     std::fs::write(&file, "admin:admin-token").unwrap();
     let mut connection = router.connect();
-    connection.token = Some("looks".into());
-    eventually(Duration::from_secs(5), "the token is gone", || {
+    connection.token = Some("revoked".into());
+    eventually(Duration::from_secs(5), "the token is rejected", || {
         connection.get("/api/v1/status").status == 401
     });
     connection.token = Some("admin-token".into());
-    connection.post("/api/v1/allocate", &json!({"call_sid": "CA-unseen"}));
+    connection.post("/api/v1/allocate", &json!({"call_sid": "CA-hidden"}));
     for stream in &mut streams {
         let mut rest = String::new();
         stream.read_to_string(&mut rest).unwrap();
-        assert!(!rest.contains("CA-unseen"), "{rest}");
+        assert!(!rest.contains("CA-hidden"), "{rest}");
     }
-    connection.post("/api/v1/release", &json!({"call_sid": "CA-unseen"}));
+    connection.post("/api/v1/release", &json!({"call_sid": "CA-hidden"}));
 }

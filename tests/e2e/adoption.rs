@@ -6,12 +6,12 @@ use redis::{Commands, cmd};
 use serde_json::json;
 
 use crate::{
-    redis_odd::{OLDER, run},
+    malformed_data::{OLDER, run},
     waiting::waiting,
 };
 use testkit::{
     Router, eventually,
-    provider::{PUBLIC_URL, again, call},
+    provider::{PUBLIC_URL, follow_redirect, start_call},
     redis::RedisServer,
 };
 
@@ -36,12 +36,12 @@ fn calls_wait_for_the_pods_of_calls_that_were_adopted() {
     let server = RedisServer::start(&[]);
     run(&mut server.connection(), &OLDER);
     let router = with_queue(&server);
-    let first = call(&mut router.connect(), "first");
-    let second = call(&mut router.connect(), "second");
-    assert!(first.waits() && second.waits(), "{first:?} {second:?}");
+    let first = start_call(&mut router.connect(), "first");
+    let second = start_call(&mut router.connect(), "second");
+    assert!(first.is_hold() && second.is_hold(), "{first:?} {second:?}");
     assert_eq!(router.release("live").0, 200);
-    assert_eq!(again(&router, "first", &first).pod().as_deref(), Some("a"));
-    assert!(again(&router, "second", &second).waits());
+    assert_eq!(follow_redirect(&router, "first", &first).pod().as_deref(), Some("a"));
+    assert!(follow_redirect(&router, "second", &second).is_hold());
     for call in ["first", "second", "other"] {
         assert_eq!(router.release(call).0, 200);
     }
@@ -55,11 +55,11 @@ fn waiting_calls_keep_their_turns_when_their_store_is_adopted() {
     let mut redis = server.connection();
     router.allocate("served-1");
     let released = router.allocate("served-2")["pod_name"].as_str().unwrap().to_owned();
-    let heard: Vec<_> = ["first", "second", "third"]
-        .map(|sid| (sid, call(&mut router.connect(), sid)))
+    let document: Vec<_> = ["first", "second", "third"]
+        .map(|sid| (sid, start_call(&mut router.connect(), sid)))
         .into_iter()
         .collect();
-    assert!(heard.iter().all(|(_, heard)| heard.waits()), "{heard:?}");
+    assert!(document.iter().all(|(_, document)| document.is_hold()), "{document:?}");
     assert_eq!(router.release("served-2").0, 200, "handed to the first");
     let _: () = redis.del("voice:schema").unwrap();
     eventually(5 * SECOND, "the store is adopted", || redis.exists("voice:schema").unwrap());
@@ -68,14 +68,17 @@ fn waiting_calls_keep_their_turns_when_their_store_is_adopted() {
     });
     assert_eq!(waiting(&router), 2);
     // A newcomer comes after those that wait.
-    let newcomer = call(&mut router.connect(), "newcomer");
-    assert!(newcomer.waits(), "{newcomer:?}");
-    let pod = again(&router, "first", &heard[0].1).pod();
+    let newcomer = start_call(&mut router.connect(), "newcomer");
+    assert!(newcomer.is_hold(), "{newcomer:?}");
+    let pod = follow_redirect(&router, "first", &document[0].1).pod();
     assert_eq!(pod.as_deref(), Some(released.as_str()), "the pod that it was handed");
     assert_eq!(router.release("served-1").0, 200);
-    assert!(again(&router, "third", &heard[2].1).waits(), "the third before the second");
-    assert!(again(&router, "newcomer", &newcomer).waits());
-    assert!(again(&router, "second", &heard[1].1).pod().is_some(), "it was next");
+    assert!(
+        follow_redirect(&router, "third", &document[2].1).is_hold(),
+        "the third before the second"
+    );
+    assert!(follow_redirect(&router, "newcomer", &newcomer).is_hold());
+    assert!(follow_redirect(&router, "second", &document[1].1).pod().is_some(), "it was next");
     for call in ["first", "second", "third", "newcomer"] {
         assert_eq!(router.release(call).0, 200, "{call}");
     }
@@ -89,8 +92,8 @@ fn calls_that_waited_before_an_older_backup_was_restored_wait_again() {
     let mut redis = server.connection();
     router.allocate("lost-1");
     router.allocate("lost-2");
-    let heard = call(&mut router.connect(), "waits");
-    assert!(heard.waits(), "{heard:?}");
+    let document = start_call(&mut router.connect(), "waits");
+    assert!(document.is_hold(), "{document:?}");
     let mut poll = router.connect();
     let waiter = std::thread::spawn(move || {
         let body = json!({"call_sid": "polls", "wait": "50s"});
@@ -112,11 +115,11 @@ fn calls_that_waited_before_an_older_backup_was_restored_wait_again() {
     });
     assert_eq!(router.get("/api/v1/calls/live").1["pod_name"], "a");
     // Its place is gone with the store; it takes a new one.
-    let heard = again(&router, "waits", &heard);
-    assert!(heard.waits(), "{heard:?}");
+    let document = follow_redirect(&router, "waits", &document);
+    assert!(document.is_hold(), "{document:?}");
     assert_eq!(router.release("live").0, 200);
     assert_eq!(router.release("other").0, 200);
-    assert!(again(&router, "waits", &heard).pod().is_some());
+    assert!(follow_redirect(&router, "waits", &document).pod().is_some());
     let (status, answer) = waiter.join().unwrap();
     assert!(matches!(status, 200 | 503), "{status}: {answer}");
     for call in ["waits", "polls"] {

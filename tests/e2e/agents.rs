@@ -12,15 +12,17 @@ use tokio_tungstenite::{
     tungstenite::{Error, Message},
 };
 
-use testkit::{Connection, Process, Router, eventually, free_port, program, proxy::Proxy, scratch};
+use testkit::{
+    Connection, Process, Router, eventually, free_port, program, proxy::FaultProxy, scratch,
+};
 
-/// How long an agent may take to say something on a machine with other work.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// Bound for a frame of an agent; generous for an overloaded machine.
+const FRAME_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
 async fn dial(url: &Value) -> Socket {
-    connect_async(url.as_str().unwrap()).await.expect("the agent takes the stream").0
+    connect_async(url.as_str().unwrap()).await.expect("the agent accepts the stream").0
 }
 
 fn ws_url(address: SocketAddr, pod: &str) -> String {
@@ -31,22 +33,23 @@ fn ws_url(address: SocketAddr, pod: &str) -> String {
 
 async fn echo(socket: &mut Socket, frame: &str) {
     socket.send(Message::text(frame)).await.unwrap();
-    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap().unwrap().unwrap();
-    assert_eq!(heard, Message::text(frame));
+    let received =
+        tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap().unwrap().unwrap();
+    assert_eq!(received, Message::text(frame));
 }
 
 #[tokio::test]
-async fn a_plain_websocket_client_talks_and_hangs_up_and_the_pod_is_free() {
+async fn closing_the_websocket_releases_the_call() {
     let router = Router::start(&[]);
-    let answer = router.allocate("CA1");
-    let mut socket = dial(&answer["ws_url"]).await;
+    let response = router.allocate("CA1");
+    let mut socket = dial(&response["ws_url"]).await;
     echo(&mut socket, "hello?").await;
     echo(&mut socket, r#"{"event":"media","media":{"payload":"AAAA"}}"#).await;
     assert_eq!(router.status()["pools"]["gold"]["available"], 0);
     socket.close(None).await.unwrap();
     assert!(
         matches!(socket.next().await, Some(Ok(Message::Close(_)))),
-        "the agent answers the close"
+        "the agent closes the stream, too"
     );
     eventually(Duration::from_secs(3), "the pod is free", || {
         router.status()["pools"]["gold"]["available"] == 1
@@ -55,7 +58,7 @@ async fn a_plain_websocket_client_talks_and_hangs_up_and_the_pod_is_free() {
 }
 
 #[tokio::test]
-async fn a_client_that_vanishes_has_hung_up() {
+async fn a_dropped_websocket_releases_the_call() {
     let router = Router::start(&[]);
     let socket = dial(&router.allocate("CA1")["ws_url"]).await;
     drop(socket);
@@ -63,7 +66,7 @@ async fn a_client_that_vanishes_has_hung_up() {
 }
 
 #[tokio::test]
-async fn streams_on_a_shared_pod_name_their_calls() {
+async fn the_start_frame_identifies_the_call_on_a_shared_pod() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers)]);
     let url = router.allocate("CA1")["ws_url"].clone();
@@ -73,19 +76,19 @@ async fn streams_on_a_shared_pod_name_their_calls() {
     second.send(Message::text(start.to_string())).await.unwrap();
     echo(&mut second, r#"{"event":"media","media":{}}"#).await;
     second.send(Message::text(r#"{"event":"stop"}"#)).await.unwrap();
-    eventually(Duration::from_secs(3), "the second call is over", || {
+    eventually(Duration::from_secs(3), "the second call is released", || {
         router.get("/api/v1/calls/CA2").0 == 404
     });
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
     let mut first = dial(&url).await;
     first.close(None).await.unwrap();
-    eventually(Duration::from_secs(3), "the first call is over", || {
+    eventually(Duration::from_secs(3), "the first call is released", || {
         router.get("/api/v1/calls/CA1").0 == 404
     });
 }
 
 #[tokio::test]
-async fn an_agent_renews_for_as_long_as_the_caller_talks() {
+async fn an_agent_renews_its_call_while_the_stream_is_open() {
     let router = Router::start(&[
         ("LEASE_TTL", "2s"),
         ("HTTP_READ_TIMEOUT", "500ms"),
@@ -98,15 +101,15 @@ async fn an_agent_renews_for_as_long_as_the_caller_talks() {
     }
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
     router.release("CA1");
-    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
+    let frame = tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap();
     assert!(
-        matches!(heard, Some(Ok(Message::Close(_)))),
-        "the agent hangs up when the call is over: {heard:?}"
+        matches!(frame, Some(Ok(Message::Close(_)))),
+        "the agent closes the stream of a released call: {frame:?}"
     );
 }
 
 #[tokio::test]
-async fn streams_that_nobody_asked_for_are_refused() {
+async fn a_stream_without_an_allocated_call_is_refused() {
     let router = Router::start(&[]);
     let refusal = async |url: String| match connect_async(url).await {
         Err(Error::Http(response)) => response.status().as_u16(),
@@ -119,7 +122,7 @@ async fn streams_that_nobody_asked_for_are_refused() {
 }
 
 #[tokio::test]
-async fn two_streams_that_are_mistaken_for_each_other_end_their_own_calls() {
+async fn two_streams_of_one_pod_release_their_own_calls() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers)]);
     let url = router.allocate("CA1")["ws_url"].clone();
@@ -131,26 +134,26 @@ async fn two_streams_that_are_mistaken_for_each_other_end_their_own_calls() {
         echo(socket, "hello").await;
     }
     second.close(None).await.unwrap();
-    eventually(Duration::from_secs(3), "the second call is over", || {
+    eventually(Duration::from_secs(3), "the second call is released", || {
         router.get("/api/v1/calls/CA2").0 == 404
     });
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
 }
 
 #[tokio::test]
-async fn a_released_call_does_not_come_back_while_its_stream_is_open() {
+async fn a_released_call_is_not_registered_again_by_its_stream() {
     let router = Router::start(&[("LEASE_TTL", "1500ms")]);
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     assert_eq!(router.release("CA1").0, 200);
     let renewal = json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]});
     assert_eq!(router.post("/api/v1/renew", renewal).1["unknown"], json!(["CA1"]));
-    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
-    assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
+    let frame = tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap();
+    assert!(matches!(frame, Some(Ok(Message::Close(_)))), "{frame:?}");
     assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
 }
 
 #[tokio::test]
-async fn a_caller_who_never_listens_is_not_on_the_line() {
+async fn an_agent_ends_a_stream_whose_client_does_not_read() {
     let router = Router::start(&[]);
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     let frame = Message::binary(vec![0; 60_000]);
@@ -158,20 +161,20 @@ async fn a_caller_who_never_listens_is_not_on_the_line() {
         .await
         .is_ok_and(|sent| sent.is_ok())
     {}
-    eventually(Duration::from_secs(8), "the agent gives up", || {
+    eventually(Duration::from_secs(8), "the agent releases the call", || {
         router.get("/api/v1/calls/CA1").0 == 404
     });
 }
 
 #[tokio::test]
-async fn stopping_the_router_hangs_up_and_releases() {
+async fn graceful_shutdown_closes_streams_and_releases_calls() {
     let directory = scratch();
     let mut router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
     router.allocate("CA2");
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     router.signal("TERM");
-    let heard = tokio::time::timeout(PATIENCE, socket.next()).await.unwrap();
-    assert!(matches!(heard, Some(Ok(Message::Close(_)))), "{heard:?}");
+    let frame = tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap();
+    assert!(matches!(frame, Some(Ok(Message::Close(_)))), "{frame:?}");
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
     let router = router.kill_and_restart();
     assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
@@ -188,10 +191,10 @@ async fn an_agent_keeps_its_call_when_a_lookup_fails() {
         ("VOICE_AGENT_BASE_URL", "ws://127.0.0.1"),
         ("HTTP_BIND", "127.0.0.1"),
     ]);
-    let line = Proxy::to(router.address.port());
+    let proxy = FaultProxy::to(router.address.port());
     let settings = [
         ("POD_NAME", "voice-agent-0"),
-        ("SMART_ROUTER_URL", &format!("http://{}", line.address)),
+        ("SMART_ROUTER_URL", &format!("http://{}", proxy.address)),
         ("AGENT_BIND", &format!("127.0.0.1:{port}")),
     ];
     let mut agent = program(&settings);
@@ -202,27 +205,27 @@ async fn an_agent_keeps_its_call_when_a_lookup_fails() {
     });
     router.allocate("CA1");
     router.allocate("CA2");
-    // It is taken for the stream of the first, until it names the second.
+    // The agent assigns the stream to CA1 until the start frame names CA2.
     let mut socket = dial(&json!(format!("ws://127.0.0.1:{port}/agent"))).await;
     echo(&mut socket, "hello?").await;
-    line.cut(true);
+    proxy.refuse_connections(true);
     let start = json!({"event": "start", "start": {"callSid": "CA2"}});
     socket.send(Message::text(start.to_string())).await.unwrap();
     echo(&mut socket, "still there?").await;
-    line.cut(false);
+    proxy.refuse_connections(false);
     for _ in 0..10 {
         tokio::time::sleep(Duration::from_millis(100)).await;
         echo(&mut socket, "still there?").await;
     }
     socket.send(Message::text(r#"{"event":"stop"}"#)).await.unwrap();
-    eventually(Duration::from_secs(5), "its own call is over", || {
+    eventually(Duration::from_secs(5), "CA2 is released", || {
         router.get("/api/v1/calls/CA2").0 == 404
     });
-    assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "the other's is not");
+    assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "CA1 is still active");
 }
 
 #[test]
-fn the_call_command_tells_each_step() {
+fn the_call_command_prints_each_step() {
     let router = Router::start(&[]);
     let url = format!("http://{}", router.address);
     let call = |args: &[&str]| {
@@ -237,10 +240,10 @@ fn the_call_command_tells_each_step() {
     let text = String::from_utf8(output.stdout).unwrap();
     assert!(output.status.success(), "{text}");
     for part in [
-        "1. call CA1 asks",
+        "1. allocate a pod for call CA1 at",
         "voice-agent-0 from pool:gold",
-        "2. stream to ws://",
-        "frames sent and heard back",
+        "2. connect the stream to ws://",
+        "frames sent and echoed",
         "4. hang up",
         "pool:gold: 1 of 1 available",
     ] {

@@ -5,15 +5,15 @@ use serde_json::json;
 use testkit::Router;
 
 #[test]
-fn the_walkthrough_of_gold_standard_and_basic() {
+fn the_default_chain_is_gold_then_standard_then_basic() {
     let router = Router::start(&[]);
     let pools = ["pool:gold", "pool:standard", "pool:basic", "pool:basic", "pool:basic"];
     for (number, pool) in pools.iter().enumerate() {
         assert_eq!(router.allocate(&format!("CA{number}"))["source_pool"], *pool);
     }
-    let answer = router.connect().post("/api/v1/allocate", &json!({"call_sid": "CA9"}));
-    assert_eq!(answer.header("retry-after"), Some("1"));
-    let (status, refusal) = answer.json();
+    let response = router.connect().post("/api/v1/allocate", &json!({"call_sid": "CA9"}));
+    assert_eq!(response.header("retry-after"), Some("1"));
+    let (status, refusal) = response.json();
     assert_eq!(status, 503);
     assert_eq!(refusal["error"], "no pods available");
     let full = |step: &str| json!({"step": step, "reason": "at_capacity"});
@@ -22,9 +22,9 @@ fn the_walkthrough_of_gold_standard_and_basic() {
 }
 
 #[test]
-fn the_answer_has_the_documented_fields() {
+fn the_allocate_response_has_the_documented_fields() {
     let router = Router::start(&[("VOICE_AGENT_BASE_URL", "wss://voice.example.com/")]);
-    let (status, answer) = router.post(
+    let (status, response) = router.post(
         "/api/v1/allocate",
         json!({"call_sid": "CA1", "merchant_id": "9shines", "provider": "plivo", "flow": "v1", "template": "hello", "new": 1}),
     );
@@ -36,7 +36,7 @@ fn the_answer_has_the_documented_fields() {
         "source_pool": "pool:gold",
         "was_existing": false,
     });
-    assert_eq!(answer, expected);
+    assert_eq!(response, expected);
 }
 
 #[test]
@@ -59,16 +59,16 @@ fn fifty_simultaneous_requests_for_one_call_get_one_pod() {
     for round in 0..20 {
         let barrier = Barrier::new(50);
         let pods: HashSet<String> = thread::scope(|scope| {
-            let ask = || {
+            let request = || {
                 let mut connection = router.connect();
                 barrier.wait();
-                let (_, answer) = connection
+                let (_, response) = connection
                     .post("/api/v1/allocate", &json!({"call_sid": format!("CA{round}")}))
                     .json();
-                answer["pod_name"].as_str().unwrap().to_owned()
+                response["pod_name"].as_str().unwrap().to_owned()
             };
-            let asking: Vec<_> = (0..50).map(|_| scope.spawn(ask)).collect();
-            asking.into_iter().map(|asking| asking.join().unwrap()).collect()
+            let requests: Vec<_> = (0..50).map(|_| scope.spawn(request)).collect();
+            requests.into_iter().map(|request| request.join().unwrap()).collect()
         });
         assert_eq!(pods.len(), 1, "round {round}: {pods:?}");
     }
@@ -76,7 +76,7 @@ fn fifty_simultaneous_requests_for_one_call_get_one_pod() {
 }
 
 #[test]
-fn a_merchant_gets_its_own_pool_first_and_nobody_else_does() {
+fn only_the_merchant_itself_uses_its_dedicated_pool() {
     let tiers =
         r#"{"tiers": {"gold": {"target": 1}, "acme": {"target": 1}}, "default_chain": ["gold"]}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers)]);
@@ -100,7 +100,7 @@ fn a_merchant_gets_its_own_pool_first_and_nobody_else_does() {
 }
 
 #[test]
-fn a_call_tells_where_it_is_and_why_there() {
+fn a_call_lookup_shows_the_pod_and_the_skipped_steps() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     router.allocate("CA2");
@@ -114,7 +114,7 @@ fn a_call_tells_where_it_is_and_why_there() {
 }
 
 #[test]
-fn a_changed_tier_table_is_in_force_at_once_and_spares_live_calls() {
+fn a_tier_change_takes_effect_at_once_and_keeps_live_calls() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     let tiers = r#"{"tiers": {"silver": {"target": 2}, "basic": {"type": "shared", "target": 1}}, "default_chain": ["silver", "basic"]}"#;

@@ -2,26 +2,26 @@ use std::{thread, time::Duration};
 
 use serde_json::{Value, json};
 
-use testkit::{Connection, Router, raw::head};
+use testkit::{Connection, Router, http::request_head};
 
 const JSON: (&str, &str) = ("content-type", "application/json");
 
-/// Sends a body and expects a JSON error of one of the given statuses.
-fn refused(
+/// Sends a body and expects a JSON error with the given status.
+fn expect_error(
     router: &Router,
     path: &str,
     headers: &[(&str, &str)],
     body: &[u8],
     expected: u16,
 ) -> Value {
-    let (status, answer) = router.connect().send("POST", path, headers, body).json();
-    assert_eq!(status, expected, "{path} {:.100}: {answer}", String::from_utf8_lossy(body));
-    assert!(answer["error"].as_str().is_some_and(|error| !error.is_empty()), "{answer}");
-    answer
+    let (status, response) = router.connect().send("POST", path, headers, body).json();
+    assert_eq!(status, expected, "{path} {:.100}: {response}", String::from_utf8_lossy(body));
+    assert!(response["error"].as_str().is_some_and(|error| !error.is_empty()), "{response}");
+    response
 }
 
 #[test]
-fn ill_formed_names_are_refused_by_name_and_change_nothing() {
+fn invalid_names_are_rejected_with_their_field() {
     let router = Router::start(&[]);
     let before = router.status();
     let long = "A".repeat(129);
@@ -42,14 +42,20 @@ fn ill_formed_names_are_refused_by_name_and_change_nothing() {
     for call in calls {
         for path in ["/api/v1/allocate", "/api/v1/release", "/api/v1/renew"] {
             let body = json!({"call_sid": call}).to_string();
-            let answer = refused(&router, path, &[JSON], body.as_bytes(), 400);
-            assert_eq!(answer["details"]["field"], "call_sid", "{answer}");
+            let response = expect_error(&router, path, &[JSON], body.as_bytes(), 400);
+            assert_eq!(response["details"]["field"], "call_sid", "{response}");
         }
     }
     let long = "a".repeat(64);
     for pod in ["", "A", "a.b", "a_b", "-a", "a-", "a b", "metadata", "../a", "a:b", &long] {
         for path in ["/api/v1/drain", "/api/v1/undrain"] {
-            refused(&router, path, &[JSON], json!({"pod_name": pod}).to_string().as_bytes(), 400);
+            expect_error(
+                &router,
+                path,
+                &[JSON],
+                json!({"pod_name": pod}).to_string().as_bytes(),
+                400,
+            );
         }
     }
     let long = "m".repeat(65);
@@ -66,8 +72,8 @@ fn ill_formed_names_are_refused_by_name_and_change_nothing() {
         ("provider", ".."),
     ] {
         let body = json!({"call_sid": "CA1", field: value}).to_string();
-        let answer = refused(&router, "/api/v1/allocate", &[JSON], body.as_bytes(), 400);
-        assert_eq!(answer["details"]["field"], field, "{answer}");
+        let response = expect_error(&router, "/api/v1/allocate", &[JSON], body.as_bytes(), 400);
+        assert_eq!(response["details"]["field"], field, "{response}");
     }
     for path in [
         "/api/v1/pod/metadata",
@@ -83,7 +89,7 @@ fn ill_formed_names_are_refused_by_name_and_change_nothing() {
 }
 
 #[test]
-fn bodies_that_are_not_the_json_expected_are_refused() {
+fn bodies_that_are_not_the_expected_json_are_rejected() {
     let router = Router::start(&[]);
     let before = router.status();
     for path in
@@ -99,10 +105,10 @@ fn bodies_that_are_not_the_json_expected_are_refused() {
             r#"{"call_sid": 7, "pod_name": 7}"#,
             r#"{"call_sid": ["CA1"], "pod_name": {}}"#,
         ] {
-            refused(&router, path, &[JSON], body.as_bytes(), 400);
+            expect_error(&router, path, &[JSON], body.as_bytes(), 400);
         }
-        refused(&router, path, &[JSON], b"{\"call_sid\": \"\xff\xfe\"}", 400);
-        refused(
+        expect_error(&router, path, &[JSON], b"{\"call_sid\": \"\xff\xfe\"}", 400);
+        expect_error(
             &router,
             path,
             &[("content-type", "application/x-www-form-urlencoded")],
@@ -110,11 +116,11 @@ fn bodies_that_are_not_the_json_expected_are_refused() {
             400,
         );
         let large = json!({"call_sid": "CA1", "x": "y".repeat(70_000)}).to_string();
-        let answer = router.connect().send("POST", path, &[JSON], large.as_bytes());
-        assert_eq!((answer.status, answer.header("connection")), (413, Some("close")));
+        let response = router.connect().send("POST", path, &[JSON], large.as_bytes());
+        assert_eq!((response.status, response.header("connection")), (413, Some("close")));
     }
-    refused(&router, "/api/v1/renew", &[JSON], br#"{"call_sids": ["CA1"]}"#, 400);
-    refused(
+    expect_error(&router, "/api/v1/renew", &[JSON], br#"{"call_sids": ["CA1"]}"#, 400);
+    expect_error(
         &router,
         "/api/v1/renew",
         &[JSON],
@@ -125,32 +131,32 @@ fn bodies_that_are_not_the_json_expected_are_refused() {
 }
 
 #[test]
-fn ten_megabytes_get_an_answer_or_a_closed_connection() {
+fn a_ten_megabyte_body_gets_413_or_a_closed_connection() {
     let router = Router::start(&[]);
     let mut connection = router.connect();
-    connection.write(&head("POST", "/api/v1/allocate", &[JSON], 10 << 20));
-    let some = vec![b' '; 64 << 10];
-    let sent = (0..160).take_while(|_| connection.try_write(&some)).count();
+    connection.write(&request_head("POST", "/api/v1/allocate", &[JSON], 10 << 20));
+    let chunk = vec![b' '; 64 << 10];
+    let sent = (0..160).take_while(|_| connection.try_write(&chunk)).count();
     if sent == 160 {
-        assert_eq!(connection.answer().map_or(413, |answer| answer.status), 413);
+        assert_eq!(connection.read_response().map_or(413, |response| response.status), 413);
     }
     assert_eq!(router.status()["active_calls"], 0);
 }
 
-/// Sends a byte now and then for as long as they are taken; how many were. A limit on the time
-/// between two bytes would never be reached.
-fn drip(connection: &mut Connection, bytes: impl Iterator<Item = u8>) -> usize {
-    let taken = bytes.take(300).take_while(|byte| {
+/// Sends a byte every 100 ms until the connection is closed, and returns their number. A timeout
+/// between two bytes would never fire.
+fn send_slowly(connection: &mut Connection, bytes: impl Iterator<Item = u8>) -> usize {
+    let sent = bytes.take(300).take_while(|byte| {
         thread::sleep(Duration::from_millis(100));
         connection.try_write(&[*byte])
     });
-    let count = taken.count();
-    assert!(count < 300, "nobody minds that the request never ends");
+    let count = sent.count();
+    assert!(count < 300, "the read timeout never fired");
     count
 }
 
 #[test]
-fn a_body_that_drips_is_cut_off_with_an_answer() {
+fn a_slow_loris_body_is_ended_with_a_response() {
     let router = Router::start(&[("HTTP_READ_TIMEOUT", "1s")]);
     for (path, expected) in [
         ("/api/v1/allocate", 408),
@@ -158,26 +164,26 @@ fn a_body_that_drips_is_cut_off_with_an_answer() {
         ("/api/v1/exotel/allocate", 408),
     ] {
         let mut connection = router.connect();
-        connection.write(&head("POST", path, &[JSON], 1_000));
-        let count = drip(&mut connection, [b' '].into_iter().cycle());
-        let answer = connection.answer().unwrap();
-        assert_eq!(answer.status, expected, "{path} after {count} bytes");
-        assert_eq!(answer.header("connection"), Some("close"));
+        connection.write(&request_head("POST", path, &[JSON], 1_000));
+        let count = send_slowly(&mut connection, [b' '].into_iter().cycle());
+        let response = connection.read_response().unwrap();
+        assert_eq!(response.status, expected, "{path} after {count} bytes");
+        assert_eq!(response.header("connection"), Some("close"));
     }
     assert_eq!(router.status()["active_calls"], 0);
 }
 
 #[test]
-fn a_head_that_drips_is_cut_off() {
+fn a_slow_loris_head_is_ended() {
     let router = Router::start(&[("HTTP_READ_TIMEOUT", "1s")]);
     let mut connection = router.connect();
     let head = b"GET /health HTTP/1.1\r\nhost: a\r\nx-slow: ".iter().copied();
-    drip(&mut connection, head.chain([b'a'].into_iter().cycle()));
-    assert!(connection.answer().is_none_or(|answer| answer.status == 408));
+    send_slowly(&mut connection, head.chain([b'a'].into_iter().cycle()));
+    assert!(connection.read_response().is_none_or(|response| response.status == 408));
 }
 
 #[test]
-fn what_is_not_http_is_answered_or_closed() {
+fn malformed_http_gets_an_error_or_a_closed_connection() {
     let router = Router::start(&[]);
     for garbage in [
         "\r\n\r\n\r\n\r\n garbage\r\n\r\n",
@@ -189,12 +195,12 @@ fn what_is_not_http_is_answered_or_closed() {
         connection.write(garbage.as_bytes());
         connection.write(b"\r\n\r\n");
         assert!(
-            connection.answer().is_none_or(|answer| (400..500).contains(&answer.status)),
+            connection.read_response().is_none_or(|response| (400..500).contains(&response.status)),
             "{garbage:?}"
         );
     }
     let many = "x-a: 1\r\n".repeat(5_000);
     let mut connection = Connection::open(router.address);
     connection.try_write(format!("GET /health HTTP/1.1\r\nhost: a\r\n{many}\r\n").as_bytes());
-    assert!(connection.answer().is_none_or(|answer| answer.status == 431));
+    assert!(connection.read_response().is_none_or(|response| response.status == 431));
 }

@@ -3,8 +3,8 @@
 use std::{process::Stdio, sync::Arc, time::Duration};
 
 use fleet::{
-    Allocate, Edit, Hold, Release, Renew, Why,
-    tiers::{Origin, Tiers},
+    Allocate, Edit, Hold, RefusalReason, Release, Renew,
+    tiers::{DocumentSource, Tiers},
 };
 use serde_json::{Value, json};
 use store::{Redis, Store};
@@ -13,7 +13,7 @@ use testkit::{
     Router,
     clock::WallClock,
     eventually, free_port,
-    provider::{Heard, PUBLIC_URL, again, call},
+    provider::{CallDocument, PUBLIC_URL, follow_redirect, start_call},
     redis::{RedisServer, WRITER, ready_pod, store_config, unix_millis},
     scratch,
 };
@@ -21,8 +21,8 @@ use testkit::{
 const HOUR: i64 = 3_600;
 const HOUR_MS: u64 = 3_600_000;
 const LEASE: u64 = 60_000;
-/// For deadlines of one to three seconds, on a busy machine.
-const SOON: Duration = Duration::from_secs(20);
+/// Generous bound for deadlines of one to three seconds, for an overloaded machine.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 fn start(clock: &WallClock, settings: &[(&str, &str)]) -> Router {
     let shim = clock.settings();
@@ -46,18 +46,18 @@ fn is_draining(router: &Router, pod: &str) -> bool {
 }
 
 #[test]
-fn a_clock_set_back_stops_no_lease_and_no_drain() {
+fn leases_and_drains_expire_after_the_clock_is_set_back() {
     let clock = WallClock::ahead(HOUR);
     let router = start(&clock, &[("LEASE_TTL", "2s"), ("DRAINING_TTL", "2s")]);
     router.allocate("CA1");
     assert_eq!(router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"})).0, 200);
     clock.set_ahead(0);
-    eventually(SOON, "the lease ends", || !is_live(&router, "CA1"));
-    eventually(SOON, "the drain ends", || !is_draining(&router, "voice-agent-2"));
+    eventually(TIMEOUT, "the lease expires", || !is_live(&router, "CA1"));
+    eventually(TIMEOUT, "the drain expires", || !is_draining(&router, "voice-agent-2"));
 }
 
 #[test]
-fn a_clock_set_back_does_not_stop_a_rate() {
+fn the_rate_limit_recovers_after_the_clock_is_set_back() {
     let clock = WallClock::ahead(HOUR);
     let router = start(&clock, &[("TIER_CONFIG", r#"{"gold": 300}"#)]);
     router.put("/api/v1/merchants/acme", r#"{"max_rate": 1}"#);
@@ -69,12 +69,12 @@ fn a_clock_set_back_does_not_stop_a_rate() {
     };
     assert!(allocate());
     clock.set_ahead(0);
-    eventually(SOON, "the merchant has its next call", &mut allocate);
-    eventually(SOON, "and the next", &mut allocate);
+    eventually(TIMEOUT, "the merchant may start its next call", &mut allocate);
+    eventually(TIMEOUT, "the merchant may start another call", &mut allocate);
 }
 
 #[test]
-fn a_clock_set_back_keeps_no_caller_on_hold() {
+fn the_hold_time_expires_after_the_clock_is_set_back() {
     let clock = WallClock::ahead(HOUR);
     let router = start(
         &clock,
@@ -86,12 +86,12 @@ fn a_clock_set_back_keeps_no_caller_on_hold() {
         ],
     );
     router.allocate("CA1");
-    let mut heard = call(&mut router.connect(), "CA2");
-    assert!(heard.waits());
+    let mut document = start_call(&mut router.connect(), "CA2");
+    assert!(document.is_hold());
     clock.set_ahead(0);
-    eventually(SOON, "the time on hold is over", || {
-        heard = again(&router, "CA2", &heard);
-        matches!(heard, Heard::HangUp(_))
+    eventually(TIMEOUT, "the hold time expires", || {
+        document = follow_redirect(&router, "CA2", &document);
+        matches!(document, CallDocument::HangUp(_))
     });
 }
 
@@ -103,7 +103,7 @@ fn a_clock_set_forward_ends_nothing_early() {
     router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
     clock.set_ahead(HOUR);
     let mut lease = 0;
-    eventually(SOON, "times follow the wall clock", || {
+    eventually(TIMEOUT, "times follow the wall clock", || {
         let (status, call) = router.get("/api/v1/calls/CA1");
         assert_eq!(status, 200, "{call}");
         assert!(is_draining(&router, "voice-agent-2"));
@@ -117,7 +117,7 @@ fn a_clock_set_forward_ends_nothing_early() {
 }
 
 #[test]
-fn a_restart_after_the_clock_was_set_back_keeps_no_deadline_ahead() {
+fn deadlines_are_moved_by_a_restart_after_the_clock_is_set_back() {
     let directory = scratch();
     let clock = WallClock::ahead(HOUR);
     let settings = [
@@ -128,7 +128,7 @@ fn a_restart_after_the_clock_was_set_back_keeps_no_deadline_ahead() {
     ];
     let router = start(&clock, &settings);
     router.allocate("CA1");
-    // A renewal is the only change that names a deadline and no time.
+    // A renewal is the only change that contains a deadline but no timestamp.
     assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "CA1"})).0, 200);
     router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
     router.signal("KILL");
@@ -139,12 +139,12 @@ fn a_restart_after_the_clock_was_set_back_keeps_no_deadline_ahead() {
         let left = seconds_from_now(&call["lease_expires_at"]);
         assert!(left <= 6, "a lease of 6 s ends in {left} s");
     }
-    eventually(SOON, "the lease ends", || !is_live(&router, "CA1"));
-    eventually(SOON, "the drain ends", || !is_draining(&router, "voice-agent-2"));
+    eventually(TIMEOUT, "the lease expires", || !is_live(&router, "CA1"));
+    eventually(TIMEOUT, "the drain expires", || !is_draining(&router, "voice-agent-2"));
 }
 
 #[test]
-fn events_keep_their_order_and_show_the_time_as_it_is_set() {
+fn event_ids_stay_ordered_when_the_clock_is_set_back() {
     let directory = scratch();
     let clock = WallClock::ahead(HOUR);
     let (api, metrics) = (free_port().to_string(), free_port().to_string());
@@ -161,10 +161,10 @@ fn events_keep_their_order_and_show_the_time_as_it_is_set() {
     router.allocate("before");
     clock.set_ahead(0);
     let events = |router: &Router| -> Vec<Value> {
-        let answer = router.get("/api/v1/events?limit=500").1;
-        answer["events"].as_array().unwrap().clone()
+        let response = router.get("/api/v1/events?limit=500").1;
+        response["events"].as_array().unwrap().clone()
     };
-    eventually(SOON, "events show the time that the clock shows now", || {
+    eventually(TIMEOUT, "new events have the new wall-clock time", || {
         router.release("after");
         router.allocate("after");
         let latest = events(&router)[0]["at"].as_i64().unwrap();
@@ -175,14 +175,14 @@ fn events_keep_their_order_and_show_the_time_as_it_is_set() {
             router = router.kill_and_restart();
             router.allocate("later");
         }
-        let told = events(&router);
+        let listed = events(&router);
         let calls: Vec<&str> =
-            told.iter().rev().filter_map(|event| event["call_sid"].as_str()).collect();
-        assert_eq!(calls[..2], ["before", "after"], "in order of what happened");
-        let ids: Vec<(u64, u64)> = told.iter().map(id).collect();
-        assert!(ids.is_sorted_by(|a, b| a > b), "ids rise: {ids:?}");
-        let latest = told[0]["at"].as_i64().unwrap();
-        assert!((latest - unix_millis() as i64).abs() < 10_000, "{}", told[0]);
+            listed.iter().rev().filter_map(|event| event["call_sid"].as_str()).collect();
+        assert_eq!(calls[..2], ["before", "after"], "events are in causal order");
+        let ids: Vec<(u64, u64)> = listed.iter().map(id).collect();
+        assert!(ids.is_sorted_by(|a, b| a > b), "ids increase: {ids:?}");
+        let latest = listed[0]["at"].as_i64().unwrap();
+        assert!((latest - unix_millis() as i64).abs() < 10_000, "{}", listed[0]);
     }
 }
 
@@ -207,19 +207,19 @@ fn calls_are_served_while_the_clock_of_redis_is_stepped() {
         clock.set_ahead(ahead);
         router.allocate(&format!("step-{number}"));
         router.allocate(&format!("next-{number}"));
-        eventually(SOON, "all leases end", || router.status()["active_calls"] == 0);
+        eventually(TIMEOUT, "all leases expire", || router.status()["active_calls"] == 0);
     }
 }
 
-/// A Redis whose clock stands still, pods in one exclusive tier, and the time.
-async fn redis_at_rest(pods: usize) -> (RedisServer, Arc<Redis>, u64) {
+/// A Redis with a frozen clock, a store with pods in one exclusive tier, and the time.
+async fn redis_with_frozen_clock(pods: usize) -> (RedisServer, Arc<Redis>, u64) {
     let now = unix_millis();
-    let server = RedisServer::with_held_clock(now);
-    let tiers = Tiers::parse(r#"{"gold": 9}"#, Origin::Settings).unwrap().0;
+    let server = RedisServer::with_frozen_clock(now);
+    let tiers = Tiers::parse(r#"{"gold": 9}"#, DocumentSource::Settings).unwrap().0;
     let mut config = store_config(&server, tiers);
     config.ttls.lease = LEASE;
     let store = Redis::start(config).unwrap();
-    store.first_contact(Duration::from_secs(5)).await.unwrap();
+    store.wait_until_available(Duration::from_secs(5)).await.unwrap();
     for pod in 0..pods {
         let name = format!("p{pod}").parse().unwrap();
         store.observe_pod(&name, &ready_pod(), WRITER).await.unwrap().unwrap();
@@ -233,12 +233,16 @@ fn request(call: &str, merchant: Option<&str>) -> Allocate {
 }
 
 #[tokio::test]
-async fn a_rate_counts_no_calls_of_the_future() {
-    let (server, store, now) = redis_at_rest(5).await;
+async fn the_rate_limit_ignores_calls_from_before_a_backward_clock_step() {
+    let (server, store, now) = redis_with_frozen_clock(5).await;
     let acme = "acme".parse().unwrap();
     store.set_merchant(&acme, Some(r#"{"max_rate": 2}"#), Edit::ANY).await.unwrap().unwrap();
     let allocate = async |call: &str| {
-        store.allocate(&request(call, Some("acme"))).await.unwrap().map_err(|refusal| refusal.why)
+        store
+            .allocate(&request(call, Some("acme")))
+            .await
+            .unwrap()
+            .map_err(|refusal| refusal.reason)
     };
     assert!(allocate("A1").await.is_ok());
     assert!(allocate("A2").await.is_ok());
@@ -252,44 +256,45 @@ async fn a_rate_counts_no_calls_of_the_future() {
     store.close().await;
 }
 
-const HOLD: Hold = Hold { time: 30_000, patience: 15_000, most: 9, most_per_merchant: 9 };
+const HOLD: Hold =
+    Hold { time: 30_000, poll_timeout: 15_000, max_waiting: 9, max_waiting_per_merchant: 9 };
 
 #[tokio::test]
-async fn a_redis_clock_set_back_keeps_no_caller_on_hold() {
-    let (server, store, now) = redis_at_rest(1).await;
+async fn the_hold_time_restarts_after_the_redis_clock_is_set_back() {
+    let (server, store, now) = redis_with_frozen_clock(1).await;
     assert!(store.allocate(&request("busy", None)).await.unwrap().is_ok());
     let until = async |call: &str| {
         let request = Allocate { hold: Some(HOLD), ..request(call, None) };
-        match store.allocate(&request).await.unwrap().unwrap_err().why {
-            Why::Waiting { until, .. } => until,
-            why => panic!("{why:?}"),
+        match store.allocate(&request).await.unwrap().unwrap_err().reason {
+            RefusalReason::Waiting { until, .. } => until,
+            reason => panic!("{reason:?}"),
         }
     };
-    assert_eq!(until("patient").await, now + 30_000);
-    assert_eq!(until("gone").await, now + 30_000);
+    assert_eq!(until("polling").await, now + 30_000);
+    assert_eq!(until("silent").await, now + 30_000);
     store.sweep(1).await.unwrap();
     let then = now - HOUR_MS;
     server.set_time(then);
-    assert_eq!(until("patient").await, then + 30_000, "it waits for its time from now");
-    assert_eq!(store.sweep(1).await.unwrap().most(), 0);
+    assert_eq!(until("polling").await, then + 30_000, "the hold time restarts");
+    assert_eq!(store.sweep(1).await.unwrap().max_count(), 0);
     for seconds in [10, 20, 29] {
         server.set_time(then + seconds * 1_000);
-        assert_eq!(until("patient").await, then + 30_000);
-        assert_eq!(store.sweep(9).await.unwrap().most(), 0);
+        assert_eq!(until("polling").await, then + 30_000);
+        assert_eq!(store.sweep(9).await.unwrap().max_count(), 0);
     }
     server.set_time(then + 30_000);
     let swept = store.sweep(9).await.unwrap();
     let abandoned: Vec<&str> = swept.abandoned.iter().map(|it| it.call.as_str()).collect();
-    assert_eq!(abandoned, ["gone"], "who has not asked again has lost the place");
-    let last = Allocate { hold: Some(HOLD), ..request("patient", None) };
-    let why = store.allocate(&last).await.unwrap().unwrap_err().why;
-    assert_eq!(why, Why::TimeOver { waited: 30_000 });
+    assert_eq!(abandoned, ["silent"], "a call that does not poll loses its queue entry");
+    let last = Allocate { hold: Some(HOLD), ..request("polling", None) };
+    let reason = store.allocate(&last).await.unwrap().unwrap_err().reason;
+    assert_eq!(reason, RefusalReason::HoldExpired { waited: 30_000 });
     store.close().await;
 }
 
 #[tokio::test]
-async fn a_redis_clock_set_back_prolongs_no_lease() {
-    let (server, store, now) = redis_at_rest(4).await;
+async fn leases_restart_after_the_redis_clock_is_set_back() {
+    let (server, store, now) = redis_with_frozen_clock(4).await;
     for call in ["early", "late", "never", "done"] {
         store.allocate(&request(call, None)).await.unwrap().unwrap();
     }
@@ -303,10 +308,10 @@ async fn a_redis_clock_set_back_prolongs_no_lease() {
         store.renew(&request).await.unwrap().until
     };
     server.set_time(then);
-    assert_eq!(renew("early").await, then + LEASE, "before any sweep");
+    assert_eq!(renew("early").await, then + LEASE, "renewed before any sweep");
     server.set_time(then + 1_000);
     for _ in 0..9 {
-        assert_eq!(store.sweep(1).await.unwrap().most(), 0, "nothing ends early");
+        assert_eq!(store.sweep(1).await.unwrap().max_count(), 0, "no lease expires early");
     }
     server.set_time(then + 20_000);
     assert_eq!(renew("late").await, then + 20_000 + LEASE);
@@ -316,7 +321,7 @@ async fn a_redis_clock_set_back_prolongs_no_lease() {
         ended.sort();
         ended
     };
-    for (ms, over) in [
+    for (ms, expected) in [
         (LEASE, vec!["early"]),
         (1_000 + LEASE, vec!["handed", "never"]),
         (20_000 + LEASE, vec!["late"]),
@@ -324,19 +329,19 @@ async fn a_redis_clock_set_back_prolongs_no_lease() {
         server.set_time(then + ms - 1);
         assert!(ended().await.is_empty());
         server.set_time(then + ms);
-        assert_eq!(ended().await, over);
+        assert_eq!(ended().await, expected);
     }
     store.close().await;
 }
 
 #[tokio::test]
-async fn a_redis_clock_set_back_before_the_first_sweep_prolongs_no_lease() {
-    let (server, store, now) = redis_at_rest(1).await;
+async fn leases_restart_if_the_redis_clock_is_set_back_before_a_sweep() {
+    let (server, store, now) = redis_with_frozen_clock(1).await;
     store.allocate(&request("early", None)).await.unwrap().unwrap();
     let then = now - HOUR_MS;
     server.set_time(then);
     for _ in 0..2 {
-        assert_eq!(store.sweep(9).await.unwrap().most(), 0, "nothing ends early");
+        assert_eq!(store.sweep(9).await.unwrap().max_count(), 0, "no lease expires early");
     }
     server.set_time(then + LEASE);
     assert_eq!(store.sweep(9).await.unwrap().expired.len(), 1);
@@ -344,8 +349,8 @@ async fn a_redis_clock_set_back_before_the_first_sweep_prolongs_no_lease() {
 }
 
 #[tokio::test]
-async fn a_redis_clock_set_back_prolongs_no_quarantine() {
-    let (server, store, now) = redis_at_rest(5).await;
+async fn quarantines_end_when_the_redis_clock_is_set_back() {
+    let (server, store, now) = redis_with_frozen_clock(5).await;
     let mut now = now;
     let quarantined = async || {
         let pods = store.pods().await.unwrap();
@@ -369,13 +374,13 @@ async fn a_redis_clock_set_back_prolongs_no_quarantine() {
 }
 
 #[tokio::test]
-async fn a_redis_clock_set_back_is_noticed_with_the_next_answer() {
-    let (server, store, now) = redis_at_rest(0).await;
+async fn a_backward_step_of_the_redis_clock_is_detected_by_the_next_reply() {
+    let (server, store, now) = redis_with_frozen_clock(0).await;
     store.status().await.unwrap();
     assert!(store.now() >= now);
     server.set_time(now - HOUR_MS);
     store.status().await.unwrap();
-    // (the router's own clock goes on)
+    // The router adds the time elapsed on its monotonic clock.
     let ahead = store.now() as i64 - ((now - HOUR_MS) as i64);
     assert!((0..60_000).contains(&ahead), "{ahead} ms ahead of Redis");
     store.close().await;

@@ -1,4 +1,4 @@
-//! The commands that look at a running router and change it.
+//! Commands that inspect and change a running router.
 
 use std::{
     io::Write,
@@ -14,7 +14,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_smart-router");
 
 const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 2}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
 
-/// Runs a command against a router: how it exits, what it prints, what it complains of.
+/// Runs a command against a router. Returns exit code, stdout and stderr.
 fn run(url: &str, args: &[&str]) -> (i32, String, String) {
     let output = program(&[("SMART_ROUTER_URL", url)]).args(args).output().unwrap();
     let text = |bytes: &[u8]| String::from_utf8(bytes.to_vec()).unwrap();
@@ -28,7 +28,7 @@ fn router() -> (Router, String) {
 }
 
 #[test]
-fn a_fleet_can_be_looked_at() {
+fn commands_show_status_pods_calls_and_events() {
     let (router, url) = router();
     for call in ["CA1", "CA2", "CA3"] {
         router.allocate(call);
@@ -40,32 +40,32 @@ fn a_fleet_can_be_looked_at() {
         gold.split_whitespace().collect::<Vec<_>>()[1..6],
         ["exclusive", "2", "2", "2", "0"]
     );
-    assert!(text.contains("3 live calls, 0 waiting; this router leads"), "{text}");
+    assert!(text.contains("3 live calls, 0 waiting; this router is the leader"), "{text}");
     let (_, text, _) = run(&url, &["pods", "--state", "busy"]);
     assert_eq!(text.lines().count(), 4, "{text}");
     let (_, text, _) = run(&url, &["pods", "--pool", "gold", "--json"]);
     let pods: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(pods.as_array().unwrap().len(), 2);
     let (code, _, error) = run(&url, &["pods", "--pool", "plaid"]);
-    assert_eq!((code, error.contains("there is no pool plaid")), (3, true), "{error}");
+    assert_eq!((code, error.contains("unknown pool plaid")), (3, true), "{error}");
     let (code, text, _) = run(&url, &["calls", "--pool", "gold", "--merchant", "acme"]);
     assert_eq!((code, text.lines().count()), (0, 1), "{text}");
     let (_, text, _) = run(&url, &["calls"]);
     assert_eq!(text.lines().count(), 4, "{text}");
-    assert!(text.contains("gold=at_capacity"), "the path of a call: {text}");
-    let (_, story, _) = run(&url, &["calls", "CA3"]);
-    assert!(story.starts_with("CA3 is live\n") && story.contains("allocated"), "{story}");
+    assert!(text.contains("gold=at_capacity"), "skipped steps are shown: {text}");
+    let (_, text, _) = run(&url, &["calls", "CA3"]);
+    assert!(text.starts_with("CA3 is live\n") && text.contains("allocated"), "{text}");
     let (_, text, _) = run(&url, &["events", "--event", "allocated", "--json"]);
     let last: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     assert_eq!(last["call_sid"], "CA3");
 }
 
 #[test]
-fn a_fleet_can_be_changed() {
+fn commands_change_pods_calls_merchants_and_tiers() {
     let (router, url) = router();
-    let given = router.allocate("CA1");
-    let pod = given["pod_name"].as_str().unwrap();
-    assert_eq!(run(&url, &["drain", "nobody"]).0, 3);
+    let response = router.allocate("CA1");
+    let pod = response["pod_name"].as_str().unwrap();
+    assert_eq!(run(&url, &["drain", "unknown-pod"]).0, 3);
     assert_eq!(run("http://127.0.0.1:1", &["drain", pod]).0, 4);
     let (code, text, _) = run(&url, &["drain", pod]);
     assert_eq!(code, 0, "{text}");
@@ -73,7 +73,7 @@ fn a_fleet_can_be_changed() {
     assert_eq!(run(&url, &["undrain", pod]).0, 0);
     assert_eq!(router.get(&format!("/api/v1/pod/{pod}")).1["is_draining"], false);
     let (code, text, _) = run(&url, &["release", "CA1"]);
-    assert_eq!((code, text), (0, format!("CA1 has given {pod} back to pool:gold\n")));
+    assert_eq!((code, text), (0, format!("CA1 is released; {pod} is back in pool:gold\n")));
     let (code, _, error) = run(&url, &["release", "CA1"]);
     assert_eq!((code, error.as_str()), (3, "smart-router: call not found\n"));
     let (_, text, _) = run(&url, &["calls", "CA1"]);
@@ -95,24 +95,24 @@ fn a_fleet_can_be_changed() {
     let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"max_calls": 2}"#);
     assert_eq!((code, text.as_str()), (0, "acme is set\n"));
     assert!(run(&url, &["merchants"]).1.contains(r#"{"max_calls":2}"#));
-    let (_, answer) = router.put("/api/v1/merchants/acme", r#"{"pool": "mispelt"}"#);
+    let (_, response) = router.put("/api/v1/merchants/acme", r#"{"pool": "mispelt"}"#);
     let warning = "the pool merchant:mispelt has no pods yet";
-    assert_eq!(answer["warnings"], serde_json::json!([warning]), "{answer}");
-    for (document, doubt) in [
+    assert_eq!(response["warnings"], serde_json::json!([warning]), "{response}");
+    for (document, warning) in [
         (r#"{"falback": ["gold"]}"#, "falback"),
         (r#"{"dedicated_only": true}"#, "refuses every call"),
-        (r#"{"fallback": ["merchant:nobody"]}"#, "merchant:nobody has no pods"),
+        (r#"{"fallback": ["merchant:unknown"]}"#, "merchant:unknown has no pods"),
     ] {
-        let (_, answer) = router.put("/api/v1/merchants/acme", document);
-        assert!(answer["warnings"][0].as_str().unwrap().contains(doubt), "{answer}");
+        let (_, response) = router.put("/api/v1/merchants/acme", document);
+        assert!(response["warnings"][0].as_str().unwrap().contains(warning), "{response}");
     }
     router.put("/api/v1/merchants/acme", r#"{"fallback": ["gold"]}"#);
     let without = r#"{"basic": {"type": "shared", "target": 3, "max_concurrent": 2}}"#;
-    let (_, answer) = router.put("/api/v1/tiers?dry_run", without);
-    assert!(answer["warnings"].to_string().contains("such as acme"), "{answer}");
+    let (_, response) = router.put("/api/v1/tiers?dry_run", without);
+    assert!(response["warnings"].to_string().contains("such as acme"), "{response}");
     let (code, text) = with_input(&["merchants", "set", "acme", "-"], r#"{"fallback": ["no"]}"#);
     assert_eq!(code, 1);
-    assert!(text.contains("there is no tier no"), "{text}");
+    assert!(text.contains("unknown tier no"), "{text}");
     assert_eq!(run(&url, &["merchants", "delete", "acme"]).0, 0);
     assert_eq!(run(&url, &["merchants", "get", "acme"]).0, 3);
     let next = TIERS.replace("gold", "silver");
@@ -122,7 +122,7 @@ fn a_fleet_can_be_changed() {
     assert_eq!(with_input(&["tiers", "set", "-"], &next).0, 0);
     let tiers = run(&url, &["tiers"]).1;
     assert!(tiers.starts_with("TIER ") && tiers.contains("silver"), "{tiers}");
-    // What every command says to machines.
+    // JSON output of the commands.
     for args in [
         &["tiers", "--json"][..],
         &["tiers", "get"],
@@ -138,7 +138,7 @@ fn a_fleet_can_be_changed() {
 }
 
 #[test]
-fn who_cannot_be_asked_is_said_so() {
+fn commands_report_a_missing_router_and_a_missing_token() {
     let (code, _, error) = run("http://127.0.0.1:1", &["status"]);
     assert_eq!(code, 4);
     assert!(error.contains("no router answers at http://127.0.0.1:1"), "{error}");
@@ -150,11 +150,11 @@ fn who_cannot_be_asked_is_said_so() {
     assert_eq!(run(&url, &["pods", "--token", "secret"]).0, 0);
     assert_eq!(run(&url, &["pods", "--colour", "red"]).0, 2);
     let (code, text, _) = run(&url, &["completions", "bash"]);
-    assert!(code == 0 && text.contains("_smart__router"), "shells complete our commands");
+    assert!(code == 0 && text.contains("_smart__router"), "shell completions are printed");
 }
 
 #[test]
-fn events_are_followed() {
+fn events_follow_prints_new_events() {
     let (router, url) = router();
     let mut child = program(&[("SMART_ROUTER_URL", &url)])
         .args(["events", "--follow", "--event", "allocated"])
@@ -173,7 +173,7 @@ fn events_are_followed() {
         lines
     };
     let mut number = 0;
-    eventually(Duration::from_secs(5), "a call is told of", || {
+    eventually(Duration::from_secs(5), "an allocation is printed", || {
         number += 1;
         let call = format!("CA{number}");
         router.post("/api/v1/allocate", serde_json::json!({"call_sid": call}));
@@ -186,7 +186,7 @@ fn events_are_followed() {
 }
 
 #[test]
-fn top_prints_once_and_plainly_where_there_is_no_screen() {
+fn top_prints_once_without_a_terminal() {
     let (router, url) = router();
     router.allocate("CA-seen");
     let mut child = program(&[("SMART_ROUTER_URL", &url), ("TERM", "xterm")])
@@ -195,7 +195,7 @@ fn top_prints_once_and_plainly_where_there_is_no_screen() {
         .spawn()
         .unwrap();
     let mut ended = None;
-    eventually(Duration::from_secs(5), "it ends", || {
+    eventually(Duration::from_secs(5), "top exits", || {
         ended = child.try_wait().unwrap();
         ended.is_some()
     });
@@ -205,24 +205,24 @@ fn top_prints_once_and_plainly_where_there_is_no_screen() {
         assert!(text.contains(part), "{part} is not in {text}");
     }
     let terminal = Terminal::start(&format!("TERM=dumb {PROGRAM} top --router {url}"));
-    terminal.comes_to_show("over 0");
-    assert!(terminal.shows().contains("1 live calls"), "{}", terminal.shows());
+    terminal.wait_for("over 0");
+    assert!(terminal.text().contains("1 live calls"), "{}", terminal.text());
 }
 
 #[test]
-fn the_log_is_coloured_only_where_that_is_wanted() {
+fn the_log_is_coloured_only_on_capable_terminals() {
     for (setting, is_coloured) in [("", true), ("NO_COLOR=1", false), ("TERM=dumb", false)] {
         let bind = format!("127.0.0.1:{}", free_port());
         let command = format!("{setting} {PROGRAM} agent --pod-name a --bind {bind}");
         let terminal = Terminal::start(&command);
-        terminal.comes_to_show("agent listens");
+        terminal.wait_for("the simulated agent is listening");
         let shown = terminal.tmux(&["capture-pane", "-p", "-e"]);
         assert_eq!(shown.contains("\x1b["), is_coloured, "{setting}: {shown:?}");
     }
 }
 
 #[test]
-fn a_command_that_gets_no_answer_exits_with_4() {
+fn a_command_without_a_response_exits_with_4() {
     for args in [
         &["status"][..],
         &["calls", "CA1"],
@@ -238,10 +238,10 @@ fn a_command_that_gets_no_answer_exits_with_4() {
 }
 
 #[test]
-fn a_reader_that_has_enough_is_no_error() {
+fn a_closed_output_pipe_is_no_error() {
     let (_router, url) = router();
     for command in ["call --talk 100ms", "load -d 1s -c 2 --hold 5ms", "check-config", "status"] {
-        // (what is printed after the reader has gone fails)
+        // Writes fail once the reader has exited.
         let script = format!("{{ {PROGRAM} {command}; echo $? >&2; }} | true");
         let mut shell = Command::new("sh");
         shell.args(["-c", &script]).env_clear().env("SMART_ROUTER_URL", &url);
@@ -251,13 +251,13 @@ fn a_reader_that_has_enough_is_no_error() {
     }
 }
 
-/// A terminal of its own, with a program in it.
+/// A tmux session that runs one command.
 struct Terminal(String);
 
 impl Terminal {
     fn start(command: &str) -> Self {
         let terminal = Self(format!("smart-router-{}", free_port()));
-        // (a shell without anybody's settings)
+        // Without the user's tmux configuration.
         let shell = format!("{command}; echo over $?; exec cat");
         terminal.tmux(&["-f", "/dev/null", "new-session", "-d", "-x", "100", "-y", "24", &shell]);
         terminal
@@ -269,13 +269,13 @@ impl Terminal {
         String::from_utf8(output.stdout).unwrap()
     }
 
-    /// What can be seen.
-    fn shows(&self) -> String {
+    /// Returns the visible text.
+    fn text(&self) -> String {
         self.tmux(&["capture-pane", "-p"])
     }
 
-    fn comes_to_show(&self, what: &str) {
-        eventually(Duration::from_secs(5), what, || self.shows().contains(what));
+    fn wait_for(&self, text: &str) {
+        eventually(Duration::from_secs(5), text, || self.text().contains(text));
     }
 }
 
@@ -286,29 +286,29 @@ impl Drop for Terminal {
 }
 
 #[test]
-fn top_fills_a_terminal_follows_and_gives_it_back() {
+fn top_refreshes_and_restores_the_terminal() {
     let (router, url) = router();
     let terminal = Terminal::start(&format!("{PROGRAM} top --router {url}"));
-    terminal.comes_to_show("0 live calls");
-    assert!(terminal.shows().lines().any(|line| line.starts_with("gold ")), "{}", terminal.shows());
+    terminal.wait_for("0 live calls");
+    assert!(terminal.text().lines().any(|line| line.starts_with("gold ")), "{}", terminal.text());
     router.allocate("CA-seen");
-    terminal.comes_to_show("1 live calls");
-    terminal.comes_to_show("CA-seen");
+    terminal.wait_for("1 live calls");
+    terminal.wait_for("CA-seen");
     terminal.tmux(&["resize-window", "-x", "60", "-y", "10"]);
     router.allocate("CA-next");
-    terminal.comes_to_show("2 live calls");
-    assert!(terminal.shows().lines().all(|line| line.chars().count() <= 60));
-    // The router goes and comes back.
+    terminal.wait_for("2 live calls");
+    assert!(terminal.text().lines().all(|line| line.chars().count() <= 60));
+    // The router restarts.
     let router = router.kill_and_restart();
-    terminal.comes_to_show("the router does not answer");
-    terminal.comes_to_show("0 live calls");
-    assert!(!terminal.shows().contains("does not answer"), "{}", terminal.shows());
+    terminal.wait_for("the router does not answer");
+    terminal.wait_for("0 live calls");
+    assert!(!terminal.text().contains("does not answer"), "{}", terminal.text());
     terminal.tmux(&["send-keys", "C-c"]);
-    terminal.comes_to_show("over 0");
+    terminal.wait_for("over 0");
     let state = terminal.tmux(&["display-message", "-p", "#{alternate_on} #{cursor_flag}"]);
-    assert_eq!(state.trim(), "0 1", "the screen and the cursor are as before");
+    assert_eq!(state.trim(), "0 1", "screen and cursor are restored");
     drop(router);
-    // Nobody there at the start is told at once.
+    // Without a router, top fails at once.
     let terminal = Terminal::start(&format!("{PROGRAM} top --router {url}"));
-    terminal.comes_to_show("over 4");
+    terminal.wait_for("over 4");
 }

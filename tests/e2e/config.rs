@@ -44,7 +44,7 @@ fn check_config_prints_every_variable_with_its_effective_value() {
 }
 
 #[test]
-fn a_flag_means_the_same_as_its_variable() {
+fn a_flag_sets_the_same_value_as_its_variable() {
     let output = program(&[("HTTP_PORT", "1")])
         .args(["check-config", "--http-port", "8082", "--lease-ttl=1h"])
         .output()
@@ -57,13 +57,13 @@ fn a_flag_means_the_same_as_its_variable() {
 }
 
 #[test]
-fn a_bad_value_stops_the_start_with_one_line_that_names_it() {
+fn an_invalid_value_fails_the_start_with_one_line() {
     let pods = ("PODS", "a=h");
     let cases: [(&[(&str, &str)], &str); 26] = [
         (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
         (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
         (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
-        (&[("LEASE_TTL", "15")], "LEASE_TTL=15: expected a length of time"),
+        (&[("LEASE_TTL", "15")], "LEASE_TTL=15: expected a duration"),
         (&[("LEASE_TTL", "0s")], "LEASE_TTL=0s: expected"),
         (&[("CLEANUP_INTERVAL", "-1s")], "CLEANUP_INTERVAL=-1s: expected"),
         (&[("LOG_LEVEL", "loud")], "LOG_LEVEL=loud: expected"),
@@ -127,7 +127,7 @@ fn a_bad_value_stops_the_start_with_one_line_that_names_it() {
 }
 
 #[test]
-fn what_is_ignored_is_warned_about() {
+fn ignored_parts_of_the_tier_document_are_warned_about() {
     let output = check(&[(
         "TIER_CONFIG",
         r#"{"tiers": {"gold": {"max": 1}}, "default_chain": ["gold", "silver"]}"#,
@@ -152,16 +152,22 @@ fn passwords_are_hidden() {
 }
 
 #[test]
-fn the_table_in_the_docs_is_the_programs_own() {
-    let docs = include_str!("../../docs/configuration.md");
+fn the_settings_reference_matches_the_program() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/settings.md");
+    let docs = std::fs::read_to_string(path).unwrap();
+    let generated = program(&[]).args(["check-config", "--reference"]).output().unwrap();
+    assert_eq!(
+        text(generated.stdout),
+        docs,
+        "run `smart-router check-config --reference > docs/reference/settings.md`"
+    );
     let rows: Vec<(String, String)> = docs
         .lines()
         .filter_map(|line| line.strip_prefix("| `"))
-        .filter(|row| row.starts_with(|first: char| first.is_ascii_uppercase()))
-        .filter_map(|row| {
+        .filter(|row| row.contains("` | `--"))
+        .map(|row| {
             let cells: Vec<&str> = row.split(" | ").collect();
-            let default = cells.get(2)?.trim_matches('`').to_owned();
-            Some((cells[0].trim_end_matches('`').to_owned(), default))
+            (cells[0].trim_end_matches('`').to_owned(), cells[3].trim_matches('`').to_owned())
         })
         .collect();
     let settings: Vec<(String, String)> = cli::variables()
@@ -184,7 +190,7 @@ fn the_table_in_the_docs_is_the_programs_own() {
 }
 
 #[test]
-fn a_variable_that_kubernetes_made_of_a_service_is_named_as_such() {
+fn a_kubernetes_service_variable_is_recognised_as_such() {
     for variable in ["HTTP_PORT", "METRICS_PORT", "VOICE_AGENT_PORT"] {
         let output = check(&[(variable, "tcp://10.96.0.1:9090")]);
         let printed = text(output.stderr);

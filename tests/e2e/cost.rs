@@ -4,9 +4,9 @@
 use std::{sync::Arc, time::Duration};
 
 use fleet::{
-    Allocate, Confirm, Hold, Release, Renew, Signed,
+    Allocate, Confirm, Hold, Release, Renew, SignedRequest,
     names::CallSid,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use store::{Redis, RedisConfig, Store, Ttls};
 
@@ -21,12 +21,12 @@ impl CountedStore {
     async fn new() -> Self {
         let server = RedisServer::start(&[]);
         let tiers = r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}}"#;
-        let tiers = Tiers::parse(tiers, Origin::Settings).unwrap().0;
+        let tiers = Tiers::parse(tiers, DocumentSource::Settings).unwrap().0;
         let config = store_config(&server, tiers);
         // So short that pods are soon no longer believed: that costs extra.
         let config = RedisConfig { ttls: Ttls { lease: 1, ..config.ttls }, ..config };
         let store = Redis::start(config).unwrap();
-        store.first_contact(Duration::from_secs(5)).await.unwrap();
+        store.wait_until_available(Duration::from_secs(5)).await.unwrap();
         let counted = Self { server, store };
         for name in ["a", "b", "c", "d"] {
             let facts = ready_pod();
@@ -99,7 +99,7 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     assert_eq!((commands, scripts), (11, 1), "release");
 
     // One command more where calls come back, for the memory of how they ended.
-    let request = Allocate { returns: true, ..plain("CA4") };
+    let request = Allocate { may_return: true, ..plain("CA4") };
     let (commands, ..) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 14, "allocate, with second chances");
     let release = Release::new(call("CA4"), None);
@@ -107,7 +107,8 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     assert_eq!(commands, 12, "release, with second chances");
 
     // Nothing more where calls may wait and nobody does.
-    let hold = Hold { time: 60_000, patience: 60_000, most: 10, most_per_merchant: 10 };
+    let hold =
+        Hold { time: 60_000, poll_timeout: 60_000, max_waiting: 10, max_waiting_per_merchant: 10 };
     let request = Allocate { hold: Some(hold), ..plain("CA5") };
     let (commands, ..) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 14, "allocate, with waiting");
@@ -117,7 +118,7 @@ async fn the_path_of_a_call_costs_so_many_commands() {
 
     // Two more for a signed request, which is looked up and remembered.
     let fingerprint = "0123456789abcdef".parse().unwrap();
-    let signed = Some(Signed { fingerprint, window: 60_000 });
+    let signed = Some(SignedRequest { fingerprint, window: 60_000 });
     let request = Allocate { signed, ..plain("CA7") };
     let (commands, scripts, _) = counted.commands(store.allocate(&request)).await;
     assert_eq!((commands, scripts), (16, 1), "allocate, signed");
@@ -132,8 +133,8 @@ async fn the_path_of_a_call_costs_so_many_commands() {
     let request = Allocate { provisional: true, ..plain("CA6") };
     let (commands, _, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(commands, 15, "allocate, provisional");
-    let (pod, attempt) = (given.unwrap().unwrap().pod, None);
-    let confirm = Confirm { call: call("CA6"), pod, attempt, lease_ttl: 900_000 };
+    let (pod, pod_attempt) = (given.unwrap().unwrap().pod, None);
+    let confirm = Confirm { call: call("CA6"), pod, pod_attempt, lease_ttl: 900_000 };
     let (commands, ..) = counted.commands(store.confirm(&confirm)).await;
     assert_eq!(commands, 17, "confirm");
     store.close().await;

@@ -14,14 +14,17 @@ fn drain(router: &Router, body: Value) -> (u16, Value) {
 #[test]
 fn a_drained_pod_gets_no_call_until_it_is_undrained() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
-    let (status, answer) = drain(&router, json!({"pod_name": "voice-agent-0"}));
+    let (status, response) = drain(&router, json!({"pod_name": "voice-agent-0"}));
     assert_eq!(status, 200);
-    assert_eq!((&answer["success"], &answer["pod_name"]), (&json!(true), &json!("voice-agent-0")));
-    assert_eq!((&answer["has_active_call"], &answer["drained"]), (&json!(false), &json!(true)));
+    assert_eq!(
+        (&response["success"], &response["pod_name"]),
+        (&json!(true), &json!("voice-agent-0"))
+    );
+    assert_eq!((&response["has_active_call"], &response["drained"]), (&json!(false), &json!(true)));
     let (status, refusal) = router.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
     assert_eq!((status, &refusal["details"]["chain"][0]["reason"]), (503, &json!("all_draining")));
-    let (status, answer) = router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"}));
-    assert_eq!((status, &answer["was_draining"]), (200, &json!(true)));
+    let (status, response) = router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"}));
+    assert_eq!((status, &response["was_draining"]), (200, &json!(true)));
     router.allocate("CA1");
     let metrics = router.connect().get("/metrics").text();
     assert!(metrics.contains("smart_router_drains_total 1"));
@@ -32,13 +35,13 @@ fn a_drained_pod_gets_no_call_until_it_is_undrained() {
 }
 
 #[test]
-fn a_drain_keeps_the_live_call_and_its_release_keeps_the_pod_out() {
+fn a_draining_pod_stays_unavailable_after_its_last_call() {
     let router = Router::start(&[]);
     router.allocate("CA1");
-    let (_, answer) = drain(&router, json!({"pod_name": "voice-agent-0"}));
-    assert_eq!(answer["has_active_call"], true);
+    let (_, response) = drain(&router, json!({"pod_name": "voice-agent-0"}));
+    assert_eq!(response["has_active_call"], true);
     assert_eq!(
-        answer["message"],
+        response["message"],
         "Pod voice-agent-0 is draining with active call in progress. Will complete when call ends."
     );
     assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
@@ -65,7 +68,7 @@ fn a_shared_pod_returns_from_its_drain_with_its_true_score() {
 }
 
 #[test]
-fn a_waiting_drain_answers_when_the_last_call_ends() {
+fn a_waiting_drain_responds_when_the_last_call_ends() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     thread::scope(|scope| {
@@ -76,26 +79,26 @@ fn a_waiting_drain_answers_when_the_last_call_ends() {
         thread::sleep(Duration::from_millis(300));
         assert!(!waiting.is_finished());
         router.release("CA1");
-        let (status, answer) = waiting.join().unwrap();
+        let (status, response) = waiting.join().unwrap();
         assert_eq!(
-            (status, &answer["drained"], &answer["active_calls"]),
+            (status, &response["drained"], &response["active_calls"]),
             (200, &json!(true), &json!(0))
         );
     });
 }
 
 #[test]
-fn a_waiting_drain_says_when_its_time_is_over_and_the_mark_lasts_as_long() {
+fn a_waiting_drain_reports_a_timeout_and_drains_that_long() {
     let router = Router::start(&[("DRAINING_TTL", "100ms")]);
     router.allocate("CA1");
     let began = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let wait = json!({"pod_name": "voice-agent-0", "wait": "2500ms"});
-    let (status, answer) = drain(&router, wait);
+    let (status, response) = drain(&router, wait);
     assert_eq!(
-        (status, &answer["drained"], &answer["active_calls"]),
+        (status, &response["drained"], &response["active_calls"]),
         (200, &json!(false), &json!(1))
     );
-    assert!(answer["draining_until"].as_u64().unwrap() >= began + 2, "{answer}");
+    assert!(response["draining_until"].as_u64().unwrap() >= began + 2, "{response}");
     let metrics = router.connect().get("/metrics").text();
     assert!(metrics.contains("smart_router_drains_unfinished_total 1"), "{metrics}");
 }
@@ -110,13 +113,13 @@ fn a_waiting_drain_ends_when_the_pod_is_undrained() {
         let is_draining = || router.get("/api/v1/pod/voice-agent-0").1["is_draining"] == true;
         eventually(Duration::from_secs(3), "the drain begins", is_draining);
         router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-0"}));
-        let (_, answer) = waiting.join().unwrap();
-        assert_eq!((&answer["drained"], &answer["active_calls"]), (&json!(false), &json!(1)));
+        let (_, response) = waiting.join().unwrap();
+        assert_eq!((&response["drained"], &response["active_calls"]), (&json!(false), &json!(1)));
     });
 }
 
 #[test]
-fn a_waiting_drain_is_answered_at_once_when_the_router_stops() {
+fn a_waiting_drain_gets_503_when_the_router_shuts_down() {
     let mut router = Router::start(&[("HTTP_SHUTDOWN_TIMEOUT", "10m")]);
     router.allocate("CA1");
     let mut connection = router.connect();
@@ -129,16 +132,16 @@ fn a_waiting_drain_is_answered_at_once_when_the_router_stops() {
         let is_draining = || router.get("/api/v1/pod/voice-agent-0").1["is_draining"] == true;
         eventually(Duration::from_secs(3), "the drain begins", is_draining);
         router.signal("TERM");
-        let (status, answer) = waiting.join().unwrap();
-        // Whoever asked has to ask another router: neither are the calls over nor the time.
-        assert_eq!(status, 503, "{answer}");
-        assert!(answer["error"].as_str().unwrap().contains("stopping"), "{answer}");
+        let (status, response) = waiting.join().unwrap();
+        // The client retries at another router, since calls remain and the wait is not over.
+        assert_eq!(status, 503, "{response}");
+        assert!(response["error"].as_str().unwrap().contains("shutting down"), "{response}");
     });
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
 }
 
 #[test]
-fn draining_what_is_not_there_is_an_error() {
+fn draining_an_unknown_pod_is_an_error() {
     let router = Router::start(&[]);
     assert_eq!(
         drain(&router, json!({"pod_name": "voice-agent-9"})),
@@ -150,7 +153,7 @@ fn draining_what_is_not_there_is_an_error() {
     assert_eq!(router.status()["pools"]["gold"]["draining"], 0);
 }
 
-/// How often a router has read one pod from its store.
+/// Returns how many times a router has read a single pod from its store.
 fn pod_reads(router: &Router) -> u64 {
     let metrics = router.connect().get("/metrics").text();
     let name = r#"smart_router_store_duration_seconds_count{operation="pod"} "#;
@@ -172,7 +175,7 @@ fn a_waiting_drain_is_notified_by_another_replica_and_does_not_poll() {
                 pod_reads(&routers[0]) > before
             });
             let reads = pod_reads(&routers[0]);
-            // Long enough for several reads if it polled.
+            // A polling drain would read the pod several times.
             thread::sleep(Duration::from_millis(400));
             assert_eq!(pod_reads(&routers[0]), reads);
             let ended = std::time::Instant::now();
@@ -180,8 +183,8 @@ fn a_waiting_drain_is_notified_by_another_replica_and_does_not_poll() {
                 "release" => drop(routers[1].release(call)),
                 _ => drop(routers[1].post("/api/v1/undrain", json!({"pod_name": pod}))),
             }
-            let (status, answer) = waiting.join().unwrap();
-            assert_eq!((status, &answer["drained"]), (200, &json!(call == "release")));
+            let (status, response) = waiting.join().unwrap();
+            assert_eq!((status, &response["drained"]), (200, &json!(call == "release")));
             // A drain that misses the notification reads its pod after ten seconds.
             assert!(ended.elapsed() < Duration::from_secs(8), "{:?}", ended.elapsed());
         });

@@ -1,4 +1,4 @@
-//! What happened, told in both stores alike: events, stories, lists, and what people see.
+//! Events, call history, paged lists and dashboard data, on both stores.
 
 use std::time::Duration;
 
@@ -10,8 +10,8 @@ const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"t
 
 const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 
-/// The same for a router on each store.
-fn on_both(check: impl Fn(&Router)) {
+/// Runs a check on the embedded store and on Redis.
+fn each_store(check: impl Fn(&Router)) {
     let settings = [("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL];
     check(&Router::start(&settings));
     let server = RedisServer::start(&[]);
@@ -21,30 +21,30 @@ fn on_both(check: impl Fn(&Router)) {
     check(&Router::start(&settings));
 }
 
-fn kinds(answer: &Value) -> Vec<String> {
-    let events = answer["events"].as_array().expect("events");
+fn kinds(response: &Value) -> Vec<String> {
+    let events = response["events"].as_array().expect("events");
     events.iter().map(|event| event["event"].as_str().unwrap().to_owned()).collect()
 }
 
 #[test]
-fn a_call_has_a_story() {
-    on_both(|router| {
+fn a_call_lookup_lists_the_events_of_the_call() {
+    each_store(|router| {
         router.allocate("CA1");
         router.allocate("CA2");
-        let (_, story) = router.get("/api/v1/calls/CA2");
-        assert_eq!(story["state"], "live");
-        let told = &story["events"][0];
-        assert_eq!(told["event"], "allocated");
-        assert_eq!(told["call_sid"], "CA2");
-        assert_eq!(told["pod_name"], story["pod_name"]);
-        assert_eq!(told["pool"], "pool:basic");
-        assert_eq!(told["detail"], "gold=at_capacity");
+        let (_, call) = router.get("/api/v1/calls/CA2");
+        assert_eq!(call["state"], "live");
+        let event = &call["events"][0];
+        assert_eq!(event["event"], "allocated");
+        assert_eq!(event["call_sid"], "CA2");
+        assert_eq!(event["pod_name"], call["pod_name"]);
+        assert_eq!(event["pool"], "pool:basic");
+        assert_eq!(event["detail"], "gold=at_capacity");
         router.release("CA2");
-        let (status, over) = router.get("/api/v1/calls/CA2");
+        let (status, ended) = router.get("/api/v1/calls/CA2");
         assert_eq!(status, 404);
-        assert_eq!(over["details"]["state"], "ended");
-        assert_eq!(kinds(&over["details"]), ["allocated", "ended"]);
-        let end = over["details"]["events"][1]["detail"].as_str().unwrap();
+        assert_eq!(ended["details"]["state"], "ended");
+        assert_eq!(kinds(&ended["details"]), ["allocated", "ended"]);
+        let end = ended["details"]["events"][1]["detail"].as_str().unwrap();
         assert!(end.starts_with("agent "), "{end}");
         let (status, unknown) = router.get("/api/v1/calls/CA99");
         assert_eq!((status, &unknown["details"]), (404, &Value::Null));
@@ -52,7 +52,7 @@ fn a_call_has_a_story() {
 }
 
 #[test]
-fn what_somebody_ended_by_hand_is_told_apart() {
+fn a_release_by_an_operator_has_its_own_end_cause() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let tokens = "agent:agent-token,admin:admin-token,viewer:viewer-token";
@@ -64,16 +64,16 @@ fn what_somebody_ended_by_hand_is_told_apart() {
         assert_eq!(connection.post("/api/v1/allocate", &call).status, 200);
         assert_eq!(connection.post("/api/v1/release", &call).status, 200);
         connection.token = Some("viewer-token".into());
-        let story = connection.get("/api/v1/calls/CA1").json().1;
-        let told = story["details"]["events"].as_array().unwrap().last().unwrap();
-        assert!(told["detail"].as_str().unwrap().starts_with(cause), "{told}");
+        let call = connection.get("/api/v1/calls/CA1").json().1;
+        let event = call["details"]["events"].as_array().unwrap().last().unwrap();
+        assert!(event["detail"].as_str().unwrap().starts_with(cause), "{event}");
     }
 }
 
 #[test]
-fn nobody_replaces_what_they_have_not_seen() {
-    on_both(|router| {
-        let ask = |method: &str, path: &str, body: &str, tag: &str| {
+fn if_match_rejects_a_stale_version() {
+    each_store(|router| {
+        let send = |method: &str, path: &str, body: &str, tag: &str| {
             let head = [("content-type", "application/json"), ("if-match", tag)];
             router.connect().send(method, path, &head, body.as_bytes())
         };
@@ -82,32 +82,32 @@ fn nobody_replaces_what_they_have_not_seen() {
             ("/api/v1/merchants/acme", r#"{"max_calls": 1}"#, r#"{"max_calls": 2}"#),
         ] {
             assert_eq!(router.put(path, first).0, 200);
-            let seen = router.connect().get(path).header("etag").unwrap().to_owned();
-            let changed = ask("PUT", path, second, &seen);
+            let stale = router.connect().get(path).header("etag").unwrap().to_owned();
+            let changed = send("PUT", path, second, &stale);
             assert_eq!(changed.status, 200);
             let fresh = router.connect().get(path).header("etag").unwrap().to_owned();
             assert_eq!(changed.header("etag"), Some(fresh.as_str()));
-            assert_ne!(seen, fresh);
-            let late = ask("PUT", path, first, &seen);
+            assert_ne!(stale, fresh);
+            let late = send("PUT", path, first, &stale);
             assert_eq!(late.status, 412, "{}", late.text());
-            assert!(late.text().contains("somebody else has changed it"), "{}", late.text());
+            assert!(late.text().contains("changed by another request"), "{}", late.text());
             assert_eq!(router.connect().get(path).header("etag"), Some(fresh.as_str()));
-            assert_eq!(ask("PUT", path, second, &format!("\"x\", {fresh}")).status, 200);
-            assert_eq!(ask("PUT", path, second, "*").status, 200);
+            assert_eq!(send("PUT", path, second, &format!("\"x\", {fresh}")).status, 200);
+            assert_eq!(send("PUT", path, second, "*").status, 200);
         }
-        let (acme, nobody) = ("/api/v1/merchants/acme", "/api/v1/merchants/nobody");
-        assert_eq!(ask("PUT", nobody, "{}", "*").status, 412, "there is nothing to change");
+        let (acme, unknown) = ("/api/v1/merchants/acme", "/api/v1/merchants/unknown");
+        assert_eq!(send("PUT", unknown, "{}", "*").status, 412, "the merchant does not exist");
         let head = [("content-type", "application/json"), ("if-none-match", "*")];
         let mut connection = router.connect();
-        assert_eq!(connection.send("PUT", acme, &head, b"{}").status, 412, "there is one");
-        assert_eq!(connection.send("PUT", nobody, &head, b"{}").status, 200);
-        assert_eq!(ask("DELETE", acme, "", "\"x\"").status, 412);
-        assert_eq!(ask("DELETE", acme, "", "*").status, 200);
+        assert_eq!(connection.send("PUT", acme, &head, b"{}").status, 412, "the merchant exists");
+        assert_eq!(connection.send("PUT", unknown, &head, b"{}").status, 200);
+        assert_eq!(send("DELETE", acme, "", "\"x\"").status, 412);
+        assert_eq!(send("DELETE", acme, "", "*").status, 200);
     });
 }
 
 #[test]
-fn changes_by_people_say_who() {
+fn events_name_the_token_of_an_administrative_change() {
     let tokens = "viewer:viewer-token,admin:admin-token";
     let server = RedisServer::start(&[]);
     let url = server.url();
@@ -124,30 +124,30 @@ fn changes_by_people_say_who() {
         assert_eq!(admin.send("DELETE", "/api/v1/merchants/acme", &[], b"").status, 200);
         let events = admin.get("/api/v1/events").json().1;
         for kind in ["tiers", "merchant_set", "merchant_deleted"] {
-            let told = events["events"].as_array().unwrap().iter().find(|it| it["event"] == kind);
-            assert_eq!(told.unwrap()["detail"], "admin (token 2)", "{kind}");
+            let event = events["events"].as_array().unwrap().iter().find(|it| it["event"] == kind);
+            assert_eq!(event.unwrap()["detail"], "admin (token 2)", "{kind}");
         }
     }
 }
 
 #[test]
-fn refusals_and_changes_are_told() {
-    on_both(|router| {
+fn refusals_and_changes_are_recorded_as_events() {
+    each_store(|router| {
         for number in 1..=4 {
             router.post("/api/v1/allocate", json!({"call_sid": format!("CA{number}")}));
         }
         router.post("/api/v1/drain", json!({"pod_name": "a"}));
         router.post("/api/v1/undrain", json!({"pod_name": "a"}));
         router.put("/api/v1/merchants/acme", r#"{"max_calls": 3}"#);
-        let (_, answer) = router.get("/api/v1/events?limit=6");
+        let (_, response) = router.get("/api/v1/events?limit=6");
         let expected =
             ["merchant_set", "undrained", "drained", "refused", "allocated", "allocated"];
-        assert_eq!(kinds(&answer), expected, "the latest first");
-        let refused = &answer["events"][3];
+        assert_eq!(kinds(&response), expected, "the newest event comes first");
+        let refused = &response["events"][3];
         assert_eq!(refused["detail"], "no_pods gold=at_capacity basic=at_capacity");
         let (_, of_pod) = router.get("/api/v1/events?pod=a&event=drained");
         assert_eq!(kinds(&of_pod), ["drained"]);
-        // Page by page, backwards and forwards, it is the same.
+        // Paging backwards and forwards gives the same events.
         let (_, all) = router.get("/api/v1/events");
         let mut paged = Vec::new();
         let mut path = "/api/v1/events?limit=3".to_owned();
@@ -166,7 +166,7 @@ fn refusals_and_changes_are_told() {
 }
 
 #[test]
-fn news_comes_as_a_stream_from_any_replica() {
+fn an_event_stream_shows_the_events_of_every_replica() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let settings = [("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL, ("REDIS_URL", &url)];
@@ -178,14 +178,14 @@ fn news_comes_as_a_stream_from_any_replica() {
     let text = stream.read_until("CA1", Duration::from_secs(2));
     assert!(text.contains("event: allocated"), "{text}");
     assert!(text.contains("id: "), "{text}");
-    // What the page shows comes from there, too.
+    // The live stream of the dashboard includes them, too.
     let mut live = one.connect();
     live.open_stream("/api/v1/live");
     live.read_until("\"is_full\":true", Duration::from_secs(2));
     other.allocate("CA2");
     live.read_until("CA2", Duration::from_secs(1));
     live.read_until("event: state", Duration::from_secs(2));
-    // A router that stops ends its streams.
+    // A router that shuts down ends its streams.
     one.signal("TERM");
     stream.read_to_end(Duration::from_secs(3));
 }
@@ -229,7 +229,7 @@ fn calls_are_listed_page_by_page() {
         let next = page["next"].as_str().unwrap();
         let (status, refused) = router.get(&format!("/api/v1/calls?pool=gold&cursor={next}"));
         assert_eq!(status, 400);
-        assert!(refused["error"].as_str().unwrap().contains("another query"), "{refused}");
+        assert!(refused["error"].as_str().unwrap().contains("other filters"), "{refused}");
         let (_, pods) = router.get("/api/v1/pods?state=busy&limit=1000");
         assert_eq!(pods["pods"].as_array().unwrap().len(), 25);
         let (_, page) = router.get("/api/v1/pods?pool=basic&limit=6");
@@ -242,46 +242,47 @@ fn calls_are_listed_page_by_page() {
 }
 
 #[test]
-fn what_makes_no_sense_is_refused_in_words() {
-    on_both(|router| {
-        for (path, says) in [
+fn invalid_query_parameters_are_rejected_with_a_reason() {
+    each_store(|router| {
+        for (path, expected) in [
             ("calls?limit=0", "limit=0: expected a number from 1 to 500"),
             ("calls?limit=x", "limit=x: expected a number"),
             ("events?limit=", "limit=: expected a number"),
             ("calls?state=dead", "state: expected live or waiting"),
-            ("calls?cursor=abc", "not one that this router gave out"),
-            ("calls?colour=red", "there is no parameter \"colour\""),
+            ("calls?cursor=abc", "cursor: expected `next` of a previous page"),
+            ("calls?colour=red", "unknown parameter \"colour\""),
             ("calls?pod=A_B", "pod=A_B: expected the name of a pod"),
-            ("calls?state=waiting&pod=a", "calls that wait are in no pool"),
+            ("calls?state=waiting&pod=a", "waiting calls have no pool"),
             ("events?event=exploded", "expected one of allocated"),
             ("events?before=1-1&after=1-1", "can't be combined"),
             ("events?before=yesterday", "expected the id of an event"),
             ("pods?state=tired", "state: expected one of available"),
-            ("merchants?cursor=%20", "not one that this router gave out"),
+            ("merchants?cursor=%20", "cursor: expected `next` of a previous page"),
         ] {
-            let (status, answer) = router.get(&format!("/api/v1/{path}"));
-            let error = answer["error"].as_str().unwrap_or_default();
-            assert!(status == 400 && error.contains(says), "{path}: {status} {answer}");
+            let (status, response) = router.get(&format!("/api/v1/{path}"));
+            let error = response["error"].as_str().unwrap_or_default();
+            assert!(status == 400 && error.contains(expected), "{path}: {status} {response}");
         }
         let last = [("last-event-id", "yesterday")];
-        let answer = router.connect_as_admin().send("GET", "/api/v1/events", &last, b"");
-        assert_eq!(answer.status, 400);
+        let response = router.connect_as_admin().send("GET", "/api/v1/events", &last, b"");
+        assert_eq!(response.status, 400);
         let page = [("accept", "text/event-stream;q=0, application/json")];
-        let answer = router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &page, b"");
-        assert_eq!(answer.header("content-type"), Some("application/json"));
+        let response = router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &page, b"");
+        assert_eq!(response.header("content-type"), Some("application/json"));
         let stream = [("accept", "text/event-stream")];
-        let answer = router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &stream, b"");
-        assert_eq!(answer.status, 400, "{}", answer.text());
+        let response =
+            router.connect_as_admin().send("GET", "/api/v1/events?limit=1", &stream, b"");
+        assert_eq!(response.status, 400, "{}", response.text());
     });
 }
 
 #[test]
-fn events_can_be_switched_off() {
+fn events_can_be_disabled() {
     let router =
         Router::start(&[("TIER_CONFIG", TIERS), ("PODS", "a=h:1"), URL, ("EVENTS", "off")]);
     router.allocate("CA1");
-    let (status, told) = router.get("/api/v1/events");
-    assert_eq!((status, &told["error"]), (404, &json!("this router keeps no events (EVENTS=off)")));
+    let (status, response) = router.get("/api/v1/events");
+    assert_eq!((status, &response["error"]), (404, &json!("events are disabled (EVENTS=off)")));
     assert_eq!(kinds(&router.get("/api/v1/calls/CA1").1), [""; 0]);
 }
 
@@ -304,27 +305,30 @@ fn events_survive_a_restart_with_the_journal() {
 }
 
 #[test]
-fn a_dry_run_says_what_would_move_and_moves_nothing() {
-    on_both(|router| {
+fn a_dry_run_reports_moves_and_changes_nothing() {
+    each_store(|router| {
         router.allocate("CA1");
         let next = r#"{"silver": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
-        let (status, told) = router.put("/api/v1/tiers?dry_run=true", next);
-        assert_eq!(status, 200, "{told}");
-        let moves = told["moves"].as_array().unwrap();
-        assert_eq!(moves.len(), 1, "{told}");
+        let (status, response) = router.put("/api/v1/tiers?dry_run=true", next);
+        assert_eq!(status, 200, "{response}");
+        let moves = response["moves"].as_array().unwrap();
+        assert_eq!(moves.len(), 1, "{response}");
         assert_eq!(moves[0]["from"], "gold");
         assert_eq!(moves[0]["to"], "silver");
         assert_eq!(moves[0]["is_busy"], true);
-        assert_eq!(told["warnings"][0], "1 busy pod moves when its calls are over");
-        assert!(router.get("/api/v1/tiers").1.to_string().contains("gold"), "nothing has moved");
+        assert_eq!(response["warnings"][0], "1 busy pod moves when its calls end");
+        assert!(
+            router.get("/api/v1/tiers").1.to_string().contains("gold"),
+            "the tiers are unchanged"
+        );
         router.allocate("CA2");
         router.allocate("CA3");
         let next = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"type": "shared", "target": 1, "max_concurrent": 1}}"#;
-        let told = router.put("/api/v1/tiers?dry_run=true", next).1["warnings"].to_string();
-        assert!(told.contains("1 pod has more calls than would be allowed"), "{told}");
+        let warnings = router.put("/api/v1/tiers?dry_run=true", next).1["warnings"].to_string();
+        assert!(warnings.contains("1 pod has more calls than the new limit"), "{warnings}");
         let (status, refused) = router.put("/api/v1/merchants/acme", r#"{"fallback": ["plaid"]}"#);
         assert_eq!(status, 400);
-        assert!(refused["error"].as_str().unwrap().contains("there is no tier plaid"));
+        assert!(refused["error"].as_str().unwrap().contains("unknown tier plaid"));
         assert_eq!(router.get("/api/v1/merchants/acme").0, 404);
         for id in ["acme", "zeta"] {
             assert_eq!(router.put(&format!("/api/v1/merchants/{id}"), "{}").0, 200);
@@ -339,7 +343,7 @@ fn a_dry_run_says_what_would_move_and_moves_nothing() {
 }
 
 #[test]
-fn the_page_and_its_streams_ask_for_the_viewers_token() {
+fn the_dashboard_data_requires_a_viewer_token() {
     let tokens = "viewer:v1,agent:g1,admin:a1";
     let router = Router::start(&[("TIER_CONFIG", TIERS), ("API_TOKENS", tokens)]);
     let page = router.connect().get("/");
@@ -352,14 +356,14 @@ fn the_page_and_its_streams_ask_for_the_viewers_token() {
     for path in ["whoami", "live", "events", "calls", "pods", "merchants"] {
         assert_eq!(router.connect().get(&format!("/api/v1/{path}")).status, 401, "{path}");
     }
-    let ask = |path: &str, token: &str| {
+    let get = |path: &str, token: &str| {
         let header = format!("Bearer {token}");
         let path = format!("/api/v1/{path}");
         router.connect().send("GET", &path, &[("authorization", &header)], b"").json()
     };
-    assert_eq!(ask("whoami", "a1"), (200, json!({"role": "admin", "needs_token": true})));
-    assert_eq!(ask("whoami", "v1").1["role"], "viewer");
-    assert_eq!(ask("whoami", "x").0, 401);
-    assert_eq!(ask("events", "v1").0, 200);
-    assert_eq!(ask("events", "g1").0, 403);
+    assert_eq!(get("whoami", "a1"), (200, json!({"role": "admin", "needs_token": true})));
+    assert_eq!(get("whoami", "v1").1["role"], "viewer");
+    assert_eq!(get("whoami", "x").0, 401);
+    assert_eq!(get("events", "v1").0, 200);
+    assert_eq!(get("events", "g1").0, 403);
 }

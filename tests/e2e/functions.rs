@@ -1,11 +1,9 @@
-//! The library of functions in Redis: loaded when it is missing, kept apart from those
-//! of other versions.
-
-use std::path::Path;
+//! The function library in Redis: loaded when it is missing, separate for each version.
 
 use std::{
     collections::{BTreeSet, HashMap},
     fs::File,
+    path::Path,
     process::Stdio,
     sync::Arc,
     time::Duration,
@@ -13,9 +11,9 @@ use std::{
 
 use fleet::{
     Allocate, Release,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
-use store::{Redis, RedisConfig, Scripts, Store};
+use store::{Functions, Redis, RedisConfig, Store};
 
 use testkit::{
     Router, eventually, program,
@@ -23,12 +21,12 @@ use testkit::{
     scratch,
 };
 
-/// A store of some version, in use.
-async fn store(server: &RedisServer, scripts: Scripts) -> Arc<Redis> {
-    let tiers = Tiers::parse(r#"{"gold": 2}"#, Origin::Settings).unwrap().0;
-    let config = RedisConfig { scripts, ..store_config(server, tiers) };
+/// An available store with these functions.
+async fn store(server: &RedisServer, functions: Functions) -> Arc<Redis> {
+    let tiers = Tiers::parse(r#"{"gold": 2}"#, DocumentSource::Settings).unwrap().0;
+    let config = RedisConfig { functions, ..store_config(server, tiers) };
     let store = Redis::start(config).unwrap();
-    store.first_contact(Duration::from_secs(5)).await.unwrap();
+    store.wait_until_available(Duration::from_secs(5)).await.unwrap();
     store
 }
 
@@ -51,33 +49,33 @@ async fn a_call(store: &Redis, name: &str) {
 #[tokio::test(flavor = "multi_thread")]
 async fn routers_of_two_versions_share_a_redis() {
     let server = RedisServer::start(&[]);
-    let old = store(&server, Scripts::default()).await;
+    let old = store(&server, Functions::default()).await;
     let facts = ready_pod();
     old.observe_pod(&"a".parse().unwrap(), &facts, WRITER).await.unwrap().unwrap();
     a_call(&old, "CA1").await;
     assert_eq!(libraries(&server).len(), 1);
 
-    // The newer one takes the older library away; the older one loads it again.
-    let new = store(&server, Scripts::edited(|code| format!("{code}\n-- newer"))).await;
+    // The newer store deletes the older library; the older store loads it again.
+    let new = store(&server, Functions::edited(|code| format!("{code}\n-- newer"))).await;
     for number in 0..50 {
         a_call(&old, &format!("old-{number}")).await;
         a_call(&new, &format!("new-{number}")).await;
     }
     assert_eq!(libraries(&server).len(), 2);
 
-    // Nothing is left of those that run no more.
+    // Libraries of versions that no longer run are deleted.
     old.close().await;
     new.close().await;
-    let newest = Scripts::edited(|code| format!("{code}\n-- newest"));
-    let name = newest.library.name.clone();
+    let newest = Functions::edited(|code| format!("{code}\n-- newest"));
+    let name = newest.schema_2.library.name.clone();
     let last = store(&server, newest).await;
-    let of_last = || libraries(&server) == [name.clone()];
-    eventually(Duration::from_secs(5), "older libraries are gone", of_last);
+    let has_last_only = || libraries(&server) == [name.clone()];
+    eventually(Duration::from_secs(5), "older libraries are deleted", has_last_only);
     a_call(&last, "CA2").await;
 }
 
 #[test]
-fn a_library_that_is_gone_is_loaded_again_at_once() {
+fn a_missing_library_is_loaded_again_at_once() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 2}"#)]);
@@ -90,8 +88,8 @@ fn a_library_that_is_gone_is_loaded_again_at_once() {
     }
 }
 
-/// Waits until a router has said all of this of a Redis that is not for it.
-fn complains(url: &str, expected: &[&str]) {
+/// Starts a router on an unusable Redis and waits until its log contains all of the texts.
+fn logs_error(url: &str, expected: &[&str]) {
     let mut command = program(&[
         ("REDIS_URL", url),
         ("HTTP_PORT", "0"),
@@ -101,24 +99,24 @@ fn complains(url: &str, expected: &[&str]) {
     let log = scratch().join("log");
     let file = File::create(&log).unwrap();
     let mut child = command.stdout(Stdio::null()).stderr(file).spawn().unwrap();
-    eventually(Duration::from_secs(3), &format!("it says {expected:?}"), || {
-        let said = std::fs::read_to_string(&log).unwrap();
-        expected.iter().all(|part| said.contains(part))
+    eventually(Duration::from_secs(3), &format!("the log contains {expected:?}"), || {
+        let text = std::fs::read_to_string(&log).unwrap();
+        expected.iter().all(|part| text.contains(part))
     });
-    // It may have given up.
+    // It may have exited already.
     let _ = child.kill();
     child.wait().unwrap();
 }
 
 #[test]
-fn who_may_not_load_functions_is_told_so() {
+fn a_user_without_function_load_gets_an_error_that_names_it() {
     let server = RedisServer::start(&[]);
     redis::cmd("ACL")
         .arg(&["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", "-function"])
         .exec(&mut server.connection())
         .unwrap();
     let url = server.url().replace("redis://", "redis://router:secret@");
-    complains(&url, &["Redis cannot be used", "function|load"]);
+    logs_error(&url, &["Redis cannot be used", "function|load"]);
 }
 
 #[test]
@@ -136,17 +134,17 @@ fn the_documented_permissions_are_enough() {
 }
 
 #[test]
-fn a_user_that_may_not_run_a_command_of_the_functions_is_told_which() {
+fn the_error_names_a_denied_command_of_the_functions() {
     let server = RedisServer::start(&[]);
     redis::cmd("ACL")
         .arg(&["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", "-zpopmin"])
         .exec(&mut server.connection())
         .unwrap();
     let url = server.url().replace("redis://", "redis://router:secret@");
-    complains(&url, &["Redis cannot be used", "this user may not run ZPOPMIN"]);
+    logs_error(&url, &["Redis cannot be used", "this user may not run ZPOPMIN"]);
 }
 
-/// Words of capitals between quotes that Redis knows as commands.
+/// Finds commands as words of capitals between quotes that Redis knows.
 #[test]
 fn permissions_are_checked_for_every_command_of_the_functions() {
     let server = RedisServer::start(&[]);
@@ -186,11 +184,11 @@ fn permissions_are_checked_for_every_command_of_the_functions() {
 #[test]
 fn a_redis_without_functions_is_refused_with_the_reason() {
     let server = RedisServer::start(&["--rename-command", "FCALL", ""]);
-    complains(&server.url(), &["Redis 7 or Valkey is needed"]);
+    logs_error(&server.url(), &["Redis 7 or Valkey is needed"]);
 }
 
 #[test]
-fn a_router_whose_library_is_gone_from_a_full_redis_keeps_releases() {
+fn releases_are_deferred_while_a_full_redis_cannot_load_the_library() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
@@ -211,7 +209,7 @@ fn a_router_whose_library_is_gone_from_a_full_redis_keeps_releases() {
 }
 
 #[test]
-fn only_what_is_ours_and_can_be_loaded_again_is_taken_away() {
+fn only_own_libraries_that_can_be_loaded_again_are_deleted() {
     let server = RedisServer::start(&[]);
     let load = |name: &str, function: &str| {
         let code = format!(
@@ -219,41 +217,41 @@ fn only_what_is_ours_and_can_be_loaded_again_is_taken_away() {
         );
         redis::cmd("FUNCTION").arg("LOAD").arg(code).exec(&mut server.connection()).unwrap();
     };
-    load("smart_router_of_another_house", "theirs");
+    load("smart_router_of_another_program", "foreign");
     load("smart_router_deadbeef0000", "older");
     let settings = [("REDIS_URL", server.url()), ("TIER_CONFIG", r#"{"gold": 1}"#.into())];
     let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
     let router = Router::start(&settings);
-    eventually(Duration::from_secs(5), "the older library is gone", || {
+    eventually(Duration::from_secs(5), "the older library is deleted", || {
         !libraries(&server).contains(&"smart_router_deadbeef0000".to_owned())
     });
-    assert!(libraries(&server).contains(&"smart_router_of_another_house".to_owned()));
+    assert!(libraries(&server).contains(&"smart_router_of_another_program".to_owned()));
     drop(router);
 
     load("smart_router_deadbeef0000", "older");
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "1"]).exec(&mut server.connection()).unwrap();
-    // Ours is there: this one starts, and leaves the other alone.
+    // The own library is loaded: this router starts, and deletes nothing.
     let _router = Router::start(&settings);
-    // (the deletion that must not come has no event)
+    // No event shows that a deletion does not happen.
     std::thread::sleep(Duration::from_millis(300));
     assert!(libraries(&server).contains(&"smart_router_deadbeef0000".to_owned()));
     redis::cmd("CONFIG").arg(&["SET", "maxmemory", "0"]).exec(&mut server.connection()).unwrap();
 }
 
-/// A replica that follows the tier document reads it first, and writes the table later.
+/// A replica reads a changed tier document first, and writes the table later.
 #[tokio::test(flavor = "multi_thread")]
-async fn who_follows_a_tier_document_does_not_undo_a_newer_one() {
+async fn a_replica_does_not_replace_a_newer_tier_document() {
     let server = RedisServer::start(&[]);
-    let scripts = Scripts::default();
-    let apply = scripts.apply_tiers.function.clone();
-    let _store = store(&server, scripts).await;
+    let functions = Functions::default();
+    let apply = functions.schema_2.apply_tiers.function.clone();
+    let _store = store(&server, functions).await;
     let mut redis = server.connection();
     let document: String = redis::cmd("GET").arg("voice:tier:config").query(&mut redis).unwrap();
     let table = |redis: &mut redis::Connection| -> Option<String> {
         redis::cmd("HGET").arg("voice:tiers").arg("tin").query(redis).unwrap()
     };
     for (read, word, entry) in [
-        ("@what it was before".to_owned(), "changed", None),
+        ("@an older document".to_owned(), "changed", None),
         ("@".to_owned(), "changed", None),
         (format!("@{document}"), "applied", Some("exclusive 1 spread 1")),
     ] {

@@ -7,14 +7,14 @@ use std::{
 
 use serde_json::json;
 
-use testkit::{Connection, Router, eventually, free_port, raw::head};
+use testkit::{Connection, Router, eventually, free_port, http::request_head};
 
 #[test]
-fn every_request_has_an_id_and_keeps_the_one_it_brings() {
+fn a_request_keeps_its_id_or_gets_a_new_one() {
     let router = Router::start(&[]);
     let mut connection = router.connect();
-    let given = connection.send("GET", "/health", &[("X-Request-Id", "abc-123")], b"");
-    assert_eq!(given.header("x-request-id"), Some("abc-123"));
+    let response = connection.send("GET", "/health", &[("X-Request-Id", "abc-123")], b"");
+    assert_eq!(response.header("x-request-id"), Some("abc-123"));
     let ids: Vec<String> = (0..2)
         .map(|_| connection.get("/nowhere").header("x-request-id").unwrap().to_owned())
         .collect();
@@ -24,12 +24,12 @@ fn every_request_has_an_id_and_keeps_the_one_it_brings() {
 }
 
 #[test]
-fn wrong_paths_and_methods_are_told_in_json() {
+fn unknown_paths_and_methods_get_a_json_error() {
     let router = Router::start(&[]);
     let mut connection = router.connect();
     assert_eq!(
         connection.get("/api/v1/nothing").json(),
-        (404, json!({"error": "there is nothing at /api/v1/nothing"}))
+        (404, json!({"error": "no such path: /api/v1/nothing"}))
     );
     let wrong = connection.get("/api/v1/allocate");
     assert_eq!(wrong.header("allow"), Some("POST"));
@@ -38,7 +38,7 @@ fn wrong_paths_and_methods_are_told_in_json() {
 }
 
 #[test]
-fn probes_answer_at_the_root_and_under_the_api() {
+fn probes_are_served_at_the_root_and_under_the_api() {
     let router = Router::start(&[]);
     let mut connection = router.connect();
     for prefix in ["", "/api/v1"] {
@@ -59,7 +59,7 @@ fn probes_answer_at_the_root_and_under_the_api() {
 }
 
 #[test]
-fn one_port_serves_both_where_they_are_equal() {
+fn api_and_metrics_may_share_a_port() {
     let port = free_port().to_string();
     let router = Router::start(&[("HTTP_PORT", &port), ("METRICS_PORT", &port)]);
     assert_eq!(router.connect().get("/metrics").status, 200);
@@ -67,41 +67,41 @@ fn one_port_serves_both_where_they_are_equal() {
 }
 
 #[test]
-fn an_idle_connection_may_wait_longer_than_a_slow_request() {
+fn the_idle_timeout_may_exceed_the_read_timeout() {
     let router = Router::start(&[("HTTP_READ_TIMEOUT", "500ms"), ("HTTP_IDLE_TIMEOUT", "3s")]);
     let mut connection = router.connect();
     for _ in 0..2 {
         assert_eq!(connection.get("/health").status, 200);
-        // (longer than a request may take)
+        // Longer than the read timeout.
         thread::sleep(Duration::from_millis(600));
     }
     assert_eq!(connection.get("/health").status, 200);
-    assert!(connection.answer().is_none(), "an idle connection is closed in the end");
+    assert!(connection.read_response().is_none(), "the idle timeout closes the connection");
 }
 
 #[test]
-fn every_head_in_parts_has_the_whole_read_timeout() {
+fn every_split_head_has_the_full_read_timeout() {
     let router = Router::start(&[("HTTP_READ_TIMEOUT", "1s")]);
     let mut connection = router.connect();
-    let head = head("GET", "/health", &[], 0);
+    let head = request_head("GET", "/health", &[], 0);
     let (first, rest) = head.split_at(10);
     for _ in 0..2 {
         connection.write(first);
         thread::sleep(Duration::from_millis(50));
         connection.write(rest);
-        assert_eq!(connection.answer().unwrap().status, 200);
+        assert_eq!(connection.read_response().unwrap().status, 200);
         // The deadline of this head passes while the connection is idle.
         thread::sleep(Duration::from_millis(1_100));
     }
 }
 
 #[test]
-fn stopping_says_so_first_and_finishes_requests_in_flight() {
+fn graceful_shutdown_completes_requests_in_flight() {
     let mut router =
         Router::start(&[("HTTP_SHUTDOWN_TIMEOUT", "10m"), ("HTTP_READ_TIMEOUT", "10m")]);
     let body = json!({"call_sid": "CA1"}).to_string();
     let mut connection = router.connect();
-    connection.write(&head(
+    connection.write(&request_head(
         "POST",
         "/api/v1/allocate",
         &[("content-type", "application/json")],
@@ -110,49 +110,49 @@ fn stopping_says_so_first_and_finishes_requests_in_flight() {
     connection.write(&body.as_bytes()[..5]);
     thread::sleep(Duration::from_millis(100));
     router.signal("TERM");
-    eventually(Duration::from_secs(1), "unready before the door closes", || {
-        let answer = router.connect().get("/ready");
-        answer.status == 503 && answer.header("connection") == Some("close")
+    eventually(Duration::from_secs(1), "/ready fails before the listener closes", || {
+        let response = router.connect().get("/ready");
+        response.status == 503 && response.header("connection") == Some("close")
     });
-    eventually(Duration::from_secs(2), "no new connection", || {
+    eventually(Duration::from_secs(2), "new connections are refused", || {
         Connection::try_open(router.address).is_none()
     });
     connection.write(&body.as_bytes()[5..]);
-    let (status, answer) = connection.answer().unwrap().json();
-    assert_eq!((status, &answer["pod_name"]), (200, &json!("voice-agent-0")));
+    let (status, response) = connection.read_response().unwrap().json();
+    assert_eq!((status, &response["pod_name"]), (200, &json!("voice-agent-0")));
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
 }
 
 #[test]
-fn clients_that_do_not_read_are_cut_off() {
+fn a_client_that_does_not_read_is_disconnected() {
     let mut router =
         Router::start(&[("HTTP_READ_TIMEOUT", "500ms"), ("HTTP_SHUTDOWN_TIMEOUT", "10m")]);
     let mut connection = router.connect();
-    let request = head("GET", "/metrics", &[], 0);
+    let request = request_head("GET", "/metrics", &[], 0);
     while connection.try_write_for(&request, Duration::from_secs(2)) {}
     router.signal("TERM");
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
 }
 
 #[test]
-fn a_head_request_takes_no_pod() {
+fn a_head_request_allocates_no_pod() {
     let router = Router::start(&[]);
-    let answer = router.connect().send(
+    let response = router.connect().send(
         "HEAD",
         "/api/v1/twilio/allocate?CallSid=CA1",
         &[("connection", "close")],
         b"",
     );
-    assert_eq!(answer.status, 405);
+    assert_eq!(response.status, 405);
     assert_eq!(router.status()["active_calls"], 0);
 }
 
 #[test]
-fn stopping_does_not_wait_longer_than_allowed() {
+fn shutdown_ends_after_its_grace_period() {
     let mut router =
         Router::start(&[("HTTP_SHUTDOWN_TIMEOUT", "500ms"), ("HTTP_READ_TIMEOUT", "10m")]);
     let mut connection = router.connect();
-    connection.write(&head("POST", "/api/v1/allocate", &[], 100));
+    connection.write(&request_head("POST", "/api/v1/allocate", &[], 100));
     thread::sleep(Duration::from_millis(100));
     let started = Instant::now();
     router.signal("INT");
@@ -161,14 +161,14 @@ fn stopping_does_not_wait_longer_than_allowed() {
 }
 
 #[test]
-fn a_log_reader_that_sleeps_blocks_nobody() {
+fn a_blocked_log_reader_does_not_block_requests() {
     let (api, metrics) = (free_port().to_string(), free_port().to_string());
     let settings =
         [("HTTP_PORT", api.as_str()), ("METRICS_PORT", metrics.as_str()), ("LOG_FORMAT", "json")];
     let mut router = Router::start_with(&settings, Stdio::piped());
     let mut connection = router.connect();
-    // Some 300 bytes a line: far more than a pipe holds. A request that waited for the reader
-    // would have no answer.
+    // About 300 bytes a line: far more than a pipe buffers. A request that waits for the log
+    // reader would get no response.
     for number in 0..3_000 {
         assert_eq!(connection.get(&format!("/api/v1/calls/CA{number}")).status, 404);
     }
@@ -189,32 +189,32 @@ fn a_log_reader_that_sleeps_blocks_nobody() {
         text.lines().any(|line| line.contains(r#""path":"/api/v1/calls/CA7""#)
             && line.contains(r#""status":404"#))
     );
-    assert!(!text.contains(r#""path":"/ready""#), "probes are debug");
+    assert!(!text.contains(r#""path":"/ready""#), "probes are logged at level debug");
 }
 
 #[test]
-fn a_burst_of_connections_finds_room_while_the_router_is_busy() {
+fn the_listen_backlog_holds_a_burst_of_connections() {
     let router = Router::start(&[]);
     let pid = router.child.id().to_string();
-    let tell = |signal: &str| {
+    let send_signal = |signal: &str| {
         assert!(
             std::process::Command::new("kill").args([signal, &pid]).status().unwrap().success()
         );
     };
-    // As many as the system lets wait at all.
+    // The kernel limits the backlog to somaxconn.
     let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
     let burst = allowed.trim().parse::<usize>().unwrap().min(2_000);
-    tell("-STOP");
-    let patience = Duration::from_millis(500);
-    let waiting: Vec<_> = (0..burst)
-        .map_while(|_| std::net::TcpStream::connect_timeout(&router.address, patience).ok())
+    send_signal("-STOP");
+    let timeout = Duration::from_millis(500);
+    let connected: Vec<_> = (0..burst)
+        .map_while(|_| std::net::TcpStream::connect_timeout(&router.address, timeout).ok())
         .collect();
-    tell("-CONT");
-    assert_eq!(waiting.len(), burst);
+    send_signal("-CONT");
+    assert_eq!(connected.len(), burst);
 }
 
-/// Whether something is sent from now on: reads what is there, and waits for more.
-fn is_told(stream: &mut std::net::TcpStream) -> bool {
+/// Discards the data received so far. Returns whether the router sends more.
+fn receives_data(stream: &mut std::net::TcpStream) -> bool {
     let mut buffer = [0; 4096];
     stream.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
     while stream.read(&mut buffer).is_ok_and(|count| count > 0) {}
@@ -223,39 +223,39 @@ fn is_told(stream: &mut std::net::TcpStream) -> bool {
 }
 
 #[test]
-fn who_says_nothing_makes_room_for_others() {
+fn silent_connections_are_evicted_at_the_connection_limit() {
     let router = Router::start(&[("MAX_CONNECTIONS", "20")]);
-    let mut looking = std::net::TcpStream::connect(router.address).unwrap();
-    write!(looking, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
-    assert!(is_told(&mut looking));
+    let mut live = std::net::TcpStream::connect(router.address).unwrap();
+    write!(live, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
+    assert!(receives_data(&mut live));
     let silent: Vec<_> =
         (0..60).map(|_| std::net::TcpStream::connect(router.address).unwrap()).collect();
     for number in 0..10 {
         assert_eq!(router.connect().get("/ready").status, 200, "{number}");
     }
-    // (those that had to go are closed, the last ones are not)
+    // Evicted connections are closed; the most recent ones are open.
     let is_open = |mut stream: &std::net::TcpStream| {
         stream.set_read_timeout(Some(Duration::from_millis(10))).unwrap();
         !matches!(stream.read(&mut [0]), Ok(0))
     };
-    eventually(Duration::from_secs(1), "some are open, and not all", || {
+    eventually(Duration::from_secs(1), "some connections are open, others evicted", || {
         (5..20).contains(&silent.iter().filter(|stream| is_open(stream)).count())
     });
-    assert!(is_told(&mut looking), "who is told something stays");
+    assert!(receives_data(&mut live), "a stream that receives data is not evicted");
     let metrics = Connection::open(router.metrics).get("/metrics").text();
-    let away = metrics.lines().find(|line| line.contains("connections_turned_away_total "));
-    let away: f64 = away.unwrap().split(' ').next_back().unwrap().parse().unwrap();
-    assert!(away >= 41.0, "{away}");
+    let evicted = metrics.lines().find(|line| line.contains("connections_turned_away_total "));
+    let evicted: f64 = evicted.unwrap().split(' ').next_back().unwrap().parse().unwrap();
+    assert!(evicted >= 41.0, "{evicted}");
 }
 
 #[test]
-fn who_keeps_us_waiting_keeps_nobody_out() {
+fn slow_and_idle_connections_are_evicted_for_new_ones() {
     let router = Router::start(&[("MAX_CONNECTIONS", "20"), ("HTTP_READ_TIMEOUT", "30s")]);
     let open = || std::net::TcpStream::connect(router.address).unwrap();
-    // A stream that is told something, clients that were answered, and bodies that never come.
-    let mut looking = open();
-    write!(looking, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
-    assert!(is_told(&mut looking));
+    // A live stream, idle clients, and clients whose request bodies never arrive.
+    let mut live = open();
+    write!(live, "GET /api/v1/live HTTP/1.1\r\nhost: r\r\n\r\n").unwrap();
+    assert!(receives_data(&mut live));
     let slow: Vec<_> = (0..15)
         .map(|_| {
             let mut stream = open();
@@ -264,19 +264,19 @@ fn who_keeps_us_waiting_keeps_nobody_out() {
             stream
         })
         .collect();
-    let answered: Vec<_> = (0..10)
+    let idle: Vec<_> = (0..10)
         .map(|_| {
             let mut connection = router.connect();
             assert_eq!(connection.get("/ready").status, 200);
             connection
         })
         .collect();
-    // Newcomers all at once.
+    // Concurrent new connections.
     thread::scope(|scope| {
         for _ in 0..15 {
             scope.spawn(|| assert_eq!(router.connect().get("/ready").status, 200));
         }
     });
-    assert!(is_told(&mut looking), "who is told something stays");
-    drop((slow, answered));
+    assert!(receives_data(&mut live), "a stream that receives data is not evicted");
+    drop((slow, idle));
 }

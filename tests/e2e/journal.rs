@@ -11,8 +11,8 @@ use serde_json::json;
 
 use testkit::{Connection, Router, eventually, free_port, program, scratch};
 
-/// Allocates calls until the router dies; what it acknowledged.
-pub(crate) fn allocate_until_death(
+/// Allocates calls until the router exits. Returns the acknowledged calls and their pods.
+pub(crate) fn allocate_until_exit(
     router: &Router,
     next: &AtomicUsize,
     acknowledged: &AtomicUsize,
@@ -24,20 +24,20 @@ pub(crate) fn allocate_until_death(
     loop {
         let call = format!("CA{}", next.fetch_add(1, Ordering::Relaxed));
         let body = json!({"call_sid": call});
-        let Some(answer) = connection.try_post("/api/v1/allocate", &body) else {
+        let Some(response) = connection.try_post("/api/v1/allocate", &body) else {
             return known;
         };
-        let (status, answer) = answer.json();
+        let (status, response) = response.json();
         if status != 200 {
             return known;
         }
-        known.insert(call, answer["pod_name"].as_str().unwrap().to_owned());
+        known.insert(call, response["pod_name"].as_str().unwrap().to_owned());
         acknowledged.fetch_add(1, Ordering::Relaxed);
     }
 }
 
 #[test]
-fn a_kill_in_the_middle_of_allocations_loses_none_that_was_acknowledged() {
+fn a_kill_loses_no_acknowledged_allocation() {
     let directory = scratch();
     let router = Router::start(&[
         ("DATA_DIR", directory.to_str().unwrap()),
@@ -46,7 +46,7 @@ fn a_kill_in_the_middle_of_allocations_loses_none_that_was_acknowledged() {
     let (next, acknowledged) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let known: HashMap<String, String> = thread::scope(|scope| {
         let clients: Vec<_> = (0..32)
-            .map(|_| scope.spawn(|| allocate_until_death(&router, &next, &acknowledged)))
+            .map(|_| scope.spawn(|| allocate_until_exit(&router, &next, &acknowledged)))
             .collect();
         while acknowledged.load(Ordering::Relaxed) < 1_000 {
             thread::sleep(Duration::from_millis(1));
@@ -64,16 +64,16 @@ fn a_kill_in_the_middle_of_allocations_loses_none_that_was_acknowledged() {
         assert_eq!(pods.insert(pod, call), None, "{pod} serves two calls");
     }
     let live = router.status()["active_calls"].as_u64().unwrap() as usize;
-    let asked = next.load(Ordering::Relaxed);
+    let requested = next.load(Ordering::Relaxed);
     assert!(
-        (known.len()..=asked).contains(&live),
-        "{} acknowledged, {live} live, {asked} asked",
+        (known.len()..=requested).contains(&live),
+        "{} acknowledged, {live} live, {requested} requested",
         known.len()
     );
 }
 
 #[test]
-fn everything_that_was_answered_survives_a_kill() {
+fn acknowledged_changes_survive_a_kill() {
     let directory = scratch();
     let router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
     router.allocate("CA1");
@@ -92,7 +92,7 @@ fn everything_that_was_answered_survives_a_kill() {
 }
 
 #[test]
-fn a_torn_last_record_is_cut_off() {
+fn a_torn_last_record_is_truncated() {
     let directory = scratch();
     let router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
     router.allocate("CA1");
@@ -107,7 +107,7 @@ fn a_torn_last_record_is_cut_off() {
     let router = router.kill_and_restart();
     assert_eq!(router.status()["active_calls"], 1);
     let router = router.kill_and_restart();
-    assert_eq!(router.status()["active_calls"], 1, "the tail is gone from the file");
+    assert_eq!(router.status()["active_calls"], 1, "the torn record was removed from the file");
 }
 
 fn refused_start(settings: &[(&str, &str)]) -> String {
@@ -121,7 +121,7 @@ fn refused_start(settings: &[(&str, &str)]) -> String {
 }
 
 #[test]
-fn a_second_process_on_the_same_directory_is_refused() {
+fn a_second_process_on_the_same_data_directory_is_refused() {
     let directory = scratch();
     let settings = [("DATA_DIR", directory.to_str().unwrap())];
     let router = Router::start(&settings);
@@ -134,7 +134,7 @@ fn a_second_process_on_the_same_directory_is_refused() {
 }
 
 #[test]
-fn a_damaged_journal_is_refused_and_left_alone() {
+fn a_damaged_journal_is_refused_and_not_modified() {
     let directory = scratch();
     let settings = [("DATA_DIR", directory.to_str().unwrap())];
     let router = Router::start(&settings);
@@ -160,26 +160,26 @@ fn the_journal_is_compacted_while_it_is_in_use() {
     router.allocate("keeper");
     let journal = directory.join("journal");
     let is_compacted = AtomicBool::new(false);
-    let goes_on = || !is_compacted.load(Ordering::Relaxed);
+    let is_running = || !is_compacted.load(Ordering::Relaxed);
     thread::scope(|scope| {
         for client in 0..2 {
-            let (router, goes_on) = (&router, &goes_on);
+            let (router, is_running) = (&router, &is_running);
             scope.spawn(move || {
                 let mut connection = router.connect();
-                for number in (0..20_000).take_while(|_| goes_on()) {
+                for number in (0..20_000).take_while(|_| is_running()) {
                     let body = json!({"call_sid": format!("CA-{client}-{number}")});
                     assert_eq!(connection.post("/api/v1/allocate", &body).status, 200);
                     assert_eq!(connection.post("/api/v1/release", &body).status, 200);
                 }
             });
         }
-        // Documents of 4 KB: 4 MiB of them are worth a compaction. Many at once share a sync.
+        // Documents of 4 KB: a journal of 4 MiB is compacted. Concurrent writes share a sync.
         for client in 0..16 {
-            let (router, goes_on) = (&router, &goes_on);
+            let (router, is_running) = (&router, &is_running);
             scope.spawn(move || {
                 let (mut connection, path) =
                     (router.connect(), format!("/api/v1/merchants/m{client}"));
-                for number in (0..20_000).take_while(|_| goes_on()) {
+                for number in (0..20_000).take_while(|_| is_running()) {
                     let document = json!({"note": format!("{number}{}", "x".repeat(3_900))});
                     assert_eq!(connection.try_put(&path, &document).unwrap().status, 200);
                 }
@@ -189,11 +189,11 @@ fn the_journal_is_compacted_while_it_is_in_use() {
         eventually(Duration::from_secs(20), "the journal becomes shorter", || {
             let size = fs::metadata(&journal).unwrap().len();
             largest = largest.max(size);
-            // (ends the threads, too)
+            // Setting the flag also stops the client threads.
             let is_too_long = largest > 12 << 20;
             is_compacted.fetch_or(is_too_long || size < largest / 2, Ordering::Relaxed);
             assert!(!is_too_long, "never compacted: {largest}");
-            !goes_on()
+            !is_running()
         });
     });
     let router = router.kill_and_restart();

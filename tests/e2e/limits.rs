@@ -1,4 +1,4 @@
-//! What a merchant may have at most.
+//! Limits of a merchant: concurrent calls and calls per second.
 
 use std::{
     sync::Barrier,
@@ -17,11 +17,11 @@ fn allocate(router: &Router, call: &str, merchant: &str) -> (u16, Value) {
     router.post("/api/v1/allocate", json!({"call_sid": call, "merchant_id": merchant}))
 }
 
-fn limit(router: &Router, merchant: &str, document: &str) {
+fn configure(router: &Router, merchant: &str, document: &str) {
     assert_eq!(router.put(&format!("/api/v1/merchants/{merchant}"), document).0, 200);
 }
 
-/// The same for both stores.
+/// Runs a test on the embedded store and on Redis.
 fn each_store(test: impl Fn(&Router)) {
     test(&Router::start(&[("TIER_CONFIG", TIERS), ("LOG_LEVEL", "error")]));
     let server = RedisServer::start(&[]);
@@ -29,21 +29,25 @@ fn each_store(test: impl Fn(&Router)) {
 }
 
 #[test]
-fn a_merchant_has_no_more_calls_than_it_may() {
+fn max_calls_limits_the_concurrent_calls_of_a_merchant() {
     each_store(|router| {
-        limit(router, "acme", r#"{"max_calls": 2}"#);
+        configure(router, "acme", r#"{"max_calls": 2}"#);
         assert_eq!(allocate(router, "A1", "acme").0, 200);
         assert_eq!(allocate(router, "A2", "acme").0, 200);
-        let (status, answer) = allocate(router, "A3", "acme");
-        assert_eq!((status, &answer["details"]), (503, &json!({"reason": "max_calls"})));
-        assert_eq!(allocate(router, "B1", "other").0, 200, "others are not concerned");
-        assert_eq!(allocate(router, "A1", "acme").1["was_existing"], true, "nor who is there");
+        let (status, response) = allocate(router, "A3", "acme");
+        assert_eq!((status, &response["details"]), (503, &json!({"reason": "max_calls"})));
+        assert_eq!(allocate(router, "B1", "other").0, 200, "other merchants are not limited");
+        assert_eq!(
+            allocate(router, "A1", "acme").1["was_existing"],
+            true,
+            "a repeated request is not limited"
+        );
         assert_eq!(router.release("A1").0, 200);
         assert_eq!(allocate(router, "A3", "acme").0, 200);
-        // A change counts from the next call on.
-        limit(router, "acme", r#"{"max_calls": 3}"#);
+        // A changed limit applies from the next call on.
+        configure(router, "acme", r#"{"max_calls": 3}"#);
         assert_eq!(allocate(router, "A4", "acme").0, 200);
-        limit(router, "acme", r#"{"max_calls": 0}"#);
+        configure(router, "acme", r#"{"max_calls": 0}"#);
         assert_eq!(allocate(router, "A5", "acme").0, 503);
         let metrics = router.connect().get("/metrics").text();
         assert!(
@@ -53,48 +57,48 @@ fn a_merchant_has_no_more_calls_than_it_may() {
         for call in ["A2", "A3", "A4", "B1"] {
             assert_eq!(router.release(call).0, 200);
         }
-        let (status, answer) = router.put("/api/v1/merchants/acme", r#"{"max_calls": -1}"#);
+        let (status, response) = router.put("/api/v1/merchants/acme", r#"{"max_calls": -1}"#);
         assert_eq!(status, 400);
-        assert!(answer["error"].as_str().unwrap().contains("max_calls"), "{answer}");
+        assert!(response["error"].as_str().unwrap().contains("max_calls"), "{response}");
     });
 }
 
 #[test]
-fn a_merchant_has_no_more_calls_in_a_second_than_it_may() {
+fn max_rate_limits_the_calls_of_a_merchant_per_second() {
     each_store(|router| {
-        limit(router, "acme", r#"{"max_rate": 5}"#);
-        let (started, mut given) = (Instant::now(), Vec::new());
+        configure(router, "acme", r#"{"max_rate": 5}"#);
+        let (started, mut admitted) = (Instant::now(), Vec::new());
         let mut number = 0;
-        // Five at once, and five more each time a second has passed.
-        while given.len() < 15 {
-            assert!(started.elapsed() < Duration::from_secs(20), "{given:?}");
+        // Five at once, then five more in each second.
+        while admitted.len() < 15 {
+            assert!(started.elapsed() < Duration::from_secs(20), "{admitted:?}");
             number += 1;
-            let asked = started.elapsed();
+            let sent = started.elapsed();
             match allocate(router, &format!("A{number}"), "acme") {
-                (200, _) => given.push((asked, started.elapsed())),
-                (status, answer) => {
-                    assert_eq!((status, &answer["details"]["reason"]), (503, &json!("max_rate")));
+                (200, _) => admitted.push((sent, started.elapsed())),
+                (status, response) => {
+                    assert_eq!((status, &response["details"]["reason"]), (503, &json!("max_rate")));
                 }
             }
         }
-        for window in given.windows(6) {
-            // (the store gave them in between, by whole milliseconds)
-            let apart = window[5].1 - window[0].0;
-            assert!(apart > Duration::from_millis(998), "six within {apart:?}");
+        for window in admitted.windows(6) {
+            // The store admits a call between request and response, with millisecond precision.
+            let elapsed = window[5].1 - window[0].0;
+            assert!(elapsed > Duration::from_millis(998), "six within {elapsed:?}");
         }
         let calls = router.status()["active_calls"].as_u64().unwrap();
-        assert_eq!(calls, 15, "who was refused holds nothing");
+        assert_eq!(calls, 15, "refused calls hold no pod");
     });
 }
 
 #[test]
-fn replicas_do_not_exceed_a_limit_together() {
+fn replicas_share_the_limit_of_a_merchant() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 3, TIERS);
-    limit(&routers[0], "acme", r#"{"max_calls": 10}"#);
+    configure(&routers[0], "acme", r#"{"max_calls": 10}"#);
     for round in 0..10 {
         let barrier = Barrier::new(40);
-        let given: Vec<String> = thread::scope(|scope| {
+        let admitted: Vec<String> = thread::scope(|scope| {
             let clients: Vec<_> = (0..40)
                 .map(|client| {
                     let (routers, barrier) = (&routers, &barrier);
@@ -109,41 +113,41 @@ fn replicas_do_not_exceed_a_limit_together() {
                 .collect();
             clients.into_iter().filter_map(|client| client.join().unwrap()).collect()
         });
-        assert_eq!(given.len(), 10);
-        for call in given {
+        assert_eq!(admitted.len(), 10);
+        for call in admitted {
             assert_eq!(routers[1].release(&call).0, 200);
         }
     }
 }
 
 #[test]
-fn a_limit_outlives_what_people_delete_by_hand() {
+fn a_limit_survives_manual_edits_of_its_index() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router =
         Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", TIERS), ("LOG_LEVEL", "off")]);
-    limit(&router, "acme", r#"{"max_calls": 1}"#);
+    configure(&router, "acme", r#"{"max_calls": 1}"#);
     assert_eq!(allocate(&router, "A1", "acme").0, 200);
     let mut plain = server.connection();
-    // A call that nobody has ended, of which nothing else is left.
+    // An index entry without a call record.
     redis::cmd("ZADD")
         .arg("voice:merchant:acme:calls")
         .arg(1)
-        .arg("ghost")
+        .arg("stale")
         .exec(&mut plain)
         .unwrap();
     assert_eq!(allocate(&router, "A2", "acme").0, 503);
     assert_eq!(router.release("A1").0, 200);
-    assert_eq!(allocate(&router, "A2", "acme").0, 200, "the ghost does not count");
+    assert_eq!(allocate(&router, "A2", "acme").0, 200, "the stale entry does not count");
     redis::cmd("DEL").arg("voice:merchant:acme:calls").exec(&mut plain).unwrap();
     redis::cmd("SET").arg("voice:merchant:acme:calls").arg("junk").exec(&mut plain).unwrap();
-    assert_eq!(allocate(&router, "A3", "acme").0, 200, "junk is replaced");
+    assert_eq!(allocate(&router, "A3", "acme").0, 200, "a key of the wrong type is replaced");
     assert_eq!(router.release("A2").0, 200);
     assert_eq!(router.release("A3").0, 200);
 }
 
 #[test]
-fn busy_is_said_before_the_call_is_answered_where_that_is_wanted() {
+fn busy_action_reject_declines_before_the_call_is_answered() {
     let router = Router::start(&[
         ("TIER_CONFIG", r#"{"gold": 1}"#),
         ("BUSY_ACTION", "reject"),
@@ -157,9 +161,13 @@ fn busy_is_said_before_the_call_is_answered_where_that_is_wanted() {
     }
     let text = connection.form("/api/v1/plivo/allocate", "CallUUID=CA2").text();
     assert!(text.ends_with(r#"<Response><Hangup reason="busy"/></Response>"#), "{text}");
-    let answer = connection.post("/api/v1/jambonz/allocate", &json!({"call_sid": "CA2"})).json().1;
-    assert_eq!((&answer[0]["verb"], &answer[0]["status"]), (&json!("sip:decline"), &json!(486)));
-    let answer = connection.get("/api/v1/vonage/allocate?uuid=CA2").json().1;
-    assert_eq!(answer[0]["action"], "talk");
+    let response =
+        connection.post("/api/v1/jambonz/allocate", &json!({"call_sid": "CA2"})).json().1;
+    assert_eq!(
+        (&response[0]["verb"], &response[0]["status"]),
+        (&json!("sip:decline"), &json!(486))
+    );
+    let response = connection.get("/api/v1/vonage/allocate?uuid=CA2").json().1;
+    assert_eq!(response[0]["action"], "talk");
     assert_eq!(connection.get("/api/v1/exotel/allocate?CallSid=CA2").status, 503);
 }

@@ -1,4 +1,4 @@
-//! `smart-router load`: it measures, and it would notice.
+//! `smart-router load`: its report and its invariant checks.
 
 use std::{
     io::{Read, Write},
@@ -10,7 +10,7 @@ use std::{
 
 use serde_json::Value;
 
-use testkit::{Router, eventually, program, proxy::Proxy};
+use testkit::{Router, eventually, program, proxy::FaultProxy};
 
 fn load(url: &str, args: &[&str]) -> Output {
     program(&[]).arg("load").args(["--router", url]).args(args).output().unwrap()
@@ -21,7 +21,7 @@ fn text(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn it_loads_a_router_in_every_format_and_finds_nothing() {
+fn the_load_generator_reports_no_errors_in_any_format() {
     let tiers = r#"{"tiers": {"gold": {"target": 20}, "basic": {"type": "shared", "target": 5, "max_concurrent": 9}}}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers)]);
     let url = format!("http://{}", router.address);
@@ -43,12 +43,12 @@ fn it_loads_a_router_in_every_format_and_finds_nothing() {
         let (rest, _) = printed.split_once(text).unwrap_or_else(|| panic!("{text}: {printed}"));
         rest.rsplit(' ').next().unwrap().parse().unwrap()
     };
-    // A hundred calls; a machine with other work may let some come too late.
-    let (calls, repeated) = (before(" calls in "), before(" asked twice"));
+    // A hundred calls are due; an overloaded machine may start some of them too late.
+    let (calls, repeated) = (before(" calls in "), before(" repeated"));
     assert!((50..=100).contains(&calls) && repeated == calls.div_ceil(10), "{printed}");
-    assert!(printed.contains("checked: no pod carried more than it may"), "{printed}");
-    assert!(text(&output.stderr).contains("requests/s"), "it tells how it goes");
-    assert_eq!(router.status()["active_calls"], 0, "what it began it ended");
+    assert!(printed.contains("checked: no pod exceeded its capacity"), "{printed}");
+    assert!(text(&output.stderr).contains("requests/s"), "progress is printed");
+    assert_eq!(router.status()["active_calls"], 0, "every allocated call was released");
     let full = load(&url, &["--calls", "100", "--hold", "10s", "-c", "100", "-d", "1s", "--json"]);
     let report: Value = serde_json::from_slice(&full.stdout).unwrap();
     assert!(report["errors"]["allocate: refused"].as_u64().unwrap() > 0, "{report}");
@@ -56,43 +56,45 @@ fn it_loads_a_router_in_every_format_and_finds_nothing() {
 }
 
 #[test]
-fn requests_that_fail_fail_the_load() {
+fn failed_requests_fail_the_load_run() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 20}"#)]);
-    let proxy = Proxy::to(router.address.port());
+    let proxy = FaultProxy::to(router.address.port());
     let url = format!("http://{}", proxy.address);
     let output = thread::scope(|scope| {
         let loading =
             scope.spawn(|| load(&url, &["-d", "3s", "-c", "4", "--hold", "50ms", "--json"]));
-        eventually(Duration::from_secs(3), "calls come", || router.status()["active_calls"] != 0);
-        // All connections break; those that come next are fine.
-        proxy.cut(true);
-        proxy.cut(false);
+        eventually(Duration::from_secs(3), "calls are active", || {
+            router.status()["active_calls"] != 0
+        });
+        // All open connections break; new ones work.
+        proxy.refuse_connections(true);
+        proxy.refuse_connections(false);
         loading.join().unwrap()
     });
     assert_eq!(output.status.code(), Some(6), "{output:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     let failed = report["failed"].as_u64().unwrap();
     assert!(failed > 0 && report["calls"].as_u64().unwrap() > failed, "{report}");
-    let said = text(&output.stderr);
-    assert!(said.contains(&format!("{failed} requests failed: ")), "{said}");
-    // A token that is missing is no refusal for want of pods.
+    let stderr = text(&output.stderr);
+    assert!(stderr.contains(&format!("{failed} requests failed: ")), "{stderr}");
+    // A missing token counts as a failure, not as a refusal for lack of pods.
     let router = Router::start(&[("API_TOKENS", "admin:secret")]);
     let output = load(&format!("http://{}", router.address), &["-d", "1s", "--calls", "10"]);
     assert_eq!(output.status.code(), Some(6), "{output:?}");
     assert!(text(&output.stderr).contains("allocate: status 401"), "{output:?}");
 }
 
-/// A router that gives everybody the same pod.
-fn liar() -> String {
+/// A faulty router that allocates the same pod to every call.
+fn overcommitting_router() -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for stream in listener.incoming() {
             thread::spawn(move || {
                 let mut stream = stream.unwrap();
-                let mut some = [0; 4096];
-                while let Ok(count @ 1..) = stream.read(&mut some) {
-                    let request = text(&some[..count]);
+                let mut buffer = [0; 4096];
+                while let Ok(count @ 1..) = stream.read(&mut buffer) {
+                    let request = text(&buffer[..count]);
                     let body = match request.split_whitespace().nth(1) {
                         Some("/api/v1/tiers") => r#"{"tiers": {"gold": {"target": 1}}}"#,
                         Some("/api/v1/pod/p-1") => r#"{"tier": "gold"}"#,
@@ -109,20 +111,20 @@ fn liar() -> String {
 }
 
 #[test]
-fn it_fails_loudly_when_a_pod_is_given_twice_or_nothing_could_be_seen() {
-    let url = liar();
+fn the_load_generator_detects_a_pod_over_its_capacity() {
+    let url = overcommitting_router();
     let output = load(&url, &["-d", "1s", "-c", "4", "--hold", "20ms"]);
     assert_eq!(output.status.code(), Some(1));
-    assert!(text(&output.stderr).contains("p-1 may carry 1 and was given to"), "{output:?}");
+    assert!(text(&output.stderr).contains("p-1 has capacity 1 and was allocated to"), "{output:?}");
     let output = load(&url, &["-d", "1s", "-c", "1", "--json"]);
-    assert!(output.status.success(), "one after the other it may have it");
+    assert!(output.status.success(), "sequential calls may share the pod");
     let output = load("http://127.0.0.1:1", &["-d", "1s"]);
     assert_eq!(output.status.code(), Some(4));
     assert!(text(&output.stderr).contains("connection refused"), "{output:?}");
 }
 
 #[test]
-fn it_does_not_load_what_is_elsewhere_unless_told() {
+fn a_remote_load_target_needs_an_explicit_flag() {
     let output = load("http://192.0.2.1:80", &["-d", "1s"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("--i-own-this-target"), "{output:?}");

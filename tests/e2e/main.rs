@@ -1,4 +1,4 @@
-//! The router as its users see it: the real program, over real sockets.
+//! End-to-end tests: the compiled program, over real sockets.
 
 mod access;
 mod adoption;
@@ -23,28 +23,29 @@ mod leader;
 mod limits;
 mod live;
 mod load;
+mod malformed_data;
+mod manual_edits;
 mod metrics;
+mod migration;
 mod observers;
 mod older_clients;
 mod origins;
-mod pod_view;
+mod pod_watch;
 mod pods;
 mod recovery;
 mod redis_connections;
 mod redis_full;
-mod redis_hands;
 mod redis_loading;
-mod redis_odd;
 mod redis_outages;
 mod redis_refusals;
 mod release;
 mod renew;
 mod replays;
-mod rescue;
+mod retry_on_disconnect;
 mod shared_redis;
 mod signatures;
 mod tls;
 mod waiting;
-mod waiting_odd;
+mod waiting_malformed_data;
 mod webhooks;
 mod wrong_types;

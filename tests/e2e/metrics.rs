@@ -5,7 +5,7 @@ use serde_json::json;
 use testkit::{Connection, Router, eventually};
 
 #[test]
-fn metrics_tell_what_happened_without_naming_calls_or_pods() {
+fn metrics_count_operations_without_call_or_pod_labels() {
     let router = Router::start(&[]);
     router.allocate("CA-secret-1");
     router.allocate("CA-secret-1");
@@ -15,8 +15,8 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
     router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
     let mut connection = Connection::open(router.metrics);
     let mut text = String::new();
-    // (gauges may be a second old)
-    eventually(Duration::from_secs(5), "the gauges follow", || {
+    // Gauges are refreshed once a second.
+    eventually(Duration::from_secs(5), "the gauges are refreshed", || {
         text = connection.get("/metrics").text();
         text.contains("smart_router_pool_draining_pods{tier=\"basic\"} 1\n")
     });
@@ -37,7 +37,7 @@ fn metrics_tell_what_happened_without_naming_calls_or_pods() {
         r#"smart_router_pool_active_calls{tier="standard"} 1"#,
         r#"smart_router_pool_not_ready_pods{tier="gold"} 0"#,
         r#"smart_router_denied_total{reason="forged"} 0"#,
-        // Alerts count their rise, and the first one counts, too.
+        // Alerts use increase(), which needs the series to exist before the first event.
         r#"smart_router_allocations_total{source_pool="",result="storage_error"} 0"#,
         r#"smart_router_releases_total{source_pool="",result="error"} 0"#,
         r#"smart_router_refusals_total{tier="",reason="unknown"} 0"#,

@@ -1,4 +1,4 @@
-//! Requests that only look must not take the store away from calls.
+//! Read-only requests must not starve calls of the store.
 
 use std::{
     net::SocketAddr,
@@ -12,33 +12,34 @@ use std::{
 
 use serde_json::json;
 
-use testkit::{Connection, Router, eventually, proxy::Proxy, raw, redis::RedisServer};
+use testkit::{Connection, Router, eventually, http, proxy::FaultProxy, redis::RedisServer};
 
-/// More than the port of the metrics has room for; there, as many as it has.
-const CLIENTS: usize = 120;
-const LOOKING: usize = 60;
-/// Readings for other purposes at the start of a router.
-const OTHERS: usize = 10;
+/// More clients than the connection limit of the metrics port.
+const API_CLIENTS: usize = 120;
+/// As many clients as the metrics port accepts.
+const METRICS_CLIENTS: usize = 60;
+/// Store reads for other purposes at the start of a router.
+const STARTUP_READS: usize = 10;
 
-/// A Redis that records every command, so that function calls can be counted by name.
+/// A Redis that logs every command, so that function calls can be counted by name.
 fn recording_redis() -> RedisServer {
     RedisServer::start(&["--slowlog-log-slower-than", "0", "--slowlog-max-len", "1000000"])
 }
 
-/// How often a function of ours ran since the log was last reset.
-fn runs(server: &RedisServer, function: &str) -> usize {
+/// Returns how many times a function of the router ran since the last reset of the slow log.
+fn count_runs(server: &RedisServer, function: &str) -> usize {
     let entries: Vec<redis::Value> =
         redis::cmd("SLOWLOG").arg("GET").arg(-1).query(&mut server.connection()).unwrap();
     let name = format!("smart_router_{function}_");
-    let is_it = |entry: &&redis::Value| format!("{entry:?}").contains(&name);
-    entries.iter().filter(is_it).count()
+    let matches = |entry: &&redis::Value| format!("{entry:?}").contains(&name);
+    entries.iter().filter(matches).count()
 }
 
 fn reset(server: &RedisServer) {
     redis::cmd("SLOWLOG").arg("RESET").exec(&mut server.connection()).unwrap();
 }
 
-/// What came of requests that many clients sent at the same time.
+/// Concurrent clients that repeat one request, and the number of successful responses.
 struct Flood {
     stop: Arc<AtomicBool>,
     answered: Arc<AtomicUsize>,
@@ -47,7 +48,7 @@ struct Flood {
 }
 
 impl Flood {
-    /// Clients that ask for a path, each again as soon as it is answered.
+    /// Starts clients that request a path in a closed loop.
     fn of(clients: usize, address: SocketAddr, path: &'static str) -> Self {
         let (stop, answered) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
         let client = |_| {
@@ -55,7 +56,7 @@ impl Flood {
             thread::spawn(move || {
                 let mut connection = Connection::open(address);
                 while !stop.load(Ordering::Relaxed) {
-                    // (a store on a busy machine may be late)
+                    // On an overloaded machine the store may miss its deadline.
                     let status = connection.get(path).status;
                     assert!(matches!(status, 200 | 503), "{path}: {status}");
                     answered.fetch_add(usize::from(status == 200), Ordering::Relaxed);
@@ -70,7 +71,7 @@ impl Flood {
         self.answered.load(Ordering::Relaxed)
     }
 
-    /// How many requests were answered, in what time.
+    /// Stops the clients. Returns the number of successful responses and the elapsed time.
     fn end(self) -> (usize, Duration) {
         self.stop.store(true, Ordering::Relaxed);
         for client in self.clients {
@@ -80,18 +81,19 @@ impl Flood {
     }
 }
 
-/// Allocates and releases while others ask; every call must have its pod.
-fn calls_go_on(router: &Router, flood: &Flood, least: usize) {
+/// Allocates and releases calls during a flood, until it has at least `min_responses`. Every
+/// call must get a pod.
+fn serve_calls_during(router: &Router, flood: &Flood, min_responses: usize) {
     let mut number = 0;
-    while number < 12 || flood.answered() < least {
+    while number < 12 || flood.answered() < min_responses {
         let call = format!("CA{number}");
-        // A machine with other work may be late; the call has its pod when it asks again.
+        // On an overloaded machine a request may time out and succeed when repeated.
         eventually(Duration::from_secs(2), "the call has a pod", || {
-            let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": call}));
-            assert!(matches!(status, 200 | 503), "{status}: {answer}");
+            let (status, response) = router.post("/api/v1/allocate", json!({"call_sid": call}));
+            assert!(matches!(status, 200 | 503), "{status}: {response}");
             status == 200
         });
-        eventually(Duration::from_secs(2), "the call is over", || {
+        eventually(Duration::from_secs(2), "the call is released", || {
             matches!(router.release(&call).0, 200 | 404)
         });
         number += 1;
@@ -99,38 +101,39 @@ fn calls_go_on(router: &Router, flood: &Flood, least: usize) {
 }
 
 #[test]
-fn metrics_cost_the_store_one_reading_a_second_however_many_ask() {
+fn concurrent_scrapes_share_one_store_read_per_second() {
     let server = recording_redis();
-    let proxy = Proxy::to(server.port);
+    let proxy = FaultProxy::to(server.port);
     proxy.set_latency(Duration::from_millis(2));
     let url = format!("redis://{}", proxy.address);
     let router = Router::start(&[("REDIS_URL", &url), ("RATE_LIMIT", "off")]);
-    for (clients, address) in [(LOOKING, router.metrics), (CLIENTS, router.address)] {
+    for (clients, address) in [(METRICS_CLIENTS, router.metrics), (API_CLIENTS, router.address)] {
         reset(&server);
         let flood = Flood::of(clients, address, "/metrics");
-        calls_go_on(&router, &flood, 1_000);
+        serve_calls_during(&router, &flood, 1_000);
         let (answered, time) = flood.end();
-        let (readings, allowed) = (runs(&server, "status"), OTHERS + time.as_secs() as usize);
-        assert!(readings <= allowed, "{readings} readings for {answered} requests in {time:?}");
-        let pages = runs(&server, "pool_load");
+        let (reads, allowed) =
+            (count_runs(&server, "status"), STARTUP_READS + time.as_secs() as usize);
+        assert!(reads <= allowed, "{reads} reads for {answered} requests in {time:?}");
+        let pages = count_runs(&server, "pool_load");
         assert!(pages <= 3 * allowed, "{pages} pages of three pools in {time:?}");
     }
 }
 
 #[test]
-fn requests_for_the_status_share_readings() {
+fn concurrent_status_requests_share_store_reads() {
     let server = recording_redis();
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url)]);
     for (path, function) in [("/api/v1/status", "status"), ("/api/v1/pods", "pods")] {
         reset(&server);
-        let flood = Flood::of(CLIENTS, router.address, path);
-        calls_go_on(&router, &flood, 1_000);
+        let flood = Flood::of(API_CLIENTS, router.address, path);
+        serve_calls_during(&router, &flood, 1_000);
         let (answered, time) = flood.end();
-        let readings = runs(&server, function);
-        assert!(readings * 5 < answered, "{path}: {readings} for {answered} in {time:?}");
+        let reads = count_runs(&server, function);
+        assert!(reads * 5 < answered, "{path}: {reads} for {answered} in {time:?}");
     }
-    // What was done before a request is in its answer.
+    // A response reflects every change that was acknowledged before its request.
     for number in 0..5 {
         router.allocate(&format!("CB{number}"));
         assert_eq!(router.status()["active_calls"], number + 1);
@@ -138,7 +141,7 @@ fn requests_for_the_status_share_readings() {
 }
 
 #[test]
-fn a_metrics_client_that_hangs_up_starts_no_reading_of_its_own() {
+fn disconnected_scrapes_cause_no_extra_store_reads() {
     let server = recording_redis();
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url), ("RATE_LIMIT", "off")]);
@@ -149,12 +152,12 @@ fn a_metrics_client_that_hangs_up_starts_no_reading_of_its_own() {
         connection.write(b"GET /metrics HTTP/1.1\r\nhost: r\r\n\r\n");
     }
     assert_eq!(Connection::open(router.metrics).get("/metrics").status, 200);
-    let (readings, time) = (runs(&server, "status"), began.elapsed());
-    assert!(readings <= OTHERS + time.as_secs() as usize, "{readings} readings in {time:?}");
+    let (reads, time) = (count_runs(&server, "status"), began.elapsed());
+    assert!(reads <= STARTUP_READS + time.as_secs() as usize, "{reads} reads in {time:?}");
 }
 
 #[test]
-fn the_gauges_say_how_old_they_are() {
+fn gauges_carry_the_time_of_their_store_read() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url)]);
@@ -167,12 +170,12 @@ fn the_gauges_say_how_old_they_are() {
     let now = testkit::redis::unix_millis() as f64 / 1_000.0;
     assert!((now - 60.0..=now).contains(&read_at), "{read_at} of {now}");
     router.allocate("CA1");
-    eventually(Duration::from_secs(5), "the gauge follows", || {
+    eventually(Duration::from_secs(5), "the gauge is refreshed", || {
         gauge("smart_router_active_calls") == Some(1.0)
     });
-    // A store that is out has no gauges: an old value would be wrong.
+    // Gauges are omitted during an outage, since a stale value would be wrong.
     server.signal("STOP");
-    eventually(Duration::from_secs(5), "the gauges are gone", || {
+    eventually(Duration::from_secs(5), "the gauges are omitted", || {
         gauge("smart_router_active_calls").is_none()
     });
     server.signal("CONT");
@@ -183,37 +186,40 @@ fn the_gauges_say_how_old_they_are() {
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// Opens a stream and expects that it begins.
+/// Opens an event stream and expects status 200.
 fn stream(router: &Router, path: &str, token: Option<&str>) -> Connection {
-    let mut stream = ask_for_stream(router, path, token);
+    let mut stream = request_stream(router, path, token);
     stream.read_until("HTTP/1.1 200", 5 * SECOND);
     stream
 }
 
-fn ask_for_stream(router: &Router, path: &str, token: Option<&str>) -> Connection {
+fn request_stream(router: &Router, path: &str, token: Option<&str>) -> Connection {
     let mut stream = router.connect();
     let bearer = token.map(|token| format!("Bearer {token}"));
     let mut head = vec![("accept", "text/event-stream")];
     head.extend(bearer.as_deref().map(|bearer| ("authorization", bearer)));
-    stream.write(&raw::head("GET", path, &head, 0));
+    stream.write(&http::request_head("GET", path, &head, 0));
     stream
 }
 
-/// Asks for a stream and expects to be told that there are too many.
+/// Requests an event stream. Returns whether it is refused, which must be by 503 and JSON.
 fn is_refused(router: &Router, path: &str, token: Option<&str>) -> bool {
-    let mut stream = ask_for_stream(router, path, token);
-    let answer = stream.read_until("\r\n\r\n", 5 * SECOND);
-    if answer.starts_with("HTTP/1.1 200") {
+    let mut stream = request_stream(router, path, token);
+    let response = stream.read_until("\r\n\r\n", 5 * SECOND);
+    if response.starts_with("HTTP/1.1 200") {
         return false;
     }
-    assert!(answer.starts_with("HTTP/1.1 503") && answer.contains("retry-after: "), "{answer}");
-    assert!(answer.contains("content-type: application/json"), "{answer}");
+    assert!(
+        response.starts_with("HTTP/1.1 503") && response.contains("retry-after: "),
+        "{response}"
+    );
+    assert!(response.contains("content-type: application/json"), "{response}");
     stream.read_until("{\"error\":\"", SECOND);
     true
 }
 
 #[test]
-fn open_streams_are_bounded_and_one_that_ends_makes_room() {
+fn open_streams_are_limited_and_a_closed_one_frees_a_slot() {
     let tokens = "viewer:v,admin:a";
     let router = Router::start(&[("API_TOKENS", tokens), ("LOG_LEVEL", "error")]);
     let paths = ["/api/v1/live", "/api/v1/events"];
@@ -226,22 +232,22 @@ fn open_streams_are_bounded_and_one_that_ends_makes_room() {
     let metrics = router.connect().get("/metrics").text();
     assert!(metrics.contains("smart_router_open_streams 200"), "{metrics}");
     assert!(metrics.contains("smart_router_denied_total{reason=\"too_many_streams\"} 2"));
-    // Everything else goes on.
-    assert_eq!(router.get("/api/v1/events").0, 200, "a page is no stream");
+    // Other requests are not affected.
+    assert_eq!(router.get("/api/v1/events").0, 200, "a page of events is no stream");
     router.allocate("CA1");
     drop(streams.pop());
-    eventually(10 * SECOND, "there is room", || !is_refused(&router, paths[0], token));
+    eventually(10 * SECOND, "a stream is accepted again", || !is_refused(&router, paths[0], token));
 }
 
 #[test]
-fn one_source_without_a_token_cannot_take_every_stream() {
+fn one_unauthenticated_source_cannot_use_up_all_streams() {
     let router = Router::start(&[("TRUSTED_PROXIES", "127.0.0.1"), ("LOG_LEVEL", "error")]);
     let _streams: Vec<Connection> =
         (0..50).map(|_| stream(&router, "/api/v1/live", None)).collect();
     assert!(is_refused(&router, "/api/v1/events", None));
     let mut other = router.connect();
     let head = [("accept", "text/event-stream"), ("x-forwarded-for", "192.0.2.7")];
-    other.write(&raw::head("GET", "/api/v1/live", &head, 0));
+    other.write(&http::request_head("GET", "/api/v1/live", &head, 0));
     other.read_until("HTTP/1.1 200", 5 * SECOND);
     let (status, _) = router.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
     assert_eq!(status, 200);

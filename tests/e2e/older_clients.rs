@@ -1,4 +1,4 @@
-//! Clients of the older router work without a change.
+//! Clients of the older router work unchanged.
 
 use serde_json::{Value, json};
 
@@ -8,7 +8,7 @@ const PATHS: [&str; 5] =
     ["/api/v1/allocate", "/api/v1/release", "/api/v1/renew", "/api/v1/drain", "/api/v1/undrain"];
 
 #[test]
-fn any_valid_provider_name_fills_the_stream_url() {
+fn any_valid_provider_name_appears_in_the_stream_url() {
     let router = Router::start(&[]);
     let allocate = |provider: Value| {
         let body = json!({"call_sid": "CA1", "provider": provider, "template": "hi",
@@ -22,27 +22,31 @@ fn any_valid_provider_name_fills_the_stream_url() {
         (json!(""), "/twilio/callback/hi/v2"),
         (json!(null), "/twilio/callback/hi/v2"),
     ] {
-        let (status, answer) = allocate(provider);
-        assert_eq!(status, 200, "{answer}");
-        let url = answer["ws_url"].as_str().unwrap();
-        assert!(url.ends_with(part) && answer["pod_name"].is_string(), "{answer}");
+        let (status, response) = allocate(provider);
+        assert_eq!(status, 200, "{response}");
+        let url = response["ws_url"].as_str().unwrap();
+        assert!(url.ends_with(part) && response["pod_name"].is_string(), "{response}");
     }
     let long = "p".repeat(65);
     for bad in ["..", "a/b", "a b", "<x>", "é", "a?b", "a%2fb", long.as_str()] {
-        let (status, answer) = allocate(json!(bad));
-        assert_eq!((status, &answer["details"]["field"]), (400, &json!("provider")), "{answer}");
+        let (status, response) = allocate(json!(bad));
+        assert_eq!(
+            (status, &response["details"]["field"]),
+            (400, &json!("provider")),
+            "{response}"
+        );
     }
-    // A template that nobody names is the same for a provider that is not known.
+    // The default template also applies to an unknown provider.
     let body = json!({"call_sid": "CA1", "provider": "vobiz"});
     let url = router.post("/api/v1/allocate", body).1["ws_url"].as_str().unwrap().to_owned();
     assert!(url.ends_with("/vobiz/callback/order-confirmation/v2"), "{url}");
-    let (status, answer) =
+    let (status, response) =
         router.post("/api/v1/release", json!({"call_sid": "CA1", "reason": "completed"}));
-    assert_eq!((status, &answer["success"]), (200, &json!(true)), "{answer}");
+    assert_eq!((status, &response["success"]), (200, &json!(true)), "{response}");
 }
 
 #[test]
-fn a_json_body_is_read_whatever_its_content_type_says() {
+fn a_json_body_is_parsed_regardless_of_its_content_type() {
     let router = Router::start(&[]);
     let types: [&[(&str, &str)]; 6] = [
         &[],
@@ -63,20 +67,20 @@ fn a_json_body_is_read_whatever_its_content_type_says() {
             ("/api/v1/allocate", "call_sid=CA1", 400),
             ("/api/v1/allocate", "", 400),
         ] {
-            let answer = router.connect().send("POST", path, headers, body.as_bytes());
-            assert_eq!(answer.status, expected, "{path} {headers:?} {body}: {}", answer.text());
+            let response = router.connect().send("POST", path, headers, body.as_bytes());
+            assert_eq!(response.status, expected, "{path} {headers:?} {body}: {}", response.text());
         }
         for (path, body) in [("/api/v1/tiers", r#"{"gold": 3}"#), ("/api/v1/merchants/a", "{}")] {
-            let answer = router.connect().send("PUT", path, headers, body.as_bytes());
-            assert_eq!(answer.status, 200, "{path} {headers:?}: {}", answer.text());
+            let response = router.connect().send("PUT", path, headers, body.as_bytes());
+            assert_eq!(response.status, 200, "{path} {headers:?}: {}", response.text());
         }
     }
 }
 
-/// A page of another site can make a browser post a form of plain text, without a preflight,
-/// whose text is JSON. The browser says where it comes from, and the page cannot prevent it.
+/// A page of another site can make a browser post a plain-text form whose body is valid JSON,
+/// without a preflight. The browser adds `Origin` or `Sec-Fetch-Site`, which the page cannot forge.
 #[test]
-fn a_form_of_another_site_changes_nothing() {
+fn a_cross_site_form_post_changes_nothing() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     let before = (router.status(), router.get("/api/v1/calls/CA1").1["lease_expires_at"].clone());
@@ -98,21 +102,21 @@ fn a_form_of_another_site_changes_nothing() {
             let headers = [headers, &[("content-type", kind)]].concat();
             for path in PATHS {
                 for body in bodies {
-                    let answer = router.connect().send("POST", path, &headers, body);
-                    assert_eq!(answer.status, 403, "{path} {headers:?}: {}", answer.text());
+                    let response = router.connect().send("POST", path, &headers, body);
+                    assert_eq!(response.status, 403, "{path} {headers:?}: {}", response.text());
                 }
             }
             for path in ["/api/v1/tiers", "/api/v1/merchants/a"] {
-                let answer = router.connect().send("PUT", path, &headers, br#"{"gold": 9}"#);
-                assert_eq!(answer.status, 403, "{path} {headers:?}: {}", answer.text());
+                let response = router.connect().send("PUT", path, &headers, br#"{"gold": 9}"#);
+                assert_eq!(response.status, 403, "{path} {headers:?}: {}", response.text());
             }
         }
     }
     let after = (router.status(), router.get("/api/v1/calls/CA1").1["lease_expires_at"].clone());
     assert_eq!(after, before);
-    // Our own page, and clients that are no browsers, go on.
+    // The router's own page is allowed.
     for headers in [&[("sec-fetch-site", "same-origin")][..], &[("origin", "http://router")]] {
-        let answer = router.connect().send("POST", PATHS[0], headers, br#"{"call_sid": "CA1"}"#);
-        assert_eq!(answer.status, 200, "{headers:?}");
+        let response = router.connect().send("POST", PATHS[0], headers, br#"{"call_sid": "CA1"}"#);
+        assert_eq!(response.status, 200, "{headers:?}");
     }
 }

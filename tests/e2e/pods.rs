@@ -28,11 +28,15 @@ fn listed_pods_fill_the_tiers_in_order() {
         router.allocate("CA1")["ws_url"],
         "wss://voice.example.com/ws/pod/a/agent/voice/breeze-buddy/twilio/callback/order-confirmation/v2"
     );
-    assert_eq!(router.get("/ws/pod/a/agent").0, 404, "only simulated agents live here");
+    assert_eq!(
+        router.get("/ws/pod/a/agent").0,
+        404,
+        "only simulated agents are served by the router"
+    );
 }
 
 #[test]
-fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
+fn a_pod_removed_from_the_pods_file_keeps_its_call() {
     let directory = scratch();
     let file = directory.join("pods");
     fs::write(&file, "a=h:1\n").unwrap();
@@ -42,8 +46,8 @@ fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
     router.allocate("CA1");
 
     fs::write(&file, "b=h:2 # the next one\n").unwrap();
-    eventually(Duration::from_secs(4), "b joins", || router.get("/api/v1/pod/b").0 == 200);
-    eventually(Duration::from_secs(4), "a leaves", || {
+    eventually(Duration::from_secs(4), "b is added", || router.get("/api/v1/pod/b").0 == 200);
+    eventually(Duration::from_secs(4), "a is terminating", || {
         router.get("/api/v1/pod/a").1["is_terminating"] == true
     });
     assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], "a");
@@ -52,19 +56,19 @@ fn a_file_of_pods_is_followed_and_a_leaving_pod_keeps_its_call() {
     assert_eq!(
         router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0,
         503,
-        "undrain does not lift it"
+        "undrain does not clear is_terminating"
     );
 
     assert_eq!(router.release("CA1").1["was_draining"], true);
-    eventually(Duration::from_secs(4), "a is forgotten", || router.get("/api/v1/pod/a").0 == 404);
+    eventually(Duration::from_secs(4), "a is removed", || router.get("/api/v1/pod/a").0 == 404);
 
     fs::write(&file, "b=h:2\nnonsense\n").unwrap();
-    log.contains("the file can't be used", 0);
-    assert_eq!(router.get("/api/v1/pod/b").0, 200, "a bad list changes nothing");
+    log.wait_for("the file is unusable", 0);
+    assert_eq!(router.get("/api/v1/pod/b").0, 200, "an invalid list is ignored");
 }
 
 #[test]
-fn pods_move_to_the_tiers_that_miss_them() {
+fn idle_pods_move_to_tiers_below_their_target() {
     let router = Router::start(&[
         BASE,
         ("PODS", "a=h,b=h,c=h,d=h"),
@@ -78,7 +82,7 @@ fn pods_move_to_the_tiers_that_miss_them() {
 }
 
 #[test]
-fn no_call_is_cut_when_the_list_is_replaced_under_load() {
+fn replacing_the_pod_list_under_load_ends_no_call() {
     let directory = scratch();
     let (file, data) = (directory.join("pods"), directory.join("data"));
     let list = |letter: char| {
@@ -101,22 +105,24 @@ fn no_call_is_cut_when_the_list_is_replaced_under_load() {
                     let call = json!({"call_sid": format!("CA-{client}-{number}")});
                     assert_eq!(connection.post("/api/v1/allocate", &call).status, 200);
                     thread::sleep(Duration::from_millis(2));
-                    let (status, answer) = connection.post("/api/v1/release", &call).json();
-                    assert_eq!(status, 200, "{call} was cut: {answer}");
+                    let (status, response) = connection.post("/api/v1/release", &call).json();
+                    assert_eq!(status, 200, "{call} ended early: {response}");
                 }
             });
         }
         for letter in ['b', 'a', 'b'] {
             fs::write(&file, list(letter)).unwrap();
             let last = format!("/api/v1/pod/{letter}999");
-            eventually(Duration::from_secs(10), "the new pods join", || router.get(&last).0 == 200);
+            eventually(Duration::from_secs(10), "the new pods are added", || {
+                router.get(&last).0 == 200
+            });
         }
         done.store(true, Ordering::Relaxed);
     });
 }
 
 #[test]
-fn a_file_that_is_half_written_ends_no_call() {
+fn a_half_written_pods_file_ends_no_call() {
     let directory = scratch();
     let file = directory.join("pods");
     fs::write(&file, "a=10.0.0.13:8000\n").unwrap();
@@ -126,8 +132,8 @@ fn a_file_that_is_half_written_ends_no_call() {
         ("TIER_CONFIG", r#"{"gold": 1}"#),
     ]);
     router.allocate("CA1");
-    // The file is read once a second: each part is there for one look at most, and one of them
-    // for one.
+    // The file is read once a second: each partial text is seen by at most one read, and at
+    // least one text is seen.
     for part in ["a=10.0.0.1", "a=10.0.0.", "a=10.0"] {
         for text in [part, "a=10.0.0.13:8000\n"] {
             fs::write(&file, text).unwrap();
@@ -135,12 +141,12 @@ fn a_file_that_is_half_written_ends_no_call() {
         }
     }
     fs::write(&file, "a=10.0.0.13:8000\nb=10.0.0.14:8000\n").unwrap();
-    eventually(Duration::from_secs(4), "b joins", || router.get("/api/v1/pod/b").0 == 200);
+    eventually(Duration::from_secs(4), "b is added", || router.get("/api/v1/pod/b").0 == 200);
     assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
 }
 
 #[test]
-fn simulated_agents_are_as_many_as_the_tiers_in_force_want() {
+fn the_number_of_simulated_agents_follows_the_tier_targets() {
     let directory = scratch();
     let data = ("DATA_DIR", directory.to_str().unwrap());
     let router = Router::start(&[data]);

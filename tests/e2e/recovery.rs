@@ -6,40 +6,40 @@ use serde_json::json;
 
 use testkit::{
     Router, eventually,
-    provider::{Heard, PUBLIC_URL, call},
-    proxy::Proxy,
+    provider::{CallDocument, PUBLIC_URL, start_call},
+    proxy::FaultProxy,
     redis::RedisServer,
 };
 
 const CALLS: usize = 1_000;
 const BUSY_PODS: usize = 3;
 
-/// A Redis that is three milliseconds away.
-fn distant_redis() -> (RedisServer, Proxy, String) {
+/// A Redis with a round-trip time of three milliseconds.
+fn distant_redis() -> (RedisServer, FaultProxy, String) {
     let server = RedisServer::start(&[]);
-    let proxy = Proxy::to(server.port);
+    let proxy = FaultProxy::to(server.port);
     proxy.set_latency(Duration::from_micros(1_500));
     let url = format!("redis://{}", proxy.address);
     (server, proxy, url)
 }
 
-/// Places calls `c0`, `c1`, … as Twilio does, over eight connections. A call that is refused
-/// because the machine is too busy asks again.
-fn place_calls(router: &Router, count: usize) {
+/// Starts calls `c0`, `c1`, … through the Twilio webhook over eight connections. A call that is
+/// refused because the machine is overloaded is repeated.
+fn start_calls(router: &Router, count: usize) {
     thread::scope(|scope| {
         for client in 0..8 {
             scope.spawn(move || {
                 let mut connection = router.connect();
                 for number in (client..count).step_by(8) {
                     let sid = format!("c{number}");
-                    while matches!(call(&mut connection, &sid), Heard::HangUp(_)) {}
+                    while matches!(start_call(&mut connection, &sid), CallDocument::HangUp(_)) {}
                 }
             });
         }
     });
 }
 
-/// Stalls Redis for longer than a request may take, so that the circuit breaker opens.
+/// Stalls Redis for longer than the request timeout, so that the circuit breaker opens.
 fn stall(server: &RedisServer, router: &Router) {
     let mut redis = server.connection();
     redis::cmd("CLIENT").arg(("PAUSE", 1_500, "ALL")).exec(&mut redis).unwrap();
@@ -64,16 +64,16 @@ fn recovery_ends_with_a_thousand_waiting_calls() {
     ];
     let mut router = Router::start(&settings);
     (0..BUSY_PODS).for_each(|number| drop(router.allocate(&format!("busy{number}"))));
-    place_calls(&router, CALLS);
+    start_calls(&router, CALLS);
     assert_eq!(router.status()["waiting"], CALLS);
     stall(&server, &router);
-    eventually(Duration::from_secs(20), "the store is in use again", || is_store_up(&router));
-    assert_eq!(router.status()["waiting"], CALLS, "every call kept its place");
+    eventually(Duration::from_secs(20), "the circuit breaker closes", || is_store_up(&router));
+    assert_eq!(router.status()["waiting"], CALLS, "every call keeps its queue entry");
     // A second replica recovers over the same calls.
     let second = Router::start(&settings);
     assert_eq!(second.status()["waiting"], CALLS);
     assert_eq!(second.release("busy0").0, 200);
-    assert_eq!(second.status()["waiting"], CALLS - 1, "the free pod went to a waiting call");
+    assert_eq!(second.status()["waiting"], CALLS - 1, "the free pod is handed to a waiting call");
     drop(second);
     router.signal("TERM");
     assert_eq!(router.wait_for_exit(Duration::from_secs(20)), Some(0));
@@ -90,9 +90,9 @@ fn recovery_ends_with_a_thousand_provisional_calls() {
         ("LOG_LEVEL", "off"),
     ];
     let mut router = Router::start(&settings);
-    place_calls(&router, CALLS);
+    start_calls(&router, CALLS);
     stall(&server, &router);
-    eventually(Duration::from_secs(20), "the store is in use again", || is_store_up(&router));
+    eventually(Duration::from_secs(20), "the circuit breaker closes", || is_store_up(&router));
     assert_eq!(router.status()["active_calls"], CALLS);
     let second = Router::start(&settings);
     assert_eq!(second.status()["active_calls"], CALLS);

@@ -1,4 +1,4 @@
-//! The ways to a Redis: passwords, databases, TLS, Sentinel, a cluster.
+//! Connections to Redis: passwords, databases, TLS, Sentinel, Redis Cluster.
 
 use std::{fs, process::Command, time::Duration};
 
@@ -21,7 +21,7 @@ fn run(program: &str, args: &[&str]) {
 }
 
 #[test]
-fn a_user_a_password_and_a_database_are_taken_from_the_url() {
+fn the_redis_url_sets_user_password_and_database() {
     let port = free_port();
     let file = scratch().join("redis.conf");
     let users = "user router on >s3cret ~* &* +@all\nuser default off";
@@ -31,13 +31,13 @@ fn a_user_a_password_and_a_database_are_taken_from_the_url() {
     let router = Router::start(&[("REDIS_URL", &url), TIERS]);
     router.allocate("CA1");
     let mut plain = redis::Client::open(url).unwrap().get_connection().unwrap();
-    assert!(plain.exists::<_, bool>("voice:call:CA1").unwrap(), "in database 3");
+    assert!(plain.exists::<_, bool>("voice:call:CA1").unwrap(), "the call is in database 3");
     redis::cmd("SELECT").arg(0).exec(&mut plain).unwrap();
-    assert!(!plain.exists::<_, bool>("voice:schema").unwrap(), "not in database 0");
+    assert!(!plain.exists::<_, bool>("voice:schema").unwrap(), "database 0 is not used");
 }
 
 #[test]
-fn tls_is_spoken_with_an_authority_of_ones_own() {
+fn a_redis_with_a_private_certificate_authority_is_reached_by_tls() {
     let authority = Authority::create();
     let (ca, server) = (authority.file(), authority.sign("redis"));
     let port = free_port();
@@ -67,7 +67,7 @@ fn tls_is_spoken_with_an_authority_of_ones_own() {
 }
 
 #[test]
-fn a_sentinel_leads_to_the_new_primary() {
+fn a_sentinel_failover_is_followed_to_the_new_primary() {
     let primary = RedisServer::start(&[]);
     let replica = RedisServer::start(&["--replicaof", "127.0.0.1", &primary.port.to_string()]);
     let (directory, port) = (scratch(), free_port());
@@ -80,14 +80,14 @@ fn a_sentinel_leads_to_the_new_primary() {
     fs::write(&file, settings).unwrap();
     let _sentinel = RedisServer::start_raw(port, &[file.to_str().unwrap(), "--sentinel"]);
     let mut plain = primary.connection();
-    eventually(Duration::from_secs(10), "the replica follows", || {
+    eventually(Duration::from_secs(10), "the replica is online", || {
         let info: String = redis::cmd("INFO").arg("replication").query(&mut plain).unwrap();
         info.contains("connected_slaves:1") && info.contains("state=online")
     });
     let url = format!("redis+sentinel://127.0.0.1:{port}/voice");
     let router = Router::start(&[("REDIS_URL", &url), TIERS]);
     let pod = router.allocate("CA1")["pod_name"].clone();
-    eventually(Duration::from_secs(15), "the sentinel knows the replica", || {
+    eventually(Duration::from_secs(15), "the Sentinel knows the replica", || {
         let mut sentinel = redis::Client::open(format!("redis://127.0.0.1:{port}"))
             .unwrap()
             .get_connection()
@@ -104,19 +104,15 @@ fn a_sentinel_leads_to_the_new_primary() {
     eventually(Duration::from_secs(20), "calls are served by the new primary", || {
         router.post("/api/v1/allocate", json!({"call_sid": "CA2"})).0 == 200
     });
-    assert_eq!(
-        router.get("/api/v1/calls/CA1").1["pod_name"],
-        pod,
-        "what was replicated is still there"
-    );
+    assert_eq!(router.get("/api/v1/calls/CA1").1["pod_name"], pod, "the replicated call is known");
     let role: Vec<redis::Value> = redis::cmd("ROLE").query(&mut replica.connection()).unwrap();
     assert_eq!(role[0], redis::Value::BulkString(b"master".to_vec()));
 }
 
-/// Sentinels, primary and replica take TLS connections only, and check certificates of clients
-/// that show one.
+/// Sentinel, primary and replica accept only TLS connections and verify client certificates if
+/// one is presented.
 #[test]
-fn sentinels_with_tls_lead_to_the_new_primary() {
+fn a_sentinel_failover_over_tls_is_followed() {
     let authority = Authority::create();
     let (ca, certificate) = (authority.file(), authority.sign("redis"));
     let tls = |port: &str| {
@@ -148,7 +144,7 @@ fn sentinels_with_tls_lead_to_the_new_primary() {
     };
     let primary = start("save \"\"\n".into(), &[]);
     let replica = start(format!("save \"\"\nreplicaof 127.0.0.1 {}\n", primary.port), &[]);
-    eventually(Duration::from_secs(10), "the replica follows", || {
+    eventually(Duration::from_secs(10), "the replica is online", || {
         redis(&primary, "INFO replication").contains("state=online")
     });
     let monitor = format!(
@@ -177,7 +173,7 @@ fn sentinels_with_tls_lead_to_the_new_primary() {
 }
 
 #[test]
-fn a_primary_that_becomes_a_replica_takes_no_calls_until_it_is_one_again() {
+fn a_demoted_primary_is_an_outage() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url), TIERS]);
@@ -191,11 +187,11 @@ fn a_primary_that_becomes_a_replica_takes_no_calls_until_it_is_one_again() {
         .exec(&mut plain)
         .unwrap();
     redis::cmd("REPLICAOF").arg("127.0.0.1").arg(nowhere).exec(&mut plain).unwrap();
-    let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA2"}));
-    assert_eq!(status, 503, "{answer}");
-    assert_eq!(router.release("CA1").0, 503, "kept for later");
+    let (status, response) = router.post("/api/v1/allocate", json!({"call_sid": "CA2"}));
+    assert_eq!(status, 503, "{response}");
+    assert_eq!(router.release("CA1").0, 503, "the release is deferred");
     redis::cmd("REPLICAOF").arg("NO").arg("ONE").exec(&mut plain).unwrap();
-    eventually(Duration::from_secs(3), "service is back", || {
+    eventually(Duration::from_secs(3), "the deferred release is flushed", || {
         router.get("/api/v1/calls/CA1").0 == 404
     });
     assert_eq!(router.get("/api/v1/calls/CA2").0, 404);
@@ -203,7 +199,7 @@ fn a_primary_that_becomes_a_replica_takes_no_calls_until_it_is_one_again() {
 }
 
 #[test]
-fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
+fn a_redis_cluster_is_reached_through_any_node() {
     let ports: Vec<u16> = (0..3).map(|_| free_port()).collect();
     let nodes: Vec<RedisServer> = ports
         .iter()
@@ -231,7 +227,7 @@ fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
     args.extend(addresses.iter().map(String::as_str));
     args.push("--cluster-yes");
     run("redis-cli", &args);
-    eventually(Duration::from_secs(20), "the cluster agrees", || {
+    eventually(Duration::from_secs(20), "the cluster state is ok", || {
         nodes.iter().all(|node| {
             let info: String =
                 redis::cmd("CLUSTER").arg("INFO").query(&mut node.connection()).unwrap();
@@ -248,7 +244,7 @@ fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
         assert_eq!(
             (&again["pod_name"], &again["was_existing"]),
             (&pod, &json!(true)),
-            "one store behind all nodes"
+            "all nodes lead to one store"
         );
     }
     assert_eq!(routers[1].release("CA1").0, 200);
@@ -256,10 +252,10 @@ fn on_a_cluster_all_keys_are_in_one_slot_and_any_node_leads_to_it() {
 }
 
 #[test]
-fn settings_of_redis_that_lose_calls_are_warned_about() {
+fn unsafe_redis_settings_are_warned_about() {
     let server = RedisServer::start(&["--maxmemory-policy", "allkeys-lru"]);
     let _replica = RedisServer::start(&["--replicaof", "127.0.0.1", &server.port.to_string()]);
-    eventually(Duration::from_secs(10), "the replica follows", || {
+    eventually(Duration::from_secs(10), "the replica is online", || {
         let info: String =
             redis::cmd("INFO").arg("replication").query(&mut server.connection()).unwrap();
         info.contains("connected_slaves:1")

@@ -1,4 +1,4 @@
-//! A Redis that has reached `maxmemory`: nothing new is stored, everything else goes on.
+//! A Redis that has reached `maxmemory`: operations that add records are refused, others work.
 
 use std::{fs, time::Duration};
 
@@ -8,8 +8,8 @@ use serde_json::{Value, json};
 use testkit::cluster::TIMES;
 use testkit::{
     Router, eventually,
-    kube::Kube,
-    provider::{Heard, PUBLIC_URL, again, call},
+    kube::FakeKube,
+    provider::{CallDocument, PUBLIC_URL, follow_redirect, start_call},
     redis::RedisServer,
     scratch,
 };
@@ -26,7 +26,7 @@ fn make_room(redis: &mut Redis) {
     cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec(redis).unwrap();
 }
 
-fn with(server: &RedisServer, extra: &[(&str, &str)]) -> Router {
+fn start(server: &RedisServer, extra: &[(&str, &str)]) -> Router {
     let url = server.url();
     let mut settings = vec![
         ("REDIS_URL", url.as_str()),
@@ -44,28 +44,28 @@ fn delete(router: &Router, path: &str) -> u16 {
     router.connect().send("DELETE", path, &[], b"").status
 }
 
-/// Asserts that a request is refused for want of memory, in the format of JSON callers.
-fn is_refused((status, answer): (u16, Value)) {
-    assert_eq!(status, 503, "{answer}");
-    assert!(answer["error"].as_str().unwrap().contains("OOM"), "{answer}");
+/// Asserts that the response is a JSON error that names OOM.
+fn assert_refused((status, response): (u16, Value)) {
+    assert_eq!(status, 503, "{response}");
+    assert!(response["error"].as_str().unwrap().contains("OOM"), "{response}");
 }
 
 #[test]
-fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
+fn a_full_redis_serves_known_calls_and_refuses_new_ones() {
     let server = RedisServer::start(&[]);
-    let router = with(&server, &[]);
+    let router = start(&server, &[]);
     let (mut redis, mut connection) = (server.connection(), router.connect());
     router.allocate("known");
-    let streamed = call(&mut connection, "streamed").pod().unwrap();
+    let streamed = start_call(&mut connection, "streamed").pod().unwrap();
     router.allocate("third");
-    let waits = call(&mut connection, "waits");
-    assert!(waits.waits(), "{waits:?}");
+    let waits = start_call(&mut connection, "waits");
+    assert!(waits.is_hold(), "{waits:?}");
     fill(&mut redis);
 
-    is_refused(router.post("/api/v1/allocate", json!({"call_sid": "new"})));
-    is_refused(router.post("/api/v1/allocate", json!({"call_sid": "new", "wait": "1s"})));
-    let heard = call(&mut connection, "new");
-    assert!(matches!(heard, Heard::HangUp(_)), "{heard:?}");
+    assert_refused(router.post("/api/v1/allocate", json!({"call_sid": "new"})));
+    assert_refused(router.post("/api/v1/allocate", json!({"call_sid": "new", "wait": "1s"})));
+    let document = start_call(&mut connection, "new");
+    assert!(matches!(document, CallDocument::HangUp(_)), "{document:?}");
     assert_eq!(router.get("/api/v1/calls/new").0, 404);
 
     assert_eq!(router.allocate("known")["was_existing"], true);
@@ -74,10 +74,13 @@ fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
     assert_eq!(connection.form(&path, body).status, 200);
     assert_eq!(router.get("/api/v1/calls/streamed").1["is_confirmed"], true);
     assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "known"})).0, 200);
-    let waits = again(&router, "waits", &waits);
-    assert!(waits.waits(), "{waits:?}");
+    let waits = follow_redirect(&router, "waits", &waits);
+    assert!(waits.is_hold(), "{waits:?}");
     assert_eq!(router.release("known").0, 200);
-    assert!(again(&router, "waits", &waits).pod().is_some(), "the pod was handed to it");
+    assert!(
+        follow_redirect(&router, "waits", &waits).pod().is_some(),
+        "the free pod was handed to it"
+    );
     let body = "CallSid=streamed&CallStatus=completed";
     assert_eq!(connection.form("/api/v1/twilio/call-status", body).status, 200);
     assert_eq!(router.get("/api/v1/calls/streamed").0, 404);
@@ -92,40 +95,44 @@ fn a_full_redis_serves_the_calls_it_has_and_refuses_new_ones() {
 }
 
 #[test]
-fn a_full_redis_ends_the_calls_whose_streams_are_gone() {
+fn a_full_redis_ends_calls_whose_streams_ended() {
     let server = RedisServer::start(&[]);
-    let router = with(&server, &[("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on")]);
+    let router = start(&server, &[("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on")]);
     let (mut redis, mut connection) = (server.connection(), router.connect());
-    let ended = call(&mut connection, "ended");
-    let broken = call(&mut connection, "broken");
+    let ended = start_call(&mut connection, "ended");
+    let broken = start_call(&mut connection, "broken");
     fill(&mut redis);
     let pod = ended.pod();
     assert_eq!(
         router.post("/api/v1/release", json!({"call_sid": "ended", "pod_name": pod})).0,
         200
     );
-    assert_eq!(again(&router, "ended", &ended), Heard::HangUp(String::new()), "it was over");
-    // The pod of the other is free at once; its caller stays on the line for a new one.
-    let held = again(&router, "broken", &broken);
-    assert!(held.waits(), "{held:?}");
+    assert_eq!(
+        follow_redirect(&router, "ended", &ended),
+        CallDocument::HangUp(String::new()),
+        "the call had ended"
+    );
+    // The pod of the broken call is free at once; the call is held for a new pod.
+    let held = follow_redirect(&router, "broken", &broken);
+    assert!(held.is_hold(), "{held:?}");
     assert_eq!(router.status()["pools"]["gold"]["available"], 3);
-    let held = again(&router, "broken", &held);
-    assert!(held.waits(), "{held:?}");
+    let held = follow_redirect(&router, "broken", &held);
+    assert!(held.is_hold(), "{held:?}");
     make_room(&mut redis);
-    assert!(again(&router, "broken", &held).pod().is_some());
+    assert!(follow_redirect(&router, "broken", &held).pod().is_some());
     assert_eq!(router.release("broken").0, 200);
 }
 
 #[test]
-fn a_full_redis_takes_no_merchant_and_gives_one_up() {
+fn a_full_redis_refuses_merchant_writes_and_allows_deletes() {
     let server = RedisServer::start(&[]);
-    let router = with(&server, &[]);
+    let router = start(&server, &[]);
     let mut redis = server.connection();
     assert_eq!(router.put("/api/v1/merchants/m1", r#"{"max_calls": 1}"#).0, 200);
     let before = router.get("/api/v1/merchants/m1");
     fill(&mut redis);
-    is_refused(router.put("/api/v1/merchants/m1", r#"{"max_calls": 2}"#));
-    is_refused(router.put("/api/v1/merchants/m2", r#"{"max_calls": 2}"#));
+    assert_refused(router.put("/api/v1/merchants/m1", r#"{"max_calls": 2}"#));
+    assert_refused(router.put("/api/v1/merchants/m2", r#"{"max_calls": 2}"#));
     assert_eq!(router.get("/api/v1/merchants/m1"), before);
     assert_eq!(router.get("/api/v1/merchants/m2").0, 404);
     assert_eq!(delete(&router, "/api/v1/merchants/m1"), 200);
@@ -134,9 +141,9 @@ fn a_full_redis_takes_no_merchant_and_gives_one_up() {
 }
 
 #[test]
-fn a_full_redis_takes_drains_tiers_and_moves_of_pods() {
+fn a_full_redis_accepts_drains_tier_changes_and_pod_moves() {
     let server = RedisServer::start(&[]);
-    let router = with(&server, &[]);
+    let router = start(&server, &[]);
     let mut redis = server.connection();
     fill(&mut redis);
     let pod = json!({"pod_name": "voice-agent-0"});
@@ -144,8 +151,8 @@ fn a_full_redis_takes_drains_tiers_and_moves_of_pods() {
     assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], true);
     assert_eq!(router.post("/api/v1/undrain", pod).0, 200);
     assert_eq!(router.get("/api/v1/pod/voice-agent-0").1["is_draining"], false);
-    let (status, answer) = router.put("/api/v1/tiers", r#"{"gold": 1, "silver": 2}"#);
-    assert_eq!(status, 200, "{answer}");
+    let (status, response) = router.put("/api/v1/tiers", r#"{"gold": 1, "silver": 2}"#);
+    assert_eq!(status, 200, "{response}");
     eventually(5 * SECOND, "pods are moved to the new tier", || {
         router.status()["pools"]["silver"]["available"] == 2
     });
@@ -153,7 +160,7 @@ fn a_full_redis_takes_drains_tiers_and_moves_of_pods() {
 }
 
 #[test]
-fn a_full_redis_is_swept_audited_and_told_of_pods() {
+fn a_full_redis_allows_sweeps_audits_and_pod_changes() {
     let server = RedisServer::start(&[]);
     let pods = scratch().join("pods");
     fs::write(&pods, "a=h:1\nb=h:2\n").unwrap();
@@ -163,19 +170,19 @@ fn a_full_redis_is_swept_audited_and_told_of_pods() {
         ("CONNECT_TIMEOUT", "2s"),
         ("RECONCILE_INTERVAL", "300ms"),
     ];
-    let router = with(&server, &settings);
+    let router = start(&server, &settings);
     let mut redis = server.connection();
-    let unconfirmed = call(&mut router.connect(), "unconfirmed").pod().unwrap();
+    let unconfirmed = start_call(&mut router.connect(), "unconfirmed").pod().unwrap();
     fill(&mut redis);
     let _: i64 = redis.srem("voice:pool:gold:assigned", &unconfirmed).unwrap();
-    eventually(5 * SECOND, "the audit repairs the view", || {
+    eventually(5 * SECOND, "the audit repairs the index", || {
         redis.sismember("voice:pool:gold:assigned", &unconfirmed).unwrap()
     });
     eventually(10 * SECOND, "the sweep ends a call whose stream never started", || {
         router.get("/api/v1/calls/unconfirmed").0 == 404
     });
     fs::write(&pods, "b=h:2\nc=h:3\n").unwrap();
-    eventually(5 * SECOND, "a pod joins, another leaves", || {
+    eventually(5 * SECOND, "one pod is added, one removed", || {
         router.get("/api/v1/pod/c").0 == 200 && router.get("/api/v1/pod/a").0 == 404
     });
     make_room(&mut redis);
@@ -183,7 +190,7 @@ fn a_full_redis_is_swept_audited_and_told_of_pods() {
 
 #[test]
 fn a_leader_takes_over_in_a_full_redis() {
-    let (server, kube) = (RedisServer::start(&[]), Kube::start());
+    let (server, kube) = (RedisServer::start(&[]), FakeKube::start());
     kube.add("voice-agent-7");
     let url = server.url();
     let mut settings = vec![

@@ -1,4 +1,4 @@
-//! A Redis that was restarted answers `LOADING` until its data is in memory again: an outage.
+//! A restarted Redis replies `LOADING` until its data is in memory: an outage.
 
 use std::{process::Stdio, time::Duration};
 
@@ -7,34 +7,34 @@ use serde_json::json;
 
 use testkit::{
     Connection, Process, Router, eventually, free_port, program,
-    provider::{PUBLIC_URL, call},
+    provider::{PUBLIC_URL, start_call},
     redis::RedisServer,
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Junk keys, each of which is loaded after [`DELAY`].
-const KEYS: usize = 100_000;
-const DELAY: [&str; 4] =
+/// Keys whose only purpose is to make loading slow: Redis delays each by [`LOAD_DELAY`].
+const FILLER_KEYS: usize = 100_000;
+const LOAD_DELAY: [&str; 4] =
     ["--key-load-delay", "2000", "--loading-process-events-interval-bytes", "1024"];
 
-/// Restarts the server with what it holds; it loads until `finish_loading`.
+/// Restarts the server with its data; it keeps loading until `finish_loading`.
 fn begin_loading(server: &mut RedisServer) {
     let mut redis = server.connection();
     let fill = "for i = 1, ARGV[1] do redis.call('SET', 'junk:' .. i, i) end";
-    cmd("EVAL").arg(fill).arg(0).arg(KEYS).exec(&mut redis).unwrap();
+    cmd("EVAL").arg(fill).arg(0).arg(FILLER_KEYS).exec(&mut redis).unwrap();
     cmd("SAVE").exec(&mut redis).unwrap();
-    server.restart_loading(&DELAY);
+    server.restart_loading(&LOAD_DELAY);
 }
 
 fn finish_loading(server: &RedisServer) {
     let mut redis = server.connection();
     let refused = cmd("GET").arg("junk:1").exec(&mut redis).unwrap_err();
-    assert_eq!(refused.code(), Some("LOADING"), "it was still loading");
+    assert_eq!(refused.code(), Some("LOADING"), "Redis is still loading");
     cmd("CONFIG").arg("SET").arg("key-load-delay").arg(0).exec(&mut redis).unwrap();
 }
 
 #[test]
-fn a_redis_that_loads_its_data_is_an_outage_that_loses_nothing() {
+fn a_loading_redis_is_an_outage_that_loses_nothing() {
     let mut server = RedisServer::start(&[]);
     let url = server.url();
     let settings = [
@@ -47,17 +47,17 @@ fn a_redis_that_loads_its_data_is_an_outage_that_loses_nothing() {
     let router = Router::start(&settings);
     let mut connection = router.connect();
     router.allocate("released");
-    let confirmed = call(&mut connection, "confirmed").pod().unwrap();
+    let confirmed = start_call(&mut connection, "confirmed").pod().unwrap();
     begin_loading(&mut server);
 
     assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "new"})).0, 503);
-    assert_eq!(router.release("released").0, 503, "kept for later");
+    assert_eq!(router.release("released").0, 503, "the release is deferred");
     let path = format!("/api/v1/twilio/stream-status?pod_name={confirmed}");
     connection.form(&path, "CallSid=confirmed&StreamEvent=stream-started&StreamSid=MZ1");
     let down = (200, json!({"status": "ready", "store": "down", "reason": "LOADING"}));
-    eventually(5 * SECOND, "the reason is told", || connection.get("/ready").json() == down);
+    eventually(5 * SECOND, "/ready gives the reason", || connection.get("/ready").json() == down);
 
-    // A router that starts meanwhile waits.
+    // A router that starts during the outage waits for Redis.
     let ports = [free_port(), free_port()].map(|port| port.to_string());
     let mut late = vec![("HTTP_PORT", ports[0].as_str()), ("METRICS_PORT", &ports[1])];
     late.extend(settings);
@@ -67,7 +67,7 @@ fn a_redis_that_loads_its_data_is_an_outage_that_loses_nothing() {
     eventually(5 * SECOND, "the late router waits", || {
         Connection::try_open(address)
             .and_then(|mut connection| connection.try_get("/ready"))
-            .is_some_and(|answer| answer.json() == starting)
+            .is_some_and(|response| response.json() == starting)
     });
 
     finish_loading(&server);
@@ -75,10 +75,10 @@ fn a_redis_that_loads_its_data_is_an_outage_that_loses_nothing() {
     eventually(10 * SECOND, "the router serves", || connection.get("/ready").json() == up);
     let mut late = Connection::open(address);
     eventually(10 * SECOND, "the late router serves", || late.get("/ready").json() == up);
-    assert_eq!(late.get("/api/v1/calls/released").status, 404, "the release was kept");
+    assert_eq!(late.get("/api/v1/calls/released").status, 404, "the deferred release was flushed");
     let found = late.get("/api/v1/calls/confirmed").json().1;
     assert_eq!((&found["is_confirmed"], &found["pod_name"]), (&json!(true), &json!(confirmed)));
-    assert_eq!(late.get("/api/v1/calls/new").status, 404, "a refused call has a pod");
+    assert_eq!(late.get("/api/v1/calls/new").status, 404, "the refused call got no pod");
     assert_eq!(late.post("/api/v1/allocate", &json!({"call_sid": "new"})).status, 200);
     for call in ["new", "confirmed"] {
         assert_eq!(router.release(call).0, 200);

@@ -1,5 +1,5 @@
-//! A Redis that answers and refuses. A refusal that only an operator can end is an outage:
-//! nothing is lost, and nothing is given twice.
+//! A Redis that replies with errors. An error that only an operator can end is an outage: no
+//! write is lost and no pod is allocated twice.
 
 use std::time::Duration;
 
@@ -8,11 +8,11 @@ use serde_json::{Value, json};
 
 use testkit::{
     Connection, Router, eventually,
-    provider::{Heard, PUBLIC_URL, call},
+    provider::{CallDocument, PUBLIC_URL, start_call},
     redis::RedisServer,
 };
 
-/// One kind of refusal: the code of the error, how it begins and how it ends.
+/// One kind of refusal: the error code, and the commands that begin and end it.
 struct Refusal {
     code: &'static str,
     begin: &'static [&'static str],
@@ -25,7 +25,7 @@ const REFUSALS: [Refusal; 6] = [
         begin: &["ACL SETUSER router -fcall"],
         end: &["ACL SETUSER router +fcall"],
     },
-    // A command inside of the functions: Redis 7.0 answers with the code ERR.
+    // A command inside the functions: Redis 7.0 replies with the code ERR.
     Refusal {
         code: "NOPERM",
         begin: &["ACL SETUSER router -zadd -zrem"],
@@ -49,7 +49,7 @@ const REFUSALS: [Refusal; 6] = [
     },
 ];
 
-/// Runs commands; a comma stands for a space within an argument.
+/// Runs commands; a comma represents a space within an argument.
 fn run(redis: &mut Redis, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ').map(|word| word.replace(',', " "));
@@ -61,7 +61,7 @@ fn run(redis: &mut Redis, lines: &[&str]) {
     }
 }
 
-/// A router that has its own Redis user, and calls that wait for their streams.
+/// Starts a router with its own Redis user and a CONNECT_TIMEOUT.
 fn with_user(server: &RedisServer) -> Router {
     let acl = "ACL SETUSER router on >pw ~voice:* &voice:handed +@all";
     run(&mut server.connection(), &[acl]);
@@ -87,15 +87,15 @@ fn ready(router: &Router) -> (u16, Value) {
 }
 
 #[test]
-fn what_a_refusing_redis_could_not_take_is_done_when_it_is_mended() {
+fn writes_refused_by_redis_are_applied_when_it_accepts_again() {
     for Refusal { code, begin, end } in REFUSALS {
         let server = RedisServer::start(&[]);
         let router = with_user(&server);
         let (mut redis, mut connection) = (server.connection(), router.connect());
         router.allocate("released");
-        let confirmed = call(&mut connection, "confirmed").pod().unwrap();
+        let confirmed = start_call(&mut connection, "confirmed").pod().unwrap();
         if code == "MISCONF" {
-            server.lose_directory();
+            server.remove_directory();
         }
         run(&mut redis, begin);
         eventually(Duration::from_secs(5), "the snapshot has failed", || {
@@ -105,13 +105,13 @@ fn what_a_refusing_redis_could_not_take_is_done_when_it_is_mended() {
         let refused = || router.post("/api/v1/allocate", json!({"call_sid": "new"}));
         assert_eq!(refused().0, 503, "{code}");
         assert_eq!(router.release("released").0, 503, "{code}");
-        // The callback is answered as in an outage; the start of the stream is kept.
+        // The callback is acknowledged as in an outage; the confirmation is deferred.
         stream_started(&mut connection, "confirmed", &confirmed);
-        let heard = call(&mut connection, "hung-up");
-        assert!(matches!(heard, Heard::HangUp(_)), "{code}: {heard:?}");
+        let document = start_call(&mut connection, "hung-up");
+        assert!(matches!(document, CallDocument::HangUp(_)), "{code}: {document:?}");
         let down = json!({"status": "ready", "store": "down", "reason": code});
         assert_eq!(ready(&router), (200, down));
-        // The stream may take two seconds to start; the start that was kept counts after that.
+        // Longer than CONNECT_TIMEOUT; the deferred confirmation must still count.
         std::thread::sleep(Duration::from_millis(2_100));
         run(&mut redis, end);
         let up = json!({"status": "ready", "store": "up"});
@@ -122,19 +122,19 @@ fn what_a_refusing_redis_could_not_take_is_done_when_it_is_mended() {
         let found = router.get("/api/v1/calls/confirmed");
         assert_eq!((found.0, &found.1["is_confirmed"]), (200, &json!(true)), "{code}: {found:?}");
         assert_eq!(found.1["pod_name"], confirmed.as_str());
-        assert_eq!(router.get("/api/v1/calls/new").0, 404, "{code}: a refused call has a pod");
+        assert_eq!(router.get("/api/v1/calls/new").0, 404, "{code}: a refused call got a pod");
         assert_eq!(router.status()["active_calls"], 1, "{code}");
         assert_eq!(router.release("confirmed").0, 200);
     }
 }
 
 #[test]
-fn a_full_redis_takes_releases_confirmations_and_leaving_pods() {
+fn a_full_redis_accepts_releases_confirmations_and_drains() {
     let server = RedisServer::start(&[]);
     let router = with_user(&server);
     let (mut redis, mut connection) = (server.connection(), router.connect());
     router.allocate("released");
-    let confirmed = call(&mut connection, "confirmed").pod().unwrap();
+    let confirmed = start_call(&mut connection, "confirmed").pod().unwrap();
     run(&mut redis, &["CONFIG SET maxmemory 1"]);
     assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "new"})).0, 503);
     assert_eq!(router.release("released").0, 200);
@@ -150,19 +150,19 @@ fn a_full_redis_takes_releases_confirmations_and_leaving_pods() {
 }
 
 #[test]
-fn a_deferred_write_that_redis_never_takes_does_not_block_recovery() {
+fn a_deferred_write_that_never_succeeds_does_not_block_recovery() {
     let server = RedisServer::start(&[]);
     let router = with_user(&server);
     let (mut redis, mut connection) = (server.connection(), router.connect());
-    let pod = call(&mut connection, "spoiled").pod().unwrap();
-    let other = call(&mut connection, "confirmed").pod().unwrap();
+    let pod = start_call(&mut connection, "spoiled").pod().unwrap();
+    let other = start_call(&mut connection, "confirmed").pod().unwrap();
     router.allocate("released");
     run(&mut redis, &["DEL voice:call:spoiled", "LPUSH voice:call:spoiled x"]);
     run(&mut redis, &["CLIENT PAUSE 1500 ALL"]);
     stream_started(&mut connection, "spoiled", &pod);
     stream_started(&mut connection, "confirmed", &other);
     assert_eq!(router.release("released").0, 503);
-    eventually(Duration::from_secs(10), "the store is in use again", || {
+    eventually(Duration::from_secs(10), "the circuit breaker closes", || {
         ready(&router).1["store"] == "up"
     });
     assert_eq!(router.get("/api/v1/calls/released").0, 404);
@@ -174,45 +174,46 @@ fn a_deferred_write_that_redis_never_takes_does_not_block_recovery() {
     });
 }
 
-/// The number of a metric's line that begins so; 0 without one.
-fn metric(router: &Router, line: &str) -> u64 {
+/// Returns the value of the metric whose line begins with `prefix`, or 0 without one.
+fn metric(router: &Router, prefix: &str) -> u64 {
     let metrics = router.connect().get("/metrics").text();
-    let number = metrics.lines().find_map(|it| it.strip_prefix(line));
+    let number = metrics.lines().find_map(|it| it.strip_prefix(prefix));
     number.map_or(0, |number| number.trim().parse().unwrap())
 }
 
 #[test]
-fn a_command_denied_inside_the_functions_is_one_steady_outage() {
+fn a_command_denied_inside_the_functions_is_one_outage() {
     for denied in ["zadd", "xadd", "hmget"] {
         let server = RedisServer::start(&[]);
         let router = with_user(&server);
         let mut redis = server.connection();
         run(&mut redis, &[&format!("ACL SETUSER router -{denied}")]);
         let down = (200, json!({"status": "ready", "store": "down", "reason": "NOPERM"}));
-        // The first operation that needs the command finds out; a call may be given before.
-        let mut given = false;
+        // The outage begins with the first operation that needs the command; a call may be
+        // allocated before.
+        let mut was_allocated = false;
         eventually(Duration::from_secs(5), denied, || {
-            given |= router.post("/api/v1/allocate", json!({"call_sid": "new"})).0 == 200;
+            was_allocated |= router.post("/api/v1/allocate", json!({"call_sid": "new"})).0 == 200;
             ready(&router) == down
         });
         let probes = || metric(&router, r#"smart_router_store_errors_total{operation="begin"} "#);
         let before = probes();
-        eventually(Duration::from_secs(5), "probe after probe fails", || {
-            assert_eq!(ready(&router), down, "{denied}: in use without its permissions");
+        eventually(Duration::from_secs(5), "repeated probes fail", || {
+            assert_eq!(ready(&router), down, "{denied}: the store is used without its permissions");
             probes() >= before + 5
         });
         run(&mut redis, &[&format!("ACL SETUSER router +{denied}")]);
         let up = (200, json!({"status": "ready", "store": "up"}));
         eventually(Duration::from_secs(10), denied, || ready(&router) == up);
         let found = router.get("/api/v1/calls/new").0;
-        assert_eq!(found == 200, given, "{denied}: told otherwise");
+        assert_eq!(found == 200, was_allocated, "{denied}: the response was wrong");
         router.allocate("new");
         assert_eq!(router.release("new").0, 200);
     }
 }
 
 #[test]
-fn a_denied_command_replaces_no_view_and_gives_no_second_pod() {
+fn a_denied_command_loses_no_index_and_allocates_no_second_pod() {
     let server = RedisServer::start(&[]);
     let router = with_user(&server);
     let mut redis = server.connection();
@@ -224,13 +225,13 @@ fn a_denied_command_replaces_no_view_and_gives_no_second_pod() {
     let events = count(&mut redis, "XLEN", "voice:events");
     assert!(events > 0);
     run(&mut redis, &["ACL SETUSER router -zadd -xadd -zrangebyscore"]);
-    let (status, answer) = router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"}));
-    assert_eq!(status, 503, "{answer}");
-    assert_eq!(count(&mut redis, "ZCARD", "voice:draining"), 1, "the index of drains is gone");
-    assert_eq!(count(&mut redis, "XLEN", "voice:events"), events, "the events are gone");
+    let (status, response) = router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"}));
+    assert_eq!(status, 503, "{response}");
+    assert_eq!(count(&mut redis, "ZCARD", "voice:draining"), 1, "the index of drains was replaced");
+    assert_eq!(count(&mut redis, "XLEN", "voice:events"), events, "the event log was replaced");
     run(&mut redis, &["ACL SETUSER router +zadd +xadd +zrangebyscore"]);
     let up = (200, json!({"status": "ready", "store": "up"}));
-    eventually(Duration::from_secs(10), "the store is in use", || ready(&router) == up);
+    eventually(Duration::from_secs(10), "the circuit breaker closes", || ready(&router) == up);
     assert_eq!(router.allocate("known")["pod_name"], pod);
     assert_eq!(router.release("known").0, 200);
 }
@@ -245,12 +246,12 @@ fn a_status_that_cannot_be_read_is_an_error() {
     router.allocate("CA1");
     run(&mut redis, &["ACL SETUSER router -sscan"]);
     eventually(Duration::from_secs(10), "the status is refused", || {
-        let (status, answer) = router.get("/api/v1/status");
-        assert!(status == 503 || answer["pools"]["gold"]["active_calls"] == 1, "{answer}");
+        let (status, response) = router.get("/api/v1/status");
+        assert!(status == 503 || response["pools"]["gold"]["active_calls"] == 1, "{response}");
         status == 503
     });
     run(&mut redis, &["ACL SETUSER router +sscan"]);
-    eventually(Duration::from_secs(10), "it can be read again", || {
+    eventually(Duration::from_secs(10), "the status can be read", || {
         router.get("/api/v1/status").0 == 200
     });
 }

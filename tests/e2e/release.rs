@@ -5,18 +5,18 @@ use serde_json::json;
 use testkit::{Router, eventually};
 
 #[test]
-fn a_release_gives_the_pod_back_once() {
+fn a_released_call_frees_its_pod_exactly_once() {
     let router = Router::start(&[]);
     router.allocate("CA1");
-    let (status, answer) = router.release("CA1");
+    let (status, response) = router.release("CA1");
     assert_eq!(status, 200);
     let expected = json!({
         "success": true, "pod_name": "voice-agent-0", "released_to_pool": "pool:gold", "was_draining": false,
     });
-    assert_eq!(answer, expected);
+    assert_eq!(response, expected);
     assert_eq!(router.status()["pools"]["gold"]["available"], 1);
-    let (status, answer) = router.release("CA1");
-    assert_eq!((status, answer), (404, json!({"error": "call not found"})));
+    let (status, response) = router.release("CA1");
+    assert_eq!((status, response), (404, json!({"error": "call not found"})));
 }
 
 #[test]
@@ -32,7 +32,7 @@ fn a_late_release_never_frees_a_pod_that_serves_another_call() {
 }
 
 #[test]
-fn a_release_from_the_wrong_pod_is_not_theirs_to_make() {
+fn a_release_from_another_pod_is_rejected() {
     let router = Router::start(&[]);
     router.allocate("CA1");
     let from =
@@ -49,16 +49,17 @@ fn two_simultaneous_releases_free_the_pod_for_one_call() {
         let call = format!("CA{round}");
         router.allocate(&call);
         let barrier = Barrier::new(4);
-        let ask = |path: &'static str, call: String| {
+        let post = |path: &'static str, call: String| {
             let mut connection = router.connect();
             barrier.wait();
             connection.post(path, &json!({"call_sid": call})).status
         };
         let (released, allocated) = thread::scope(|scope| {
-            let releases = [0, 1].map(|_| scope.spawn(|| ask("/api/v1/release", call.clone())));
-            let waiting = ["a", "b"]
-                .map(|name| scope.spawn(move || ask("/api/v1/allocate", format!("{name}{round}"))));
-            (releases.map(|it| it.join().unwrap()), waiting.map(|it| it.join().unwrap()))
+            let releases = [0, 1].map(|_| scope.spawn(|| post("/api/v1/release", call.clone())));
+            let allocations = ["a", "b"].map(|name| {
+                scope.spawn(move || post("/api/v1/allocate", format!("{name}{round}")))
+            });
+            (releases.map(|it| it.join().unwrap()), allocations.map(|it| it.join().unwrap()))
         });
         assert_eq!(released.iter().filter(|status| **status == 200).count(), 1, "{released:?}");
         assert!(allocated.iter().filter(|status| **status == 200).count() <= 1, "{allocated:?}");
@@ -68,12 +69,12 @@ fn two_simultaneous_releases_free_the_pod_for_one_call() {
 }
 
 #[test]
-fn a_call_that_never_releases_costs_its_pod_one_lease_and_others_nothing() {
+fn a_call_without_a_release_ends_with_its_lease() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
     let router = Router::start(&[("TIER_CONFIG", tiers), ("LEASE_TTL", "1500ms")]);
     router.allocate("CA1");
     router.allocate("CA2");
-    eventually(Duration::from_secs(3), "the first lease ends", || {
+    eventually(Duration::from_secs(3), "the lease of CA1 expires", || {
         assert_eq!(router.post("/api/v1/renew", json!({"call_sid": "CA2"})).0, 200);
         router.get("/api/v1/calls/CA1").0 == 404
     });

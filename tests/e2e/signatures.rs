@@ -6,10 +6,10 @@ use aws_lc_rs::hmac;
 use data_encoding::{BASE64, HEXLOWER};
 use serde_json::json;
 
-use testkit::{Answer, Router, eventually, scratch};
+use testkit::{HttpResponse, Router, eventually, scratch};
 
 const PUBLIC: &str = "https://router.example.com";
-/// Ids as providers give them.
+/// Call ids in the format of the providers.
 const CALL: &str = "CA00000000000000000000000000000001";
 const OTHER_CALL: &str = "CA00000000000000000000000000000002";
 const UUIDS: [&str; 5] = [
@@ -31,7 +31,7 @@ pub(crate) fn sha256(key: &str, text: &str) -> Vec<u8> {
     hmac::sign(&key, text.as_bytes()).as_ref().to_vec()
 }
 
-fn guarded(extra: &[(&str, &str)]) -> Router {
+fn start(extra: &[(&str, &str)]) -> Router {
     let mut settings = vec![
         ("PUBLIC_URL", PUBLIC),
         ("TWILIO_AUTH_TOKEN", "old-token,new-token"),
@@ -48,7 +48,7 @@ fn guarded(extra: &[(&str, &str)]) -> Router {
     Router::start(&settings)
 }
 
-fn twilio(router: &Router, token: &str, call: &str) -> Answer {
+fn twilio(router: &Router, token: &str, call: &str) -> HttpResponse {
     let path = "/api/v1/twilio/allocate?merchant_id=acme";
     let signature = sha1(token, &format!("{PUBLIC}{path}CallSid{call}From+1 2"));
     let body = format!("From=%2B1+2&CallSid={call}");
@@ -60,18 +60,18 @@ fn twilio(router: &Router, token: &str, call: &str) -> Answer {
     )
 }
 
-/// 403, not a byte of a body, at once.
-fn is_forbidden(answer: &Answer) {
-    assert_eq!((answer.status, answer.text().as_str()), (403, ""), "{answer:?}");
+/// Asserts status 403 with an empty body.
+fn assert_forbidden(response: &HttpResponse) {
+    assert_eq!((response.status, response.text().as_str()), (403, ""), "{response:?}");
 }
 
 #[test]
-fn what_providers_sign_gets_in() {
-    let router = guarded(&[]);
+fn signed_webhooks_are_accepted() {
+    let router = start(&[]);
     for (token, call) in [("old-token", CALL), ("new-token", OTHER_CALL)] {
-        let answer = twilio(&router, token, call);
-        assert_eq!(answer.status, 200);
-        assert!(answer.text().contains("<Stream url="), "{}", answer.text());
+        let response = twilio(&router, token, call);
+        assert_eq!(response.status, 200);
+        assert!(response.text().contains("<Stream url="), "{}", response.text());
     }
     for call in [CALL, OTHER_CALL] {
         assert_eq!(router.release(call).0, 200);
@@ -83,29 +83,29 @@ fn what_providers_sign_gets_in() {
     let headers =
         [FORM, ("x-plivo-signature-v3", &signature), ("x-plivo-signature-v3-nonce", "nonce")];
     let body = format!("CallUUID={plivo}");
-    let answer = router.connect().send("POST", path, &headers, body.as_bytes());
-    assert!(answer.text().contains("</Stream>"), "{answer:?}");
+    let response = router.connect().send("POST", path, &headers, body.as_bytes());
+    assert!(response.text().contains("</Stream>"), "{response:?}");
     let path = "/api/v1/exotel/allocate?auth_token=exotel-secret&CallSid=EX1";
     assert_eq!(router.connect().get(path).status, 200);
     let path = "/api/v1/signalwire/allocate";
     let signature = sha1("signalwire-key", &format!("{PUBLIC}{path}CallSid{signalwire}"));
     let headers = [FORM, ("x-signalwire-signature", signature.as_str())];
     let body = format!("CallSid={signalwire}");
-    let answer = router.connect().send("POST", path, &headers, body.as_bytes());
-    assert!(answer.text().contains("<Stream url="), "{answer:?}");
+    let response = router.connect().send("POST", path, &headers, body.as_bytes());
+    assert!(response.text().contains("<Stream url="), "{response:?}");
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let (seconds, body) = (seconds.as_secs(), format!(r#"{{"call_sid":"{jambonz}"}}"#));
     let text = format!("{seconds}.{body}");
     let signature = format!("t={seconds},v1={}", HEXLOWER.encode(&sha256("jambonz-secret", &text)));
     let headers = [("content-type", "application/json"), ("jambonz-signature", signature.as_str())];
     let path = "/api/v1/jambonz/allocate";
-    let answer = router.connect().send("POST", path, &headers, body.as_bytes());
-    assert_eq!(answer.json().1[0]["verb"], "listen");
+    let response = router.connect().send("POST", path, &headers, body.as_bytes());
+    assert_eq!(response.json().1[0]["verb"], "listen");
 }
 
 #[test]
-fn what_they_did_not_sign_is_forbidden_and_touches_nothing() {
-    let router = guarded(&[]);
+fn unsigned_webhooks_are_forbidden_and_change_nothing() {
+    let router = start(&[]);
     let before = router.status();
     let signature = sha1("old-token", &format!("{PUBLIC}/api/v1/twilio/allocateCallSidCA1"));
     let many: String = (0..10_000).map(|number| format!("p{number}=&")).collect();
@@ -134,9 +134,9 @@ fn what_they_did_not_sign_is_forbidden_and_touches_nothing() {
                     &[("content-type", "application/json"), ("x-twilio-signature", &signature)],
                     &[("content-type", "image/png"), ("authorization", "Bearer a.b.c")],
                 ] {
-                    is_forbidden(&router.connect().send("POST", &path, headers, body));
+                    assert_forbidden(&router.connect().send("POST", &path, headers, body));
                 }
-                is_forbidden(
+                assert_forbidden(
                     &router.connect().get(&format!("{path}?CallSid=CA1&CallUUID=CA1&uuid=CA1")),
                 );
             }
@@ -145,20 +145,20 @@ fn what_they_did_not_sign_is_forbidden_and_touches_nothing() {
     // A signature for another URL, and for another body.
     let headers = [FORM, ("x-twilio-signature", signature.as_str())];
     let mut connection = router.connect();
-    is_forbidden(&connection.send(
+    assert_forbidden(&connection.send(
         "POST",
         "/api/v1/twilio/allocate?merchant_id=x",
         &headers,
         b"CallSid=CA1",
     ));
-    is_forbidden(&connection.send("POST", "/api/v1/twilio/allocate", &headers, b"CallSid=CA2"));
+    assert_forbidden(&connection.send("POST", "/api/v1/twilio/allocate", &headers, b"CallSid=CA2"));
     assert_eq!(router.status(), before);
     let metrics = router.connect_as_admin().get("/metrics").text();
     assert!(metrics.contains("smart_router_denied_total{reason=\"forged\"}"));
 }
 
 #[test]
-fn a_token_file_that_changes_is_read_again() {
+fn a_changed_token_file_is_reloaded() {
     let path = scratch().join("token");
     std::fs::write(&path, "first\n").unwrap();
     let (router, log) = Router::start_logged(&[
@@ -166,40 +166,40 @@ fn a_token_file_that_changes_is_read_again() {
         ("TWILIO_AUTH_TOKEN_FILE", path.to_str().unwrap()),
     ]);
     assert_eq!(twilio(&router, "first", CALL).status, 200);
-    is_forbidden(&twilio(&router, "second", CALL));
+    assert_forbidden(&twilio(&router, "second", CALL));
     std::fs::write(&path, "first,second").unwrap();
-    eventually(Duration::from_secs(4), "both hold", || {
+    eventually(Duration::from_secs(4), "both tokens are accepted", || {
         twilio(&router, "second", CALL).status == 200
     });
     assert_eq!(twilio(&router, "first", CALL).status, 200);
     std::fs::write(&path, "second").unwrap();
-    eventually(Duration::from_secs(4), "the old one is gone", || {
+    eventually(Duration::from_secs(4), "the old token is rejected", || {
         twilio(&router, "first", CALL).status == 403
     });
     std::fs::write(&path, "").unwrap();
-    log.contains("the file can't be used", 0);
-    is_forbidden(&router.connect().form("/api/v1/twilio/allocate", "CallSid=CA9"));
-    assert_eq!(twilio(&router, "second", CALL).status, 200, "an empty file opens no door");
+    log.wait_for("the file is unusable", 0);
+    assert_forbidden(&router.connect().form("/api/v1/twilio/allocate", "CallSid=CA9"));
+    assert_eq!(twilio(&router, "second", CALL).status, 200, "an empty file keeps the last tokens");
 }
 
 #[test]
-fn a_form_of_ten_thousand_parameters_is_read_like_any_other() {
-    let router = guarded(&[]);
+fn a_signed_form_may_have_ten_thousand_parameters() {
+    let router = start(&[]);
     let names: Vec<String> = (0..10_000).map(|number| format!("{number:04}")).collect();
     let body = format!("{}&CallSid={CALL}", names.join("&"));
     assert!(body.len() < 64 << 10, "{}", body.len());
     let path = "/api/v1/twilio/allocate";
     let signature = sha1("new-token", &format!("{PUBLIC}{path}{}CallSid{CALL}", names.concat()));
     let headers = [FORM, ("x-twilio-signature", signature.as_str())];
-    let answer = router.connect().send("POST", path, &headers, body.as_bytes());
-    assert_eq!(answer.status, 200);
-    assert!(answer.text().contains("<Stream"), "{}", answer.text());
+    let response = router.connect().send("POST", path, &headers, body.as_bytes());
+    assert_eq!(response.status, 200);
+    assert!(response.text().contains("<Stream"), "{}", response.text());
     assert_eq!(router.get(&format!("/api/v1/calls/{CALL}")).0, 200);
 }
 
 #[test]
-fn genuine_requests_with_unusable_names_are_hung_up_on() {
-    let router = guarded(&[]);
+fn signed_webhooks_with_invalid_names_get_a_hangup() {
+    let router = start(&[]);
     let before = router.status();
     let path = "/api/v1/twilio/allocate";
     for (name, encoded) in
@@ -208,28 +208,28 @@ fn genuine_requests_with_unusable_names_are_hung_up_on() {
         let signature = sha1("new-token", &format!("{PUBLIC}{path}CallSid{name}"));
         let headers = [FORM, ("x-twilio-signature", signature.as_str())];
         let body = format!("CallSid={encoded}");
-        let answer = router.connect().send("POST", path, &headers, body.as_bytes());
-        assert_eq!(answer.status, 200);
-        assert!(answer.text().contains("<Hangup/>"), "{}", answer.text());
+        let response = router.connect().send("POST", path, &headers, body.as_bytes());
+        assert_eq!(response.status, 200);
+        assert!(response.text().contains("<Hangup/>"), "{}", response.text());
     }
     assert_eq!(router.status(), before);
 }
 
 #[test]
-fn providers_without_a_secret_stay_open_and_the_start_says_so() {
+fn providers_without_a_secret_accept_unsigned_webhooks() {
     let router = Router::start(&[("LOG_LEVEL", "error")]);
-    let answer = router
+    let response = router
         .connect()
         .post("/api/v1/vonage/call-status", &json!({"uuid": "x", "status": "completed"}));
-    assert_eq!(answer.status, 200);
+    assert_eq!(response.status, 200);
     assert_eq!(router.connect().form("/api/v1/telnyx/allocate", "CallSid=T1").status, 200);
-    let answer = router.connect().get("/api/v1/vonage/allocate?uuid=V1&from=1&to=2");
-    assert_eq!(answer.json().1[0]["action"], "connect");
+    let response = router.connect().get("/api/v1/vonage/allocate?uuid=V1&from=1&to=2");
+    assert_eq!(response.json().1[0]["action"], "connect");
 }
 
 #[test]
-fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
-    let router = guarded(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
+fn unsigned_query_parameters_do_not_end_a_call() {
+    let router = start(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
     let [jambonz, vonage, other, ..] = UUIDS;
     for call in [jambonz, vonage] {
         router.allocate(call);
@@ -237,7 +237,7 @@ fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
     let is_live = |call: &str| router.get(&format!("/api/v1/calls/{call}")).0 == 200;
     let seconds = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
     let seconds = seconds.as_secs();
-    // The request by which jambonz asked for a pod, sent again to another URL.
+    // The signed allocate request of jambonz, replayed to another URL.
     let body = format!(r#"{{"call_sid":"{jambonz}","call_status":"trying"}}"#);
     let tag = HEXLOWER.encode(&sha256("jambonz-secret", &format!("{seconds}.{body}")));
     let signature = format!("t={seconds},v1={tag}");
@@ -248,7 +248,7 @@ fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
         assert_eq!(router.connect().send("POST", &path, &headers, body.as_bytes()).status, 200);
         assert!(is_live(jambonz), "{path}");
     }
-    // A token of Vonage's that covers nothing.
+    // A valid Vonage token that covers neither query nor body.
     let part = |text: String| data_encoding::BASE64URL_NOPAD.encode(text.as_bytes());
     let signed = format!(
         "{}.{}",
@@ -260,8 +260,8 @@ fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
     let headers = [("authorization", bearer.as_str())];
     let mut connection = router.connect();
     let path = format!("/api/v1/vonage/call-status?uuid={vonage}&status=completed");
-    is_forbidden(&connection.send("GET", &path, &headers, b""));
-    is_forbidden(&connection.send("POST", &path, &headers, b""));
+    assert_forbidden(&connection.send("GET", &path, &headers, b""));
+    assert_forbidden(&connection.send("POST", &path, &headers, b""));
     assert!(is_live(vonage));
     let path = format!("/api/v1/vonage/allocate?uuid={other}");
     assert_eq!(connection.send("GET", &path, &headers, b"").status, 200);
@@ -269,14 +269,17 @@ fn what_only_the_query_says_ends_no_call_where_only_the_body_is_signed() {
 }
 
 #[test]
-fn providers_that_are_left_out_are_not_there() {
+fn disabled_providers_have_no_routes() {
     let router = Router::start(&[("PROVIDERS", "twilio, plivo"), ("LOG_LEVEL", "error")]);
     let mut connection = router.connect();
     assert_eq!(connection.form("/api/v1/twilio/allocate", "CallSid=CA1").status, 200);
     for action in ["allocate", "call-status", "stream-status"] {
         assert_eq!(connection.get(&format!("/api/v1/exotel/{action}?CallSid=CA1")).status, 404);
     }
-    let output = testkit::program(&[("PROVIDERS", "nobody")]).output().unwrap();
+    let output = testkit::program(&[("PROVIDERS", "unknown")]).output().unwrap();
     let printed = String::from_utf8(output.stderr).unwrap();
-    assert!(printed.contains("PROVIDERS=nobody: expected some of twilio,plivo"), "{printed}");
+    assert!(
+        printed.contains("PROVIDERS=unknown: expected one or more of twilio,plivo"),
+        "{printed}"
+    );
 }

@@ -1,4 +1,4 @@
-//! HTTPS, with curl and our own commands as clients.
+//! HTTPS, with curl and the router's own commands as clients.
 
 use std::{
     fs,
@@ -8,7 +8,7 @@ use std::{
 
 use testkit::{Connection, Log, certificates::Authority, eventually, free_port, program, scratch};
 
-/// A router that speaks TLS, on ports of its own.
+/// A router with a TLS listener.
 struct Router {
     child: Child,
     url: String,
@@ -29,7 +29,7 @@ impl Router {
             let connection = Connection::try_open(([127, 0, 0, 1], metrics).into());
             connection
                 .and_then(|mut connection| connection.try_get("/ready"))
-                .is_some_and(|answer| answer.status == 200)
+                .is_some_and(|response| response.status == 200)
         });
         router
     }
@@ -42,7 +42,7 @@ impl Drop for Router {
     }
 }
 
-/// Asks as curl does; how it exits, and what it prints.
+/// Runs curl. Returns its exit code and its output.
 fn curl(args: &[&str]) -> (i32, String) {
     let output = Command::new("curl").args(["-s", "-m", "30"]).args(args).output().unwrap();
     (output.status.code().unwrap(), String::from_utf8(output.stdout).unwrap())
@@ -53,37 +53,37 @@ fn command(settings: &[(&str, &str)], args: &[&str]) -> Output {
 }
 
 #[test]
-fn calls_go_over_tls_from_the_first_question_to_the_last_frame() {
+fn webhooks_streams_and_commands_use_tls() {
     let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
     let router = Router::start(&[("TLS_CERT_FILE", &own.file), ("TLS_KEY_FILE", &own.key)]);
     let url = router.url.as_str();
-    let (code, answer) = curl(&["--cacert", &ca, &format!("{url}/ready")]);
-    assert_eq!(code, 0, "{answer}");
-    assert_eq!(curl(&[&format!("{url}/ready")]).0, 60, "nobody knows the authority");
+    let (code, response) = curl(&["--cacert", &ca, &format!("{url}/ready")]);
+    assert_eq!(code, 0, "{response}");
+    assert_eq!(curl(&[&format!("{url}/ready")]).0, 60, "curl does not trust the authority");
     let plain = url.replace("https", "http");
-    let (_, answer) = curl(&["-i", &format!("{plain}/ready")]);
-    assert!(answer.starts_with("HTTP/1.1 400 ") && answer.contains("https://"), "{answer}");
+    let (_, response) = curl(&["-i", &format!("{plain}/ready")]);
+    assert!(response.starts_with("HTTP/1.1 400 ") && response.contains("https://"), "{response}");
     let (_, metrics) = curl(&[&format!("http://localhost:{}/metrics", router.metrics)]);
-    assert!(metrics.contains("smart_router_active_calls"), "metrics need no TLS");
+    assert!(metrics.contains("smart_router_active_calls"), "the metrics port has no TLS");
 
-    let told = command(
+    let output = command(
         &[("SMART_ROUTER_URL", url), ("SMART_ROUTER_CA_FILE", &ca)],
         &["call", "--talk", "100ms"],
     );
-    let text = String::from_utf8(told.stdout).unwrap();
-    assert!(told.status.success() && text.contains("stream to wss://localhost"), "{text}");
-    let told = command(&[("SMART_ROUTER_URL", url)], &["status"]);
-    let text = String::from_utf8(told.stderr).unwrap();
-    assert_eq!(told.status.code(), Some(4), "{text}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("stream to wss://localhost"), "{text}");
+    let output = command(&[("SMART_ROUTER_URL", url)], &["status"]);
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(4), "{text}");
     assert!(text.contains("certificate"), "{text}");
 }
 
 #[test]
-fn who_must_show_a_certificate_and_has_none_stays_outside() {
-    let (authority, strange) = (Authority::create(), Authority::create());
+fn clients_without_a_required_certificate_are_refused() {
+    let (authority, other_authority) = (Authority::create(), Authority::create());
     let (ca, own, client) = (authority.file(), authority.sign("router"), authority.sign("client"));
-    let stranger = strange.sign("client");
+    let untrusted = other_authority.sign("client");
     let admin = free_port();
     let bind = format!("127.0.0.1:{admin}");
     let tls = [
@@ -91,17 +91,20 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
         ("TLS_KEY_FILE", &own.key),
         ("TLS_CLIENT_CA_FILE", &ca),
     ];
-    let with = |url: &str, shown: &[&str]| {
-        curl(&[&["--cacert", &ca, "-o", "/dev/null", "-w", "%{http_code}"], shown, &[url]].concat())
+    let request = |url: &str, certificate: &[&str]| {
+        curl(
+            &[&["--cacert", &ca, "-o", "/dev/null", "-w", "%{http_code}"], certificate, &[url]]
+                .concat(),
+        )
     };
-    let mine = ["--cert", &client.file, "--key", &client.key];
-    let theirs = ["--cert", &stranger.file, "--key", &stranger.key];
+    let trusted = ["--cert", &client.file, "--key", &client.key];
+    let other = ["--cert", &untrusted.file, "--key", &untrusted.key];
 
     let router = Router::start(&tls);
     let status = format!("{}/api/v1/status", router.url);
-    assert_eq!(with(&status, &mine), (0, "200".into()));
-    for shown in [&[][..], &theirs] {
-        assert_ne!(with(&status, shown).0, 0, "{shown:?}");
+    assert_eq!(request(&status, &trusted), (0, "200".into()));
+    for certificate in [&[][..], &other] {
+        assert_ne!(request(&status, certificate).0, 0, "{certificate:?}");
     }
     let settings = [
         ("SMART_ROUTER_URL", router.url.as_str()),
@@ -112,11 +115,11 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
     assert!(command(&settings, &["status"]).status.success());
     // TLS 1.3 refuses a certificate after the client's handshake has finished, so the alert
     // races with the request: every order must end in the same message.
-    let strange = [
+    let untrusted = [
         settings[0],
         settings[1],
-        ("SMART_ROUTER_CERT_FILE", &stranger.file),
-        ("SMART_ROUTER_KEY_FILE", &stranger.key),
+        ("SMART_ROUTER_CERT_FILE", &untrusted.file),
+        ("SMART_ROUTER_KEY_FILE", &untrusted.key),
     ];
     let document = scratch().join("document.json");
     fs::write(&document, format!("[{:?}]", "y".repeat(1_000_000))).unwrap();
@@ -124,67 +127,69 @@ fn who_must_show_a_certificate_and_has_none_stays_outside() {
     for _ in 0..10 {
         for (settings, advice) in [
             (&settings[..2], "set SMART_ROUTER_CERT_FILE"),
-            (&strange[..], "does not accept the certificate in SMART_ROUTER_CERT_FILE"),
+            (&untrusted[..], "does not accept the certificate in SMART_ROUTER_CERT_FILE"),
         ] {
             for args in [&["status"][..], &["merchants", "set", "acme", document]] {
                 let refused = command(settings, args);
-                let told = String::from_utf8(refused.stderr).unwrap();
-                assert_eq!(refused.status.code(), Some(4), "{told}");
-                assert!(told.contains(advice), "{told}");
+                let text = String::from_utf8(refused.stderr).unwrap();
+                assert_eq!(refused.status.code(), Some(4), "{text}");
+                assert!(text.contains(advice), "{text}");
             }
         }
     }
 
-    // Providers have no certificates of ours: they are asked for none where they have an
-    // address of their own.
+    // Providers have no client certificate: with ADMIN_BIND, the address of the webhooks does
+    // not require one.
     let router = Router::start(&[&tls[..], &[("ADMIN_BIND", &bind)]].concat());
     let webhook = format!("{}/api/v1/exotel/allocate?CallSid=CA1", router.url);
-    assert_eq!(with(&webhook, &[]), (0, "200".into()));
+    assert_eq!(request(&webhook, &[]), (0, "200".into()));
     let status = format!("https://localhost:{admin}/api/v1/status");
-    assert_ne!(with(&status, &[]).0, 0);
-    assert_eq!(with(&status, &mine), (0, "200".into()));
+    assert_ne!(request(&status, &[]).0, 0);
+    assert_eq!(request(&status, &trusted), (0, "200".into()));
 }
 
 #[test]
-fn a_certificate_that_changes_is_shown_from_then_on_and_a_bad_one_is_not() {
+fn a_changed_certificate_is_reloaded_unless_it_is_invalid() {
     let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
     let router = Router::start(&[("TLS_CERT_FILE", &own.file), ("TLS_KEY_FILE", &own.key)]);
     let ready = format!("{}/ready", router.url);
-    let shown = || {
+    let served_certificate = || {
         let args = ["--cacert", &ca, "-o", "/dev/null", "-w", "%{certs}", &ready];
         let (code, certificates) = curl(&args);
         assert_eq!(code, 0);
         certificates
     };
-    let first = shown();
+    let first = served_certificate();
     assert!(first.contains("BEGIN CERTIFICATE"), "{first}");
-    // (as long as OpenSSL was told)
+    // The test authority issues certificates for two days.
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
     let mut metrics = Connection::open(([127, 0, 0, 1], router.metrics).into());
-    eventually(Duration::from_secs(5), "it is known when it ends", || {
+    eventually(Duration::from_secs(5), "the metric has the expiry time", || {
         let text = metrics.get("/metrics").text();
         let mut lines = text.lines();
-        let ends = lines.find_map(|line| {
+        let expiry = lines.find_map(|line| {
             line.strip_prefix("smart_router_certificate_ends_timestamp_seconds ")?.parse().ok()
         });
-        ends.is_some_and(|ends: f64| (ends - now - 2.0 * 86_400.0).abs() < 60.0)
+        expiry.is_some_and(|expiry: f64| (expiry - now - 2.0 * 86_400.0).abs() < 60.0)
     });
     let next = authority.sign("next");
-    // Half of the change: the key does not belong to the certificate.
+    // After the first file is replaced, the key does not match the certificate.
     fs::copy(&next.file, &own.file).unwrap();
-    router.log.contains("the file can't be used", 0);
-    assert_eq!(shown(), first);
+    router.log.wait_for("the file is unusable", 0);
+    assert_eq!(served_certificate(), first);
     fs::copy(&next.key, &own.key).unwrap();
-    eventually(Duration::from_secs(5), "the new certificate is shown", || shown() != first);
-    let before = router.log.count("the file can't be used");
+    eventually(Duration::from_secs(5), "the new certificate is served", || {
+        served_certificate() != first
+    });
+    let before = router.log.count("the file is unusable");
     fs::write(&own.file, "nonsense").unwrap();
-    router.log.contains("the file can't be used", before);
-    assert_ne!(shown(), first, "and goes on being shown");
+    router.log.wait_for("the file is unusable", before);
+    assert_ne!(served_certificate(), first, "the last valid certificate is still served");
 }
 
 #[test]
-fn files_that_can_not_be_used_stop_the_start() {
+fn unusable_tls_files_fail_the_start() {
     let authority = Authority::create();
     let (own, other) = (authority.sign("router"), authority.sign("other"));
     let ca = authority.file();
@@ -198,18 +203,18 @@ fn files_that_can_not_be_used_stop_the_start() {
         (vec![("TLS_CERT_FILE", file), ("TLS_KEY_FILE", file)], "TLS_CERT_FILE="),
         (vec![("TLS_CERT_FILE", "/nowhere"), ("TLS_KEY_FILE", key)], "TLS_CERT_FILE="),
     ] {
-        let told = command(&settings, &["check-config"]);
-        let text = String::from_utf8(told.stderr).unwrap();
-        assert!(!told.status.success() && text.contains(variable), "{settings:?}: {text}");
+        let output = command(&settings, &["check-config"]);
+        let text = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && text.contains(variable), "{settings:?}: {text}");
         assert!(!text.contains("BEGIN"), "{text}");
     }
 }
 
 #[test]
-fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
+fn a_collector_that_requires_a_certificate_is_logged() {
     let authority = Authority::create();
     let (ca, own) = (authority.file(), authority.sign("router"));
-    // Any server does that refuses clients without a certificate.
+    // A router that requires client certificates stands in for the collector.
     let collector = Router::start(&[
         ("TLS_CERT_FILE", own.file.as_str()),
         ("TLS_KEY_FILE", &own.key),
@@ -228,8 +233,8 @@ fn a_collector_that_wants_a_certificate_is_named_in_the_log() {
     router.allocate("CA1");
     let line = || {
         let log = fs::read_to_string(&log).unwrap();
-        log.lines().find(|line| line.contains("does not take spans")).map(str::to_owned)
+        log.lines().find(|line| line.contains("does not accept spans")).map(str::to_owned)
     };
-    eventually(Duration::from_secs(10), "it gives up", || line().is_some());
+    eventually(Duration::from_secs(10), "the export fails", || line().is_some());
     assert!(line().unwrap().contains("CertificateRequired"), "{}", line().unwrap());
 }

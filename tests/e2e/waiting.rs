@@ -1,4 +1,4 @@
-//! Calls that wait for a pod: fair, bounded, in the store.
+//! Waiting calls: a bounded queue in the store, ordered by priority and arrival.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -11,7 +11,7 @@ use serde_json::json;
 
 use testkit::{
     Connection, Router, eventually, program,
-    provider::{Heard, PUBLIC_URL, again, ask, call},
+    provider::{CallDocument, PUBLIC_URL, follow_redirect, request_document, start_call},
     redis::RedisServer,
     scratch,
 };
@@ -26,66 +26,72 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LOG_LEVEL", "off"),
 ];
 
-pub(crate) fn with(extra: &[(&str, &str)]) -> Router {
+pub(crate) fn start_router(extra: &[(&str, &str)]) -> Router {
     let mut settings = SETTINGS.to_vec();
     settings.extend(extra);
     Router::start(&settings)
 }
 
-/// The same for both stores.
+/// Runs a test on the embedded store and on Redis.
 fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
-    test(&with(extra));
+    test(&start_router(extra));
     let server = RedisServer::start(&[]);
     let url = server.url();
     let mut extra = extra.to_vec();
     extra.push(("REDIS_URL", &url));
-    test(&with(&extra));
+    test(&start_router(&extra));
 }
 
 pub(crate) fn waiting(router: &Router) -> u64 {
     router.status()["waiting"].as_u64().unwrap()
 }
 
-/// Far more than a second or two, far less than the longest waits here: an answer within it
-/// did not wait for these.
-const LONG: Duration = Duration::from_secs(8);
+/// Between the expected response time and the long waits here: a faster response did not wait.
+const MAX_RESPONSE_TIME: Duration = Duration::from_secs(8);
 
-/// A long poll; its answer and how long it took.
+/// Sends a long poll. Returns status, body and duration.
 fn poll(mut connection: Connection, sid: &str, wait: &str) -> (u16, serde_json::Value, Duration) {
     let started = Instant::now();
     let body = json!({"call_sid": sid, "wait": wait});
-    let (status, answer) = connection.post("/api/v1/allocate", &body).json();
-    (status, answer, started.elapsed())
+    let (status, response) = connection.post("/api/v1/allocate", &body).json();
+    (status, response, started.elapsed())
 }
 
 #[test]
-fn a_caller_waits_and_gets_the_next_free_pod() {
+fn a_waiting_call_gets_the_next_free_pod() {
     each_store(&[], |router| {
         let mut connection = router.connect();
-        assert!(call(&mut connection, "CA1").pod().is_some());
-        let first = ask(&mut connection, "CA2", "/api/v1/twilio/allocate?merchant_id=m1&flow=v1");
-        let Heard::Hold { then, hears } = &first else { panic!("{first:?}") };
-        assert!(hears.contains("<Say>All agents are busy. Please stay on the line.</Say>"));
-        assert!(then.contains("&merchant_id=m1&flow=v1&template=order-confirmation"), "{then}");
+        assert!(start_call(&mut connection, "CA1").pod().is_some());
+        let first = request_document(
+            &mut connection,
+            "CA2",
+            "/api/v1/twilio/allocate?merchant_id=m1&flow=v1",
+        );
+        let CallDocument::Hold { redirect, played } = &first else { panic!("{first:?}") };
+        assert!(played.contains("<Say>All agents are busy. Please stay on the line.</Say>"));
+        assert!(
+            redirect.contains("&merchant_id=m1&flow=v1&template=order-confirmation"),
+            "{redirect}"
+        );
         assert_eq!(waiting(router), 1);
-        let (status, place) = router.get("/api/v1/calls/CA2");
-        assert_eq!((status, &place["is_waiting"]), (200, &json!(true)), "{place}");
-        assert_eq!(place["merchant_id"], "m1");
-        let second = again(router, "CA2", &first);
-        let Heard::Hold { hears, .. } = &second else { panic!("{second:?}") };
-        assert_eq!(hears, r#"<Pause length="1"/>"#);
+        let (status, found) = router.get("/api/v1/calls/CA2");
+        assert_eq!((status, &found["is_waiting"]), (200, &json!(true)), "{found}");
+        assert_eq!(found["merchant_id"], "m1");
+        let second = follow_redirect(router, "CA2", &first);
+        let CallDocument::Hold { played, .. } = &second else { panic!("{second:?}") };
+        assert_eq!(played, r#"<Pause length="1"/>"#);
 
         assert_eq!(router.release("CA1").0, 200);
-        // It is theirs already: nobody who asks later gets it.
+        // The pod is handed off to CA2; a later call does not get it.
         assert_eq!(waiting(router), 0);
         assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0, 503);
         assert_eq!(router.get("/api/v1/calls/CA2").1["is_waiting"], true);
-        let third = again(router, "CA2", &second);
+        let third = follow_redirect(router, "CA2", &second);
         assert!(third.pod().is_some(), "{third:?}");
         assert_eq!(router.get("/api/v1/calls/CA2").1["is_waiting"], false);
         let metrics = connection.get("/metrics").text();
         assert!(metrics.contains("smart_router_wait_seconds_count{result=\"served\"} 1"));
-        eventually(5 * SECOND, "the gauge follows", || {
+        eventually(5 * SECOND, "the gauge is refreshed", || {
             connection.get("/metrics").text().contains("smart_router_waiting_calls 0")
         });
         assert_eq!(router.release("CA2").0, 200);
@@ -93,7 +99,7 @@ fn a_caller_waits_and_gets_the_next_free_pod() {
 }
 
 #[test]
-fn providers_that_cannot_wait_and_requests_that_do_not_want_to_are_refused_at_once() {
+fn requests_that_cannot_or_do_not_wait_are_refused_at_once() {
     each_store(&[], |router| {
         let mut connection = router.connect();
         router.allocate("CA1");
@@ -107,12 +113,12 @@ fn providers_that_cannot_wait_and_requests_that_do_not_want_to_are_refused_at_on
             assert_eq!(connection.get(path).status, status, "{path}");
         }
         for body in [json!({"call_sid": "CA2"}), json!({"call_sid": "CA2", "wait": "0s"})] {
-            let (status, answer) = router.post("/api/v1/allocate", body);
-            assert_eq!((status, &answer["details"]["reason"]), (503, &json!("no_pods")));
+            let (status, response) = router.post("/api/v1/allocate", body);
+            assert_eq!((status, &response["details"]["reason"]), (503, &json!("no_pods")));
         }
-        let (status, answer) =
+        let (status, response) =
             router.post("/api/v1/allocate", json!({"call_sid": "CA2", "wait": "soon"}));
-        assert_eq!(status, 400, "{answer}");
+        assert_eq!(status, 400, "{response}");
         assert_eq!(waiting(router), 0);
         let plivo = connection.form("/api/v1/plivo/allocate", "CallUUID=CA4").text();
         assert!(plivo.contains("<Speak>") && plivo.contains("</Redirect>"), "{plivo}");
@@ -123,58 +129,58 @@ fn providers_that_cannot_wait_and_requests_that_do_not_want_to_are_refused_at_on
 }
 
 #[test]
-fn a_long_poll_is_answered_at_once_whichever_replica_frees_the_pod() {
+fn a_long_poll_ends_at_once_when_any_replica_frees_a_pod() {
     let server = RedisServer::start(&[]);
     let url = server.url();
-    // Long enough that asking from time to time would not do.
+    // Long enough that periodic polling would be too slow.
     let settings = [("REDIS_URL", url.as_str()), ("HOLD_POLL", "15s")];
-    let routers = [with(&settings), with(&settings)];
+    let routers = [start_router(&settings), start_router(&settings)];
     routers[0].allocate("CA1");
     thread::scope(|scope| {
         let waits = scope.spawn(|| poll(routers[1].connect(), "CA2", "20s"));
-        eventually(5 * SECOND, "it waits", || waiting(&routers[0]) == 1);
+        eventually(5 * SECOND, "the call waits", || waiting(&routers[0]) == 1);
         let released = Instant::now();
         assert_eq!(routers[0].release("CA1").0, 200);
-        let (status, answer, _) = waits.join().unwrap();
-        assert!(released.elapsed() < LONG, "it was not woken");
-        assert_eq!((status, &answer["was_existing"]), (200, &json!(false)), "{answer}");
+        let (status, response, _) = waits.join().unwrap();
+        assert!(released.elapsed() < MAX_RESPONSE_TIME, "the long poll was not notified");
+        assert_eq!((status, &response["was_existing"]), (200, &json!(false)), "{response}");
     });
     assert_eq!(routers[1].release("CA2").0, 200);
-    // And within one process.
-    let router = with(&[("HOLD_POLL", "15s")]);
+    // The same within one process.
+    let router = start_router(&[("HOLD_POLL", "15s")]);
     router.allocate("CA1");
     thread::scope(|scope| {
         let waits = scope.spawn(|| poll(router.connect(), "CA2", "20s"));
-        eventually(5 * SECOND, "it waits", || waiting(&router) == 1);
+        eventually(5 * SECOND, "the call waits", || waiting(&router) == 1);
         let released = Instant::now();
         assert_eq!(router.release("CA1").0, 200);
         assert_eq!(waits.join().unwrap().0, 200);
-        assert!(released.elapsed() < LONG, "it was not woken");
+        assert!(released.elapsed() < MAX_RESPONSE_TIME, "the long poll was not notified");
     });
     assert_eq!(router.release("CA2").0, 200);
 }
 
 #[test]
-fn higher_priorities_come_first_then_who_came_first() {
+fn the_queue_is_ordered_by_priority_then_by_arrival() {
     each_store(&[], |router| {
         assert_eq!(router.put("/api/v1/merchants/vip", r#"{"priority": 5}"#).0, 200);
         let mut connection = router.connect();
         router.allocate("CA0");
-        let mut heard = BTreeMap::new();
+        let mut documents = BTreeMap::new();
         for (sid, merchant) in [("CA1", ""), ("CA2", ""), ("CA3", "?merchant_id=vip")] {
             let path = format!("/api/v1/twilio/allocate{merchant}");
-            heard.insert(sid, ask(&mut connection, sid, &path));
+            documents.insert(sid, request_document(&mut connection, sid, &path));
         }
         let mut holder = "CA0";
         for next in ["CA3", "CA1", "CA2"] {
             assert_eq!(router.release(holder).0, 200);
-            for (sid, last) in &mut heard {
-                if last.waits() {
-                    *last = again(router, sid, last);
+            for (sid, last) in &mut documents {
+                if last.is_hold() {
+                    *last = follow_redirect(router, sid, last);
                     assert_eq!(
                         last.pod().is_some(),
                         *sid == next,
-                        "{sid}, it is the turn of {next}"
+                        "{sid} polled, the next in line is {next}"
                     );
                 }
             }
@@ -185,27 +191,27 @@ fn higher_priorities_come_first_then_who_came_first() {
 }
 
 #[test]
-fn who_stops_asking_loses_the_place_and_the_pod() {
+fn a_call_that_stops_polling_loses_its_queue_entry_and_pod() {
     each_store(&[], |router| {
         let mut connection = router.connect();
         router.allocate("CA1");
         for sid in ["CA2", "CA3"] {
-            assert!(call(&mut connection, sid).waits());
+            assert!(start_call(&mut connection, sid).is_hold());
         }
-        // CA2 is handed the pod and never comes; CA3 goes on asking.
+        // CA2 never accepts its hand-off; CA3 keeps polling.
         assert_eq!(router.release("CA1").0, 200);
-        let mut heard = call(&mut connection, "CA3");
+        let mut document = start_call(&mut connection, "CA3");
         let started = Instant::now();
-        while heard.waits() {
-            assert!(started.elapsed() < 30 * SECOND, "the pod is not passed on");
+        while document.is_hold() {
+            assert!(started.elapsed() < 30 * SECOND, "the pod is not handed to CA3");
             thread::sleep(SECOND / 4);
-            heard = again(router, "CA3", &heard);
+            document = follow_redirect(router, "CA3", &document);
         }
-        assert!(heard.pod().is_some(), "{heard:?}");
-        assert!(started.elapsed() > 2 * SECOND, "three polls is what they have");
-        // One that only waits loses its place as well.
-        assert!(call(&mut connection, "CA4").waits());
-        eventually(6 * SECOND, "the place is free", || waiting(router) == 0);
+        assert!(document.pod().is_some(), "{document:?}");
+        assert!(started.elapsed() > 2 * SECOND, "a call may miss three polls");
+        // A waiting call without a hand-off loses its queue entry, too.
+        assert!(start_call(&mut connection, "CA4").is_hold());
+        eventually(6 * SECOND, "the queue entry expires", || waiting(router) == 0);
         let metrics = connection.get("/metrics").text();
         assert!(metrics.contains("smart_router_abandoned_total 2"), "{metrics}");
         assert_eq!(router.release("CA3").0, 200);
@@ -213,24 +219,24 @@ fn who_stops_asking_loses_the_place_and_the_pod() {
 }
 
 #[test]
-fn when_the_time_is_over_the_refusal_comes() {
+fn a_waiting_call_is_refused_after_the_hold_time() {
     each_store(&[("HOLD_TIME", "2s"), ("BUSY_ACTION", "reject")], |router| {
         let mut connection = router.connect();
         router.allocate("CA1");
-        let mut heard = call(&mut connection, "CA2");
+        let mut document = start_call(&mut connection, "CA2");
         thread::scope(|scope| {
             let waits = scope.spawn(|| poll(router.connect(), "CA3", "15s"));
             let started = Instant::now();
-            while heard.waits() {
+            while document.is_hold() {
                 thread::sleep(SECOND / 4);
-                heard = again(router, "CA2", &heard);
+                document = follow_redirect(router, "CA2", &document);
             }
-            // It has been answered: it can't be told that the line is busy.
-            assert_eq!(heard, Heard::HangUp(BUSY.into()));
-            assert!(started.elapsed() >= SECOND, "it had two seconds");
-            let (status, answer, took) = waits.join().unwrap();
-            assert_eq!((status, &answer["details"]["reason"]), (503, &json!("time_over")));
-            assert!((2 * SECOND..LONG).contains(&took), "{took:?}");
+            // The call was answered, so it cannot be rejected as busy.
+            assert_eq!(document, CallDocument::HangUp(BUSY.into()));
+            assert!(started.elapsed() >= SECOND, "HOLD_TIME is two seconds");
+            let (status, response, elapsed) = waits.join().unwrap();
+            assert_eq!((status, &response["details"]["reason"]), (503, &json!("time_over")));
+            assert!((2 * SECOND..MAX_RESPONSE_TIME).contains(&elapsed), "{elapsed:?}");
         });
         assert_eq!(waiting(router), 0);
         assert_eq!(router.release("CA1").0, 200);
@@ -238,32 +244,44 @@ fn when_the_time_is_over_the_refusal_comes() {
 }
 
 #[test]
-fn the_queue_is_bounded_and_limits_count_those_who_wait() {
+fn the_queue_is_bounded_and_limits_count_waiting_calls() {
     each_store(&[("HOLD_MAX", "3"), ("HOLD_MAX_PER_MERCHANT", "1")], |router| {
         let mut connection = router.connect();
         router.allocate("CA0");
-        let mut asks = |sid: &str, merchant: &str| {
-            ask(&mut connection, sid, &format!("/api/v1/twilio/allocate?merchant_id={merchant}"))
+        let mut request = |sid: &str, merchant: &str| {
+            request_document(
+                &mut connection,
+                sid,
+                &format!("/api/v1/twilio/allocate?merchant_id={merchant}"),
+            )
         };
-        assert!(asks("CA1", "m1").waits());
-        assert_eq!(asks("CA2", "m1"), Heard::HangUp(BUSY.into()), "one of each merchant");
+        assert!(request("CA1", "m1").is_hold());
+        assert_eq!(
+            request("CA2", "m1"),
+            CallDocument::HangUp(BUSY.into()),
+            "one waiting call per merchant"
+        );
         assert_eq!(router.put("/api/v1/merchants/m2", r#"{"max_calls": 0}"#).0, 200);
-        assert_eq!(asks("CA3", "m2"), Heard::HangUp(BUSY.into()), "beyond its limit");
-        assert!(asks("CA4", "").waits() && asks("CA5", "").waits());
-        assert_eq!(asks("CA6", ""), Heard::HangUp(BUSY.into()), "the queue is full");
-        assert!(asks("CA1", "m1").waits(), "who has a place keeps it");
+        assert_eq!(
+            request("CA3", "m2"),
+            CallDocument::HangUp(BUSY.into()),
+            "the merchant is at its limit"
+        );
+        assert!(request("CA4", "").is_hold() && request("CA5", "").is_hold());
+        assert_eq!(request("CA6", ""), CallDocument::HangUp(BUSY.into()), "the queue is full");
+        assert!(request("CA1", "m1").is_hold(), "a queued call keeps its entry");
         let body = json!({"call_sid": "CA7", "wait": "1s"});
-        let (_, answer) = router.post("/api/v1/allocate", body);
-        assert_eq!(answer["details"]["reason"], "queue_full", "{answer}");
-        // Waiting counts as one of the merchant's calls.
+        let (_, response) = router.post("/api/v1/allocate", body);
+        assert_eq!(response["details"]["reason"], "queue_full", "{response}");
+        // A waiting call counts towards max_calls.
         assert_eq!(router.put("/api/v1/merchants/m1", r#"{"max_calls": 1}"#).0, 200);
         assert_eq!(router.release("CA4").1, json!({"success": true, "was_waiting": true}));
         let body = json!({"call_sid": "CA8", "merchant_id": "m1", "wait": "1s"});
-        let (_, answer) = router.post("/api/v1/allocate", body);
-        assert_eq!(answer["details"]["reason"], "max_calls", "{answer}");
+        let (_, response) = router.post("/api/v1/allocate", body);
+        assert_eq!(response["details"]["reason"], "max_calls", "{response}");
         for sid in ["CA1", "CA5"] {
-            let over = format!("CallSid={sid}&CallStatus=completed");
-            assert_eq!(router.connect().form("/api/v1/twilio/call-status", &over).status, 200);
+            let completed = format!("CallSid={sid}&CallStatus=completed");
+            assert_eq!(router.connect().form("/api/v1/twilio/call-status", &completed).status, 200);
         }
         assert_eq!(waiting(router), 0);
         assert_eq!(router.release("CA0").0, 200);
@@ -271,40 +289,40 @@ fn the_queue_is_bounded_and_limits_count_those_who_wait() {
 }
 
 #[test]
-fn places_outlive_a_restart_and_an_outage() {
+fn queue_entries_survive_a_restart_and_an_outage() {
     let directory = scratch();
-    let router = with(&[("DATA_DIR", directory.to_str().unwrap())]);
+    let router = start_router(&[("DATA_DIR", directory.to_str().unwrap())]);
     let mut connection = router.connect();
     router.allocate("CA1");
-    let heard = call(&mut connection, "CA2");
+    let document = start_call(&mut connection, "CA2");
     let router = router.kill_and_restart();
     assert_eq!(waiting(&router), 1);
     assert_eq!(router.release("CA1").0, 200);
     let router = router.kill_and_restart();
-    assert!(again(&router, "CA2", &heard).pod().is_some());
+    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
     assert_eq!(router.release("CA2").0, 200);
 
     let server = RedisServer::start(&[]);
-    let router = with(&[("REDIS_URL", &server.url())]);
+    let router = start_router(&[("REDIS_URL", &server.url())]);
     let mut connection = router.connect();
     router.allocate("CA1");
-    let heard = call(&mut connection, "CA2");
+    let document = start_call(&mut connection, "CA2");
     server.signal("STOP");
-    // Longer than three polls; and nobody is hung up on for that.
+    // Longer than three polls; the outage must not end the call.
     for _ in 0..4 {
-        assert!(again(&router, "CA2", &heard).waits());
+        assert!(follow_redirect(&router, "CA2", &document).is_hold());
         thread::sleep(SECOND);
     }
     server.signal("CONT");
-    eventually(3 * SECOND, "service is back", || router.get("/api/v1/status").0 == 200);
-    assert_eq!(waiting(&router), 1, "its place is kept");
+    eventually(3 * SECOND, "the circuit breaker closes", || router.get("/api/v1/status").0 == 200);
+    assert_eq!(waiting(&router), 1, "the queue entry is kept");
     assert_eq!(router.release("CA1").0, 200);
-    assert!(again(&router, "CA2", &heard).pod().is_some());
+    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
     assert_eq!(router.release("CA2").0, 200);
 }
 
 #[test]
-fn waiting_needs_a_url_to_come_back_to() {
+fn waiting_requires_public_url() {
     for variable in [("HOLD_TIME", "30s"), ("RETRY_ON_DISCONNECT", "2")] {
         let output = program(&[variable]).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
@@ -313,8 +331,8 @@ fn waiting_needs_a_url_to_come_back_to() {
     }
 }
 
-/// A hundred callers, ten pods, three routers: in order, none twice, none
-/// forgotten. Some vanish, and a router is killed in the middle.
+/// Calls are served in order, once each, and none is lost, although some callers hang up and a
+/// router is killed.
 #[test]
 fn a_hundred_calls_share_ten_pods_through_three_routers() {
     let server = RedisServer::start(&[]);
@@ -325,74 +343,82 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
         ("HOLD_TIME", "60s"),
         ("HOLD_POLL", "1s"),
     ];
-    let mut routers = vec![with(&settings), with(&settings), with(&settings)];
+    let mut routers =
+        vec![start_router(&settings), start_router(&settings), start_router(&settings)];
     let addresses: Vec<_> = routers.iter().map(|router| router.address).collect();
-    // Names that say nothing of the order.
+    // Call ids whose order differs from the order of arrival.
     let sids: Vec<String> = (0..100).map(|number| format!("CA{:03}", number * 37 % 100)).collect();
-    let vanishes = |number: usize| number >= 10 && number.is_multiple_of(9);
-    let first: Vec<Heard> = sids
+    let hangs_up = |number: usize| number >= 10 && number.is_multiple_of(9);
+    let first: Vec<CallDocument> = sids
         .iter()
         .enumerate()
-        .map(|(number, sid)| call(&mut Connection::open(addresses[number % 3]), sid))
+        .map(|(number, sid)| start_call(&mut Connection::open(addresses[number % 3]), sid))
         .collect();
-    assert_eq!(first.iter().filter(|heard| !heard.waits()).count(), 10);
-    // In what order pods were handed over, as Redis says it.
+    assert_eq!(first.iter().filter(|document| !document.is_hold()).count(), 10);
+    // Redis publishes the hand-offs in order.
     let mut listener = server.connection();
     let mut messages = listener.as_pubsub();
     messages.subscribe("voice:handed").unwrap();
     messages.set_read_timeout(Some(SECOND)).unwrap();
     let (served, holders) = (Mutex::new(Vec::new()), Mutex::new(HashSet::new()));
-    let try_ask = |number: usize, path: &str| {
-        // A caller whose router is gone reaches another, as through a load balancer.
+    let try_request = |number: usize, path: &str| {
+        // A call whose router was killed reaches another one, as through a load balancer.
         (0..3).find_map(|other| {
             let mut connection = Connection::try_open(addresses[(number + other) % 3])?;
             let body = format!("CallSid={}", sids[number]);
-            let answer = connection.try_form(path, &body)?;
-            Some(Heard::read(&answer.text()))
+            let response = connection.try_form(path, &body)?;
+            Some(CallDocument::read(&response.text()))
         })
     };
     thread::scope(|scope| {
-        for (number, heard) in first.iter().enumerate().filter(|(number, _)| !vanishes(*number)) {
+        for (number, document) in first.iter().enumerate().filter(|(number, _)| !hangs_up(*number))
+        {
             let (served, holders, sids, addresses) = (&served, &holders, &sids, &addresses);
-            let try_ask = &try_ask;
+            let try_request = &try_request;
             scope.spawn(move || {
-                let mut heard = heard.clone();
-                while let Some(next) = heard.next().map(str::to_owned).filter(|_| heard.waits()) {
+                let mut document = document.clone();
+                while let Some(next) =
+                    document.next().map(str::to_owned).filter(|_| document.is_hold())
+                {
                     thread::sleep(Duration::from_millis(150));
-                    heard = try_ask(number, &next).expect("some router answers");
+                    document = try_request(number, &next).expect("some router responds");
                 }
-                let pod = heard.pod().unwrap_or_else(|| panic!("{number}: {heard:?}"));
-                assert!(holders.lock().unwrap().insert(pod.clone()), "{pod} was given twice");
+                let pod = document.pod().unwrap_or_else(|| panic!("{number}: {document:?}"));
+                assert!(holders.lock().unwrap().insert(pod.clone()), "{pod} was allocated twice");
                 served.lock().unwrap().push(number);
                 thread::sleep(Duration::from_millis(300));
                 holders.lock().unwrap().remove(&pod);
-                let over = format!("CallSid={}&CallStatus=completed", sids[number]);
-                let ends = |other: usize| {
+                let completed = format!("CallSid={}&CallStatus=completed", sids[number]);
+                let end = |other: usize| {
                     let mut it = Connection::try_open(addresses[(number + other) % 3])?;
-                    it.try_form("/api/v1/twilio/call-status", &over)
+                    it.try_form("/api/v1/twilio/call-status", &completed)
                 };
-                let is_ended = (0..3).filter_map(ends).any(|answer| answer.status == 200);
-                assert!(is_ended, "{number} could not end");
+                let is_ended = (0..3).filter_map(end).any(|response| response.status == 200);
+                assert!(is_ended, "{number} was not ended");
             });
         }
-        eventually(10 * SECOND, "some are served", || served.lock().unwrap().len() >= 20);
+        eventually(10 * SECOND, "some calls are served", || served.lock().unwrap().len() >= 20);
         let mut killed = routers.remove(1);
         killed.child.kill().unwrap();
         killed.child.wait().unwrap();
     });
     let served = served.into_inner().unwrap();
-    let vanished = (0..100).filter(|number| vanishes(*number)).count();
-    assert_eq!(served.len(), 100 - vanished, "someone was forgotten");
+    let hung_up = (0..100).filter(|number| hangs_up(*number)).count();
+    assert_eq!(served.len(), 100 - hung_up, "a waiting call was lost");
     let mut handed = Vec::new();
     while let Ok(message) = messages.get_message() {
         handed.push(message.get_payload::<String>().unwrap());
     }
     let arrival = |sid: &String| sids.iter().position(|other| other == sid).unwrap();
     assert!(handed.is_sorted_by_key(arrival), "not in order: {handed:?}");
-    assert_eq!(handed.iter().collect::<HashSet<_>>().len(), handed.len(), "served twice");
-    let stayed = (10..100).filter(|number| !vanishes(*number)).map(|number| &sids[number]);
+    assert_eq!(
+        handed.iter().collect::<HashSet<_>>().len(),
+        handed.len(),
+        "a call was handed two pods"
+    );
+    let stayed = (10..100).filter(|number| !hangs_up(*number)).map(|number| &sids[number]);
     stayed.for_each(|sid| assert!(handed.contains(sid), "{sid} was never handed a pod"));
-    eventually(10 * SECOND, "nobody waits, nobody has a pod", || {
+    eventually(10 * SECOND, "no call waits or is active", || {
         let status = routers[0].status();
         status["waiting"] == 0 && status["active_calls"] == 0
     });
@@ -400,32 +426,32 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
 
 #[test]
 fn two_long_polls_for_one_call_end_together() {
-    let router = with(&[("HOLD_TIME", "2s")]);
+    let router = start_router(&[("HOLD_TIME", "2s")]);
     router.allocate("CA1");
     thread::scope(|scope| {
         let first = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
-        eventually(5 * SECOND, "it waits", || waiting(&router) == 1);
+        eventually(5 * SECOND, "the call waits", || waiting(&router) == 1);
         let second = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
         for waits in [first, second] {
-            let (status, answer, took) = waits.join().unwrap();
-            assert_eq!(status, 503, "{answer}");
-            assert!(took < LONG, "{took:?}");
+            let (status, response, elapsed) = waits.join().unwrap();
+            assert_eq!(status, 503, "{response}");
+            assert!(elapsed < MAX_RESPONSE_TIME, "{elapsed:?}");
         }
     });
     assert_eq!(router.release("CA1").0, 200);
 }
 
 #[test]
-fn a_shorter_wait_ends_before_the_place_does() {
+fn a_shorter_wait_ends_before_the_queue_entry() {
     each_store(&[], |router| {
         router.allocate("CA1");
         thread::scope(|scope| {
             let long = scope.spawn(|| poll(router.connect(), "CA2", "15s"));
-            eventually(5 * SECOND, "it waits", || waiting(router) == 1);
-            let (status, answer, took) = poll(router.connect(), "CA2", "1s");
-            assert_eq!((status, &answer["details"]["reason"]), (503, &json!("time_over")));
-            assert!(took < LONG, "{took:?}");
-            assert_eq!(waiting(router), 1, "the place is the other request's, too");
+            eventually(5 * SECOND, "the call waits", || waiting(router) == 1);
+            let (status, response, elapsed) = poll(router.connect(), "CA2", "1s");
+            assert_eq!((status, &response["details"]["reason"]), (503, &json!("time_over")));
+            assert!(elapsed < MAX_RESPONSE_TIME, "{elapsed:?}");
+            assert_eq!(waiting(router), 1, "the other request still needs the queue entry");
             assert_eq!(router.release("CA1").0, 200);
             assert_eq!(long.join().unwrap().0, 200);
         });
@@ -434,34 +460,38 @@ fn a_shorter_wait_ends_before_the_place_does() {
 }
 
 #[test]
-fn who_has_waited_long_enough_does_not_begin_again() {
+fn a_call_past_its_hold_time_does_not_wait_again() {
     each_store(&[], |router| {
         router.allocate("CA1");
-        // Its place is gone, and by its URL its time is over.
-        let heard = ask(&mut router.connect(), "CA2", "/api/v1/twilio/allocate?waiting_since=1");
-        assert_eq!(heard, Heard::HangUp(BUSY.into()));
+        // The queue entry is gone and waiting_since is older than HOLD_TIME.
+        let document = request_document(
+            &mut router.connect(),
+            "CA2",
+            "/api/v1/twilio/allocate?waiting_since=1",
+        );
+        assert_eq!(document, CallDocument::HangUp(BUSY.into()));
         assert_eq!(waiting(router), 0);
         assert_eq!(router.release("CA1").0, 200);
     });
 }
 
 #[test]
-fn a_waiting_call_is_not_connected_to_a_pod_that_drains() {
+fn a_waiting_call_is_not_connected_to_a_draining_pod() {
     each_store(&[], |router| {
         let mut connection = router.connect();
-        let pod = call(&mut connection, "CA1").pod().unwrap();
-        let first = call(&mut connection, "CA2");
+        let pod = start_call(&mut connection, "CA1").pod().unwrap();
+        let first = start_call(&mut connection, "CA2");
         assert_eq!(router.release("CA1").0, 200);
         assert_eq!(
             router.get("/api/v1/calls/CA2").1["pod_name"],
             pod.as_str(),
-            "it was handed off"
+            "the pod was handed off"
         );
         assert_eq!(router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
-        let second = again(router, "CA2", &first);
-        assert!(second.waits(), "{second:?}");
+        let second = follow_redirect(router, "CA2", &first);
+        assert!(second.is_hold(), "{second:?}");
         assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": pod})).0, 200);
-        assert_eq!(again(router, "CA2", &second).pod(), Some(pod));
+        assert_eq!(follow_redirect(router, "CA2", &second).pod(), Some(pod));
         assert_eq!(router.release("CA2").0, 200);
     });
 }

@@ -1,13 +1,13 @@
 use quick_xml::{Reader, events::Event};
 use serde_json::json;
 
-use testkit::{Answer, Router};
+use testkit::{HttpResponse, Router};
 
-/// The names of a document's elements; fails unless it is well-formed.
-fn elements(answer: &Answer) -> Vec<String> {
-    assert_eq!(answer.status, 200);
-    assert!(answer.header("content-type").unwrap().starts_with("text/xml"));
-    let text = answer.text();
+/// Returns the element names of an XML document; fails unless it is well-formed.
+fn elements(response: &HttpResponse) -> Vec<String> {
+    assert_eq!(response.status, 200);
+    assert!(response.header("content-type").unwrap().starts_with("text/xml"));
+    let text = response.text();
     let mut reader = Reader::from_str(&text);
     let (mut names, mut depth) = (Vec::new(), 0);
     loop {
@@ -26,34 +26,34 @@ fn elements(answer: &Answer) -> Vec<String> {
     names
 }
 
-const TWILIO_HANGS_UP: [&str; 3] = ["Response", "Say", "Hangup"];
-const PLIVO_HANGS_UP: [&str; 3] = ["Response", "Speak", "Hangup"];
+const TWILIO_HANGUP: [&str; 3] = ["Response", "Say", "Hangup"];
+const PLIVO_HANGUP: [&str; 3] = ["Response", "Speak", "Hangup"];
 
 #[test]
-fn twilio_gets_its_stream_by_post_and_by_get() {
+fn the_twilio_webhook_returns_a_stream_for_post_and_get() {
     let router = Router::start(&[("VOICE_AGENT_BASE_URL", "wss://voice.example.com")]);
     let path = "/api/v1/twilio/allocate?merchant_id=acme&flow=v2&template=hello";
-    let answer =
+    let response =
         router.connect().form(path, "AccountSid=AC1&CallSid=CA1&From=%2B14158675310&New=1");
-    assert_eq!(elements(&answer), ["Response", "Connect", "Stream"]);
-    assert!(answer.text().contains(
+    assert_eq!(elements(&response), ["Response", "Connect", "Stream"]);
+    assert!(response.text().contains(
         r#"<Stream url="wss://voice.example.com/ws/pod/voice-agent-0/agent/voice/breeze-buddy/twilio/callback/hello/v2"/>"#
     ));
     assert_eq!(router.get("/api/v1/calls/CA1").1["merchant_id"], "acme");
     let again = router.connect().get("/api/v1/twilio/allocate?CallSid=CA1&template=hello");
-    assert_eq!(again.text(), answer.text());
+    assert_eq!(again.text(), response.text());
 }
 
 #[test]
-fn plivo_gets_its_stream() {
+fn the_plivo_webhook_returns_a_stream() {
     let router = Router::start(&[]);
-    let answer = router.connect().form("/api/v1/plivo/allocate", "CallUUID=b1b1d7a4-1f5c&From=1");
-    assert_eq!(elements(&answer), ["Response", "Stream"]);
-    assert!(answer.text().contains("/plivo/callback/order-confirmation/v2</Stream>"));
+    let response = router.connect().form("/api/v1/plivo/allocate", "CallUUID=b1b1d7a4-1f5c&From=1");
+    assert_eq!(elements(&response), ["Response", "Stream"]);
+    assert!(response.text().contains("/plivo/callback/order-confirmation/v2</Stream>"));
 }
 
 #[test]
-fn exotel_is_understood_in_all_its_dialects() {
+fn the_exotel_webhook_accepts_query_form_and_json() {
     let router = Router::start(&[]);
     let path = "/api/v1/exotel/allocate";
     let mut connection = router.connect();
@@ -63,8 +63,8 @@ fn exotel_is_understood_in_all_its_dialects() {
         connection.post(path, &json!({"CallSid": "CA1", "Direction": "incoming"})),
         connection.send("POST", path, &[], br#"{"CallSid": "CA1"}"#),
     ];
-    for answer in answers {
-        let (status, body) = answer.json();
+    for response in answers {
+        let (status, body) = response.json();
         let url = format!(
             "ws://localhost:{}/ws/pod/voice-agent-0/agent/voice/breeze-buddy/exotel/callback/template/v2",
             router.address.port()
@@ -77,24 +77,18 @@ fn exotel_is_understood_in_all_its_dialects() {
 }
 
 #[test]
-fn full_pools_are_spoken_of_and_hung_up_on() {
+fn a_full_fleet_is_answered_with_a_message_and_a_hangup() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
     router.allocate("CA1");
     let mut connection = router.connect();
-    assert_eq!(
-        elements(&connection.form("/api/v1/twilio/allocate", "CallSid=CA2")),
-        TWILIO_HANGS_UP
-    );
-    assert_eq!(
-        elements(&connection.form("/api/v1/plivo/allocate", "CallUUID=CA2")),
-        PLIVO_HANGS_UP
-    );
+    assert_eq!(elements(&connection.form("/api/v1/twilio/allocate", "CallSid=CA2")), TWILIO_HANGUP);
+    assert_eq!(elements(&connection.form("/api/v1/plivo/allocate", "CallUUID=CA2")), PLIVO_HANGUP);
     let (status, body) = connection.get("/api/v1/exotel/allocate?CallSid=CA2").json();
     assert_eq!((status, &body["details"]["chain"][0]["reason"]), (503, &json!("at_capacity")));
 }
 
 #[test]
-fn unusable_requests_get_a_document_and_change_nothing() {
+fn invalid_webhooks_get_a_hangup_document_and_change_nothing() {
     let router = Router::start(&[]);
     let before = router.status();
     let form = [("content-type", "application/x-www-form-urlencoded")];
@@ -116,12 +110,12 @@ fn unusable_requests_get_a_document_and_change_nothing() {
         ("", &[("content-type", "application/octet-stream")], b"CallSid=CA1"),
     ];
     for (query, headers, body) in bad {
-        for (provider, hangs_up) in [("twilio", TWILIO_HANGS_UP), ("plivo", PLIVO_HANGS_UP)] {
+        for (provider, hangup) in [("twilio", TWILIO_HANGUP), ("plivo", PLIVO_HANGUP)] {
             let body = String::from_utf8_lossy(body)
                 .replace("CallSid", if provider == "plivo" { "CallUUID" } else { "CallSid" });
             let path = format!("/api/v1/{provider}/allocate{query}");
-            let answer = router.connect().send("POST", &path, headers, body.as_bytes());
-            assert_eq!(elements(&answer), hangs_up, "{path} {body:.80}");
+            let response = router.connect().send("POST", &path, headers, body.as_bytes());
+            assert_eq!(elements(&response), hangup, "{path} {body:.80}");
         }
         let path = format!("/api/v1/exotel/allocate{query}");
         let status = router.connect().send("POST", &path, headers, body).status;

@@ -8,7 +8,7 @@ use std::{
 use fleet::{
     Allocate, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, Edit, Hold, PodFacts,
     PodOrigin, PodWriter, Release, Renew,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use redis::{Connection, cmd};
 use store::{Redis, RedisConfig, Store, StoreError};
@@ -80,19 +80,20 @@ fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
 fn tiers() -> Tiers {
     let text = r#"{"tiers": {"gold": {"target": 4}, "acme": {"target": 1},
         "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
-    Tiers::parse(text, Origin::Settings).unwrap().0
+    Tiers::parse(text, DocumentSource::Settings).unwrap().0
 }
 
 async fn start(server: &RedisServer) -> Arc<Redis> {
     let config = store_config(server, tiers());
-    let ttls = store::Ttls { connect: Some(30_000), patience: Some(30_000), ..config.ttls };
+    let ttls = store::Ttls { connect: Some(30_000), poll_timeout: Some(30_000), ..config.ttls };
     let store = Redis::start(RedisConfig { ttls, ..config }).unwrap();
-    store.first_contact(Duration::from_secs(5)).await.unwrap();
+    store.wait_until_available(Duration::from_secs(5)).await.unwrap();
     store
 }
 
 fn patient(call: &str) -> Allocate {
-    let hold = Hold { time: 60_000, patience: 30_000, most: 10, most_per_merchant: 10 };
+    let hold =
+        Hold { time: 60_000, poll_timeout: 30_000, max_waiting: 10, max_waiting_per_merchant: 10 };
     Allocate { hold: Some(hold), ..ask(call) }
 }
 
@@ -142,11 +143,11 @@ async fn go_on(store: &Redis, key: &str) -> Result<(), String> {
     store.tiers().await.map_err(told("tiers"))?;
     store.pods().await.map_err(told("pods"))?;
     for waiting in [false, true] {
-        let query = CallQuery { waiting, most: 10, ..CallQuery::default() };
+        let query = CallQuery { waiting, limit: 10, ..CallQuery::default() };
         store.calls(&query).await.map_err(told("calls"))?;
     }
     store.events_before(None, 10).await.map_err(told("events"))?;
-    store.spare(1_000).await.map_err(told("extend pending calls"))?;
+    store.extend_pending(1_000).await.map_err(told("extend pending calls"))?;
     let renew = Renew { calls: vec![name("other")], pod: None, lease_ttl: LEASE };
     let renewed = store.renew(&renew).await.map_err(told("renew"))?;
     if !renewed.unknown.is_empty() {
@@ -208,7 +209,7 @@ async fn a_key_of_the_wrong_type_stops_nothing_else() {
 
 /// The calls of a store with all indexes as they should be.
 async fn live_calls(store: &Redis) -> Result<Vec<String>, StoreError> {
-    let page = store.calls(&CallQuery { most: 10, ..CallQuery::default() }).await?;
+    let page = store.calls(&CallQuery { limit: 10, ..CallQuery::default() }).await?;
     let mut calls: Vec<_> =
         page.calls.iter().map(|found| CallCursor::of(found).call.to_string()).collect();
     calls.sort();
@@ -225,9 +226,9 @@ async fn serve_calls(store: &Redis) -> Result<(), String> {
     }
     store.call(&name("busy")).await.map_err(told("call"))?.ok_or("busy is unknown")?;
     let confirm =
-        Confirm { call: name("new"), pod: name("free-0"), lease_ttl: LEASE, attempt: None };
+        Confirm { call: name("new"), pod: name("free-0"), lease_ttl: LEASE, pod_attempt: None };
     let confirmed = store.confirm(&confirm).await.map_err(told("confirm"))?;
-    if confirmed != Confirmed::Sure {
+    if confirmed != Confirmed::Live {
         return Err(format!("the new call: {confirmed:?}"));
     }
     let got = store.allocate(&ask("next")).await.map_err(told("allocate"))?;

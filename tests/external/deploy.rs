@@ -1,6 +1,5 @@
-//! The manifests we ship: every one is what the API server would take, and says
-//! nothing that the program does not understand. The alerts and the dashboard look
-//! at nothing that a router does not tell.
+//! The shipped manifests: the API server would accept each, and they set only known settings.
+//! Alerts and dashboard use only metrics that a router exports.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +24,7 @@ use serde_json::{Value, json};
 
 use testkit::{
     Connection, Router, eventually,
-    provider::{PUBLIC_URL, again, call},
+    provider::{PUBLIC_URL, follow_redirect, start_call},
     redis::RedisServer,
     scratch,
 };
@@ -40,7 +39,7 @@ fn documents() -> Vec<(String, Value)> {
     for directory in ["base", "monitoring", "example", "nginx"] {
         for entry in fs::read_dir(deploy().join(directory)).unwrap() {
             let entry = entry.unwrap();
-            // Rules and their tests are for Prometheus, not for the API server.
+            // Rules and their tests belong to Prometheus, not to the API server.
             if entry.file_name().to_str().unwrap().starts_with("alerts") {
                 continue;
             }
@@ -73,58 +72,59 @@ fn base<T: DeserializeOwned>(kind: &str) -> T {
     serde_json::from_value(found.next().unwrap().1).unwrap()
 }
 
-/// Keys of a manifest that its type does not know are lost when it is read and
-/// written again; there must be none.
-fn is_whole<T: DeserializeOwned + Serialize>(document: &Value) -> Result<(), String> {
+/// Checks for unknown fields: they are lost when the manifest is parsed and serialized again.
+fn has_known_fields<T: DeserializeOwned + Serialize>(document: &Value) -> Result<(), String> {
     let typed: T = serde_json::from_value(document.clone()).map_err(|error| error.to_string())?;
-    let again = serde_json::to_value(&typed).unwrap();
-    fn lost(given: &Value, kept: &Value, path: &str) -> Option<String> {
-        match (given, kept) {
-            (Value::Object(given), Value::Object(kept)) => given.iter().find_map(|(key, value)| {
-                let path = format!("{path}.{key}");
-                let empty = value.as_object().is_some_and(serde_json::Map::is_empty);
-                match kept.get(key) {
-                    Some(kept) => lost(value, kept, &path),
-                    None if empty || value.is_null() => None,
-                    None => Some(path),
-                }
-            }),
-            (Value::Array(given), Value::Array(kept)) => given
+    let reserialized = serde_json::to_value(&typed).unwrap();
+    fn lost(given: &Value, parsed: &Value, path: &str) -> Option<String> {
+        match (given, parsed) {
+            (Value::Object(given), Value::Object(parsed)) => {
+                given.iter().find_map(|(key, value)| {
+                    let path = format!("{path}.{key}");
+                    let empty = value.as_object().is_some_and(serde_json::Map::is_empty);
+                    match parsed.get(key) {
+                        Some(parsed) => lost(value, parsed, &path),
+                        None if empty || value.is_null() => None,
+                        None => Some(path),
+                    }
+                })
+            }
+            (Value::Array(given), Value::Array(parsed)) => given
                 .iter()
-                .zip(kept)
+                .zip(parsed)
                 .enumerate()
-                .find_map(|(at, (given, kept))| lost(given, kept, &format!("{path}[{at}]"))),
+                .find_map(|(at, (given, parsed))| lost(given, parsed, &format!("{path}[{at}]"))),
             _ => None,
         }
     }
-    lost(document, &again, "").map_or(Ok(()), |path| Err(format!("{path} is not known")))
+    lost(document, &reserialized, "").map_or(Ok(()), |path| Err(format!("{path} is not known")))
 }
 
 #[test]
-fn every_manifest_is_of_its_kind() {
+fn every_manifest_matches_its_kind() {
     let documents = documents();
     assert!(documents.len() >= 18, "{}", documents.len());
     for (path, document) in documents {
-        let whole = match document["kind"].as_str().unwrap() {
-            "Deployment" => is_whole::<Deployment>(&document),
-            "StatefulSet" => is_whole::<StatefulSet>(&document),
-            "Service" => is_whole::<Service>(&document),
-            "ServiceAccount" => is_whole::<ServiceAccount>(&document),
-            "ConfigMap" => is_whole::<ConfigMap>(&document),
-            "Role" => is_whole::<Role>(&document),
-            "RoleBinding" => is_whole::<RoleBinding>(&document),
-            "PodDisruptionBudget" => is_whole::<PodDisruptionBudget>(&document),
-            "NetworkPolicy" => is_whole::<NetworkPolicy>(&document),
-            // Not types of Kubernetes itself.
+        let result = match document["kind"].as_str().unwrap() {
+            "Deployment" => has_known_fields::<Deployment>(&document),
+            "StatefulSet" => has_known_fields::<StatefulSet>(&document),
+            "Service" => has_known_fields::<Service>(&document),
+            "ServiceAccount" => has_known_fields::<ServiceAccount>(&document),
+            "ConfigMap" => has_known_fields::<ConfigMap>(&document),
+            "Role" => has_known_fields::<Role>(&document),
+            "RoleBinding" => has_known_fields::<RoleBinding>(&document),
+            "PodDisruptionBudget" => has_known_fields::<PodDisruptionBudget>(&document),
+            "NetworkPolicy" => has_known_fields::<NetworkPolicy>(&document),
+            // These are not built-in types of Kubernetes.
             "Kustomization" | "ServiceMonitor" => Ok(()),
             other => Err(format!("{other} is not expected here")),
         };
-        whole.unwrap_or_else(|error| panic!("{path}: {error}"));
+        result.unwrap_or_else(|error| panic!("{path}: {error}"));
     }
 }
 
 #[test]
-fn every_variable_is_one_that_the_program_knows() {
+fn manifests_set_only_known_environment_variables() {
     let known: BTreeSet<String> = smart_router::cli::variables()
         .iter()
         .filter_map(Arg::get_env)
@@ -137,9 +137,9 @@ fn every_variable_is_one_that_the_program_knows() {
     let config = config.data.unwrap();
     let names = container.env.iter().flatten().map(|variable| &variable.name);
     for name in names.chain(config.keys()) {
-        assert!(known.contains(name), "{name} is no setting of the program");
+        assert!(known.contains(name), "{name} is not a setting of the program");
     }
-    // And their values are good ones, together.
+    // The values are valid together.
     let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
     command.env_clear().arg("check-config").envs(&config).env("PODS", "a=h:1");
     let output = command.output().unwrap();
@@ -154,7 +154,7 @@ fn pod_specs() -> Vec<PodSpec> {
 }
 
 #[test]
-fn the_router_runs_with_the_least_rights() {
+fn the_router_runs_with_least_privilege() {
     let role: Role = base("Role");
     let rules: Vec<(Vec<String>, Vec<String>)> = role
         .rules
@@ -188,21 +188,21 @@ fn the_router_runs_with_the_least_rights() {
 }
 
 #[test]
-fn a_pod_has_more_time_to_end_than_its_drain_may_wait() {
+fn the_termination_grace_period_exceeds_the_drain_wait() {
     let agents = pod_specs()
         .into_iter()
         .find(|spec| spec.containers.iter().any(|it| it.name == "agent"))
         .unwrap();
     let hook = serde_json::to_string(&agents.containers).unwrap();
     assert!(hook.contains(r#"["/smart-router","drain","--wait","300s"]"#), "{hook}");
-    assert_eq!(agents.containers.len(), 1, "a hook holds up its own container only");
+    assert_eq!(agents.containers.len(), 1, "a preStop hook delays only its own container");
     let grace = agents.termination_grace_period_seconds.unwrap();
     assert!(grace > 310 && grace < 360, "above the wait, below DRAINING_TTL: {grace}");
 }
 
-/// CoreDNS keeps an answer for up to 30 s in most clusters, nginx for its own time after that.
+/// CoreDNS caches a record for up to 30 s in most clusters, and nginx for its own time after that.
 #[test]
-fn agents_are_ready_once_their_names_lead_to_them() {
+fn agents_become_ready_only_after_dns_caches_expire() {
     let template = fs::read_to_string(deploy().join("nginx/smart-router.conf.template")).unwrap();
     let valid = template.split("valid=").nth(1).unwrap().split('s').next().unwrap();
     let valid: i32 = valid.parse().unwrap();
@@ -214,7 +214,7 @@ fn agents_are_ready_once_their_names_lead_to_them() {
 }
 
 #[test]
-fn no_service_of_the_namespace_becomes_a_setting() {
+fn service_links_do_not_become_settings() {
     for spec in pod_specs() {
         let names: Vec<&str> = spec.containers.iter().map(|it| it.name.as_str()).collect();
         assert_eq!(spec.enable_service_links, Some(false), "{names:?}");
@@ -222,9 +222,9 @@ fn no_service_of_the_namespace_becomes_a_setting() {
 }
 
 #[test]
-fn kustomize_renders_them() {
+fn kustomize_renders_the_manifests() {
     if Command::new("kubectl").arg("version").arg("--client").output().is_err() {
-        println!("kubectl is not installed: not rendered");
+        println!("kubectl is not installed; skipping");
         return;
     }
     for (directory, kinds) in [("base", 8), ("monitoring", 1), ("example", 4), ("nginx", 3)] {
@@ -250,24 +250,24 @@ fn alerts() -> Vec<Value> {
     groups.flat_map(|group| group["rules"].as_array().unwrap().clone()).collect()
 }
 
-/// What the panels of the dashboard ask, with a length of time as Grafana puts it in.
-fn questions() -> Vec<String> {
+/// The queries of the dashboard, with Grafana's interval variable replaced.
+fn queries() -> Vec<String> {
     let dashboard: Value = serde_json::from_str(&monitoring("dashboard.json")).unwrap();
     let panels = dashboard["panels"].as_array().unwrap().iter();
     let targets = panels.filter_map(|panel| panel["targets"].as_array()).flatten();
-    let questions = targets.map(|target| target["expr"].as_str().unwrap());
-    questions.map(|question| question.replace("$__rate_interval", "5m")).collect()
+    let queries = targets.map(|target| target["expr"].as_str().unwrap());
+    queries.map(|query| query.replace("$__rate_interval", "5m")).collect()
 }
 
 fn promtool(directory: &Path, args: &[&str]) {
     let output = Command::new("promtool").current_dir(directory).args(args).output();
     let output = output.expect("promtool is installed (Debian's package prometheus)");
-    let said = [output.stdout, output.stderr].concat();
-    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&said));
+    let output_text = [output.stdout, output.stderr].concat();
+    assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output_text));
 }
 
 #[test]
-fn every_alert_fires_when_it_should_and_only_then() {
+fn every_alert_has_passing_tests() {
     let directory = deploy().join("monitoring");
     promtool(&directory, &["check", "rules", "alerts.yaml"]);
     promtool(&directory, &["test", "rules", "alerts_test.yaml", "alerts_days_test.yaml"]);
@@ -279,7 +279,7 @@ fn every_alert_fires_when_it_should_and_only_then() {
 }
 
 #[test]
-fn every_alert_has_its_section_in_the_runbook() {
+fn every_alert_has_a_section_in_the_runbook() {
     let path = Path::new(testkit::ROOT).join("docs/runbook.md");
     let runbook = fs::read_to_string(path).unwrap();
     let sections: BTreeSet<String> =
@@ -288,11 +288,14 @@ fn every_alert_has_its_section_in_the_runbook() {
     let mut names = BTreeSet::new();
     for alert in alerts() {
         let name = alert["alert"].as_str().unwrap();
-        let told = &alert["annotations"];
-        assert!(told["summary"].as_str().is_some_and(|summary| summary.ends_with('.')), "{name}");
+        let annotations = &alert["annotations"];
+        assert!(
+            annotations["summary"].as_str().is_some_and(|summary| summary.ends_with('.')),
+            "{name}"
+        );
         let severity = alert["labels"]["severity"].as_str().unwrap();
         assert!(["critical", "warning", "info"].contains(&severity), "{name}: {severity}");
-        assert_eq!(told["runbook"], format!("docs/runbook.md#{}", name.to_lowercase()));
+        assert_eq!(annotations["runbook"], format!("docs/runbook.md#{}", name.to_lowercase()));
         names.insert(name.to_owned());
     }
     assert_eq!(sections, names);
@@ -303,11 +306,11 @@ fn every_alert_has_its_section_in_the_runbook() {
 }
 
 #[test]
-fn prometheus_understands_every_question_of_the_dashboard() {
-    let rules: Vec<Value> = questions()
+fn prometheus_parses_every_query_of_the_dashboard() {
+    let rules: Vec<Value> = queries()
         .iter()
         .enumerate()
-        .map(|(at, question)| json!({"record": format!("question_{at}"), "expr": question}))
+        .map(|(at, query)| json!({"record": format!("query_{at}"), "expr": query}))
         .collect();
     assert!(rules.len() >= 40, "{}", rules.len());
     let directory = scratch();
@@ -316,9 +319,9 @@ fn prometheus_understands_every_question_of_the_dashboard() {
     promtool(&directory, &["check", "rules", "dashboard.yaml"]);
 }
 
-/// What a router's metrics are called to which everything has happened that is
-/// counted: those with labels are not there before.
-fn series() -> BTreeSet<String> {
+/// All time series names of a router. The router exports series with labels only after their
+/// first event, so every counted event is triggered once.
+fn metric_series() -> BTreeSet<String> {
     let server = RedisServer::start(&[]);
     let router = Router::start(&[
         ("REDIS_URL", &server.url()),
@@ -332,27 +335,27 @@ fn series() -> BTreeSet<String> {
         ("API_TOKENS", "admin:secret"),
         ("LOG_LEVEL", "off"),
     ]);
-    let ask = |body: Value| router.post("/api/v1/allocate", body).0;
-    // One whose stream never starts, one that is never released, one too many, one
-    // that waits, one beyond a limit, and somebody without a token.
-    assert!(call(&mut router.connect(), "T1").pod().is_some());
+    let allocate = |body: Value| router.post("/api/v1/allocate", body).0;
+    // A stream that never starts, a call that is never released, a refused call, a waiting call,
+    // a call over its merchant's limit, and a request without a token.
+    assert!(start_call(&mut router.connect(), "T1").pod().is_some());
     router.allocate("J1");
-    assert_eq!(ask(json!({"call_sid": "J2"})), 503);
-    ask(json!({"call_sid": "J3", "wait": "1s"}));
+    assert_eq!(allocate(json!({"call_sid": "J2"})), 503);
+    allocate(json!({"call_sid": "J3", "wait": "1s"}));
     assert_eq!(router.put("/api/v1/merchants/acme", r#"{"max_calls": 0}"#).0, 200);
-    assert_eq!(ask(json!({"call_sid": "J4", "merchant_id": "acme"})), 503);
+    assert_eq!(allocate(json!({"call_sid": "J4", "merchant_id": "acme"})), 503);
     assert_eq!(router.connect().get("/api/v1/status").status, 401);
-    // What Redis refuses.
+    // An error in Redis.
     let mut redis = server.connection();
     let key = "voice:call:J5";
     redis::cmd("DEL").arg(key).exec(&mut redis).unwrap();
     redis::cmd("SET").arg(key).arg("junk").exec(&mut redis).unwrap();
-    assert_eq!(ask(json!({"call_sid": "J5", "merchant_id": "acme"})), 500);
+    assert_eq!(allocate(json!({"call_sid": "J5", "merchant_id": "acme"})), 500);
     redis::cmd("DEL").arg(key).exec(&mut redis).unwrap();
     eventually(Duration::from_secs(10), "leases end", || router.status()["active_calls"] == 0);
-    // One whose stream is gone, and one as it should be.
-    let first = call(&mut router.connect(), "T2");
-    assert!(again(&router, "T2", &first).pod().is_some());
+    // A call whose stream disconnects, and a normal call.
+    let first = start_call(&mut router.connect(), "T2");
+    assert!(follow_redirect(&router, "T2", &first).pod().is_some());
     router.allocate("J6");
     assert_eq!(router.release("J6").0, 200);
 
@@ -371,8 +374,8 @@ fn series() -> BTreeSet<String> {
 }
 
 #[test]
-fn alerts_and_dashboard_look_at_what_a_router_tells() {
-    let series = series();
+fn alerts_and_dashboard_use_only_exported_metrics() {
+    let series = metric_series();
     let words = |text: &str| -> BTreeSet<String> {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         words.map(str::to_owned).collect()
@@ -381,13 +384,13 @@ fn alerts_and_dashboard_look_at_what_a_router_tells() {
     for file in files {
         for word in words(&monitoring(file)) {
             let is_metric = word.starts_with("smart_router_") || word.starts_with("http_");
-            assert!(!is_metric || series.contains(&word), "{file}: no router has {word}");
+            assert!(!is_metric || series.contains(&word), "{file}: no router exports {word}");
         }
     }
     let rules = alerts();
     let rules = rules.iter().map(|alert| alert["expr"].as_str().unwrap().to_owned());
-    for question in rules.chain(questions()) {
-        let words = words(&question);
-        assert!(words.contains("up") || !words.is_disjoint(&series), "{question}");
+    for query in rules.chain(queries()) {
+        let words = words(&query);
+        assert!(words.contains("up") || !words.is_disjoint(&series), "{query}");
     }
 }

@@ -1,9 +1,9 @@
-//! The router judged by other programs: a browser, the providers' SDKs, schemathesis, nginx,
-//! promtool, kustomize and OpenTelemetry's own messages.
+//! Checks by external programs: a browser, the providers' SDKs, schemathesis, nginx, promtool,
+//! kustomize and OpenTelemetry's protobuf messages.
 
 mod browser;
 mod deploy;
-mod judges;
 mod nginx;
 mod openapi;
+mod provider_sdks;
 mod traces;

@@ -1,4 +1,4 @@
-//! The way in, with a real nginx and agents in processes of their own.
+//! The ingress: a real nginx with the shipped configuration, and agents in separate processes.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -14,7 +14,7 @@ use testkit::{Connection, Router, eventually, free_port, nginx::Nginx, program};
 
 const SECOND: Duration = Duration::from_secs(1);
 
-/// An agent that is ended with its test.
+/// An agent process that is killed on drop.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -30,8 +30,8 @@ struct ProxiedRouter {
     _agents: Vec<Agent>,
 }
 
-/// Pods 0 and 1 have agents, pod 2 has an address where nobody listens, and pod 3
-/// one that swallows everything.
+/// Pods 0 and 1 have agents, the address of pod 2 refuses connections, and that of pod 3 drops
+/// all packets.
 fn proxied_router() -> ProxiedRouter {
     let agent_port = free_port();
     let address = |number: u8| Ipv4Addr::new(127, 0, 1, number + 1);
@@ -73,36 +73,36 @@ fn proxied_router() -> ProxiedRouter {
     ProxiedRouter { router, nginx, _agents: agents }
 }
 
-fn through(nginx: &Nginx) -> Connection {
+fn connect(nginx: &Nginx) -> Connection {
     Connection::open(SocketAddr::from(([127, 0, 0, 1], nginx.port)))
 }
 
 #[tokio::test]
-async fn a_call_finds_its_way_from_the_provider_to_its_pod_and_back() {
+async fn webhooks_and_streams_reach_the_router_and_the_pod() {
     let proxied = proxied_router();
     for number in [2, 3] {
         let pod = format!("voice-agent-{number}");
         assert_eq!(proxied.router.post("/api/v1/drain", json!({"pod_name": pod})).0, 200);
     }
     for round in 0..4 {
-        // The provider asks …
+        // The provider sends the webhook …
         let call = format!("CA{round}");
         let answer =
-            through(&proxied.nginx).form("/api/v1/twilio/allocate", &format!("CallSid={call}"));
+            connect(&proxied.nginx).form("/api/v1/twilio/allocate", &format!("CallSid={call}"));
         assert_eq!(answer.status, 200);
         let text = answer.text();
         let url = text.split("url=\"").nth(1).unwrap().split('"').next().unwrap();
         assert!(url.contains("/ws/pod/voice-agent-"), "{url}");
         assert_eq!(proxied.router.status()["active_calls"], 1);
-        // … and opens the stream it was told.
+        // … and opens the stream of the document.
         let (mut socket, _) = connect_async(url).await.unwrap();
         let start = json!({"event": "start", "streamSid": "MZ1", "start": {"callSid": call}});
         socket.send(Message::Text(start.to_string().into())).await.unwrap();
         for frame in 0..20 {
             let media = json!({"event": "media", "media": {"payload": "//8=", "chunk": frame}});
             socket.send(Message::Text(media.to_string().into())).await.unwrap();
-            let heard = socket.next().await.unwrap().unwrap();
-            assert_eq!(heard.into_text().unwrap().as_str(), media.to_string());
+            let echo = socket.next().await.unwrap().unwrap();
+            assert_eq!(echo.into_text().unwrap().as_str(), media.to_string());
         }
         socket.send(Message::Binary(vec![0xff; 320].into())).await.unwrap();
         assert_eq!(socket.next().await.unwrap().unwrap().into_data().len(), 320);
@@ -114,20 +114,20 @@ async fn a_call_finds_its_way_from_the_provider_to_its_pod_and_back() {
 }
 
 #[test]
-fn the_api_is_behind_it() {
+fn nginx_forwards_the_api_and_nothing_else() {
     let proxied = proxied_router();
-    let mut connection = through(&proxied.nginx);
+    let mut connection = connect(&proxied.nginx);
     assert_eq!(connection.get("/api/v1/health").status, 200);
     let answer = connection.post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
     assert_eq!(answer.status, 200);
     assert_eq!(connection.post("/api/v1/release", &json!({"call_sid": "CA1"})).status, 200);
     for path in ["/", "/metrics", "/health", "/api/v2/x"] {
-        assert_eq!(through(&proxied.nginx).get(path).status, 404, "{path}");
+        assert_eq!(connect(&proxied.nginx).get(path).status, 404, "{path}");
     }
 }
 
 #[test]
-fn what_is_not_a_pod_is_refused() {
+fn paths_without_a_valid_pod_name_are_refused() {
     let proxied = proxied_router();
     for path in [
         "/ws/pod/voice-agent-0.evil.example/x",
@@ -145,20 +145,20 @@ fn what_is_not_a_pod_is_refused() {
         "/ws/pod/../pod/evil/x",
         "/ws/pod/voice-agent-9999999999/x",
     ] {
-        let status = through(&proxied.nginx).get(path).status;
+        let status = connect(&proxied.nginx).get(path).status;
         assert!((400..=404).contains(&status), "{path}: {status}");
     }
-    // What is escaped stays escaped: no line of ours can be added to a request.
-    let status = through(&proxied.nginx).get("/ws/pod/voice-agent-0/a%0d%0aX-Evil:%201/b").status;
+    // Escaped line breaks stay escaped: a path cannot inject a header.
+    let status = connect(&proxied.nginx).get("/ws/pod/voice-agent-0/a%0d%0aX-Evil:%201/b").status;
     assert!((400..500).contains(&status), "{status}");
 }
 
 #[test]
-fn a_pod_that_is_down_or_unknown_is_told_in_time() {
+fn streams_to_a_down_or_unknown_pod_fail_in_time() {
     let proxied = proxied_router();
     for pod in ["voice-agent-2", "voice-agent-3", "voice-agent-77"] {
-        // (nginx by itself would wait for a minute, longer than this connection does)
-        let status = through(&proxied.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
+        // nginx's default timeout of a minute is longer than that of this connection.
+        let status = connect(&proxied.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
         assert!(matches!(status, 502 | 504), "{pod}: {status} {}", proxied.nginx.log());
     }
 }

@@ -1,19 +1,19 @@
-//! The router's description of itself, judged by others: a validator of OpenAPI, and
-//! schemathesis, which tries everything that is described, with right and wrong data.
+//! The OpenAPI document, checked by a validator and by schemathesis, which sends valid and
+//! invalid requests to all operations.
 
 use std::{
     path::{Path, PathBuf},
     process::Command,
 };
 
-use testkit::{Router, judged_by, scratch};
+use testkit::{Router, run_external_check, scratch};
 
-/// Where `./test.sh` puts those who judge.
-fn judge(program: &str) -> PathBuf {
-    Path::new(testkit::ROOT).join("target/judges/venv/bin").join(program)
+/// A program that `./test.sh` has installed.
+fn checker(program: &str) -> PathBuf {
+    Path::new(testkit::ROOT).join("target/checkers/venv/bin").join(program)
 }
 
-/// Pods enough for whatever is asked; what drains is back soon.
+/// A router with ample capacity and short drains.
 fn router(more: &[(&str, &str)]) -> Router {
     let tiers = r#"{"gold": {"type": "shared", "target": 4, "max_concurrent": 1000000}}"#;
     let settings = [
@@ -29,15 +29,14 @@ fn router(more: &[(&str, &str)]) -> Router {
 const PODS: &str = "voice-agent-0=h:1,voice-agent-1=h:2,voice-agent-2=h:3,voice-agent-3=h:4";
 const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 
-/// Lets schemathesis try what is described, but for `/live`, a stream that does not end:
-/// tests/events.rs and tests/browser.rs listen to it. `/events` is one only for those who ask
-/// for a stream, and is tried as pages here.
-fn try_everything(router: &Router, more: &[&str]) {
-    let judges = Path::new(testkit::ROOT).join("tests/judges");
-    judged_by(
-        Command::new(judge("schemathesis"))
+/// Runs schemathesis on all paths except `/live`, an endless stream with its own tests.
+/// `/events` streams only on request and is tested with pages here.
+fn run_schemathesis(router: &Router, more: &[&str]) {
+    let checks = Path::new(testkit::ROOT).join("tests/checkers");
+    run_external_check(
+        Command::new(checker("schemathesis"))
             .arg("--config-file")
-            .arg(judges.join("schemathesis.toml"))
+            .arg(checks.join("schemathesis.toml"))
             .arg("run")
             .arg(format!("http://{}/openapi.json", router.address))
             .args(["--checks", "all", "--mode", "all", "--seed", "1", "--max-examples", "10"])
@@ -46,37 +45,37 @@ fn try_everything(router: &Router, more: &[&str]) {
             .args(more)
             .current_dir(scratch())
             .env("SCHEMATHESIS_HOOKS", "schemathesis_hooks")
-            .env("PYTHONPATH", judges)
+            .env("PYTHONPATH", checks)
             .env("PYTHONDONTWRITEBYTECODE", "1"),
     );
 }
 
 #[test]
-fn the_document_is_openapi_and_its_examples_fit_their_schemas() {
+fn the_document_is_valid_openapi_and_its_examples_match() {
     let router = router(&[]);
-    judged_by(
-        Command::new(judge("python"))
-            .arg("tests/judges/openapi.py")
+    run_external_check(
+        Command::new(checker("python"))
+            .arg("tests/checkers/openapi.py")
             .arg(format!("http://{}/openapi.json", router.address)),
     );
 }
 
-/// One provider of each kind: XML, errors in JSON, and lists of actions.
+/// One provider of each response format: XML, JSON errors, and lists of actions.
 #[test]
-fn schemathesis_finds_nothing_wrong() {
-    try_everything(&router(&[("PROVIDERS", "twilio,exotel,vonage")]), &[]);
+fn schemathesis_finds_no_deviation() {
+    run_schemathesis(&router(&[("PROVIDERS", "twilio,exotel,vonage")]), &[]);
 }
 
 #[test]
-fn schemathesis_finds_nothing_wrong_where_there_are_tokens() {
+fn schemathesis_finds_no_deviation_with_authentication() {
     let secrets = [
         ("PROVIDERS", "twilio,exotel"),
         ("PUBLIC_URL", "https://router.example.com"),
         ("API_TOKENS", "viewer:v,agent:a,admin:secret"),
         ("TWILIO_AUTH_TOKEN", "token"),
         ("EXOTEL_AUTH_TOKEN", "token"),
-        // (tests/access.rs tries it)
+        // The rate limiter has its own tests.
         ("RATE_LIMIT", "off"),
     ];
-    try_everything(&router(&secrets), &["--header", "Authorization: Bearer secret"]);
+    run_schemathesis(&router(&secrets), &["--header", "Authorization: Bearer secret"]);
 }

@@ -1,14 +1,13 @@
-//! Traces: what a collector gets, what callers and agents are told, and that a collector
-//! that fails costs spans and nothing else.
+//! Traces: exported spans, trace context in responses and documents, and failing collectors.
 
 use std::{fs::File, path::PathBuf, process::Stdio, time::Duration};
 
 use serde_json::{Value, json};
 
 use testkit::{
-    Answer, Connection, Router,
+    Connection, HttpResponse, Router,
     certificates::Authority,
-    collector::{Collector, Does},
+    collector::{Collector, CollectorMode},
     eventually, free_port,
     nginx::Nginx,
     program,
@@ -23,17 +22,17 @@ fn parent(flags: &str) -> String {
     format!("00-{TRACE}-{PARENT}-{flags}")
 }
 
-fn allocate(router: &Router, call: &str, headers: &[(&str, &str)]) -> Answer {
+fn allocate(router: &Router, call: &str, headers: &[(&str, &str)]) -> HttpResponse {
     let headers = [&[("content-type", "application/json")], headers].concat();
     let body = json!({"call_sid": call}).to_string();
-    let answer = router.connect().send("POST", "/api/v1/allocate", &headers, body.as_bytes());
-    assert_eq!(answer.status, 200, "{}", answer.text());
-    answer
+    let response = router.connect().send("POST", "/api/v1/allocate", &headers, body.as_bytes());
+    assert_eq!(response.status, 200, "{}", response.text());
+    response
 }
 
-/// Trace, span and flags of the `traceparent` that an answer has.
-fn answered(answer: &Answer) -> (String, String, String) {
-    let parts: Vec<&str> = answer.header("traceparent").unwrap().split('-').collect();
+/// Trace, span and flags of a response's `traceparent`.
+fn trace_context(response: &HttpResponse) -> (String, String, String) {
+    let parts: Vec<&str> = response.header("traceparent").unwrap().split('-').collect();
     assert_eq!((parts.len(), parts[0]), (4, "00"));
     (parts[1].into(), parts[2].into(), parts[3].into())
 }
@@ -42,8 +41,8 @@ fn of_kind<'a>(spans: &'a [Value], kind: &str) -> Vec<&'a Value> {
     spans.iter().filter(|span| span["kind"] == kind).collect()
 }
 
-/// What a counter of the router shows; without labels, all of them together.
-fn counted(router: &Router, name: &str) -> u64 {
+/// The value of a counter; without labels in the name, the sum over all labels.
+fn counter(router: &Router, name: &str) -> u64 {
     let text = Connection::open(router.metrics).get("/metrics").text();
     let lines = text.lines().filter(|line| line.starts_with(name));
     lines.map(|line| line.rsplit_once(' ').unwrap().1.parse::<u64>().unwrap()).sum()
@@ -53,8 +52,8 @@ const SENT: &str = "smart_router_spans_sent_total";
 const DROPPED: &str = "smart_router_spans_dropped_total";
 
 #[test]
-fn an_allocate_is_one_request_and_one_call_of_redis_in_the_callers_trace() {
-    let (redis, collector) = (RedisServer::start(&[]), Collector::start(Does::Take));
+fn an_allocation_has_a_server_span_and_a_redis_span_in_the_callers_trace() {
+    let (redis, collector) = (RedisServer::start(&[]), Collector::start(CollectorMode::Accept));
     let router = Router::start(&[
         ("REDIS_URL", &redis.url()),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
@@ -62,8 +61,9 @@ fn an_allocate_is_one_request_and_one_call_of_redis_in_the_callers_trace() {
         ("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=a%2Cb,service.name=other"),
         ("POD_NAME", "replica-1"),
     ]);
-    let answer = allocate(&router, "CA1", &[("traceparent", &parent("01")), ("tracestate", "v=1")]);
-    let (trace, span, flags) = answered(&answer);
+    let response =
+        allocate(&router, "CA1", &[("traceparent", &parent("01")), ("tracestate", "v=1")]);
+    let (trace, span, flags) = trace_context(&response);
     assert_eq!((trace.as_str(), flags.as_str()), (TRACE, "01"));
     assert_ne!(span, PARENT);
 
@@ -106,26 +106,26 @@ fn an_allocate_is_one_request_and_one_call_of_redis_in_the_callers_trace() {
     ] {
         assert_eq!(call[name], value, "{name}: {call}");
     }
-    let head = &collector.taken()[0].head;
+    let head = &collector.accepted()[0].head;
     assert!(head.starts_with("POST /v1/traces HTTP/1.1\r\n"), "{head}");
     assert!(head.contains("content-type: application/json"), "{head}");
-    assert_eq!(counted(&router, SENT), 2);
+    assert_eq!(counter(&router, SENT), 2);
 }
 
 #[test]
-fn a_trace_that_is_not_sampled_goes_on_unrecorded_and_a_bad_one_begins_anew() {
-    let collector = Collector::start(Does::Take);
+fn unsampled_traces_are_not_recorded_and_invalid_ones_start_a_new_trace() {
+    let collector = Collector::start(CollectorMode::Accept);
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
-    let unsampled = answered(&allocate(&router, "CA1", &[("traceparent", &parent("00"))]));
+    let unsampled = trace_context(&allocate(&router, "CA1", &[("traceparent", &parent("00"))]));
     assert_eq!((unsampled.0.as_str(), unsampled.2.as_str()), (TRACE, "00"));
     let twice = [("traceparent", &*parent("01")), ("traceparent", &*parent("01"))];
     let long = format!("{}-{}", parent("01"), "x".repeat(4_000));
     for headers in [&twice[..], &[("traceparent", "nonsense")], &[("traceparent", &long)], &[]] {
-        let (trace, _, flags) = answered(&allocate(&router, "CA1", headers));
+        let (trace, _, flags) = trace_context(&allocate(&router, "CA1", headers));
         assert!(trace != TRACE && flags == "01", "{headers:?}: {trace}");
     }
     let later = parent("01").replacen("00", "01", 1) + "-more";
-    assert_eq!(answered(&allocate(&router, "CA1", &[("traceparent", &later)])).0, TRACE);
+    assert_eq!(trace_context(&allocate(&router, "CA1", &[("traceparent", &later)])).0, TRACE);
     assert!(router.connect().get("/health").header("traceparent").is_none());
     let spans = collector.spans(10);
     assert_eq!(of_kind(&spans, "server").len(), 5, "{spans:?}");
@@ -134,67 +134,68 @@ fn a_trace_that_is_not_sampled_goes_on_unrecorded_and_a_bad_one_begins_anew() {
 }
 
 #[test]
-fn a_ratio_records_some_and_who_samples_for_himself_heeds_no_parent() {
-    let collector = Collector::start(Does::Take);
+fn ratio_sampling_records_a_share_and_ignores_the_parent() {
+    let collector = Collector::start(CollectorMode::Accept);
     let router = Router::start(&[
         ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", &format!("{}/mine", collector.url())),
         ("OTEL_TRACES_SAMPLER", "traceidratio"),
         ("OTEL_TRACES_SAMPLER_ARG", "0.5"),
     ]);
     let mut connection = router.connect();
-    let sampled = (0..200).filter(|_| answered(&connection.get("/api/v1/tiers")).2 == "01");
+    let sampled = (0..200).filter(|_| trace_context(&connection.get("/api/v1/tiers")).2 == "01");
     let sampled = sampled.count();
     assert!((50..150).contains(&sampled), "{sampled}");
     let spans = collector.spans(2 * sampled);
     assert_eq!(of_kind(&spans, "server").len(), sampled);
-    assert!(collector.taken()[0].head.starts_with("POST /mine HTTP/1.1"));
+    assert!(collector.accepted()[0].head.starts_with("POST /mine HTTP/1.1"));
     drop(router);
     let router = Router::start(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
         ("OTEL_TRACES_SAMPLER", "always_off"),
     ]);
-    let (trace, _, flags) = answered(&allocate(&router, "CA1", &[("traceparent", &parent("01"))]));
+    let (trace, _, flags) =
+        trace_context(&allocate(&router, "CA1", &[("traceparent", &parent("01"))]));
     assert_eq!((trace.as_str(), flags.as_str()), (TRACE, "00"));
 }
 
 #[test]
-fn the_agent_is_told_the_trace_of_its_call_and_nothing_where_nothing_is_traced() {
-    let collector = Collector::start(Does::Take);
+fn documents_carry_the_trace_context_only_if_tracing_is_on() {
+    let collector = Collector::start(CollectorMode::Accept);
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
-    let answer = router.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
-    let (trace, span, _) = answered(&answer);
+    let response = router.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
+    let (trace, span, _) = trace_context(&response);
     let parameter = format!(r#"<Parameter name="traceparent" value="00-{trace}-{span}-01"/>"#);
-    assert!(answer.text().contains(&parameter), "{}", answer.text());
-    let quiet = Router::start(&[]);
-    let answer = quiet.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
-    assert_eq!(answer.header("traceparent"), None);
-    assert!(answer.text().contains("<Stream") && !answer.text().contains("Parameter"));
+    assert!(response.text().contains(&parameter), "{}", response.text());
+    let untraced = Router::start(&[]);
+    let response = untraced.connect().form("/api/v1/twilio/allocate", "CallSid=CA1");
+    assert_eq!(response.header("traceparent"), None);
+    assert!(response.text().contains("<Stream") && !response.text().contains("Parameter"));
 }
 
 #[test]
-fn a_store_that_is_out_shows_as_a_failed_call_in_a_failed_request() {
-    let (mut redis, collector) = (RedisServer::start(&[]), Collector::start(Does::Take));
+fn an_unavailable_store_shows_as_failed_spans() {
+    let (mut redis, collector) = (RedisServer::start(&[]), Collector::start(CollectorMode::Accept));
     let router = Router::start(&[
         ("REDIS_URL", &redis.url()),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
     ]);
     redis.kill();
-    let answer = router.connect().post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
-    assert_eq!(answer.status, 503);
-    let trace = answered(&answer).0;
+    let response = router.connect().post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
+    assert_eq!(response.status, 503);
+    let trace = trace_context(&response).0;
     let spans = collector.spans(2);
     let spans: Vec<&Value> = spans.iter().filter(|span| span["trace"] == *trace).collect();
     assert!(spans.len() == 2 && spans.iter().all(|span| span["failed"] == true), "{spans:?}");
     assert!(spans.iter().any(|span| span["error.type"] == "503"));
     assert!(spans.iter().any(|span| span["error.type"] == "unavailable"));
-    redis.replace();
+    redis.restart_empty();
     eventually(Duration::from_secs(10), "Redis is used again", || {
         router.get("/api/v1/status").0 == 200
     });
 }
 
-/// A router whose log goes to a file.
-fn logged(settings: &[(&str, &str)]) -> (Router, PathBuf) {
+/// A router with a log file.
+fn start_with_log_file(settings: &[(&str, &str)]) -> (Router, PathBuf) {
     let path = scratch().join("log");
     let (api, metrics) = (free_port().to_string(), free_port().to_string());
     let mut all = vec![("HTTP_PORT", api.as_str()), ("METRICS_PORT", metrics.as_str())];
@@ -202,8 +203,8 @@ fn logged(settings: &[(&str, &str)]) -> (Router, PathBuf) {
     (Router::start_with(&all, Stdio::from(File::create(&path).unwrap())), path)
 }
 
-/// A hundred requests.
-fn calls(router: &Router, name: &str) {
+/// Sends a hundred requests.
+fn send_calls(router: &Router, name: &str) {
     let mut connection = router.connect();
     for number in 0..50 {
         let sid = json!({"call_sid": format!("{name}{number}")});
@@ -212,76 +213,76 @@ fn calls(router: &Router, name: &str) {
     }
 }
 
-fn fails_and_recovers(collector: &Collector, does: Does) {
-    let (router, log) = logged(&[
+fn fails_and_recovers(collector: &Collector, mode: CollectorMode) {
+    let (router, log) = start_with_log_file(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "200"),
     ]);
-    calls(&router, "before");
+    send_calls(&router, "before");
     collector.spans(200);
-    collector.now_does(does);
-    calls(&router, "meanwhile");
-    eventually(Duration::from_secs(15), "spans are dropped", || counted(&router, DROPPED) >= 200);
-    calls(&router, "again");
-    collector.now_does(Does::Take);
-    let before = counted(&router, SENT);
+    collector.set_mode(mode);
+    send_calls(&router, "meanwhile");
+    eventually(Duration::from_secs(15), "spans are dropped", || counter(&router, DROPPED) >= 200);
+    send_calls(&router, "again");
+    collector.set_mode(CollectorMode::Accept);
+    let before = counter(&router, SENT);
     eventually(Duration::from_secs(15), "the collector has spans again", || {
-        calls(&router, "after");
-        counted(&router, SENT) > before
+        send_calls(&router, "after");
+        counter(&router, SENT) > before
     });
     drop(router);
     let log = std::fs::read_to_string(log).unwrap();
-    assert_eq!(log.matches("the collector does not take spans").count(), 1, "{does:?}");
-    assert_eq!(log.matches("the collector takes spans again").count(), 1, "{does:?}");
+    assert_eq!(log.matches("the collector does not accept spans").count(), 1, "{mode:?}");
+    assert_eq!(log.matches("the collector accepts spans again").count(), 1, "{mode:?}");
 }
 
 #[test]
-fn a_collector_that_hangs_costs_spans_and_holds_up_no_request() {
-    fails_and_recovers(&Collector::start(Does::Take), Does::Hang);
-    // Requests that waited for it would have no answer.
-    let collector = Collector::start(Does::Hang);
+fn a_hanging_collector_loses_spans_and_delays_no_request() {
+    fails_and_recovers(&Collector::start(CollectorMode::Accept), CollectorMode::Hang);
+    // Requests that waited for the collector would time out.
+    let collector = Collector::start(CollectorMode::Hang);
     let router = Router::start(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000"),
     ]);
     for round in 0..10 {
-        calls(&router, &format!("round-{round}-"));
+        send_calls(&router, &format!("round-{round}-"));
     }
 }
 
 #[test]
-fn a_collector_that_refuses_costs_spans() {
-    fails_and_recovers(&Collector::start(Does::Take), Does::Answer(500));
+fn a_failing_collector_loses_spans() {
+    fails_and_recovers(&Collector::start(CollectorMode::Accept), CollectorMode::Respond(500));
 }
 
 #[test]
-fn a_collector_that_is_busy_gets_the_same_spans_again() {
-    let collector = Collector::start(Does::Answer(503));
+fn spans_are_retried_on_503_from_the_collector() {
+    let collector = Collector::start(CollectorMode::Respond(503));
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
-    calls(&router, "busy");
-    eventually(Duration::from_secs(3), "it is asked", || collector.refused() > 0);
-    collector.now_does(Does::Take);
+    send_calls(&router, "busy");
+    eventually(Duration::from_secs(3), "the collector refuses", || collector.refused() > 0);
+    collector.set_mode(CollectorMode::Accept);
     assert_eq!(collector.spans(200).len(), 200);
-    assert_eq!(counted(&router, DROPPED), 0);
+    assert_eq!(counter(&router, DROPPED), 0);
 }
 
 #[test]
-fn a_collector_that_is_not_there_is_found_when_it_comes() {
+fn export_starts_when_a_late_collector_starts() {
     let port = free_port();
     let url = format!("http://127.0.0.1:{port}");
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
-    calls(&router, "nobody");
-    eventually(Duration::from_secs(10), "spans are dropped", || counted(&router, DROPPED) >= 200);
-    let collector = Collector::start_on(port, Does::Take);
+    send_calls(&router, "before");
+    eventually(Duration::from_secs(10), "spans are dropped", || counter(&router, DROPPED) >= 200);
+    let collector = Collector::start_on(port, CollectorMode::Accept);
     eventually(Duration::from_secs(15), "the collector has spans", || {
-        calls(&router, "somebody");
+        send_calls(&router, "after");
         collector.count() > 0
     });
 }
 
 #[test]
-fn the_last_spans_are_sent_at_the_end_and_a_mute_collector_does_not_delay_it() {
-    let collector = Collector::start(Does::Take);
+fn shutdown_exports_the_last_spans_without_waiting_for_a_hung_collector() {
+    let collector = Collector::start(CollectorMode::Accept);
     for number in 1..=3 {
         let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
         let mut router = router;
@@ -290,9 +291,9 @@ fn the_last_spans_are_sent_at_the_end_and_a_mute_collector_does_not_delay_it() {
         let sid = json!({"call_sid": "CA1"});
         assert_eq!(connection.post("/api/v1/allocate", &sid).status, 200);
         assert_eq!(router.wait_for_exit(Duration::from_secs(5)), Some(0));
-        assert_eq!(collector.judged().len(), 2 * number);
+        assert_eq!(collector.parsed_spans().len(), 2 * number);
     }
-    collector.now_does(Does::Hang);
+    collector.set_mode(CollectorMode::Hang);
     let mut router = Router::start(&[
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url()),
         ("OTEL_EXPORTER_OTLP_TIMEOUT", "600000"),
@@ -303,18 +304,18 @@ fn the_last_spans_are_sent_at_the_end_and_a_mute_collector_does_not_delay_it() {
 }
 
 #[test]
-fn headers_for_the_collector_are_sent_and_shown_to_nobody_else() {
-    let collector = Collector::start(Does::Take);
+fn collector_headers_are_sent_and_redacted_in_output() {
+    let collector = Collector::start(CollectorMode::Accept);
     let settings = [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", &*collector.url()),
         ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=Bearer%20hunter2,x-team=voice-hunter2"),
         ("LOG_LEVEL", "trace"),
     ];
-    let (router, log) = logged(&settings);
-    let trace = answered(&allocate(&router, "CA1", &[])).0;
+    let (router, log) = start_with_log_file(&settings);
+    let trace = trace_context(&allocate(&router, "CA1", &[])).0;
     collector.spans(2);
     drop(router);
-    let head = &collector.taken()[0].head;
+    let head = &collector.accepted()[0].head;
     assert!(head.contains("authorization: Bearer hunter2\r\n"), "{head}");
     assert!(head.contains("x-team: voice-hunter2"), "{head}");
     let log = std::fs::read_to_string(log).unwrap();
@@ -331,8 +332,8 @@ fn headers_for_the_collector_are_sent_and_shown_to_nobody_else() {
 }
 
 #[test]
-fn a_collector_may_want_tls_and_a_certificate() {
-    let collector = Collector::start(Does::Take);
+fn the_exporter_supports_tls_and_client_certificates() {
+    let collector = Collector::start(CollectorMode::Accept);
     let authority = Authority::create();
     let (server, client) = (authority.sign("server"), authority.sign("client"));
     let front = Nginx::with_tls(&server, &authority.file(), collector.port);
@@ -346,24 +347,27 @@ fn a_collector_may_want_tls_and_a_certificate() {
     ]);
     router.allocate("CA1");
     assert!(collector.spans(2).len() >= 2);
-    // One that does not trust it, and one that is told to be quiet.
+    // A router that does not trust the authority, and one with tracing disabled.
     let before = collector.count();
-    let doubts = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
-    doubts.allocate("CA1");
+    let untrusting = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]);
+    untrusting.allocate("CA1");
     let plain = collector.url();
-    let quiet =
+    let untraced =
         Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &plain), ("OTEL_SDK_DISABLED", "TRUE")]);
-    quiet.allocate("CA1");
-    eventually(Duration::from_secs(10), "it gives up", || counted(&doubts, DROPPED) > 0);
+    untraced.allocate("CA1");
+    eventually(Duration::from_secs(10), "spans are dropped", || counter(&untrusting, DROPPED) > 0);
     assert_eq!(collector.count(), before);
-    let odd = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_SDK_DISABLED", "true")];
-    for settings in [&odd[..1], &[odd[0], odd[1], ("OTEL_EXPORTER_OTLP_ENDPOINT", &url)]] {
+    let unsupported = [("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc"), ("OTEL_SDK_DISABLED", "true")];
+    for settings in [
+        &unsupported[..1],
+        &[unsupported[0], unsupported[1], ("OTEL_EXPORTER_OTLP_ENDPOINT", &url)],
+    ] {
         assert!(program(settings).arg("check-config").status().unwrap().success(), "{settings:?}");
     }
 }
 
 #[test]
-fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
+fn an_invalid_trace_setting_prevents_the_start() {
     for (name, value, expected) in [
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "=collector: expected a URL that begins"),
         ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://u:hunter2@c", "=http://***@c: expected a URL"),
@@ -376,9 +380,9 @@ fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
         ("OTEL_TRACES_SAMPLER", "xray", "=xray: expected one of always_on, always_off"),
         ("OTEL_TRACES_SAMPLER_ARG", "1.5", "=1.5: expected a number from 0 to 1"),
         ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc", "=grpc: expected http/json or http/protobuf"),
-        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "=/nowhere: expected files that can"),
+        ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere", "=/nowhere: expected usable certificate"),
     ] {
-        // (these two matter only where there is a collector)
+        // Some settings are checked only with a collector.
         let collector = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "https://c:4318");
         let settings = [collector, (name, value)];
         let output = program(&settings[usize::from(name == collector.0)..]);
@@ -391,8 +395,8 @@ fn a_setting_of_traces_that_makes_no_sense_stops_the_start() {
 }
 
 #[test]
-fn a_command_goes_on_with_the_trace_it_is_called_in() {
-    let collector = Collector::start(Does::Take);
+fn a_command_continues_the_trace_of_its_environment() {
+    let collector = Collector::start(CollectorMode::Accept);
     let router = Router::start(&[("OTEL_EXPORTER_OTLP_ENDPOINT", &collector.url())]);
     let url = format!("http://{}", router.address);
     for traceparent in [&*parent("01"), "nonsense"] {
@@ -401,7 +405,7 @@ fn a_command_goes_on_with_the_trace_it_is_called_in() {
     }
     let spans = collector.spans(4);
     let requests = of_kind(&spans, "server");
-    let ours = requests.iter().filter(|span| span["trace"] == TRACE).collect::<Vec<_>>();
-    assert_eq!((requests.len(), ours.len()), (2, 1), "{requests:?}");
-    assert_eq!(ours[0]["parent"], PARENT);
+    let continued = requests.iter().filter(|span| span["trace"] == TRACE).collect::<Vec<_>>();
+    assert_eq!((requests.len(), continued.len()), (2, 1), "{requests:?}");
+    assert_eq!(continued[0]["parent"], PARENT);
 }

@@ -1,32 +1,31 @@
-//! What both models need of a fleet.
+//! Helpers of both models.
 
 use fleet::{Change, Claim, Claimant, Fleet, PodOrigin, PodWriter};
 
-/// A leader of a term; without one it writes with whatever epoch is in force, as one that
-/// nothing fences would.
+/// The writer of an epoch. Without an epoch it uses the current one, as if there were no fencing.
 pub(crate) fn writer(fleet: &mut Fleet, epoch: Option<u64>) -> PodWriter<'static> {
     let origin = &PodOrigin::List;
-    let ask = Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
-    let current = || fleet.claim_pods(&ask, 0).expect("the pods have one origin");
+    let claim =
+        Claim { origin: origin.clone(), by: Claimant::Leader { epoch: None }, force: false };
+    let current = || fleet.claim_pods(&claim, 0).expect("all claims have the same origin");
     PodWriter { origin, epoch: epoch.unwrap_or_else(current) }
 }
 
-/// The leader of a new term makes itself known.
-pub(crate) fn begin_term(fleet: &mut Fleet, epoch: u64) -> bool {
+/// A new leader claims the pods. Returns whether the store accepted its epoch.
+pub(crate) fn claim_epoch(fleet: &mut Fleet, epoch: u64) -> bool {
     let by = Claimant::Leader { epoch: Some(epoch) };
     fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, 0).is_ok()
 }
 
-/// The facts of a fleet and their text, in an order that is always the same; the fleet gives
-/// them in none.
-pub(crate) fn facts_in_order(fleet: &Fleet) -> Vec<(String, Change)> {
+/// The facts of a fleet and their JSON, in a deterministic order.
+pub(crate) fn sorted_facts(fleet: &Fleet) -> Vec<(String, Change)> {
     let rank = |change: &Change| match change {
         Change::Pod { .. } => 1,
-        Change::Home { .. } | Change::Draining { .. } | Change::Health { .. } => 2,
+        Change::PoolAssigned { .. } | Change::Draining { .. } | Change::Health { .. } => 2,
         Change::Call { .. } => 3,
         _ => 0,
     };
-    let text = |change: &Change| serde_json::to_string(change).expect("a change is JSON");
+    let text = |change: &Change| serde_json::to_string(change).expect("changes serialize to JSON");
     let mut facts: Vec<(String, Change)> =
         fleet.facts().into_iter().map(|change| (text(&change), change)).collect();
     facts.sort_by(|(a, one), (b, other)| (rank(one), a).cmp(&(rank(other), b)));

@@ -1,15 +1,15 @@
-//! Which pool a pod is given, and which pods move between pools.
+//! Pool assignment for new pods, and rebalancing between pools.
 
 use crate::{
     names::Pool,
-    tiers::{Kind, Tiers},
+    tiers::{TierKind, Tiers},
 };
 
-/// The pool for a pod that has none: a merchant pool below its target, else the
-/// first tier of the default chain below its target, else the last of the chain.
-pub(crate) fn home(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
+/// The pool for a pod without one: a merchant pool below its target, else the first tier of
+/// the default chain below its target, else the last tier of the chain.
+pub(crate) fn default_pool(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
     let below = |pool: &Pool| assigned(pool) < tiers.target(pool) as usize;
-    let dedicated = tiers.iter().filter(|(_, tier)| tier.kind == Kind::Dedicated);
+    let dedicated = tiers.iter().filter(|(_, tier)| tier.kind == TierKind::Dedicated);
     dedicated
         .filter_map(|(name, _)| tiers.pool(name))
         .find(below)
@@ -17,44 +17,44 @@ pub(crate) fn home(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<P
         .or_else(|| tiers.chain_pools().next_back())
 }
 
-/// How a pool stands, as far as rebalancing cares.
+/// The pods of one pool, as input to [`rebalance`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Stock {
+pub(crate) struct PoolCounts {
     pub pool: Pool,
     pub assigned: usize,
-    /// Pods that may leave: idle, in service, not pinned by a label.
+    /// Pods that may move: idle, in service, not pinned by a label.
     pub movable: usize,
 }
 
-/// So many pods should go from one pool to another.
+/// A number of pods to move from one pool to another.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Shift {
+pub(crate) struct PodShift {
     pub from: Pool,
     pub to: Pool,
     pub pods: usize,
 }
 
-/// What brings the chain tiers closer to their targets: those below, in the
-/// order of the chain, take idle pods from those above, last of the chain first.
-pub(crate) fn rebalance(tiers: &Tiers, stocks: &[Stock]) -> Vec<Shift> {
-    let stock = |pool: &Pool| stocks.iter().find(|stock| stock.pool == *pool);
-    let mut spare: Vec<(Pool, usize)> = tiers
+/// Moves that bring the tiers of the default chain closer to their targets. Tiers below target,
+/// in chain order, take idle pods from tiers above target, last of the chain first.
+pub(crate) fn rebalance(tiers: &Tiers, pools: &[PoolCounts]) -> Vec<PodShift> {
+    let counts = |pool: &Pool| pools.iter().find(|counts| counts.pool == *pool);
+    let mut surpluses: Vec<(Pool, usize)> = tiers
         .chain_pools()
         .rev()
         .filter_map(|pool| {
-            let stock = stock(&pool)?;
-            let surplus = stock.assigned.saturating_sub(tiers.target(&pool) as usize);
-            Some((pool, surplus.min(stock.movable)))
+            let counts = counts(&pool)?;
+            let surplus = counts.assigned.saturating_sub(tiers.target(&pool) as usize);
+            Some((pool, surplus.min(counts.movable)))
         })
         .collect();
     let mut shifts = Vec::new();
     for to in tiers.chain_pools() {
-        let assigned = stock(&to).map_or(0, |stock| stock.assigned);
+        let assigned = counts(&to).map_or(0, |counts| counts.assigned);
         let mut missing = (tiers.target(&to) as usize).saturating_sub(assigned);
-        for (from, surplus) in &mut spare {
+        for (from, surplus) in &mut surpluses {
             let pods = missing.min(*surplus);
             if pods > 0 {
-                shifts.push(Shift { from: from.clone(), to: to.clone(), pods });
+                shifts.push(PodShift { from: from.clone(), to: to.clone(), pods });
                 *surplus -= pods;
                 missing -= pods;
             }
@@ -68,14 +68,14 @@ mod tests {
     use std::collections::HashMap;
 
     use super::*;
-    use crate::tiers::Origin;
+    use crate::tiers::DocumentSource;
 
     fn tiers(text: &str) -> Tiers {
-        Tiers::parse(text, Origin::Settings).unwrap().0
+        Tiers::parse(text, DocumentSource::Settings).unwrap().0
     }
 
     #[test]
-    fn new_pods_fill_merchant_pools_then_the_chain_then_its_end() {
+    fn new_pods_fill_merchant_pools_then_chain_tiers_then_the_last_tier() {
         let tiers = tiers(
             r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "shared", "target": 1},
                 "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
@@ -83,7 +83,8 @@ mod tests {
         let mut assigned: HashMap<Pool, usize> = HashMap::new();
         let mut given = Vec::new();
         for _ in 0..5 {
-            let pool = home(&tiers, |pool| assigned.get(pool).copied().unwrap_or(0)).unwrap();
+            let pool =
+                default_pool(&tiers, |pool| assigned.get(pool).copied().unwrap_or(0)).unwrap();
             *assigned.entry(pool.clone()).or_default() += 1;
             given.push(pool.to_string());
         }
@@ -91,14 +92,17 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_moved_once() {
+    fn rebalancing_moves_each_pod_once() {
         let tiers = tiers(
             r#"{"tiers": {"gold": {"target": 5}, "iron": {"target": 1}, "zinc": {}, "tin": {}},
                 "default_chain": ["gold", "iron", "zinc", "tin"]}"#,
         );
-        let stock =
-            |pool: &str, pods| Stock { pool: pool.parse().unwrap(), assigned: pods, movable: pods };
-        let shown: Vec<_> = rebalance(&tiers, &[stock("zinc", 5), stock("tin", 2)])
+        let counts = |pool: &str, pods| PoolCounts {
+            pool: pool.parse().unwrap(),
+            assigned: pods,
+            movable: pods,
+        };
+        let shown: Vec<_> = rebalance(&tiers, &[counts("zinc", 5), counts("tin", 2)])
             .iter()
             .map(|shift| format!("{} from {} to {}", shift.pods, shift.from, shift.to))
             .collect();
@@ -117,23 +121,23 @@ mod tests {
         let tiers = tiers(
             r#"{"tiers": {"gold": {"target": 3}, "iron": {"target": 1}, "zinc": {"target": 1}}, "default_chain": ["gold", "iron", "zinc"]}"#,
         );
-        let stock = |pool: &str, assigned, movable| Stock {
+        let counts = |pool: &str, assigned, movable| PoolCounts {
             pool: pool.parse().unwrap(),
             assigned,
             movable,
         };
         let shifts =
-            rebalance(&tiers, &[stock("gold", 0, 0), stock("iron", 2, 2), stock("zinc", 3, 1)]);
+            rebalance(&tiers, &[counts("gold", 0, 0), counts("iron", 2, 2), counts("zinc", 3, 1)]);
         let shown: Vec<_> =
             shifts.iter().map(|s| (s.from.to_string(), s.to.to_string(), s.pods)).collect();
         let expected = |from: &str| (from.to_string(), "pool:gold".to_string(), 1);
         assert_eq!(shown, [expected("pool:zinc"), expected("pool:iron")]);
         assert!(
-            rebalance(&tiers, &[stock("gold", 0, 0), stock("iron", 1, 1), stock("zinc", 1, 1)])
+            rebalance(&tiers, &[counts("gold", 0, 0), counts("iron", 1, 1), counts("zinc", 1, 1)])
                 .is_empty()
         );
         assert!(
-            rebalance(&tiers, &[stock("gold", 3, 3), stock("iron", 9, 9), stock("zinc", 1, 1)])
+            rebalance(&tiers, &[counts("gold", 3, 3), counts("iron", 9, 9), counts("zinc", 1, 1)])
                 .is_empty()
         );
     }

@@ -1,5 +1,5 @@
-//! The rules of the router, without I/O, clock or async: names, tiers, chains,
-//! and the fleet that both stores must agree with.
+//! The rules of the router, without I/O, clock or async: names, tiers, chains, and the fleet.
+//! The fleet is the reference for both stores.
 
 mod assignment;
 mod fleet;

@@ -1,4 +1,4 @@
-//! What a merchant may ask for: a pool of its own, a chain of its own, and how much.
+//! The configuration of a merchant: dedicated pool, fallback chain, limits and priority.
 
 use std::{fmt, str::FromStr};
 
@@ -11,7 +11,7 @@ use crate::{
     tiers::Tiers,
 };
 
-/// What a document may say; anything else is left alone.
+/// The fields of a merchant document; others are ignored.
 pub const FIELDS: [&str; 6] =
     ["pool", "fallback", "dedicated_only", "max_calls", "max_rate", "priority"];
 
@@ -63,8 +63,7 @@ impl TryFrom<String> for Step {
     }
 }
 
-/// A merchant document that cannot be used, and why. Its calls take the
-/// default chain.
+/// The error in a merchant document. Calls of the merchant take the default chain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Malformed(String);
@@ -75,24 +74,24 @@ impl Malformed {
     }
 }
 
-/// A merchant's document, read.
+/// A parsed merchant document.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct MerchantConfig {
-    /// The merchant's own pool, tried first.
+    /// The merchant's dedicated pool; the first step of the chain.
     pool: Option<Step>,
-    /// Tried next, instead of the default chain, unless empty.
+    /// The next steps; empty for the default chain.
     fallback: Vec<Step>,
-    /// Nothing but the merchant's own pool is tried.
+    /// The dedicated pool is the only step.
     dedicated_only: bool,
     pub limits: Limits,
-    /// Who waits for a pod with more of it comes first.
+    /// Waiting calls with a higher priority are served first.
     pub priority: i32,
 }
 
-/// How much a merchant may ask for at most.
+/// The limits of a merchant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Limits {
-    /// Calls at the same time.
+    /// Concurrent calls.
     pub max_calls: Option<u32>,
     /// New calls within any one second.
     pub max_rate: Option<u32>,
@@ -115,19 +114,19 @@ impl Limit {
 }
 
 impl MerchantConfig {
-    /// The first step of its chain that a table does not know.
+    /// The first step of its fallback that is not in the tier table.
     pub fn unknown_tier(&self, tiers: &Tiers) -> Option<&Step> {
         let is_unknown =
             |step: &&Step| matches!(step, Step::Tier(_)) && tiers.resolve(step).is_none();
         self.fallback.iter().find(is_unknown)
     }
 
-    /// What it names: its own pool, and its fallback.
+    /// The steps that the document names: its dedicated pool and its fallback.
     pub fn steps(&self) -> impl Iterator<Item = &Step> {
         self.pool.iter().chain(&self.fallback)
     }
 
-    /// Whether none of its calls can ever have a pod.
+    /// Whether the configuration refuses every call: `dedicated_only` without a pool.
     pub fn refuses_all(&self) -> bool {
         self.dedicated_only && self.pool.is_none()
     }
@@ -162,29 +161,25 @@ impl MerchantConfig {
     }
 }
 
-fn read_limit(
-    fields: &Map<String, Value>,
-    name: &str,
-    most: u32,
-) -> Result<Option<u32>, Malformed> {
-    let whole = read_whole(fields, name, 0, most as i32)?;
+fn read_limit(fields: &Map<String, Value>, name: &str, max: u32) -> Result<Option<u32>, Malformed> {
+    let whole = read_whole(fields, name, 0, max as i32)?;
     Ok(whole.map(|number| number as u32))
 }
 
 fn read_whole(
     fields: &Map<String, Value>,
     name: &str,
-    least: i32,
-    most: i32,
+    min: i32,
+    max: i32,
 ) -> Result<Option<i32>, Malformed> {
     let value = match fields.get(name) {
         None | Some(Value::Null) => return Ok(None),
         Some(value) => value,
     };
     let whole = value.as_f64().filter(|number| number.fract() == 0.0);
-    let fits = whole.filter(|number| (f64::from(least)..=f64::from(most)).contains(number));
+    let fits = whole.filter(|number| (f64::from(min)..=f64::from(max)).contains(number));
     fits.map(|number| Some(number as i32)).ok_or_else(|| {
-        Malformed(format!("{name} {value}: expected a whole number from {least} to {most}"))
+        Malformed(format!("{name} {value}: expected a whole number from {min} to {max}"))
     })
 }
 
@@ -220,30 +215,30 @@ fn read_fallback(fields: &Map<String, Value>) -> Result<Vec<Step>, Malformed> {
         .collect()
 }
 
-/// The steps a call takes, in order: the merchant's own pool, then its
-/// fallback or the default chain.
+/// The steps of a call's chain, in order: the merchant's dedicated pool, then its fallback or
+/// the default chain.
 pub fn chain<'a>(
     tiers: &'a Tiers,
     merchant: Option<&'a MerchantConfig>,
 ) -> impl Iterator<Item = &'a Step> {
-    let own = merchant.and_then(|merchant| merchant.pool.as_ref());
+    let dedicated = merchant.and_then(|merchant| merchant.pool.as_ref());
     let rest: &[Step] = match merchant {
         Some(merchant) if merchant.dedicated_only => &[],
         Some(merchant) if !merchant.fallback.is_empty() => &merchant.fallback,
         _ => tiers.default_chain(),
     };
-    own.into_iter().chain(rest)
+    dedicated.into_iter().chain(rest)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiers::Origin;
+    use crate::tiers::DocumentSource;
 
     fn steps(document: &str) -> Vec<String> {
         let tiers = Tiers::parse(
             r#"{"gold": {}, "standard": {}, "basic": {"type": "shared"}}"#,
-            Origin::Settings,
+            DocumentSource::Settings,
         )
         .unwrap()
         .0;
@@ -273,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_are_written_and_shown_as_they_are_read() {
+    fn steps_round_trip_through_text() {
         for text in ["gold", "merchant:acme"] {
             let step: Step = text.parse().unwrap();
             assert_eq!(serde_json::to_value(&step).unwrap(), text);
@@ -282,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_document_and_the_longest_chain_are_read() {
+    fn the_largest_document_and_the_longest_chain_are_accepted() {
         let frame = r#"{"x": ""}"#.len();
         let largest = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT - frame));
         assert_eq!(largest.len(), MAX_DOCUMENT);
@@ -293,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn limits_are_whole_numbers() {
+    fn limits_and_priorities_are_whole_numbers() {
         let limits = |document| MerchantConfig::parse(document).unwrap().limits;
         let given = limits(r#"{"max_calls": 50, "max_rate": 3.0}"#);
         assert_eq!((given.max_calls, given.max_rate), (Some(50), Some(3)));
@@ -304,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_malformed() {
+    fn invalid_documents_are_malformed() {
         let long = format!(r#"{{"x": "{}"}}"#, "y".repeat(MAX_DOCUMENT));
         let many = format!(r#"{{"fallback": [{}"gold"]}}"#, r#""gold","#.repeat(MAX_STEPS));
         for bad in [

@@ -1,26 +1,26 @@
-//! Names that become parts of Redis keys, URLs and XML. Each is checked once,
-//! here; whoever holds one of these types holds a harmless name.
+//! Names that become parts of Redis keys, URLs and XML. Each type checks its text once, when it
+//! is parsed, so its values need no escaping.
 
 use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
-/// A name that breaks the rules of its kind.
+/// A text that does not match the format of its field.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field} {shown:?} is not valid: expected {expected}")]
 pub struct InvalidName {
-    /// What the name was meant to be, as callers call it (`call_sid`).
+    /// The name of the field in requests (`call_sid`).
     pub field: &'static str,
-    /// The beginning of the offending text.
+    /// The beginning of the invalid text.
     pub shown: String,
-    /// What would have been accepted.
+    /// The accepted format.
     pub expected: &'static str,
 }
 
 impl InvalidName {
     pub fn new(field: &'static str, text: &str, expected: &'static str) -> Self {
-        const SHOWN: usize = 80;
-        let mut shown: String = text.chars().take(SHOWN).collect();
+        const MAX_SHOWN_CHARS: usize = 80;
+        let mut shown: String = text.chars().take(MAX_SHOWN_CHARS).collect();
         if shown.len() < text.len() {
             shown.push('…');
         }
@@ -32,7 +32,7 @@ fn is_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'.' | b'_' | b'-')
 }
 
-/// `.` and `..` are words by their letters, but directions in a URL.
+/// Rejects `.` and `..`: URL paths resolve them as relative segments.
 fn is_name(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(is_word) && text != "." && text != ".."
 }
@@ -45,7 +45,7 @@ fn is_fingerprint(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
 }
 
-/// `metadata` is a label too, but `voice:pod:metadata` is another key's name.
+/// Rejects `metadata`: `voice:pod:metadata` is the name of another key.
 fn is_pod_name(text: &str) -> bool {
     (1..=63).contains(&text.len())
         && text
@@ -56,7 +56,7 @@ fn is_pod_name(text: &str) -> bool {
         && text != "metadata"
 }
 
-const NAME: &str = "1 to 64 characters of A-Z a-z 0-9 . _ - (and not . or ..)";
+const NAME_FORMAT: &str = "1 to 64 characters of A-Z a-z 0-9 . _ - (and not . or ..)";
 
 macro_rules! checked_name {
     ($(#[$doc:meta])* $name:ident, $field:literal, $check:ident, $expected:expr) => {
@@ -119,7 +119,7 @@ checked_name!(
     "1 to 63 characters of a-z 0-9 -, not starting or ending with -, and not \"metadata\""
 );
 checked_name!(
-    /// The id a telephony provider gave a call.
+    /// The id of a call, set by the telephony provider.
     CallSid,
     "call_sid",
     is_call_sid,
@@ -130,43 +130,43 @@ checked_name!(
     MerchantId,
     "merchant_id",
     is_name,
-    NAME
+    NAME_FORMAT
 );
 checked_name!(
     /// The name of a tier.
     TierName,
     "tier",
     is_name,
-    NAME
+    NAME_FORMAT
 );
 checked_name!(
-    /// The template a voice agent is asked to speak.
+    /// The template that a voice agent uses.
     Template,
     "template",
     is_name,
-    NAME
+    NAME_FORMAT
 );
 checked_name!(
-    /// The beginning of a hash over what a provider has signed, in Base64: tells one signed
-    /// request from any other.
+    /// A truncated Base64 hash over the signed parts of a provider's request. Identifies the
+    /// request for replay protection.
     Fingerprint,
     "fingerprint",
     is_fingerprint,
     "16 characters of A-Z a-z 0-9 _ -"
 );
 checked_name!(
-    /// A telephony provider by the name that a JSON caller gave it.
+    /// The name of a telephony provider in a JSON request.
     Carrier,
     "provider",
     is_name,
-    NAME
+    NAME_FORMAT
 );
 checked_name!(
-    /// The flow of a voice agent; `v2` is the one that shows in the URL.
+    /// The flow of a voice agent; only `v2` appears in the stream URL.
     Flow,
     "flow",
     is_name,
-    NAME
+    NAME_FORMAT
 );
 
 impl From<TierName> for MerchantId {
@@ -176,13 +176,13 @@ impl From<TierName> for MerchantId {
 }
 
 impl MerchantId {
-    /// The tier of the same name: both kinds of name follow one rule.
+    /// The tier of the same name: merchant ids and tier names have the same format.
     pub(crate) fn as_tier(&self) -> TierName {
         TierName(self.0.clone())
     }
 }
 
-/// Where a pod belongs: a tier of the configuration, or a merchant's own pool.
+/// The pool of a pod: a tier of the configuration, or the dedicated pool of a merchant.
 #[derive(Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
 pub enum Pool {
@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn call_sids_may_hold_colons_and_are_bounded() {
+    fn call_sids_may_contain_colons_and_have_a_maximum_length() {
         for good in ["CA1", "b1b1d7a4-1f5c", "a:b.c_d", &"x".repeat(128)] {
             assert!(good.parse::<CallSid>().is_ok(), "{good}");
         }
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn names_never_leave_their_url_segment() {
+    fn names_cannot_change_the_url_path() {
         for bad in ["", ".", "..", "a/b", "a:b", "a%2fb", "a?b", "a#b", &"x".repeat(65)] {
             assert!(bad.parse::<Template>().is_err(), "{bad}");
         }
@@ -289,14 +289,14 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_names_the_field_and_shows_only_the_beginning() {
+    fn an_invalid_name_error_names_the_field_and_truncates_the_text() {
         let error = "x".repeat(5000).parse::<CallSid>().unwrap_err();
         assert_eq!(error.field, "call_sid");
         assert!(error.to_string().len() < 300);
     }
 
     #[test]
-    fn pools_read_back_what_they_write() {
+    fn pools_round_trip_through_text() {
         for text in ["pool:gold", "merchant:acme"] {
             assert_eq!(text.parse::<Pool>().unwrap().to_string(), text);
         }
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn pools_are_written_and_shown_in_one_form() {
+    fn pools_have_the_same_json_and_debug_form() {
         for text in ["pool:gold", "merchant:acme"] {
             let pool: Pool = text.parse().unwrap();
             assert_eq!(serde_json::to_value(&pool).unwrap(), text);

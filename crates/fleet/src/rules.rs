@@ -13,38 +13,40 @@ macro_rules! rules {
 }
 
 rules! {
-    /// Longest merchant document in bytes.
+    /// Maximum size of a merchant document (bytes).
     MAX_DOCUMENT: usize = 4096;
-    /// Most steps of a merchant's fallback chain.
+    /// Maximum number of steps in a merchant's fallback.
     MAX_STEPS: usize = 16;
-    /// Largest `max_calls` of a merchant.
+    /// Maximum `max_calls` of a merchant.
     MAX_MERCHANT_CALLS: u32 = 1_000_000;
-    /// Largest `max_rate` of a merchant.
+    /// Maximum `max_rate` of a merchant.
     MAX_MERCHANT_RATE: u32 = 1_000;
     /// Highest priority of a merchant; its negative is the lowest.
     MAX_PRIORITY: i32 = 100;
-    /// Window of `max_rate` (ms).
+    /// Sliding window of `max_rate` (ms).
     RATE_WINDOW: Millis = 1_000;
-    /// Advantage in the queue of a call that had a pod before, over all of its priority.
+    /// Subtracted from the ticket of a call that had a pod before: it precedes all new calls of
+    /// the same priority.
     REQUEUE_ADVANTAGE: i64 = 1 << 41;
-    /// Distance of two priorities in the score of a queue: above every ticket and advantage.
+    /// Distance between two priorities in a queue score: greater than any ticket or advantage.
     PRIORITY_STEP: i64 = 1 << 42;
-    /// How long the end of a call is remembered that may come back (ms).
+    /// Retention of the call history (ms): a call may reconnect or confirm within this time.
     CALL_HISTORY_TTL: Millis = 3_600_000;
-    /// A call that ended sooner than this (ms) without its agent's word counts against its pod.
+    /// Early failure: a stream that breaks within this time (ms) counts as a failure of its pod.
     EARLY_FAILURE: Millis = 10_000;
-    /// Failures in a row that put a pod into quarantine.
+    /// Consecutive failures after which a pod is quarantined.
     QUARANTINE_FAILURES: u32 = 3;
-    /// How long a quarantine lasts (ms).
+    /// Duration of a quarantine (ms).
     QUARANTINE_TIME: Millis = 60_000;
-    /// One pod of so many may be in quarantine at a time.
+    /// At most one in this many pods of a pool may be quarantined at a time.
     QUARANTINE_SHARE: usize = 5;
-    /// Ended calls that a store remembers while it trusts pods about calls it does not know.
+    /// Ended calls kept during the re-registration window, so that a late renewal does not
+    /// re-register them.
     MAX_RECENT_ENDS: usize = 10_000;
-    /// How long a list of pods stays in force after the last replica with it was seen (ms).
+    /// Time that a list of pods stays in force without a claim by a replica that follows it (ms).
     LIST_TTL: Millis = 30_000;
-    /// Seconds past their deadline that keys in Redis live, in ms: only the sweep ends calls.
+    /// Extra lifetime of Redis keys past their deadline (ms): the sweep ends calls, not expiry.
     KEY_SLACK: Millis = 30_000;
-    /// Longest lifetime of a queue without a change (ms).
+    /// Lifetime of a queue key without a change (ms).
     QUEUE_TTL: Millis = 86_400_000;
 }

@@ -1,5 +1,4 @@
-//! The tier table: which pools exist, what a pod of each may carry, how many
-//! pods each wants, and in which order calls try them.
+//! The tier table: the pools, the capacity of their pods, their targets, and the default chain.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +10,12 @@ use crate::{
     names::{MerchantId, Pool, TierName},
 };
 
-/// The cap of a shared tier that does not name one.
+/// `max_concurrent` of a shared tier that does not set it.
 pub(crate) const DEFAULT_MAX_CONCURRENT: u32 = 5;
 
-/// What a pod of a tier may carry.
+/// The type of a tier: the capacity of its pods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum TierKind {
     /// One call.
     Exclusive,
     /// Up to `max_concurrent` calls.
@@ -25,8 +24,8 @@ pub enum Kind {
     Dedicated,
 }
 
-impl Kind {
-    /// How many calls a pod may have.
+impl TierKind {
+    /// The maximum number of concurrent calls per pod.
     pub fn cap(self) -> u32 {
         match self {
             Self::Exclusive | Self::Dedicated => 1,
@@ -35,39 +34,39 @@ impl Kind {
     }
 }
 
-/// Which pod of a shared tier takes the next call.
+/// How a shared tier selects the pod for the next call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Strategy {
-    /// The least loaded one.
+    /// The least loaded pod.
     #[default]
     Spread,
-    /// The fullest one with room, so that idle pods can be scaled away.
+    /// The most loaded pod with a free slot, so that idle pods can be scaled down.
     Pack,
 }
 
 /// One tier of the table.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Tier {
-    pub kind: Kind,
-    /// How many pods the tier wants.
+    pub kind: TierKind,
+    /// The desired number of pods.
     pub target: u32,
 }
 
-/// Who wrote a tier document: what an operator sets at start-up is held to the
-/// letter, what stands in the store is read with good will.
+/// The source of a tier document. Settings are validated strictly. A document in the store may
+/// come from an older version: there a `max_concurrent` below 1 becomes the default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Origin {
+pub enum DocumentSource {
     Settings,
     Store,
 }
 
-/// A tier document that cannot be used, and why.
+/// The error in a tier document.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct TierError(String);
 
-/// The tiers in force. Immutable: a change is a new table.
+/// The tier table. Immutable: a change replaces the table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Value", try_from = "Value")]
 pub struct Tiers {
@@ -76,15 +75,15 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// Reads any of the three shapes of a tier document. The second value holds
-    /// warnings: what was ignored, and why.
-    pub fn parse(text: &str, origin: Origin) -> Result<(Self, Vec<String>), TierError> {
+    /// Parses any of the three shapes of a tier document. The second value lists warnings about
+    /// ignored parts.
+    pub fn parse(text: &str, source: DocumentSource) -> Result<(Self, Vec<String>), TierError> {
         let value = serde_json::from_str(text)
             .map_err(|error| TierError(format!("expected a JSON object: {error}")))?;
-        Self::from_value(value, origin)
+        Self::from_value(value, source)
     }
 
-    fn from_value(value: Value, origin: Origin) -> Result<(Self, Vec<String>), TierError> {
+    fn from_value(value: Value, source: DocumentSource) -> Result<(Self, Vec<String>), TierError> {
         let Value::Object(mut document) = value else {
             return Err(TierError("expected a JSON object of tiers".into()));
         };
@@ -105,9 +104,9 @@ impl Tiers {
         for (name, entry) in entries {
             let tier = if counts_only {
                 let target = count(&name, "target", &entry)?;
-                Tier { kind: Kind::Exclusive, target }
+                Tier { kind: TierKind::Exclusive, target }
             } else {
-                read_tier(&name, &entry, origin, &mut warnings)?
+                read_tier(&name, &entry, source, &mut warnings)?
             };
             let name: TierName = name.parse().map_err(|error| TierError(format!("{error}")))?;
             tiers.insert(name, tier);
@@ -116,19 +115,19 @@ impl Tiers {
         Ok((Self::new(tiers, chain), warnings))
     }
 
-    /// An empty `chain` stands for the automatic one: exclusive tiers by name,
-    /// then shared ones by name.
+    /// An empty `chain` selects the automatic chain: exclusive tiers by name, then shared tiers by
+    /// name.
     pub fn new(mut tiers: BTreeMap<TierName, Tier>, mut chain: Vec<TierName>) -> Self {
         if chain.is_empty() {
-            let shared = |name: &&TierName| matches!(tiers[*name].kind, Kind::Shared { .. });
+            let shared = |name: &&TierName| matches!(tiers[*name].kind, TierKind::Shared { .. });
             let exclusive_first = tiers.keys().filter(|name| !shared(name));
             chain = exclusive_first.chain(tiers.keys().filter(shared)).cloned().collect();
         }
         for (name, tier) in &mut tiers {
             match tier.kind {
-                Kind::Shared { .. } => {}
-                _ if chain.contains(name) => tier.kind = Kind::Exclusive,
-                _ => tier.kind = Kind::Dedicated,
+                TierKind::Shared { .. } => {}
+                _ if chain.contains(name) => tier.kind = TierKind::Exclusive,
+                _ => tier.kind = TierKind::Dedicated,
             }
         }
         let chain = chain.into_iter().map(Step::Tier).collect();
@@ -143,7 +142,7 @@ impl Tiers {
         self.tiers.iter()
     }
 
-    /// The steps a call takes when its merchant says nothing else.
+    /// The chain of calls whose merchant configures no fallback.
     pub fn default_chain(&self) -> &[Step] {
         &self.chain
     }
@@ -156,12 +155,12 @@ impl Tiers {
     /// The pool that holds the pods of a tier.
     pub fn pool(&self, name: &TierName) -> Option<Pool> {
         Some(match self.get(name)?.kind {
-            Kind::Dedicated => Pool::Merchant(MerchantId::from(name.clone())),
+            TierKind::Dedicated => Pool::Merchant(MerchantId::from(name.clone())),
             _ => Pool::Tier(name.clone()),
         })
     }
 
-    /// The pool a step of a chain means, if there is one.
+    /// The pool of a chain step; `None` for an unknown tier.
     pub fn resolve(&self, step: &Step) -> Option<Pool> {
         match step {
             Step::Tier(name) => self.pool(name),
@@ -169,40 +168,40 @@ impl Tiers {
         }
     }
 
-    /// What a pod of this pool may carry; `None` if the table knows no such
-    /// tier any more. Merchant pools need no entry: they are always dedicated.
-    pub fn kind(&self, pool: &Pool) -> Option<Kind> {
+    /// The type of a pool; `None` if its tier is not in the table. Merchant pools need no entry:
+    /// they are always dedicated.
+    pub fn kind(&self, pool: &Pool) -> Option<TierKind> {
         match pool {
-            Pool::Merchant(_) => Some(Kind::Dedicated),
+            Pool::Merchant(_) => Some(TierKind::Dedicated),
             Pool::Tier(name) => {
-                self.get(name).map(|tier| tier.kind).filter(|kind| *kind != Kind::Dedicated)
+                self.get(name).map(|tier| tier.kind).filter(|kind| *kind != TierKind::Dedicated)
             }
         }
     }
 
-    /// How many pods the table wants in this pool.
+    /// The desired number of pods in a pool.
     pub fn target(&self, pool: &Pool) -> u32 {
         let tier = match pool {
-            Pool::Tier(name) => self.get(name).filter(|tier| tier.kind != Kind::Dedicated),
+            Pool::Tier(name) => self.get(name).filter(|tier| tier.kind != TierKind::Dedicated),
             Pool::Merchant(id) => {
-                self.get(&id.as_tier()).filter(|tier| tier.kind == Kind::Dedicated)
+                self.get(&id.as_tier()).filter(|tier| tier.kind == TierKind::Dedicated)
             }
         };
         tier.map_or(0, |tier| tier.target)
     }
 
-    /// Whether the table itself asks for this pool.
-    pub fn wants(&self, pool: &Pool) -> bool {
+    /// Whether the table has a tier for this pool.
+    pub fn defines(&self, pool: &Pool) -> bool {
         match pool {
             Pool::Tier(_) => self.kind(pool).is_some(),
             Pool::Merchant(id) => {
-                self.get(&id.as_tier()).is_some_and(|tier| tier.kind == Kind::Dedicated)
+                self.get(&id.as_tier()).is_some_and(|tier| tier.kind == TierKind::Dedicated)
             }
         }
     }
 
-    /// The sum of all targets: how many pods would fill the table.
-    pub fn wanted_pods(&self) -> usize {
+    /// The sum of all targets.
+    pub fn total_target(&self) -> usize {
         self.tiers.values().map(|tier| tier.target as usize).sum()
     }
 }
@@ -210,7 +209,7 @@ impl Tiers {
 fn read_tier(
     name: &str,
     entry: &Value,
-    origin: Origin,
+    source: DocumentSource,
     warnings: &mut Vec<String>,
 ) -> Result<Tier, TierError> {
     let Value::Object(fields) = entry else {
@@ -226,9 +225,9 @@ fn read_tier(
         Some(value) => count(name, "target", value)?,
     };
     let kind = match present(fields, "type").map(|value| value.as_str()) {
-        None | Some(Some("exclusive")) => Kind::Exclusive,
-        Some(Some("shared")) => Kind::Shared {
-            max_concurrent: read_cap(name, fields, origin)?,
+        None | Some(Some("exclusive")) => TierKind::Exclusive,
+        Some(Some("shared")) => TierKind::Shared {
+            max_concurrent: read_cap(name, fields, source)?,
             strategy: read_strategy(name, fields)?,
         },
         Some(_) => {
@@ -241,10 +240,16 @@ fn read_tier(
     Ok(Tier { kind, target })
 }
 
-fn read_cap(name: &str, fields: &Map<String, Value>, origin: Origin) -> Result<u32, TierError> {
+fn read_cap(
+    name: &str,
+    fields: &Map<String, Value>,
+    source: DocumentSource,
+) -> Result<u32, TierError> {
     match present(fields, "max_concurrent") {
         None => Ok(DEFAULT_MAX_CONCURRENT),
-        Some(value) if origin == Origin::Store && value.as_i64().is_some_and(|cap| cap <= 0) => {
+        Some(value)
+            if source == DocumentSource::Store && value.as_i64().is_some_and(|cap| cap <= 0) =>
+        {
             Ok(DEFAULT_MAX_CONCURRENT)
         }
         Some(value) => match count(name, "max_concurrent", value)? {
@@ -295,32 +300,32 @@ fn read_chain(
     Ok(known)
 }
 
-/// A field that is there and not null.
+/// A field that is present and not null.
 fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
     fields.get(field).filter(|value| !value.is_null())
 }
 
 fn count(tier: &str, field: &str, value: &Value) -> Result<u32, TierError> {
-    const MOST: u64 = 1_000_000;
-    // 2.0 is a whole number, too.
+    const MAX_COUNT: u64 = 1_000_000;
+    // Accepts 2.0: JSON does not separate integers from floats.
     let whole = value.as_f64().filter(|count| count.fract() == 0.0 && *count >= 0.0);
-    match whole.map(|count| count as u64).filter(|count| *count <= MOST) {
+    match whole.map(|count| count as u64).filter(|count| *count <= MAX_COUNT) {
         Some(count) => Ok(count as u32),
         None => Err(TierError(format!(
-            "tier {tier:?}: {field} {value}: expected a whole number from 0 to {MOST}"
+            "tier {tier:?}: {field} {value}: expected a whole number from 0 to {MAX_COUNT}"
         ))),
     }
 }
 
 impl From<Tiers> for Value {
-    /// The table as the first shape of a tier document.
+    /// Serializes the table in the first shape of a tier document.
     fn from(table: Tiers) -> Self {
         let tiers: Map<String, Value> = table
             .tiers
             .iter()
             .map(|(name, tier)| {
                 let entry = match tier.kind {
-                    Kind::Shared { max_concurrent, strategy } => json!({
+                    TierKind::Shared { max_concurrent, strategy } => json!({
                         "type": "shared",
                         "target": tier.target,
                         "max_concurrent": max_concurrent,
@@ -340,7 +345,7 @@ impl TryFrom<Value> for Tiers {
     type Error = TierError;
 
     fn try_from(value: Value) -> Result<Self, TierError> {
-        Self::from_value(value, Origin::Store).map(|(tiers, _)| tiers)
+        Self::from_value(value, DocumentSource::Store).map(|(tiers, _)| tiers)
     }
 }
 
@@ -349,7 +354,7 @@ mod tests {
     use super::*;
 
     fn parse(text: &str) -> Tiers {
-        Tiers::parse(text, Origin::Settings).unwrap().0
+        Tiers::parse(text, DocumentSource::Settings).unwrap().0
     }
 
     fn chain(tiers: &Tiers) -> Vec<String> {
@@ -357,11 +362,11 @@ mod tests {
     }
 
     fn refusal(text: &str) -> String {
-        Tiers::parse(text, Origin::Settings).unwrap_err().to_string()
+        Tiers::parse(text, DocumentSource::Settings).unwrap_err().to_string()
     }
 
     #[test]
-    fn all_three_shapes_are_read() {
+    fn all_three_document_shapes_are_parsed() {
         let full = parse(
             r#"{"tiers": {"gold": {"type": "exclusive", "target": 1},
                 "basic": {"type": "shared", "target": 1, "max_concurrent": 3}},
@@ -371,10 +376,10 @@ mod tests {
         let map = parse(r#"{"gold": {"target": 2}, "basic": {"type": "shared"}}"#);
         assert_eq!(chain(&map), ["gold", "basic"]);
         let basic = map.get(&"basic".parse().unwrap()).unwrap();
-        assert_eq!(basic.kind, Kind::Shared { max_concurrent: 5, strategy: Strategy::Spread });
+        assert_eq!(basic.kind, TierKind::Shared { max_concurrent: 5, strategy: Strategy::Spread });
         let counts = parse(r#"{"gold": 10.0, "standard": 20}"#);
         assert_eq!(counts.get(&"gold".parse().unwrap()).unwrap().target, 10);
-        assert_eq!(counts.wanted_pods(), 30);
+        assert_eq!(counts.total_target(), 30);
         assert_eq!(chain(&parse(r#"{"tiers": 5}"#)), ["tiers"]);
     }
 
@@ -387,15 +392,15 @@ mod tests {
         assert_eq!(tiers.pool(&"basic".parse().unwrap()).unwrap().to_string(), "pool:basic");
         assert_eq!(tiers.target(&"merchant:acme".parse().unwrap()), 2);
         assert_eq!(tiers.kind(&"pool:acme".parse().unwrap()), None);
-        let wants = |pool: &str| tiers.wants(&pool.parse().unwrap());
-        assert!(wants("gold") && wants("basic") && wants("merchant:acme"));
-        assert!(!wants("acme") && !wants("merchant:gold") && !wants("merchant:other"));
+        let defines = |pool: &str| tiers.defines(&pool.parse().unwrap());
+        assert!(defines("gold") && defines("basic") && defines("merchant:acme"));
+        assert!(!defines("acme") && !defines("merchant:gold") && !defines("merchant:other"));
     }
 
     #[test]
     fn unknown_fields_are_ignored_with_a_warning() {
         let known = r#""type": "shared", "target": 1, "max_concurrent": 3, "strategy": "pack""#;
-        let warnings = |text: &str| Tiers::parse(text, Origin::Settings).unwrap().1;
+        let warnings = |text: &str| Tiers::parse(text, DocumentSource::Settings).unwrap().1;
         assert_eq!(warnings(&format!(r#"{{"gold": {{{known}}}}}"#)), [""; 0]);
         let given = warnings(&format!(r#"{{"gold": {{{known}, "colour": 7}}}}"#));
         assert!(given.len() == 1 && given[0].contains("\"colour\""), "{given:?}");
@@ -404,27 +409,27 @@ mod tests {
     #[test]
     fn unknown_chain_steps_are_dropped_with_a_warning() {
         let text = r#"{"tiers": {"b": {}, "a": {}}, "default_chain": ["x", "b", "b"]}"#;
-        let (tiers, warnings) = Tiers::parse(text, Origin::Settings).unwrap();
+        let (tiers, warnings) = Tiers::parse(text, DocumentSource::Settings).unwrap();
         assert_eq!((chain(&tiers), warnings.len()), (vec!["b".to_string()], 2));
         let text = r#"{"tiers": {"b": {}, "a": {}}, "default_chain": ["x"]}"#;
-        let (tiers, warnings) = Tiers::parse(text, Origin::Settings).unwrap();
+        let (tiers, warnings) = Tiers::parse(text, DocumentSource::Settings).unwrap();
         assert_eq!((chain(&tiers), warnings.len()), (vec!["a".to_string(), "b".to_string()], 2));
     }
 
     #[test]
-    fn a_cap_of_zero_is_refused_in_settings_and_mended_in_the_store() {
+    fn a_zero_cap_is_an_error_in_settings_and_a_default_in_the_store() {
         let text = r#"{"basic": {"type": "shared", "max_concurrent": 0}}"#;
         assert!(refusal(text).contains("expected at least 1"));
         let text = r#"{"basic": {"type": "shared", "max_concurrent": -3}}"#;
-        let tiers = Tiers::parse(text, Origin::Store).unwrap().0;
+        let tiers = Tiers::parse(text, DocumentSource::Store).unwrap().0;
         assert!(matches!(
             tiers.kind(&"basic".parse().unwrap()),
-            Some(Kind::Shared { max_concurrent: 5, .. })
+            Some(TierKind::Shared { max_concurrent: 5, .. })
         ));
     }
 
     #[test]
-    fn bad_documents_are_refused_with_the_reason() {
+    fn invalid_documents_are_refused_with_the_reason() {
         for (text, reason) in [
             ("", "expected a JSON object"),
             ("[]", "expected a JSON object"),
@@ -446,7 +451,7 @@ mod tests {
     }
 
     #[test]
-    fn a_table_reads_back_what_it_writes() {
+    fn a_table_round_trips_through_json() {
         let tiers = parse(
             r#"{"tiers": {"gold": {"target": 1}, "acme": {"target": 2},
                 "basic": {"type": "shared", "max_concurrent": 3, "strategy": "pack"}}, "default_chain": ["gold", "basic"]}"#,

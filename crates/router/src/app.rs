@@ -1,4 +1,4 @@
-//! How the parts are put together, and in which order they stop.
+//! Wires the parts together at start-up and stops them in order.
 
 use std::{
     net::SocketAddr,
@@ -26,42 +26,44 @@ use crate::{
     http::{
         self, Context,
         api::{
-            live::{About, Live},
+            live::{Live, RouterInfo},
             snapshots::Snapshots,
         },
         middleware::{
-            connection_limit::ConnectionLimiter, rate_limit::Rates, stream_limit::Streams,
+            connection_limit::ConnectionLimiter, rate_limit::RateLimiter,
+            stream_limit::StreamLimiter,
         },
         server::{Timeouts, serve},
     },
     lifecycle::Lifecycle,
     telemetry::metrics::Metrics,
     tls::{ListenerTls, Tls},
-    tools::agent::{Agents, Desk},
+    tools::agent::{Agents, RouterApi},
 };
 use fleet::{Claimant, PodOrigin};
 use spans::Tracer;
-use store::{Embedded, Redis, RedisConfig, Scripts, Store, Unusable, observing};
+use store::{
+    Embedded, Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Store, Unusable, observing,
+};
 use telephony::WsUrls;
 
-/// How long we go on accepting requests once we say that we are not ready: who
-/// has not heard it yet shall not meet a closed door.
-const FAREWELL: Duration = Duration::from_millis(500);
-/// How long the start waits for Redis, and for the cluster, before it goes on without.
-const FIRST_CONTACT: Duration = Duration::from_secs(2);
-/// How long a right may be missing before it counts as not given.
-const API_SERVER_START: Duration = Duration::from_secs(5);
-/// How long agents may take to let go of their calls at the end.
-const AGENTS_FINISH: Duration = Duration::from_secs(5);
+/// Time between reporting not ready and closing the listeners, so that load balancers can
+/// take this replica out first.
+const READINESS_GRACE: Duration = Duration::from_millis(500);
+/// How long start-up waits for Redis, and for the cluster, before it continues without.
+const STARTUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a 403 is retried: an API server that starts forbids everything for a moment.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
+/// How long simulated agents may take to release their calls at shutdown.
+const AGENT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A router that runs.
+/// A running router.
 pub struct Running {
     pub api: SocketAddr,
-    /// Where everything but the webhooks is.
+    /// The address of everything but the webhooks.
     pub admin: SocketAddr,
     pub metrics_address: SocketAddr,
-    /// Whether its agents are simulated.
-    pub simulated: bool,
+    pub has_simulated_agents: bool,
     pub context: Arc<Context>,
     closing: CancellationToken,
     servers: JoinSet<()>,
@@ -70,30 +72,30 @@ pub struct Running {
     exporter: Option<Exporter>,
 }
 
-/// Starts a router. It answers requests when this returns.
+/// Starts a router; it serves requests when this returns.
 pub async fn start(config: Config) -> anyhow::Result<Running> {
-    let scripts = Scripts::keeping(config.events);
-    start_with(config, scripts).await
+    let functions = Functions::with_event_limit(config.events);
+    start_with(config, functions).await
 }
 
-/// The same with other scripts than ours: tests break them on purpose.
-pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Running> {
+/// Starts a router with other Redis functions; tests use broken ones.
+pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<Running> {
     let listener = bind("HTTP_PORT", config.http.api)?;
     let api = listener.local_addr()?;
     let metrics = Arc::new(Metrics::default());
-    let nudge = Arc::new(Notify::new());
+    let reconcile_now = Arc::new(Notify::new());
     let source = pod_source(&config).await?;
     let identified = identify(&config, &source).await?;
     let origin = identified.clone().unwrap_or_else(|| config.pods.origin());
-    let store = open_store(&config, origin, &metrics, &nudge, scripts).await?;
-    warn_about(&config, store.as_ref()).await;
+    let store = open_store(&config, origin, &metrics, &reconcile_now, functions).await?;
+    log_warnings(&config, store.as_ref()).await;
     let access = open_access(&config)?;
     let tls = config.tls.as_ref().map(Tls::new).transpose();
     let tls = tls.map_err(|expected| anyhow::anyhow!("TLS_CERT_FILE: expected {expected}"))?;
     let tls = tls.map(Arc::new);
     let (tracer, exporter) =
         config.traces.clone().map(|traces| traces::start(traces, metrics.spans.clone())).unzip();
-    let parts = Parts { store, metrics, nudge, access, tls };
+    let parts = Parts { store, metrics, reconcile_now, access, tls };
     let context = Arc::new(context(&config, &parts, api.port(), tracer));
     let control = Arc::new(control(&config, &parts, context.lifecycle.clone(), identified));
     if matches!(source, Source::Feed(_)) {
@@ -101,12 +103,13 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         parts.metrics.leader.set(1);
     }
     claim_pods(&control, &source).await?;
-    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.spared()) {
-        // Streams may have started, and callers asked again, while the router was down.
-        control.store.spare(time).await?;
+    if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.pending()) {
+        // Streams may have started, and waiting calls polled, while the router was down.
+        control.store.extend_pending(time).await?;
     }
-    let simulated = config.pods == PodSource::Simulated;
-    let agents = simulated.then(|| simulated_agents(&config, &parts, &context.lifecycle));
+    let has_simulated_agents = config.pods == PodSource::Simulated;
+    let agents =
+        has_simulated_agents.then(|| simulated_agents(&config, &parts, &context.lifecycle));
     let agent_routes = agents.as_ref().map(Agents::routes);
     let closing = CancellationToken::new();
     let served =
@@ -119,7 +122,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
         api,
         admin,
         metrics_address,
-        simulated,
+        has_simulated_agents,
         context,
         closing,
         servers,
@@ -133,7 +136,7 @@ pub async fn start_with(config: Config, scripts: Scripts) -> anyhow::Result<Runn
 struct Parts {
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
-    nudge: Arc<Notify>,
+    reconcile_now: Arc<Notify>,
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
 }
@@ -145,11 +148,11 @@ fn open_access(config: &Config) -> anyhow::Result<Arc<Access>> {
     Ok(Arc::new(access))
 }
 
-/// What the endpoints use.
+/// Builds the state that the endpoints share.
 fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tracer>>) -> Context {
-    let Parts { store, metrics, nudge, access, tls } = parts;
+    let Parts { store, metrics, reconcile_now, access, tls } = parts;
     let lifecycle = Arc::new(Lifecycle::default());
-    let about = About {
+    let info = RouterInfo {
         name: config.identity.clone(),
         store: if matches!(config.store, StoreConfig::Redis { .. }) { "redis" } else { "embedded" },
         has_cluster: matches!(config.pods, PodSource::Cluster(_)),
@@ -159,7 +162,7 @@ fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tra
     let snapshots = Snapshots::new(store.clone());
     let (shared, counted) = (snapshots.clone(), metrics.clone());
     Context {
-        live: Live::new(store.clone(), shared, counted, lifecycle.clone(), about),
+        live: Live::new(store.clone(), shared, counted, lifecycle.clone(), info),
         snapshots,
         store: store.clone(),
         metrics: metrics.clone(),
@@ -170,21 +173,21 @@ fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tra
         stream_status: config.stream_status,
         busy_action: config.busy_action,
         hold: config.hold.clone(),
-        retries: config.retries,
+        max_retries: config.retries,
         providers: config.providers.clone(),
         ttls: config.ttls,
         replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
-        nudge: nudge.clone(),
+        reconcile_now: reconcile_now.clone(),
         lifecycle,
-        stories: http::Stories::default(),
-        streams: Streams::new(metrics.clone()),
-        rates: Rates::new(config.rate_limit, config.trusted_proxies.clone()),
-        traces,
+        timelines: http::CallTimelines::default(),
+        stream_limiter: StreamLimiter::new(metrics.clone()),
+        rate_limiter: RateLimiter::new(config.rate_limit, config.trusted_proxies.clone()),
+        tracer: traces,
     }
 }
 
-/// The background work.
+/// Builds the background tasks' state.
 fn control(
     config: &Config,
     parts: &Parts,
@@ -195,7 +198,7 @@ fn control(
         store: parts.store.clone(),
         metrics: parts.metrics.clone(),
         lifecycle,
-        nudge: parts.nudge.clone(),
+        reconcile_now: parts.reconcile_now.clone(),
         access: parts.access.clone(),
         tls: parts.tls.clone(),
         cleanup_interval: config.cleanup_interval,
@@ -209,19 +212,23 @@ fn control(
 fn simulated_agents(config: &Config, parts: &Parts, lifecycle: &Lifecycle) -> Arc<Agents> {
     let lease_ttl = config.ttls.lease;
     let (store, metrics) = (parts.store.clone(), parts.metrics.clone());
-    // Three renewals in the time of one lease: two may fail.
+    // Three renewals per lease, so that two may fail.
     let interval = Duration::from_millis((lease_ttl / 3).max(1));
-    Agents::new(Desk::Here { store, metrics, lease_ttl }, interval, lifecycle.stopping.clone())
+    Agents::new(
+        RouterApi::InProcess { store, metrics, lease_ttl },
+        interval,
+        lifecycle.stopping.clone(),
+    )
 }
 
-/// The servers, and the addresses besides that of the API.
+/// The running servers, and their addresses besides the API's.
 struct Served {
     admin: SocketAddr,
     metrics_address: SocketAddr,
     servers: JoinSet<()>,
 }
 
-/// Serves the API on its listener, and metrics and administration on theirs, if they have any.
+/// Serves the API on its listener, and metrics and administration on theirs if configured.
 fn serve_all(
     config: &Config,
     context: &Arc<Context>,
@@ -244,8 +251,8 @@ fn serve_all(
         let listener = bind("METRICS_PORT", config.http.metrics)?;
         metrics_address = listener.local_addr()?;
         let routes: Router = http::metrics_routes(context);
-        // Probes and Prometheus have no certificates.
-        let limiter = ConnectionLimiter::new(MOST_LOOKING, turned_away.clone());
+        // Probes and Prometheus present no certificate.
+        let limiter = ConnectionLimiter::new(MAX_METRICS_CONNECTIONS, turned_away.clone());
         servers.spawn(serve(
             listener,
             ListenerTls::Off,
@@ -279,18 +286,18 @@ fn serve_all(
 }
 
 impl Running {
-    /// Stops in order: unready, waiting requests answered, requests finished,
-    /// agents and loops done, store closed, the last spans sent.
+    /// Shuts down gracefully: reports not ready, ends long polls, finishes requests, waits for
+    /// agents and background tasks, closes the store and sends the last spans.
     pub async fn stop(mut self) {
         tracing::info!("stopping");
         self.context.lifecycle.stopping.cancel();
-        tokio::time::sleep(FAREWELL).await;
+        tokio::time::sleep(READINESS_GRACE).await;
         self.closing.cancel();
         while self.servers.join_next().await.is_some() {}
         if let Some(agents) = self.agents
-            && timeout(AGENTS_FINISH, agents.finish()).await.is_err()
+            && timeout(AGENT_SHUTDOWN_TIMEOUT, agents.finish()).await.is_err()
         {
-            tracing::warn!("agents did not finish in time");
+            tracing::warn!("simulated agents did not release their calls in time");
         }
         self.loops.wait().await;
         self.context.store.close().await;
@@ -301,11 +308,11 @@ impl Running {
     }
 }
 
-/// How many connections the port of the metrics has room for.
-const MOST_LOOKING: usize = 64;
+/// Connection limit of the metrics port.
+const MAX_METRICS_CONNECTIONS: usize = 64;
 
-/// How many connections may wait to be accepted. The usual number is small enough for a
-/// burst of calls to fill it, and who finds it full tries again a second later.
+/// Connections that may wait to be accepted. A burst of calls fills the usual backlog, and a
+/// client that finds it full retries its SYN only after a second.
 const BACKLOG: u32 = 4096;
 
 fn bind(variable: &str, address: SocketAddr) -> anyhow::Result<TcpListener> {
@@ -322,23 +329,23 @@ async fn open_store(
     config: &Config,
     origin: PodOrigin,
     metrics: &Metrics,
-    nudge: &Arc<Notify>,
-    scripts: Scripts,
+    reconcile_now: &Arc<Notify>,
+    functions: Functions,
 ) -> anyhow::Result<Arc<dyn Store>> {
     let (tiers, lease, metrics) = (config.tiers.clone(), config.ttls.lease, metrics.store.clone());
     match &config.store {
         StoreConfig::Memory => {
             tracing::warn!(
-                "calls are kept in memory only: set DATA_DIR or REDIS_URL to keep them over a restart"
+                "calls are held in memory only and lost at a restart: set DATA_DIR or REDIS_URL"
             );
             let store = Embedded::in_memory(tiers, lease, metrics);
-            store.keep_events(config.events);
+            store.set_event_limit(config.events);
             Ok(Arc::new(store))
         }
         StoreConfig::Journal(path) => {
             let store = Embedded::open(path, tiers, lease, metrics);
             let store = store.with_context(|| format!("DATA_DIR={}", path.display()))?;
-            store.keep_events(config.events);
+            store.set_event_limit(config.events);
             Ok(Arc::new(store))
         }
         StoreConfig::Redis { url, key_prefix, ca_file } => {
@@ -347,7 +354,7 @@ async fn open_store(
             };
             let authority = ca_file.as_ref().map(read).transpose()?;
             let (url, key_prefix, ttls) = (url.clone(), key_prefix.clone(), config.ttls);
-            let nudge = nudge.clone();
+            let reconcile_now = reconcile_now.clone();
             let origin_key = origin_key(&config.store);
             let force_origin = config.force_pod_origin;
             let config = RedisConfig {
@@ -356,27 +363,30 @@ async fn open_store(
                 authority,
                 ttls,
                 tiers,
-                nudge,
+                reconcile_now,
                 metrics,
-                scripts,
+                functions,
+                migration_quiet_period: MIGRATION_QUIET_PERIOD,
                 origin: Some(origin.clone()),
                 force_origin,
             };
             let redis =
                 Redis::start(config).map_err(|error| anyhow::anyhow!("REDIS_URL: {error}"))?;
-            redis.first_contact(FIRST_CONTACT).await.map_err(|unusable| match unusable {
-                Unusable::Foreign(owner) => {
-                    foreign_error(&explain_foreign(&owner, &origin_key, &origin))
-                }
-                Unusable::Other(error) => anyhow::anyhow!("REDIS_URL: {error}"),
-            })?;
+            redis.wait_until_available(STARTUP_TIMEOUT).await.map_err(
+                |unusable| match unusable {
+                    Unusable::Foreign(owner) => {
+                        foreign_error(&explain_foreign(&owner, &origin_key, &origin))
+                    }
+                    Unusable::Other(error) => anyhow::anyhow!("REDIS_URL: {error}"),
+                },
+            )?;
             Ok(redis)
         }
     }
 }
 
-/// Claims the pods of the store, and compares them with a list of our own. Pods of another
-/// origin are none of this router's business: it does not start over them.
+/// Claims the pods of the store, and reconciles them with a list of pods. A store whose pods
+/// have another origin stops the start.
 async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
     let refused = match source {
         Source::Feed(feed) => match control.reconcile(feed, true).await {
@@ -393,13 +403,13 @@ async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
         Ok(None) => {}
         Ok(Some(refused)) => return Err(foreign_error(&control.explain(&refused))),
         Err(error) => {
-            tracing::error!(%error, "starting without the store; not ready until it is there");
+            tracing::error!(%error, "starting without the store; not ready until it answers");
         }
     }
     Ok(())
 }
 
-/// Where the store records the origin of its pods: ` (voice:origin)` in a Redis.
+/// The key that records the origin of pods, for messages: ` (voice:origin)` in Redis.
 fn origin_key(store: &StoreConfig) -> String {
     match store {
         StoreConfig::Redis { key_prefix, .. } => format!(" ({key_prefix}origin)"),
@@ -411,7 +421,7 @@ fn foreign_error(explained: &str) -> anyhow::Error {
     anyhow::anyhow!("FORCE_POD_ORIGIN=off: {explained}")
 }
 
-async fn warn_about(config: &Config, store: &dyn Store) {
+async fn log_warnings(config: &Config, store: &dyn Store) {
     for warning in &config.warnings {
         tracing::warn!("{warning}");
     }
@@ -422,19 +432,18 @@ async fn warn_about(config: &Config, store: &dyn Store) {
     }
 }
 
-/// The origin of the pods; `None` while the cluster can't be asked which one it is.
+/// Returns the origin of the pods; `None` while the cluster does not answer.
 async fn identify(config: &Config, source: &Source) -> anyhow::Result<Option<PodOrigin>> {
     let Source::Cluster { cluster, .. } = source else { return Ok(Some(config.pods.origin())) };
     let started = Instant::now();
     let reason = loop {
-        match timeout(FIRST_CONTACT, cluster.namespace_uid()).await {
+        match timeout(STARTUP_TIMEOUT, cluster.namespace_uid()).await {
             Ok(Ok(uid)) => return Ok(Some(cluster.origin(uid))),
             Ok(Err(error)) => match cluster.explain_identity(&error) {
-                // An API server that starts forbids everything for a moment.
-                (_, true) if started.elapsed() < API_SERVER_START => {
+                (_, true) if started.elapsed() < FORBIDDEN_GRACE => {
                     tokio::time::sleep(Duration::from_millis(200)).await;
                 }
-                // Without it a store could be taken over from another cluster.
+                // Without the UID, this router could take over a store of another cluster.
                 (reason, true) => anyhow::bail!("cannot identify the cluster: {reason}"),
                 (reason, false) => break reason,
             },
@@ -460,7 +469,7 @@ async fn pod_source(config: &Config) -> anyhow::Result<Source> {
                 cluster: Cluster::find(cluster.clone()).await?,
                 view: Arc::default(),
                 leader: config.leader.clone(),
-                // Two replicas must not be taken for one, whatever they are called.
+                // Replicas that share a name must still have distinct identities.
                 identity: format!("{}_{:08x}", config.identity, crate::random_u32()),
             });
         }

@@ -31,7 +31,7 @@ pub trait Wire: AsyncRead + AsyncWrite + Unpin + Send {}
 
 impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
-/// A router, as its users see it.
+/// A client of one router.
 #[derive(Debug, Clone)]
 pub struct Client {
     base: Uri,
@@ -44,19 +44,19 @@ impl Client {
         let base: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
         let tls = match base.scheme_str() {
             Some("http") => None,
-            Some("https") => Some(trust.settings().map_err(anyhow::Error::msg)?),
+            Some("https") => Some(trust.client_config().map_err(anyhow::Error::msg)?),
             _ => bail!("{url:?}: expected a URL that begins with http:// or https://"),
         };
         base.host().context("the URL has no host")?;
         Ok(Self { base, token, tls })
     }
 
-    /// Connects to where a URL is; with TLS if it says so.
+    /// Connects to the host of a URL, with TLS for `https` and `wss`.
     pub async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
         connect(url, self.tls.as_ref()).await
     }
 
-    /// Sends a request; the answer's JSON is null where there is none.
+    /// Sends a request; returns the status and the JSON body, or null without one.
     pub async fn send(
         &self,
         method: Method,
@@ -69,7 +69,7 @@ impl Client {
         Ok((status, serde_json::from_slice(&bytes).unwrap_or_default()))
     }
 
-    /// Opens a stream of events; or how that was refused.
+    /// Opens an event stream; a refusal is returned with its status and body.
     pub async fn stream(
         &self,
         path: &str,
@@ -80,7 +80,7 @@ impl Client {
             let bytes = response.into_body().collect().await?.to_bytes();
             return Ok(Err((status, serde_json::from_slice(&bytes).unwrap_or_default())));
         }
-        Ok(Ok(Messages { body: response.into_body(), read: String::new() }))
+        Ok(Ok(Messages { body: response.into_body(), buffer: String::new() }))
     }
 
     async fn request(
@@ -106,7 +106,7 @@ impl Client {
             .header(header::CONTENT_TYPE, "application/json")
             .header(header::ACCEPT, accept)
             .body(Full::new(Bytes::from(body)))?;
-        self.exchange(request).await.map_err(explained)
+        self.exchange(request).await.map_err(with_advice)
     }
 
     async fn exchange(&self, request: Request<Full<Bytes>>) -> anyhow::Result<Response<Incoming>> {
@@ -117,11 +117,11 @@ impl Client {
             .with_context(|| format!("no router answers at {}", base.trim_end_matches('/')))?;
         let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
         // The request is queued before the connection runs: a connection that ends at once
-        // (with TLS 1.3 a refusal comes after the client's handshake) then fails the request
-        // with the reason. Run first, it would keep the reason and cancel the request.
-        let answer = sender.send_request(request);
+        // (TLS 1.3 refuses a client after its handshake) then fails the request with the
+        // reason. In the other order the request would only be cancelled.
+        let response = sender.send_request(request);
         tokio::spawn(connection);
-        Ok(answer.await?)
+        Ok(response.await?)
     }
 
     pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
@@ -133,12 +133,12 @@ impl Client {
     }
 }
 
-/// Names the setting to change where the router refuses the certificate, or the lack of one.
-fn explained(error: anyhow::Error) -> anyhow::Error {
+/// Adds the setting to change if the router refused the client certificate or its absence.
+fn with_advice(error: anyhow::Error) -> anyhow::Error {
     use rustls::AlertDescription as Alert;
     let advice = match error.chain().find_map(tls_alert) {
         Some(Alert::CertificateRequired) => {
-            "the router wants a certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE"
+            "the router requires a client certificate: set SMART_ROUTER_CERT_FILE and SMART_ROUTER_KEY_FILE"
         }
         Some(
             Alert::UnknownCA
@@ -154,7 +154,7 @@ fn explained(error: anyhow::Error) -> anyhow::Error {
     error.context(advice)
 }
 
-/// The alert with which the other side ended TLS. An `io::Error` holds it without naming it
+/// Returns the alert with which the peer ended TLS. An `io::Error` holds it without exposing it
 /// as its source.
 fn tls_alert(cause: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertDescription> {
     let inner = cause.downcast_ref::<io::Error>()?.get_ref()?;
@@ -164,38 +164,37 @@ fn tls_alert(cause: &(dyn std::error::Error + 'static)) -> Option<rustls::AlertD
     }
 }
 
-/// Connects to where a URL is; with TLS if it says so.
+/// Connects to the host of a URL, with TLS for `https` and `wss`.
 pub(crate) async fn connect(
     url: &Uri,
     tls: Option<&Arc<ClientConfig>>,
 ) -> anyhow::Result<Box<dyn Wire>> {
     let host = url.host().context("the URL has no host")?;
-    let is_safe = matches!(url.scheme_str(), Some("https" | "wss"));
-    let port = url.port_u16().unwrap_or(if is_safe { 443 } else { 80 });
+    let is_tls = matches!(url.scheme_str(), Some("https" | "wss"));
+    let port = url.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
     let stream = TcpStream::connect(format!("{host}:{port}")).await?;
-    // What is sent goes out when it is spoken, not when the next is.
     stream.set_nodelay(true)?;
-    if !is_safe {
+    if !is_tls {
         return Ok(Box::new(stream));
     }
     let settings = match tls {
         Some(settings) => settings.clone(),
-        None => Trust::default().settings().map_err(anyhow::Error::msg)?,
+        None => Trust::default().client_config().map_err(anyhow::Error::msg)?,
     };
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
     let stream = TlsConnector::from(settings).connect(name, stream).await?;
     Ok(Box::new(AlertFirst { stream, failed: None }))
 }
 
-/// A TLS stream whose failed writes report the alert with which the other side closed it:
-/// a write to a closed socket fails while the alert is still unread.
+/// A TLS stream whose failed writes report the peer's alert: a write to a closed socket fails
+/// while the alert is still unread.
 struct AlertFirst {
     stream: TlsStream<TcpStream>,
     failed: Option<io::Error>,
 }
 
 impl AlertFirst {
-    /// Writes; after a failure it reads until there is an alert, or nothing more to read.
+    /// Writes; after a failure, reads until an alert or the end.
     fn write<T>(
         &mut self,
         cx: &mut TaskContext<'_>,
@@ -248,24 +247,24 @@ impl AsyncWrite for AlertFirst {
     }
 }
 
-/// Messages of a stream of events, as they come.
+/// Messages of an event stream.
 pub struct Messages {
     body: Incoming,
-    read: String,
+    buffer: String,
 }
 
 impl Messages {
-    /// The next message: its name and what it says. `None` at the end.
+    /// Returns the name and data of the next message; `None` at the end.
     pub async fn next(&mut self) -> anyhow::Result<Option<(String, String)>> {
         loop {
-            if let Some((message, rest)) = self.read.split_once("\n\n") {
+            if let Some((message, rest)) = self.buffer.split_once("\n\n") {
                 let field = |name: &str| {
                     let lines = message.lines().filter_map(|line| line.strip_prefix(name));
                     lines.map(|line| line.trim_start()).collect::<Vec<_>>().join("\n")
                 };
                 let (name, data) = (field("event:"), field("data:"));
-                self.read = rest.to_owned();
-                // (a heartbeat says nothing)
+                self.buffer = rest.to_owned();
+                // Heartbeats have no data.
                 if !data.is_empty() {
                     return Ok(Some((name, data)));
                 }
@@ -273,7 +272,7 @@ impl Messages {
             }
             let Some(frame) = self.body.frame().await.transpose()? else { return Ok(None) };
             if let Ok(data) = frame.into_data() {
-                self.read += &String::from_utf8_lossy(&data);
+                self.buffer += &String::from_utf8_lossy(&data);
             }
         }
     }

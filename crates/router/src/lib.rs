@@ -1,4 +1,4 @@
-//! A call router for voice agents. `docs/architecture.md` shows the whole.
+//! A call router for voice agents; `docs/architecture.md` gives the overview.
 
 pub mod app;
 pub mod auth;
@@ -9,15 +9,15 @@ pub mod config;
 pub mod control;
 pub mod http;
 mod lifecycle;
-mod networks;
 mod telemetry;
 mod terminal;
 mod tls;
 pub mod tools;
+mod trusted_proxies;
 mod watched_file;
 
-/// A number nobody can guess from another one. `RandomState` is seeded by the
-/// operating system, which is all that ids of requests and calls need.
+/// Returns an unpredictable number. `RandomState` is seeded by the operating system, which is
+/// enough for ids of requests and calls.
 fn random_u32() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) as u32

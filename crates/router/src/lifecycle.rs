@@ -1,4 +1,4 @@
-//! How far the process is in its life.
+//! Readiness, leadership and shutdown of the process.
 
 use std::{
     sync::{
@@ -10,48 +10,47 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// Shared by all who must know whether the router begins, serves or stops.
+/// Lifecycle state, shared by the endpoints and the background tasks.
 #[derive(Debug, Default)]
 pub struct Lifecycle {
-    reached: AtomicBool,
-    /// This replica's own watch of the cluster has failed, and no list was read since.
+    is_store_reached: AtomicBool,
+    /// This replica's watch of the cluster failed, and no list has been read since.
     pub is_cluster_lost: AtomicBool,
     leader: Mutex<Leader>,
-    /// The store holds the pods of another origin: no call is served from it.
+    /// The store holds pods of another origin, so that no call is served from it.
     pub is_foreign: AtomicBool,
-    /// Why the store refuses this router's pods.
+    /// The reason for which the store refuses this router's pods.
     pods_refused: Mutex<Option<String>>,
     pub stopping: CancellationToken,
 }
 
-/// What this replica knows of the leader.
+/// The leader as this replica sees it.
 #[derive(Debug, Default)]
 struct Leader {
     name: Option<String>,
-    /// When it last renewed the Lease, by our clock; `None` where there is no election.
+    /// Time of its last renewal by the local clock; `None` without an election.
     renewed: Option<Instant>,
-    /// When the Lease was last read.
-    asked: Option<Instant>,
+    /// Time of the last read of the Lease.
+    read: Option<Instant>,
     times: LeaderTimes,
 }
 
-/// When the absence of a leader counts.
+/// Limits after which the leader counts as silent or absent.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct LeaderTimes {
-    /// A leader that has not renewed for so long is silent: it may have died.
+    /// Time without a renewal after which the leader is silent: it may have died.
     pub silence: Duration,
-    /// So long after its last renewal its Lease has run out.
+    /// Time without a renewal after which the Lease has expired.
     pub lease: Duration,
 }
 
 impl Lifecycle {
-    /// The store has answered, and its pods are known.
+    /// Records that the store answered and holds this router's pods.
     pub fn store_reached(&self) {
-        self.reached.store(true, Ordering::Relaxed);
+        self.is_store_reached.store(true, Ordering::Relaxed);
     }
 
-    /// Which router leads, as the Lease says; `None` where there is no Lease, or it can't be
-    /// read.
+    /// Returns the holder of the Lease; `None` without a Lease or if it can't be read.
     pub fn leader(&self) -> Option<String> {
         self.leader_state().name.clone()
     }
@@ -60,29 +59,28 @@ impl Lifecycle {
         self.leader_state().name = name;
     }
 
-    /// An election begins. A leader that is there already counts as alive until it is known
-    /// better.
+    /// Starts an election. An existing leader counts as alive until its silence is observed.
     pub fn begin_election(&self, times: LeaderTimes) {
         let mut leader = self.leader_state();
         (leader.times, leader.renewed) = (times, Some(Instant::now()));
     }
 
-    /// The Lease was read, and its holder renewed it last at `renewed`.
+    /// Records a read of the Lease that its holder last renewed at `renewed`.
     pub fn saw_lease(&self, renewed: Instant) {
         let mut leader = self.leader_state();
-        (leader.renewed, leader.asked) = (Some(renewed), Some(Instant::now()));
+        (leader.renewed, leader.read) = (Some(renewed), Some(Instant::now()));
     }
 
-    /// The Lease can be read, and its holder does not renew it: it may have died, and nobody
-    /// has taken its place.
+    /// The Lease is readable and its holder does not renew it: the leader may have died, and no
+    /// replica has replaced it.
     pub fn is_leader_silent(&self) -> bool {
         let leader = self.leader_state();
         let within =
             |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= leader.times.silence);
-        within(leader.asked) && !within(leader.renewed)
+        within(leader.read) && !within(leader.renewed)
     }
 
-    /// No replica is known to lead, because its Lease has run out or can't be read.
+    /// No replica is known to lead: the Lease has expired or can't be read.
     pub fn is_leaderless(&self) -> bool {
         let leader = self.leader_state();
         leader.renewed.is_some_and(|at| at.elapsed() > leader.times.lease)
@@ -92,19 +90,19 @@ impl Lifecycle {
         self.leader.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Why the store refuses this router's pods, if it does.
+    /// Returns the reason for which the store refuses this router's pods, if it does.
     pub fn pods_refused(&self) -> Option<String> {
         self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Answers whether that is news.
+    /// Returns whether the reason changed.
     pub fn set_pods_refused(&self, reason: Option<String>) -> bool {
         let mut known = self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *known, reason.clone()) != reason
     }
 
     pub fn is_ready(&self) -> bool {
-        self.reached.load(Ordering::Relaxed)
+        self.is_store_reached.load(Ordering::Relaxed)
             && !self.is_foreign.load(Ordering::Relaxed)
             && !self.stopping.is_cancelled()
     }

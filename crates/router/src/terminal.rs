@@ -1,13 +1,13 @@
-//! What may be written to a stream besides plain text.
+//! Detects whether a stream takes escape sequences and colours.
 
 use std::{env, ffi::OsStr, io::IsTerminal};
 
-/// Whether a stream leads to a terminal that understands escape sequences.
+/// Whether a stream is a terminal that supports escape sequences.
 pub(crate) fn takes_escapes(stream: &impl IsTerminal) -> bool {
     stream.is_terminal() && is_capable(env::var_os("TERM").as_deref())
 }
 
-/// Whether a stream may be coloured: <https://no-color.org> is heeded.
+/// Whether a stream may be coloured; respects <https://no-color.org>.
 pub(crate) fn takes_colours(stream: &impl IsTerminal) -> bool {
     takes_escapes(stream) && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
 }

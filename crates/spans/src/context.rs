@@ -1,4 +1,4 @@
-//! W3C trace context: what `traceparent` and `tracestate` say.
+//! W3C trace context: the headers `traceparent` and `tracestate`.
 
 use std::{
     fmt::{self, Write},
@@ -7,13 +7,13 @@ use std::{
 
 use http::HeaderMap;
 
-/// How long a `traceparent` is. What a later version has beyond is not looked at.
-const LENGTH: usize = 55;
-/// What of a `tracestate` is passed on: so many characters, so many members.
-const LONGEST_STATE: usize = 512;
-const MOST_MEMBERS: usize = 32;
+/// Length of a `traceparent`. Fields that later versions append are ignored.
+const TRACEPARENT_LENGTH: usize = 55;
+/// Limits of a `tracestate` that is propagated: characters and members.
+const MAX_TRACESTATE_LENGTH: usize = 512;
+const MAX_TRACESTATE_MEMBERS: usize = 32;
 
-/// Where a span stands: in which trace, which it is, and whether it is recorded.
+/// The identity of a span: its trace, its id, and whether the trace is sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SpanContext {
     pub trace: NonZero<u128>,
@@ -22,18 +22,18 @@ pub struct SpanContext {
 }
 
 impl SpanContext {
-    /// Reads a `traceparent`. Versions to come may be longer, and are read as ours.
+    /// Parses a `traceparent`. Later versions may be longer and are parsed like version 0.
     pub fn parse(text: &[u8]) -> Option<Self> {
-        let (fixed, rest) = text.split_at_checked(LENGTH)?;
+        let (fixed, rest) = text.split_at_checked(TRACEPARENT_LENGTH)?;
         let version = hex(&fixed[..2])?;
         let has_more = match rest.first() {
             None => false,
             Some(b'-') => true,
             Some(_) => return None,
         };
-        let is_known = version < 0xff && !(version == 0 && has_more);
-        let is_divided = [2, 35, 52].into_iter().all(|at| fixed[at] == b'-');
-        if !is_known || !is_divided {
+        let is_supported = version < 0xff && !(version == 0 && has_more);
+        let has_separators = [2, 35, 52].into_iter().all(|at| fixed[at] == b'-');
+        if !is_supported || !has_separators {
             return None;
         }
         Some(Self {
@@ -43,14 +43,14 @@ impl SpanContext {
         })
     }
 
-    /// The `traceparent` that names this span, in one piece of memory.
+    /// The `traceparent` of this span, with one allocation.
     pub fn traceparent(&self) -> String {
-        let mut text = String::with_capacity(LENGTH);
-        write!(text, "{self}").expect("a string takes every write");
+        let mut text = String::with_capacity(TRACEPARENT_LENGTH);
+        write!(text, "{self}").expect("writing to a string cannot fail");
         text
     }
 
-    /// What a request's headers say; nothing if they say it twice.
+    /// The context in a request's headers; `None` if `traceparent` is repeated.
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let mut given = headers.get_all("traceparent").iter();
         match (given.next(), given.next()) {
@@ -59,13 +59,14 @@ impl SpanContext {
         }
     }
 
-    /// What the variable `TRACEPARENT` says, by which programs are told whose part they are.
+    /// The context in the environment variable `TRACEPARENT`, by which a parent process passes its
+    /// trace on.
     pub fn of_environment() -> Option<Self> {
         Self::parse(std::env::var("TRACEPARENT").ok()?.as_bytes())
     }
 }
 
-/// The `traceparent` that names a span.
+/// The `traceparent` of the span.
 impl fmt::Display for SpanContext {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let flags = u8::from(self.is_sampled);
@@ -73,7 +74,7 @@ impl fmt::Display for SpanContext {
     }
 }
 
-/// A number in small hexadecimal digits; others are not valid.
+/// Parses lowercase hexadecimal digits; uppercase is not valid in a `traceparent`.
 fn hex(digits: &[u8]) -> Option<u128> {
     digits.iter().try_fold(0, |number, digit| {
         let digit = match digit {
@@ -85,18 +86,18 @@ fn hex(digits: &[u8]) -> Option<u128> {
     })
 }
 
-/// The `tracestate` of a request, all its lines as one. One that is not valid, or too
-/// long, is empty.
+/// The `tracestate` of a request, its header lines joined. Returns an empty string if it is invalid
+/// or exceeds the limits.
 pub(crate) fn tracestate(headers: &HeaderMap) -> String {
     let lines = headers.get_all("tracestate").iter().map(|line| line.to_str());
     let Ok(lines) = lines.collect::<Result<Vec<&str>, _>>() else { return String::new() };
     let all = lines.join(",");
     let members = || all.split(',').map(str::trim).filter(|member| !member.is_empty());
-    let fits = all.len() <= LONGEST_STATE && members().count() <= MOST_MEMBERS;
+    let fits = all.len() <= MAX_TRACESTATE_LENGTH && members().count() <= MAX_TRACESTATE_MEMBERS;
     if fits && members().all(is_member) { all } else { String::new() }
 }
 
-/// `key=value` in the letters that each may have.
+/// Whether `text` is `key=value` with permitted characters.
 fn is_member(text: &str) -> bool {
     let Some((key, value)) = text.split_once('=') else { return false };
     let is_key =
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_traceparent_is_read_as_it_is_written() {
+    fn a_traceparent_is_parsed_and_formatted() {
         let context = parse(GIVEN).unwrap();
         assert_eq!(context.trace.get(), 0x4bf92f3577b34da6a3ce929d0e0e4736);
         assert_eq!(context.span.get(), 0x00f067aa0ba902b7);
@@ -129,16 +130,16 @@ mod tests {
     }
 
     #[test]
-    fn a_later_version_is_read_as_ours_and_may_be_longer() {
+    fn a_later_version_is_parsed_and_may_be_longer() {
         let later = GIVEN.replacen("00", "cc", 1);
         assert_eq!(parse(&later), parse(GIVEN));
-        assert_eq!(parse(&format!("{later}-what-is-new")), parse(GIVEN));
+        assert_eq!(parse(&format!("{later}-new-field")), parse(GIVEN));
         assert_eq!(parse(&format!("{later}-")), parse(GIVEN));
-        assert_eq!(parse(&format!("{later}.what-is-new")), None);
+        assert_eq!(parse(&format!("{later}.new-field")), None);
     }
 
     #[test]
-    fn what_is_not_valid_is_nothing() {
+    fn an_invalid_traceparent_is_rejected() {
         for bad in [
             "",
             "00",
@@ -165,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_tracestate_is_kept_if_it_is_one() {
+    fn only_a_valid_tracestate_is_propagated() {
         assert_eq!(state(&["a=1,b@v=2 3", "c=4"]), "a=1,b@v=2 3,c=4");
         let long = format!("a={}", "x".repeat(600));
         let many = vec!["a=1"; 33].join(",");
@@ -177,14 +178,14 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_written_is_read_back(trace in 1..u128::MAX, span in 1..u64::MAX, is_sampled: bool) {
+        fn any_context_round_trips(trace in 1..u128::MAX, span in 1..u64::MAX, is_sampled: bool) {
             let (trace, span) = (NonZero::new(trace).unwrap(), NonZero::new(span).unwrap());
             let context = SpanContext { trace, span, is_sampled };
             prop_assert_eq!(parse(&context.to_string()), Some(context));
         }
 
         #[test]
-        fn what_is_read_means_what_it_says(text in "[0-9a-fA-F-]{0,60}|(00|01|ff)-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?") {
+        fn a_parsed_text_formats_to_the_same_fields(text in "[0-9a-fA-F-]{0,60}|(00|01|ff)-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-.*)?") {
             if let Some(context) = parse(&text) {
                 let again = context.to_string();
                 prop_assert_eq!(&again[2..53], &text[2..53]);

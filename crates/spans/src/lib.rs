@@ -1,5 +1,5 @@
-//! Traces in the manner of OpenTelemetry: one span for a request and one for each call of
-//! the store. Off, they cost nothing; on, they never slow or fail what they tell of.
+//! OpenTelemetry traces: one span per request and one per store operation. A trace that is not
+//! sampled allocates no spans; export never delays or fails a request.
 
 mod context;
 mod sampler;
@@ -22,29 +22,29 @@ use prometheus_client::{
     metrics::{counter::Counter, family::Family},
 };
 
-use self::span::Open;
+use self::span::OpenSpan;
 pub use self::{
     context::SpanContext,
     sampler::{SAMPLERS, Sampler},
-    span::{BATCH, Kind, Span, SpanQueue, Value},
+    span::{BATCH, Span, SpanKind, SpanQueue, Value},
 };
 
 /// Counts spans that were sent, and spans that were dropped by reason.
 #[derive(Debug, Clone, Default)]
 pub struct SpanMetrics {
     pub sent: Counter,
-    pub dropped: Family<Reason, Counter>,
+    pub dropped: Family<DropReason, Counter>,
 }
 
-/// Why spans were dropped.
+/// The label of dropped spans.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Reason {
+pub struct DropReason {
     pub reason: &'static str,
 }
 
 impl SpanMetrics {
     pub fn dropped(&self, reason: &'static str, spans: u64) {
-        self.dropped.get_or_create(&Reason { reason }).inc_by(spans);
+        self.dropped.get_or_create(&DropReason { reason }).inc_by(spans);
     }
 }
 
@@ -55,7 +55,7 @@ pub struct Tracer {
 }
 
 tokio::task_local! {
-    /// The request that is being answered.
+    /// The span context of the current request.
     static CURRENT: Current;
 }
 
@@ -63,7 +63,7 @@ tokio::task_local! {
 struct Current {
     context: SpanContext,
     tracestate: String,
-    /// Where its spans go, if it is recorded.
+    /// The queue for its spans; `None` if the trace is not sampled.
     queue: Option<Arc<SpanQueue>>,
 }
 
@@ -72,12 +72,11 @@ impl Tracer {
         Self { sampler, queue }
     }
 
-    /// Begins the span of a request; what `describe` tells of it is asked only if it is
-    /// recorded.
+    /// Begins the span of a request. `describe` runs only if the trace is sampled.
     pub fn request(&self, headers: &HeaderMap, describe: impl FnOnce(&mut Span)) -> RequestSpan {
         let parent = SpanContext::of(headers);
         let trace = parent.map_or_else(id, |parent| parent.trace);
-        let is_sampled = self.sampler.takes(trace.get(), parent.as_ref());
+        let is_sampled = self.sampler.samples(trace.get(), parent.as_ref());
         let context = SpanContext { trace, span: short_id(), is_sampled };
         let mut current = Current { context, tracestate: String::new(), queue: None };
         if !is_sampled {
@@ -93,19 +92,19 @@ impl Tracer {
             has_remote_parent: parent.is_some(),
             tracestate: current.tracestate.clone(),
             name: String::new(),
-            kind: Kind::Server,
+            kind: SpanKind::Server,
             start: 0,
             end: 0,
             attributes: Vec::with_capacity(12),
             has_failed: false,
         });
         describe(&mut span);
-        RequestSpan { current, open: Some(Open::new(span, self.queue.clone())) }
+        RequestSpan { current, open: Some(OpenSpan::new(span, self.queue.clone())) }
     }
 }
 
-/// Work for the request that is being answered, in a task of its own: it knows for which.
-pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
+/// Wraps `work` so that a spawned task keeps the span context of the current request.
+pub fn in_current_span<F: Future>(work: F) -> impl Future<Output = F::Output> {
     let current = CURRENT.try_with(Clone::clone).ok();
     async {
         match current {
@@ -115,14 +114,14 @@ pub fn carried<F: Future>(work: F) -> impl Future<Output = F::Output> {
     }
 }
 
-/// The span of a request, recorded or not; it ends when this is dropped.
+/// The span of a request, sampled or not; it ends when this is dropped.
 pub struct RequestSpan {
     current: Current,
-    open: Option<Open>,
+    open: Option<OpenSpan>,
 }
 
 impl RequestSpan {
-    /// Answers the request: what is done for it knows for which.
+    /// Runs `work` in the context of this request: its store operations become child spans.
     pub async fn during<T>(&self, work: impl Future<Output = T>) -> T {
         CURRENT.scope(self.current.clone(), work).await
     }
@@ -133,14 +132,14 @@ impl RequestSpan {
             .expect("digits are a header value")
     }
 
-    /// The trace, if it is recorded.
+    /// The trace id, if the trace is sampled.
     pub fn trace(&self) -> Option<impl fmt::Display> {
         self.open.as_ref().map(|_| TraceId(self.current.context.trace))
     }
 
-    /// What is recorded, if it is.
+    /// The span to add attributes to, if the trace is sampled.
     pub fn span(&mut self) -> Option<&mut Span> {
-        self.open.as_mut().and_then(Open::span)
+        self.open.as_mut().and_then(OpenSpan::span)
     }
 }
 
@@ -152,17 +151,16 @@ impl fmt::Display for TraceId {
     }
 }
 
-/// The `traceparent` for what goes on with the request that is being answered; none where
-/// traces are off.
+/// The `traceparent` to propagate for the current request; `None` if traces are off.
 pub fn traceparent() -> Option<String> {
     CURRENT.try_with(|current| current.context.traceparent()).ok()
 }
 
-/// The span of one call of the store, if it is recorded; it ends when this is dropped.
-pub struct StoreCall(Option<Open>);
+/// The span of one store operation, if its trace is sampled; it ends when this is dropped.
+pub struct StoreSpan(Option<OpenSpan>);
 
-/// Begins the span of a call of the store, if it is for a request that is recorded.
-pub fn store_call(system: &'static str, operation: &str, at: Option<(&str, u16)>) -> StoreCall {
+/// Begins the span of a store operation, if the current request is sampled.
+pub fn store_span(system: &'static str, operation: &str, at: Option<(&str, u16)>) -> StoreSpan {
     let open = CURRENT.try_with(|current| {
         let queue = current.queue.clone()?;
         let mut span = Box::new(Span {
@@ -171,7 +169,7 @@ pub fn store_call(system: &'static str, operation: &str, at: Option<(&str, u16)>
             has_remote_parent: false,
             tracestate: current.tracestate.clone(),
             name: operation.to_owned(),
-            kind: Kind::Client,
+            kind: SpanKind::Client,
             start: 0,
             end: 0,
             attributes: Vec::with_capacity(5),
@@ -183,20 +181,20 @@ pub fn store_call(system: &'static str, operation: &str, at: Option<(&str, u16)>
             span.set("server.address", host.to_owned());
             span.set("server.port", port);
         }
-        Some(Open::new(span, queue))
+        Some(OpenSpan::new(span, queue))
     });
-    StoreCall(open.ok().flatten())
+    StoreSpan(open.ok().flatten())
 }
 
-impl StoreCall {
+impl StoreSpan {
     pub fn fail(&mut self, kind: &'static str) {
-        if let Some(span) = self.0.as_mut().and_then(Open::span) {
+        if let Some(span) = self.0.as_mut().and_then(OpenSpan::span) {
             span.fail(kind);
         }
     }
 }
 
-/// Numbers that nobody can guess: a count under a key of this process.
+/// An unpredictable number: a counter hashed with a random key of this process.
 fn random() -> u64 {
     static KEY: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);

@@ -1,13 +1,13 @@
-//! Which traces are recorded.
+//! The samplers of OpenTelemetry.
 
 use crate::SpanContext;
 
-/// How it is decided whether a request is recorded.
+/// Decides which traces are sampled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sampler {
-    /// Who has a parent does as the parent.
+    /// A parent's decision takes precedence.
     by_parent: bool,
-    /// How many of 2^63 traces are recorded.
+    /// Sampled traces out of 2^63.
     share: u64,
 }
 
@@ -23,7 +23,7 @@ pub const SAMPLERS: [&str; 6] = [
 ];
 
 impl Sampler {
-    /// The sampler of a standard name; `ratio` is what those that need one are told.
+    /// Returns the sampler of a standard name. `ratio` applies to the `traceidratio` samplers.
     pub fn named(name: &str, ratio: f64) -> Option<Self> {
         let (by_parent, rule) = match name.strip_prefix("parentbased_") {
             Some(rule) => (true, rule),
@@ -38,9 +38,9 @@ impl Sampler {
         Some(Self { by_parent, share })
     }
 
-    /// Decides by the last 63 bits but one of the trace's id, as others do, so that all who
-    /// have the same ratio record the same traces.
-    pub fn takes(&self, trace: u128, parent: Option<&SpanContext>) -> bool {
+    /// Whether a trace is sampled. Uses the same bits of the trace id as other implementations, so
+    /// that services with the same ratio sample the same traces.
+    pub fn samples(&self, trace: u128, parent: Option<&SpanContext>) -> bool {
         match parent {
             Some(parent) if self.by_parent => parent.is_sampled,
             _ => (trace as u64) >> 1 < self.share,
@@ -53,12 +53,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_sampler_does_what_its_name_says() {
+    fn samplers_follow_their_standard_names() {
         let parent = |flags: &str| {
             let text = format!("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-{flags}");
             SpanContext::parse(text.as_bytes())
         };
-        // Without a parent, with one that is not recorded, with one that is.
+        // Without a parent, with an unsampled parent, with a sampled parent.
         for (name, ratio, expected) in [
             ("always_on", 0.0, [true, true, true]),
             ("always_off", 1.0, [false, false, false]),
@@ -70,7 +70,7 @@ mod tests {
         ] {
             let sampler = Sampler::named(name, ratio).unwrap();
             let decided = [None, parent("00"), parent("01")]
-                .map(|parent| sampler.takes(u128::MAX, parent.as_ref()));
+                .map(|parent| sampler.samples(u128::MAX, parent.as_ref()));
             assert_eq!(decided, expected, "{name} {ratio}");
         }
         assert!(SAMPLERS.iter().all(|name| Sampler::named(name, 1.0).is_some()));
@@ -78,9 +78,9 @@ mod tests {
     }
 
     #[test]
-    fn a_ratio_takes_about_so_many() {
+    fn a_ratio_samples_about_that_share_of_traces() {
         let sampler = Sampler::named("traceidratio", 0.25).unwrap();
-        let taken = (0..10_000).filter(|_| sampler.takes(crate::id().get(), None)).count();
-        assert!((2_200..2_800).contains(&taken), "{taken}");
+        let sampled = (0..10_000).filter(|_| sampler.samples(crate::id().get(), None)).count();
+        assert!((2_200..2_800).contains(&sampled), "{sampled}");
     }
 }

@@ -1,4 +1,4 @@
-//! One span: what happened, when, and what is known of it.
+//! A span, and the bounded queue of finished spans.
 
 use std::{
     borrow::Cow,
@@ -14,13 +14,13 @@ use tokio::sync::Notify;
 use crate::SpanContext;
 use crate::SpanMetrics;
 
-/// So many spans are sent together.
+/// Spans per export request.
 pub const BATCH: usize = 512;
-/// So many wait at most; what comes then is dropped.
-const MOST: usize = 8_192;
+/// Capacity of the queue; further spans are dropped.
+const MAX_QUEUED: usize = 8_192;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum SpanKind {
     Server = 2,
     Client = 3,
 }
@@ -34,7 +34,7 @@ pub enum Value {
     Number(u64),
 }
 
-/// JSON has no numbers of 64 bits.
+/// OTLP/JSON writes 64-bit integers as strings.
 fn decimal<S: Serializer>(number: &u64, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.collect_str(number)
 }
@@ -61,11 +61,11 @@ impl From<u16> for Value {
 pub struct Span {
     pub context: SpanContext,
     pub parent: Option<NonZero<u64>>,
-    /// Whether the parent is another program's.
+    /// The parent is a span of another process.
     pub has_remote_parent: bool,
     pub tracestate: String,
     pub name: String,
-    pub kind: Kind,
+    pub kind: SpanKind,
     /// Nanoseconds since 1970.
     pub start: u64,
     pub end: u64,
@@ -78,7 +78,7 @@ impl Span {
         self.attributes.push((name, value.into()));
     }
 
-    /// The same, if there is one.
+    /// Sets an attribute that has a value.
     pub fn set_some(&mut self, name: &'static str, value: Option<impl Into<Value>>) {
         self.attributes.extend(value.map(|value| (name, value.into())));
     }
@@ -89,14 +89,14 @@ impl Span {
     }
 }
 
-/// A span that is going on; it ends when this is dropped.
-pub(crate) struct Open {
+/// An unfinished span; it ends when this is dropped.
+pub(crate) struct OpenSpan {
     span: Option<Box<Span>>,
     started: Instant,
     queue: Arc<SpanQueue>,
 }
 
-impl Open {
+impl OpenSpan {
     pub(crate) fn new(mut span: Box<Span>, queue: Arc<SpanQueue>) -> Self {
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
         span.start = now.map_or(0, |now| now.as_nanos() as u64);
@@ -108,10 +108,10 @@ impl Open {
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenSpan {
     fn drop(&mut self) {
         if let Some(mut span) = self.span.take() {
-            // A clock may be set in between; what has passed has passed.
+            // The monotonic clock measures the duration: the wall clock may be stepped meanwhile.
             span.end = span.start + self.started.elapsed().as_nanos() as u64;
             self.queue.push(*span);
         }
@@ -138,7 +138,7 @@ impl SpanQueue {
 
     fn push(&self, span: Span) {
         let mut spans = self.spans();
-        if spans.len() >= MOST {
+        if spans.len() >= MAX_QUEUED {
             drop(spans);
             return self.metrics.dropped("full", 1);
         }
@@ -152,7 +152,7 @@ impl SpanQueue {
         self.spans().len()
     }
 
-    /// The first of them, as many as go together.
+    /// Takes the oldest spans, at most one batch.
     pub fn take(&self) -> Vec<Span> {
         let mut spans = self.spans();
         match spans.len() > BATCH {

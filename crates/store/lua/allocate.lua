@@ -1,150 +1,155 @@
--- Gives a call a pod, repeats the answer for the pod it has, or queues it.
--- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), attempt, stage ('provisional' if its
---   stream has to start before it is sure, else ''), number of the attempt ('' if not counted), how it may wait
---   ('' or: time, patience, most calls, most of its merchant), the pod before ('' or: pod, number, '1' if that is
---   final, retries), signature of the request ('' or: fingerprint, how long (ms) it is remembered)
--- Replies: {existing, now, pod, source pool, tried, number of the attempt}
---          {new, now, pod, source pool, tried, number of the attempt, how long it waited ('' if it did not), why the
---            merchant's document is malformed}, without empty values at the end
---          {refused, now, tried, why malformed, why refused}: no_pods, max_calls, max_rate, queue_full, over,
+-- Allocates a pod to a call, repeats the reply for the pod it has, or queues it.
+-- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), request id, stage ('provisional' or
+--   ''), pod attempt ('' if not counted), hold ('' or: hold time, poll timeout, maximum of waiting calls, maximum of
+--   the merchant's), previous pod ('' or: pod, pod attempt, '1' if the cause of its end is settled, maximum of
+--   retries), signed request ('' or: fingerprint, replay window (ms))
+-- Replies: {existing, now, pod, source pool, tried, pod attempt}
+--          {new, now, pod, source pool, tried, pod attempt, time in the queue ('' if none), error in the merchant's
+--            document}, without empty values at the end
+--          {refused, now, tried, error in the document, reason}: no_pods, max_calls, max_rate, queue_full, over,
 --            unsettled, spent, replayed
---          {refused, now, tried, '', time_over, how long it waited}
---          {refused, now, tried, why malformed, waiting, until, is new (1, 0)}
+--          {refused, now, tried, '', time_over, time in the queue}
+--          {refused, now, tried, error in the document, waiting, until, is new (1, 0)}
 --          {lost, now}: the store is empty   {late, now}
 
--- The limit that a call of a merchant would exceed; nil if none.
-local function exceeded(merchant, wishes)
-  if wishes.max_calls then
+-- Returns the limit that another call of a merchant would exceed; nil if none.
+local function exceeded_limit(merchant, config)
+  if config.max_calls then
     local key = live_key(merchant)
     local live = count('ZCARD', key)
-    if live >= wishes.max_calls then
-      -- Calls whose records someone has deleted by hand are long overdue here.
+    if live >= config.max_calls then
+      -- Calls whose records were deleted by hand are long overdue here.
       try('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
       live = count('ZCARD', key)
     end
-    if live >= wishes.max_calls then return 'max_calls' end
+    if live >= config.max_calls then return 'max_calls' end
   end
-  if wishes.max_rate == 0 then return 'max_rate' end
-  if wishes.max_rate then
-    local nth = try('LINDEX', rate_key(merchant), wishes.max_rate - 1)
+  if config.max_rate == 0 then return 'max_rate' end
+  if config.max_rate then
+    local nth = try('LINDEX', rate_key(merchant), config.max_rate - 1)
     local age = type(nth) == 'string' and now - (tonumber(nth) or 0)
-    -- A call of the future was counted before the clock was set back.
+    -- A negative age means that the clock was set back since.
     if age and age >= 0 and age < RULES.RATE_WINDOW then return 'max_rate' end
   end
 end
 
--- Counts a call that was let in as one of this second.
-local function admit(q, wishes)
-  if wishes.max_rate and not q.is_rescue then
-    local key = rate_key(q.merchant)
-    view('LPUSH', key, now)
-    run('LTRIM', key, 0, wishes.max_rate - 1)
+-- Counts an admitted call against the merchant's rate limit.
+local function count_admission(request, config)
+  if config.max_rate and not request.is_reconnect then
+    local key = rate_key(request.merchant)
+    run_index('LPUSH', key, now)
+    run('LTRIM', key, 0, config.max_rate - 1)
     run('PEXPIRE', key, RULES.RATE_WINDOW)
   end
 end
 
--- Walks the chain; the pod found, and what was tried before.
-local function walk(steps, avoid)
+-- Walks the chain. Returns the pod, and the steps skipped before it.
+local function choose_pod(steps, avoid)
   local tried = ''
   for _, step in ipairs(steps) do
-    local f, reason
-    if step.kind then f, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
-    if f then return f, tried end
+    local pod, reason
+    if step.kind then pod, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
+    if pod then return pod, tried end
     tried = (tried == '' and '' or tried .. ' ') .. step.step .. '=' .. reason
   end
   if run('EXISTS', K.audit_due) == 1 then
     for _, step in ipairs(steps) do
-      local f = step.kind and draw_assigned(step.tier, step.kind, avoid)
-      if f then return f, '' end
+      local pod = step.kind and draw_assigned(step.tier, step.kind, avoid)
+      if pod then return pod, '' end
     end
   end
   return nil, tried
 end
 
--- Whether another call, of this merchant, may wait.
-local function may_wait(q)
-  local theirs = q.merchant ~= '' and K.merchant .. q.merchant .. ':waiting'
-  if theirs and count('ZCARD', theirs) >= q.most_per_merchant then
-    -- Those whose records somebody has deleted are long overdue there.
-    try('ZREMRANGEBYSCORE', theirs, '-inf', now - 60000)
+-- Returns whether the limits of the queue allow another waiting call of this merchant.
+local function may_wait(request)
+  local merchant_key = request.merchant ~= '' and K.merchant .. request.merchant .. ':waiting'
+  if merchant_key and count('ZCARD', merchant_key) >= request.max_waiting_per_merchant then
+    -- Calls whose records were deleted by hand are long overdue here.
+    try('ZREMRANGEBYSCORE', merchant_key, '-inf', now - 60000)
   end
-  return count('ZCARD', K.waiting) < q.most and not (theirs and count('ZCARD', theirs) >= q.most_per_merchant)
+  return count('ZCARD', K.waiting) < request.max_waiting
+    and not (merchant_key and count('ZCARD', merchant_key) >= request.max_waiting_per_merchant)
 end
 
--- Lets a call wait for any of its pools. Answers until when at most.
-local function take_place(q, pools, tried, priority)
-  -- Higher priorities first, then who came first. A call that had a pod came before
-  -- all who wait.
-  local ticket = view('INCR', K.tickets) - (q.is_rescue and RULES.REQUEUE_ADVANTAGE or 0)
+-- Queues a call for all of its pools. Returns the end of its hold time.
+local function enqueue(request, pools, tried, priority)
+  -- Higher priorities first, then in order of arrival. A call that had a pod precedes all others.
+  local ticket = run_index('INCR', K.tickets) - (request.is_reconnect and RULES.REQUEUE_ADVANTAGE or 0)
   local score = -priority * RULES.PRIORITY_STEP + ticket
-  local ends = now + q.hold_time
-  set_place(q.call, {merchant = q.merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
-    tried = tried, attempts = q.attempts, poll_by = next_poll(ends, q.patience)})
+  local ends = now + request.hold_time
+  local entry = {merchant = request.merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
+    tried = tried, poll_by = next_poll_deadline(ends, request.poll_timeout)}
+  set_queue_entry(request.call, entry, request.pod_attempt)
   return ends
 end
 
--- Gives a call that is new a pod, or a place, or neither.
-local function serve_new(q, steps, wishes)
-  local f, tried = walk(steps, q.after and q.after.pod)
-  if q.after and not f then f, tried = walk(steps) end
-  if f then
-    admit(q, wishes)
-    q.tried = tried
-    local pool = give(f, q.call, q, now + q.lease, q.life)
-    if q.stage ~= '' then run('DEL', K.call_end .. q.call) end
-    if tried == '' and q.attempts == '' and wishes.wrong == '' then return {'new', now, f.pod, pool} end
-    return {'new', now, f.pod, pool, tried, q.attempts, '', wishes.wrong}
+-- Allocates a pod to a new call, queues it, or refuses it.
+local function serve_new_call(request, steps, config)
+  local pod, tried = choose_pod(steps, request.previous and request.previous.pod_name)
+  if request.previous and not pod then pod, tried = choose_pod(steps) end
+  if pod then
+    count_admission(request, config)
+    request.tried = tried
+    local pool = allocate_pod(pod, request.call, request, now + request.lease, request.life)
+    if request.stage ~= '' then run('DEL', K.call_end .. request.call) end
+    if tried == '' and request.pod_attempt == '' and config.malformed == '' then
+      return {'new', now, pod.name, pool}
+    end
+    return {'new', now, pod.name, pool, tried, request.pod_attempt, '', config.malformed}
   end
   local pools = {}
   for _, step in ipairs(steps) do
     if step.tier then pools[#pools + 1] = step.tier end
   end
-  if (q.hold_time or 0) == 0 or #pools == 0 then return {'refused', now, tried, wishes.wrong, 'no_pods'} end
-  if not may_wait(q) then return {'refused', now, tried, wishes.wrong, 'queue_full'} end
-  local ends = take_place(q, pools, tried, wishes.priority)
-  admit(q, wishes)
-  return {'refused', now, tried, wishes.wrong, 'waiting', ends, 1}
+  if (request.hold_time or 0) == 0 or #pools == 0 then
+    return {'refused', now, tried, config.malformed, 'no_pods'}
+  end
+  if not may_wait(request) then return {'refused', now, tried, config.malformed, 'queue_full'} end
+  local ends = enqueue(request, pools, tried, config.priority)
+  count_admission(request, config)
+  return {'refused', now, tried, config.malformed, 'waiting', ends, 1}
 end
 
--- What a call is told.
-local function answer(q)
-  local again = q.after and leave_pod(q) or told_again(q)
-  if again then return again end
+-- Returns the reply to a request, without replay protection.
+local function answer(request)
+  local repeated = request.previous and settle_previous(request) or answer_repeat(request)
+  if repeated then return repeated end
   local tiers_key = K.tiers
   local chain = try('HGET', tiers_key, ':chain')
-  -- A table that is missing or of the wrong type is written again by the recovery.
+  -- The recovery rewrites a table that is missing or of the wrong type.
   if type(chain) ~= 'string' then return {'lost', now} end
-  local document = q.merchant ~= '' and try('HGET', K.merchant_config, q.merchant)
-  local wishes = document and wishes_of(document) or NO_WISHES
-  local steps = steps_of(wishes, chain)
-  local limit = document and not q.is_rescue and exceeded(q.merchant, wishes)
-  if limit then return {'refused', now, '', wishes.wrong, limit} end
-  local told = serve_new(q, steps, wishes)
-  hand_on(q)
-  return told
+  local document = request.merchant ~= '' and try('HGET', K.merchant_config, request.merchant)
+  local config = document and merchant_config_of(document) or DEFAULT_CONFIG
+  local steps = steps_of(config, chain)
+  local limit = document and not request.is_reconnect and exceeded_limit(request.merchant, config)
+  if limit then return {'refused', now, '', config.malformed, limit} end
+  local reply = serve_new_call(request, steps, config)
+  hand_off_released_pod(request)
+  return reply
 end
 
--- Answers after which a signed request gives no pod any more, once the call is over. One that was refused for want
--- of pods has begun nothing, and may be sent again.
-local SPENT = {waiting = true, over = true, spent = true}
+-- Refusals after which a signed request allocates no pod once its call has ended. A request that was refused for lack
+-- of pods has begun nothing and may be repeated.
+local CONSUMING = {waiting = true, over = true, spent = true}
 
--- The same for a request that a provider has signed: it is good for one call.
-local function answer_signed(q)
-  local fingerprint, window = string.match(q.signed, '^(%S+) (%d+)$')
+-- Returns the reply to a signed request, with replay protection: a signature is valid for one call.
+local function answer_signed(request)
+  local fingerprint, window = string.match(request.signed, '^(%S+) (%d+)$')
   local key = K.seen .. fingerprint
-  if not q.record and run('EXISTS', key) == 1 then return {'refused', now, '', '', 'replayed'} end
-  local told = answer(q)
-  local outcome, _, _, _, reason = unpack(told)
-  if outcome == 'new' or outcome == 'existing' or SPENT[reason] then run('SET', key, '1', 'PX', window) end
-  return told
+  if not request.record and run('EXISTS', key) == 1 then return {'refused', now, '', '', 'replayed'} end
+  local reply = answer(request)
+  local outcome, _, _, _, reason = unpack(reply)
+  if outcome == 'new' or outcome == 'existing' or CONSUMING[reason] then run('SET', key, '1', 'PX', window) end
+  return reply
 end
 
 operation('allocate', function(ARGV)
-  local q = asked(ARGV)
-  local told = q.signed == '' and answer(q) or answer_signed(q)
-  local outcome, _, tried, _, reason = unpack(told)
+  local request = parse_request(ARGV)
+  local reply = request.signed == '' and answer(request) or answer_signed(request)
+  local outcome, _, tried, _, reason = unpack(reply)
   if outcome == 'refused' and reason ~= 'waiting' and reason ~= 'unsettled' then
-    tell('refused', q.call, '', '', q.merchant, reason .. (tried == '' and '' or ' ' .. tried))
+    record_event('refused', request.call, '', '', request.merchant, reason .. (tried == '' and '' or ' ' .. tried))
   end
-  return told
+  return reply
 end)

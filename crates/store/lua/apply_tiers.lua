@@ -1,24 +1,24 @@
--- Puts another tier table in force. The views of pools whose kind has changed, or
--- that are no more, go at once; the pods are placed again by the audit.
--- ARGV[2..6]: actor, tier document ('' to leave the one there is), chain, stage, precondition ('' for none, '=' and
---   the table that it replaces: chain and entries, sorted, one a line, '@' and the tier document there is); then pairs
---   of a tier and its entry
---   stage: '' in a store that is set up; 'adopting' before what the older router left is taken over: without the
---   chain, by which other scripts know that they may work; 'adopted' after it
--- Replies: {applied, now}   {unchanged, now}   {changed, now}: it is another already
+-- Puts a tier table in force. Deletes at once the indexes of pools that no longer exist or whose kind has changed; the
+-- audit places the pods.
+-- ARGV[2..6]: actor, tier document ('' to keep the current one), chain, stage, precondition ('' for none; '=' and the
+--   expected table: chain and entries, sorted, one per line; '@' and the expected tier document); then pairs of a tier
+--   and its entry
+--   stage: '' in a store that is set up; 'adopting' before the adoption: without the chain, so that other functions
+--   still find the store not set up; 'adopted' after it
+-- Replies: {applied, now}   {unchanged, now}   {changed, now}: the precondition does not hold
 --          {lost, now}: the store is not set up
 local FIRST_TIER = 7
 
 operation('apply_tiers', function(ARGV)
-  local _, by, document, chain, stage, depends_on = unpack(ARGV, 1, 6)
+  local _, by, document, chain, stage, precondition = unpack(ARGV, 1, 6)
   if stage == '' and not is_set_up() then return {'lost', now} end
-  local fresh = {}
-  for i = FIRST_TIER, #ARGV, 2 do fresh[ARGV[i]] = ARGV[i + 1] end
-  -- A table of the wrong type is replaced: the document and the settings say what it was.
+  local new_entries = {}
+  for i = FIRST_TIER, #ARGV, 2 do new_entries[ARGV[i]] = ARGV[i + 1] end
+  -- A table of the wrong type is replaced: it is derived from the document and the settings.
   local fields = try('HGETALL', K.tiers)
   if fields.err then fields = {} end
-  local same, trusting, waiting = true, nil, nil
-  local before, lines = {}, {}
+  local is_same, trusting, waiting = true, nil, nil
+  local current, lines = {}, {}
   for i = 1, #fields, 2 do
     local name, value = fields[i], fields[i + 1]
     if name == ':trusting_until' then
@@ -26,45 +26,45 @@ operation('apply_tiers', function(ARGV)
     elseif name == ':waiting' then
       waiting = true
     elseif name == ':chain' then
-      same = same and value == chain
-      before[name] = true
+      is_same = is_same and value == chain
+      current[name] = true
       lines[#lines + 1] = value
     else
-      before[name] = value
+      current[name] = value
       lines[#lines + 1] = name .. ' ' .. value
-      same = same and fresh[name] == value
+      is_same = is_same and new_entries[name] == value
     end
   end
-  for name in pairs(fresh) do same = same and before[name] ~= nil end
-  local is_same = stage == '' and same and before[':chain']
-  if depends_on ~= '' and not is_same then
-    local is
-    if string.sub(depends_on, 1, 1) == '@' then
-      local current = try('GET', K.tier_config)
-      is = '@' .. (type(current) == 'string' and current or '')
+  for name in pairs(new_entries) do is_same = is_same and current[name] ~= nil end
+  local is_in_force = stage == '' and is_same and current[':chain']
+  if precondition ~= '' and not is_in_force then
+    local actual
+    if string.sub(precondition, 1, 1) == '@' then
+      local text = try('GET', K.tier_config)
+      actual = '@' .. (type(text) == 'string' and text or '')
     else
       table.sort(lines)
-      is = '=' .. table.concat(lines, '\n')
+      actual = '=' .. table.concat(lines, '\n')
     end
-    if is ~= depends_on then return {'changed', now} end
+    if actual ~= precondition then return {'changed', now} end
   end
   if document ~= '' then run('SET', K.tier_config, document) end
-  if is_same then return {'unchanged', now} end
-  for name, text in pairs(before) do
+  if is_in_force then return {'unchanged', now} end
+  for name, text in pairs(current) do
     if name ~= ':chain' then
-      local was = (parse_entry(text) or {}).kind
-      local is = fresh[name] and parse_entry(fresh[name]).kind
-      if was ~= is then
+      local old_kind = (parse_entry(text) or {}).kind
+      local new_kind = new_entries[name] and parse_entry(new_entries[name]).kind
+      if old_kind ~= new_kind then
         run('DEL', K.pool .. name .. ':available')
       end
     end
   end
   run('DEL', K.tiers)
   if stage ~= 'adopting' then run('HSET', K.tiers, ':chain', chain) end
-  if stage == 'adopted' then run('SET', K.schema, '1') end
+  if stage == 'adopted' then run('SET', K.schema, SCHEMA) end
   if trusting then run('HSET', K.tiers, ':trusting_until', trusting) end
   if waiting or count('ZCARD', K.waiting) > 0 then run('HSET', K.tiers, ':waiting', '1') end
-  for name, text in pairs(fresh) do run('HSET', K.tiers, name, text) end
-  if stage == '' then tell('tiers', '', '', '', '', by) end
+  for name, text in pairs(new_entries) do run('HSET', K.tiers, name, text) end
+  if stage == '' then record_event('tiers', '', '', '', '', by) end
   return {'applied', now}
 end)

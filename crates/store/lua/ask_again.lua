@@ -1,10 +1,10 @@
--- What a call is told that has a pod, was handed one, waits, or lost its stream, while Redis is full
--- and takes no new ones. A call that lost its stream leaves its pod.
+-- Answers an allocate request while Redis is full and accepts no new calls: repeats the reply for a pod, a hand-off or
+-- a queue entry, and ends the previous pod attempt of a reconnecting call.
 -- ARGV: as in allocate.lua
--- Replies: as in allocate.lua   {unknown, now}: it needs a pod
+-- Replies: as in allocate.lua   {unknown, now}: the call needs a pod
 operation('ask_again', function(ARGV)
-  local q = asked(ARGV)
-  local told = q.after and leave_pod(q) or told_again(q)
-  hand_on(q)
-  return told or {'unknown', now}
+  local request = parse_request(ARGV)
+  local reply = request.previous and settle_previous(request) or answer_repeat(request)
+  hand_off_released_pod(request)
+  return reply or {'unknown', now}
 end)

@@ -1,6 +1,5 @@
--- Takes calls without a record out of the index of all calls, and gives pods back
--- the calls that their own index has lost.
--- ARGV[2..3]: cursor, about how many calls
+-- Removes calls without a record from the index of all calls, and restores calls missing in the index of their pod.
+-- ARGV[2..3]: cursor, approximate page size
 -- Replies: {audited, now, next cursor, calls seen, {calls repaired}}   {lost, now}: the store is not set up
 operation('audit_calls', function(ARGV)
   if not is_set_up() then return {'lost', now} end
@@ -14,27 +13,27 @@ operation('audit_calls', function(ARGV)
   local next_cursor, found = unpack(scanned)
   local repaired, seen = {}, 0
 
-  -- Whether a call had to be put right.
+  -- Returns whether a call was repaired.
   local function audit(call, deadline)
-    local pod = run('HGET', K.call .. call, 'pod_name')
-    if not pod then
+    local pod_name = run('HGET', K.call .. call, 'pod_name')
+    if not pod_name then
       run('ZREM', K.calls, call)
       return true
     end
-    if run('ZSCORE', K.pod_calls .. pod, call) then return false end
-    local f = facts_of(pod)
-    if not f then return false end
-    run('ZADD', K.pod_calls .. pod, deadline, call)
-    f.calls = f.calls + 1
-    place(f)
+    if run('ZSCORE', K.pod_calls .. pod_name, call) then return false end
+    local pod = facts_of(pod_name)
+    if not pod then return false end
+    run('ZADD', K.pod_calls .. pod_name, deadline, call)
+    pod.calls = pod.calls + 1
+    place(pod)
     return true
   end
 
   for i = 1, #found, 2 do
     local call, deadline = found[i], found[i + 1]
     seen = seen + 1
-    local done, wrong = pcall(audit, call, deadline)
-    if not done or wrong then repaired[#repaired + 1] = call end
+    local is_done, is_repaired = pcall(audit, call, deadline)
+    if not is_done or is_repaired then repaired[#repaired + 1] = call end
   end
   return {'audited', now, next_cursor, seen, repaired}
 end)

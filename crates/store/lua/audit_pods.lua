@@ -1,6 +1,6 @@
--- Derives the views of some pods again, and honours what people did by hand: a
--- call without a record is over, a draining mark is a drain.
--- ARGV[2]: how long (ms) a mark without an end lasts; then the pods
+-- Derives the indexes of some pods again, and applies changes made by hand: a call without a record is over, a draining
+-- mark is a drain.
+-- ARGV[2]: time (ms) of a draining mark without an expiry; then the pods
 -- Replies: {audited, now, '', pods seen, {pods repaired}}   {lost, now}: the store is not set up
 local FIRST_POD = 3
 
@@ -9,90 +9,91 @@ operation('audit_pods', function(ARGV)
   local _, unbounded_drain = unpack(ARGV, 1, 2)
   local repaired = {}
 
-  -- The views of a pod as they are, to tell whether they were right.
-  local function views(f)
-    local shown = {tostring(try('GET', K.lease .. f.pod))}
-    if f.tier then
-      local key = names_of(f.tier).available
+  -- Returns the indexes of a pod as text, for a comparison before and after.
+  local function indexes_of(pod)
+    local parts = {tostring(try('GET', K.lease .. pod.name))}
+    if pod.tier then
+      local key = pool_keys_of(pod.tier).available
       local kind = run('TYPE', key).ok
-      shown[#shown + 1] = kind == 'set' and run('SISMEMBER', key, f.pod)
-        or kind == 'zset' and tostring(run('ZSCORE', key, f.pod)) or '-'
-      shown[#shown + 1] = try('SISMEMBER', names_of(f.tier).assigned, f.pod) == 1 and 1 or 0
-      local out = try('ZSCORE', names_of(f.tier).out, f.pod)
-      shown[#shown + 1] = type(out) == 'string' and out or '-'
+      parts[#parts + 1] = kind == 'set' and run('SISMEMBER', key, pod.name)
+        or kind == 'zset' and tostring(run('ZSCORE', key, pod.name)) or '-'
+      parts[#parts + 1] = try('SISMEMBER', pool_keys_of(pod.tier).assigned, pod.name) == 1 and 1 or 0
+      local out = try('ZSCORE', pool_keys_of(pod.tier).out, pod.name)
+      parts[#parts + 1] = type(out) == 'string' and out or '-'
     end
-    return table.concat(shown, ' ')
+    return table.concat(parts, ' ')
   end
 
-  -- Brings the index of drains in line with a pod's mark. Answers whether it was out.
-  local function index_drain(f)
-    local marked = try('ZSCORE', K.draining, f.pod)
-    marked = type(marked) == 'string'
-    if f.draining and not marked then
-      local left = run('PTTL', K.pod_draining .. f.pod)
+  -- Derives the entry in the index of drains from a pod's mark. Returns whether it was wrong.
+  local function index_drain(pod)
+    local score = try('ZSCORE', K.draining, pod.name)
+    local is_indexed = type(score) == 'string'
+    if pod.draining and not is_indexed then
+      local left = run('PTTL', K.pod_draining .. pod.name)
       if left < 0 then left = tonumber(unbounded_drain) end
-      view('ZADD', K.draining, now + left, f.pod)
-      run('PEXPIRE', K.pod_draining .. f.pod, left + RULES.KEY_SLACK)
+      run_index('ZADD', K.draining, now + left, pod.name)
+      run('PEXPIRE', K.pod_draining .. pod.name, left + RULES.KEY_SLACK)
       return true
     end
-    if marked and not f.draining then
-      view('ZREM', K.draining, f.pod)
+    if is_indexed and not pod.draining then
+      run_index('ZREM', K.draining, pod.name)
       return true
     end
     return false
   end
 
-  -- Lets go of calls whose records are gone or name another pod.
-  local function drop_calls(f)
-    local dropped = false
-    for _, call in ipairs(run('ZRANGE', f.calls_key, 0, 999)) do
-      local on = read('HGET', K.call .. call, 'pod_name')
-      if on ~= f.pod then
-        run('ZREM', f.calls_key, call)
-        if not on then view('ZREM', K.calls, call) end
-        f.calls = f.calls - 1
-        dropped = true
-      elseif not view('ZSCORE', K.calls, call) then
-        view('ZADD', K.calls, run('ZSCORE', f.calls_key, call), call)
-        dropped = true
+  -- Removes calls whose records are gone or name another pod. Returns whether the index was wrong.
+  local function drop_calls(pod)
+    local is_wrong = false
+    for _, call in ipairs(run('ZRANGE', pod.calls_key, 0, 999)) do
+      local pod_name = read('HGET', K.call .. call, 'pod_name')
+      if pod_name ~= pod.name then
+        run('ZREM', pod.calls_key, call)
+        if not pod_name then run_index('ZREM', K.calls, call) end
+        pod.calls = pod.calls - 1
+        is_wrong = true
+      elseif not run_index('ZSCORE', K.calls, call) then
+        run_index('ZADD', K.calls, run('ZSCORE', pod.calls_key, call), call)
+        is_wrong = true
       end
     end
-    return dropped
+    return is_wrong
   end
 
-  local function audit(pod)
-    -- Facts, not what was made of them.
-    local key = K.pod .. pod
+  local function audit(pod_name)
+    -- Without the cached `plain`, so that the facts themselves are read.
+    local key = K.pod .. pod_name
     local was_plain = read('HGET', key, 'plain')
     if was_plain then run('HDEL', key, 'plain') end
-    local f = facts_of(pod)
-    if not f then
-      view('HDEL', K.pod_metadata, pod)
+    local pod = facts_of(pod_name)
+    if not pod then
+      run_index('HDEL', K.pod_metadata, pod_name)
       return true
     end
-    local before = views(f)
-    local wrong = index_drain(f)
-    if view('HSETNX', K.pod_metadata, pod, cjson.encode({tier = f.tier or '', name = pod})) == 1 then wrong = true end
-    wrong = drop_calls(f) or wrong
-    if f.quarantined and not try('ZSCORE', K.quarantined, f.pod) then
-      view('ZADD', K.quarantined, now, f.pod)
-      wrong = true
+    local before = indexes_of(pod)
+    local is_wrong = index_drain(pod)
+    local metadata = cjson.encode({tier = pod.tier or '', name = pod_name})
+    if run_index('HSETNX', K.pod_metadata, pod_name, metadata) == 1 then is_wrong = true end
+    is_wrong = drop_calls(pod) or is_wrong
+    if pod.quarantined and not try('ZSCORE', K.quarantined, pod.name) then
+      run_index('ZADD', K.quarantined, now, pod.name)
+      is_wrong = true
     end
-    settle(f)
-    place(f)
-    wrong = wrong or views(f) ~= before or was_plain ~= plain(f)
-    serve(f)
-    return wrong
+    assign_pool(pod)
+    place(pod)
+    is_wrong = is_wrong or indexes_of(pod) ~= before or was_plain ~= plain_pool(pod)
+    hand_off_free_slots(pod)
+    return is_wrong
   end
 
   for i = FIRST_POD, #ARGV do
-    local pod = ARGV[i]
-    local done, wrong = pcall(audit, pod)
-    if not done then
-      local reason = tostring(type(wrong) == 'table' and wrong.err or wrong)
-      repaired[#repaired + 1] = pod .. ' (left as it is: ' .. reason .. ')'
-    elseif wrong then
-      repaired[#repaired + 1] = pod
+    local pod_name = ARGV[i]
+    local is_done, result = pcall(audit, pod_name)
+    if not is_done then
+      local reason = tostring(type(result) == 'table' and result.err or result)
+      repaired[#repaired + 1] = pod_name .. ' (not repaired: ' .. reason .. ')'
+    elseif result then
+      repaired[#repaired + 1] = pod_name
     end
   end
   return {'audited', now, '', #ARGV - FIRST_POD + 1, repaired}

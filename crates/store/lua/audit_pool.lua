@@ -1,29 +1,29 @@
--- Takes out of a pool's views what does not belong there.
--- ARGV[2..5]: tier, view (available, assigned, out), cursor, about how many members
+-- Removes pods from the indexes of a pool that they are not in.
+-- ARGV[2..5]: tier, index (available, assigned, out), cursor, approximate page size
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
 operation('audit_pool', function(ARGV)
   if not is_set_up() then return {'lost', now} end
   local _, tier, index, cursor, size = unpack(ARGV)
   local kind = kind_of(tier)
-  local key, expected = names_of(tier).available, kind and kind.kind == 'shared' and 'zset' or 'set'
-  if index == 'assigned' then key, expected = names_of(tier).assigned, 'set' end
-  if index == 'out' then key, expected = names_of(tier).out, 'zset' end
-  local is = run('TYPE', key).ok
-  if is == 'none' then return {'audited', now, '0', 0, {}} end
-  if is ~= expected or index == 'available' and not kind then
+  local key, expected_type = pool_keys_of(tier).available, kind and kind.kind == 'shared' and 'zset' or 'set'
+  if index == 'assigned' then key, expected_type = pool_keys_of(tier).assigned, 'set' end
+  if index == 'out' then key, expected_type = pool_keys_of(tier).out, 'zset' end
+  local actual_type = run('TYPE', key).ok
+  if actual_type == 'none' then return {'audited', now, '0', 0, {}} end
+  if actual_type ~= expected_type or index == 'available' and not kind then
     run('DEL', key)
     return {'audited', now, '0', 0, {key}}
   end
-  local scanned = run(is == 'set' and 'SSCAN' or 'ZSCAN', key, cursor, 'COUNT', size)
+  local scanned = run(actual_type == 'set' and 'SSCAN' or 'ZSCAN', key, cursor, 'COUNT', size)
   local next_cursor, members = unpack(scanned)
   local repaired, seen = {}, 0
-  for i = 1, #members, is == 'set' and 1 or 2 do
-    local pod = members[i]
-    local readable, f = pcall(facts_of, pod)
+  for i = 1, #members, actual_type == 'set' and 1 or 2 do
+    local pod_name = members[i]
+    local is_readable, pod = pcall(facts_of, pod_name)
     seen = seen + 1
-    if readable and (not f or f.tier ~= tier) then
-      drop(key, pod)
-      repaired[#repaired + 1] = pod
+    if is_readable and (not pod or pod.tier ~= tier) then
+      remove_from_index(key, pod_name)
+      repaired[#repaired + 1] = pod_name
     end
   end
   return {'audited', now, next_cursor, seen, repaired}

@@ -1,4 +1,4 @@
--- Where a call is, since when, and why there.
+-- Returns a call.
 -- ARGV[2]: call
 -- Replies: {call, now, row}, as in call_row.lua   {not_found, now}
 operation('call', function(ARGV)

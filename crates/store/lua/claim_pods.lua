@@ -1,16 +1,16 @@
--- Claims the pods of the store for an origin. A leader brings the epoch of its Lease. Replicas with a list of pods
--- share an epoch while their lists are the same; a list that was just read replaces another one, and so does any
--- list that no replica has followed for LIST_TTL.
--- ARGV[2..7]: origin, epoch ('' for lists, and to ask only), digest of the list ('' for leaders), is the list new
---   (1, 0), take the store over from another origin (1, 0), LIST_TTL (ms)
+-- Claims the pods of the store for an origin. A leader presents the epoch of its Lease. Replicas with a list of pods
+-- share an epoch while their lists are the same; a list that was just read replaces another one, and so does any list
+-- after LIST_TTL without a claim for the one in force.
+-- ARGV[2..6]: origin, epoch ('' for lists, and for a query), digest of the list ('' for leaders), is the list new
+--   (1, 0), take the store over from another origin (1, 0)
 -- Replies: {claimed, now, epoch}   {fenced, now, epoch}   {foreign, now, origin}   {superseded, now}
 operation('claim_pods', function(ARGV)
-  local _, origin, epoch, digest, is_new, force, list_ttl = unpack(ARGV)
+  local _, origin, epoch, digest, is_new, force = unpack(ARGV)
   local owner, current = ownership()
   local key = K.pod_list
   if not may_follow(origin, owner) then
     if force ~= '1' then return {'foreign', now, owner} end
-    -- The epoch rises, so that the origin before is fenced off.
+    -- A higher epoch fences the previous origin off.
     adopt_writer(origin, current + 1)
     run('DEL', key)
     current = current + 1
@@ -31,7 +31,7 @@ operation('claim_pods', function(ARGV)
         followed_at = now
         run('HSET', key, 'followed_at', text_of(now))
       end
-      if is_new ~= '1' and now < followed_at + tonumber(list_ttl) then return {'superseded', now} end
+      if is_new ~= '1' and now < followed_at + RULES.LIST_TTL then return {'superseded', now} end
       current = current + 1
     end
     adopt_writer(origin, current)

@@ -1,35 +1,38 @@
--- The stream of a call has started on its pod: the call keeps it for a whole lease.
--- One that came too late takes the pod again, if that is still free.
--- ARGV[2..6]: call, pod, lease (ms), life of the record (ms), number of the attempt ('' for any)
+-- Confirms a provisional call: its stream has started on its pod, and its lease begins. A confirmation after the
+-- provisional lease has expired takes the pod again if it is still free.
+-- ARGV[2..6]: call, pod, lease (ms), life of the record (ms), pod attempt ('' for any)
 -- Replies: {confirmed, now}   {retaken, now, source pool}   {unknown, now}   {lost, now}: the store is empty
 operation('confirm', function(ARGV)
-  local _, call, pod, lease, life, number = unpack(ARGV)
+  local _, call, pod_name, lease, life, pod_attempt = unpack(ARGV)
   local deadline = now + tonumber(lease)
-  -- Whether an ordinal is that of the attempt whose stream has started.
-  local function is_that(attempts)
-    return number == '' or tonumber(number) == attempts
+  -- Returns whether a pod attempt is the one whose stream has started.
+  local function is_that(attempt)
+    return pod_attempt == '' or tonumber(pod_attempt) == attempt
   end
   local record = read_record(call)
-  local on = record.pod_name
-  if on and not (on == pod and is_that(tonumber(record.attempts) or 0)) then return {'unknown', now} end
-  if on and record.stage ~= 'provisional' then return {'confirmed', now} end
-  local f = facts_of(pod)
-  if on then
-    extend(f, call, deadline, life, record.merchant_id)
-    run('HSET', K.call .. call, 'stage', '', 'attempt', '')
-    if f then place_calls(f) end
-    tell('confirmed', call, pod, '', record.merchant_id)
+  local current_pod = record.pod_name
+  if current_pod and not (current_pod == pod_name and is_that(tonumber(record.pod_attempt) or 0)) then
+    return {'unknown', now}
+  end
+  if current_pod and record.stage ~= 'provisional' then return {'confirmed', now} end
+  local pod = facts_of(pod_name)
+  if current_pod then
+    set_deadline(pod, call, deadline, life, record.merchant_id)
+    run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '')
+    if pod then place_calls(pod) end
+    record_event('confirmed', call, pod_name, '', record.merchant_id)
     return {'confirmed', now}
   end
   if not has_tiers() then return {'lost', now} end
-  local missed = end_of(call)
-  if not missed or missed.cause ~= 'unconfirmed' or missed.pod ~= pod or not is_that(missed.attempts)
-    or not f or f.calls >= cap_of(f) then
+  local call_end = call_end_of(call)
+  if not call_end or call_end.cause ~= 'unconfirmed' or call_end.pod_name ~= pod_name
+    or not is_that(call_end.pod_attempt) or not pod or pod.calls >= cap_of(pod) then
     return {'unknown', now}
   end
-  leave(call)
+  leave_queue(call)
   run('DEL', K.call_end .. call)
-  local attempts = missed.attempts > 0 and missed.attempts or ''
-  local pool = give(f, call, {record = {}, merchant = missed.merchant, attempts = attempts}, deadline, life)
+  local attempt = call_end.pod_attempt > 0 and call_end.pod_attempt or ''
+  local fields = {record = {}, merchant = call_end.merchant, pod_attempt = attempt}
+  local pool = allocate_pod(pod, call, fields, deadline, life)
   return {'retaken', now, pool}
 end)

@@ -1,62 +1,64 @@
--- Ends a call at its own request and gives the pod back.
--- ARGV[2..8]: call, cause (agent, provider, operator, stream), and where given: pod it must be on, attempt it must stem
---   from, number of the attempt that is over, when (ms) it was asked for, if that was long ago, fingerprint of the
---   signed request that is taken back
--- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two if it is
---            the same pool and not draining   {not_found, now}
---          {waited, now, how long}: it had no pod yet, and has left
+-- Ends a call and frees its pod. With a request id it is a compensating release: the allocation may have happened, but
+-- its request was not answered.
+-- ARGV[2..8]: call, cause (agent, provider, operator, stream), and optionally: pod that the call must be on, request id
+--   to compensate, pod attempt that is over, time of the request (ms) for a deferred release, fingerprint of the signed
+--   request to compensate
+-- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two for the
+--            same pool and no drain   {not_found, now}
+--          {waited, now, time in the queue}: the call had no pod yet, and has left the queue
 operation('release', function(ARGV)
-  local _, call, cause, on, stems_from, number, asked_at, fingerprint = unpack(ARGV)
-  on, stems_from, number = on or '', stems_from or '', number or ''
+  local _, call, cause, expected_pod, request_id, pod_attempt, requested_at, fingerprint = unpack(ARGV)
+  expected_pod, request_id, pod_attempt = expected_pod or '', request_id or '', pod_attempt or ''
   local record = read_record(call)
-  local pod = record.pod_name
-  if not pod then
-    -- It was waiting, or explains why its stream is gone.
-    if stems_from ~= '' then return {'not_found', now} end
-    local since = on == '' and leave(call)
+  local pod_name = record.pod_name
+  if not pod_name then
+    -- The call waits, or the release reports the cause of an earlier end.
+    if request_id ~= '' then return {'not_found', now} end
+    local since = expected_pod == '' and leave_queue(call)
     if since then return {'waited', now, max(0, now - since)} end
-    local ended = end_of(call)
-    local is_that = ended and (on == '' or on == ended.pod) and (number == '' or tonumber(number) == ended.attempts)
-    if is_that and not is_final[ended.cause] then
+    local call_end = call_end_of(call)
+    local is_that = call_end and (expected_pod == '' or expected_pod == call_end.pod_name)
+      and (pod_attempt == '' or tonumber(pod_attempt) == call_end.pod_attempt)
+    if is_that and not is_final[call_end.cause] then
       if is_final[cause] then
-        explain(call, ended, cause)
-      elseif ended.cause == 'unconfirmed' then
-        -- A stream that is over does not start any more; its pod was blamed before.
-        explain(call, ended, 'broken')
+        update_call_end(call, call_end, cause)
+      elseif call_end.cause == 'unconfirmed' then
+        -- A stream that has ended cannot start any more; the failure of its pod is counted already.
+        update_call_end(call, call_end, 'broken')
       end
     end
     return {'not_found', now}
   end
-  if stems_from ~= '' then
-    -- The call is over once all requests that may have been answered with it are taken back.
-    local rest = without_attempt(record.attempt, stems_from)
+  if request_id ~= '' then
+    -- The call ends when all requests that may have been answered with it are compensated.
+    local rest = without_request_id(record.request_ids, request_id)
     if rest ~= '' then
-      if rest then run('HSET', K.call .. call, 'attempt', rest) end
+      if rest then run('HSET', K.call .. call, REQUEST_IDS, rest) end
       return {'not_found', now}
     end
     if fingerprint and fingerprint ~= '' then run('DEL', K.seen .. fingerprint) end
   end
-  if on ~= '' and on ~= pod
-    or number ~= '' and tonumber(number) ~= (tonumber(record.attempts) or 0) then
+  if expected_pod ~= '' and expected_pod ~= pod_name
+    or pod_attempt ~= '' and tonumber(pod_attempt) ~= (tonumber(record.pod_attempt) or 0) then
     return {'not_found', now}
   end
-  -- A call that began after the request for its release is another one of the same id.
-  if asked_at and asked_at ~= '' and (tonumber(record.at or 0) or 0) > tonumber(asked_at) then
+  -- A call that began after the release was requested is another call of the same id.
+  if requested_at and requested_at ~= '' and (tonumber(record.at or 0) or 0) > tonumber(requested_at) then
     return {'not_found', now}
   end
-  local f = facts_of(pod, call)
+  local pod = facts_of(pod_name, call)
   if record.stage == 'handed' then cause = 'abandoned' end
-  end_call(f, call, record, cause)
-  local source = pool_text(record.source_pool, f and f.tier)
+  end_call(pod, call, record, cause)
+  local source = pool_text(record.source_pool, pod and pod.tier)
   local pool, draining, time = source, 0, lasted(record.at)
-  if f then
-    f.released_at = seconds
-    resettle(f, speaks_for(f, cause, time))
-    if f.released_at then run('HSET', f.key, 'released_at', seconds) end
-    pool = f.tier and names_of(f.tier).source or pool
-    draining = leaving(f) and 1 or 0
+  if pod then
+    pod.released_at = seconds
+    settle(pod, record_call_outcome(pod, cause, time))
+    if pod.released_at then run('HSET', pod.key, 'released_at', seconds) end
+    pool = pod.tier and pool_keys_of(pod.tier).source or pool
+    draining = is_leaving(pod) and 1 or 0
   end
   if record.stage == 'handed' then return {'waited', now, time} end
-  if pool == source and draining == 0 then return {'released', now, pod, source, time} end
-  return {'released', now, pod, source, time, pool, draining}
+  if pool == source and draining == 0 then return {'released', now, pod_name, source, time} end
+  return {'released', now, pod_name, source, time, pool, draining}
 end)

@@ -1,66 +1,67 @@
--- Extends the leases of calls. For a while after the store began, a pod's word
--- is enough to register a call that nobody knows.
--- ARGV[2..4]: lease (ms), life of the record (ms), pod that speaks ('' for none); then the calls
--- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to be told again later}}
+-- Extends the leases of calls. Within the re-registration window after a store began empty, a pod's renewal registers
+-- unknown calls on it.
+-- ARGV[2..4]: lease (ms), life of the record (ms), pod that renews ('' for none); then the calls
+-- Replies: {renewed, now, deadline, {unknown calls}, {registered calls}, {calls to renew again later}}
 --          {lost, now}: the store is empty
 local FIRST_CALL = 5
 
 operation('renew', function(ARGV)
-  local _, lease, life, speaker = unpack(ARGV, 1, 4)
+  local _, lease, life, renewing_pod = unpack(ARGV, 1, 4)
   local deadline = now + tonumber(lease)
-  local unknown, registered, later, touched = {}, {}, {}, {}
+  local unknown, registered, later, pods = {}, {}, {}, {}
 
-  -- Where a call that nobody knows belongs: registered on the pod that has it, to
-  -- be told again when that pod is known, too, or unknown.
-  local function adopt(call)
-    if speaker == '' then return unknown end
-    local f = touched[speaker] or readable_facts_of(speaker)
-    read_table(f and f.tier)
+  -- Registers an unknown call on the renewing pod. Returns the list that the call belongs in: registered, later if the
+  -- pod itself is not known yet, or unknown.
+  local function reregister(call)
+    if renewing_pod == '' then return unknown end
+    local pod = pods[renewing_pod] or readable_facts_of(renewing_pod)
+    read_table(pod and pod.tier)
     if now >= trusting_until or run('ZSCORE', K.ended, call) then return unknown end
-    if not f then return later end
-    if not f.tier then
-      local tier = home()
+    if not pod then return later end
+    if not pod.tier then
+      local tier = default_pool()
       if not tier then return unknown end
-      set_home(f, tier)
-      place_service(f)
+      set_pool(pod, tier)
+      place_service(pod)
     end
-    local kind = kind_of(f.tier)
-    if f.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
-    leave(call)
-    give(f, call, {record = {}}, deadline, life)
-    touched[speaker] = f
+    local kind = kind_of(pod.tier)
+    if pod.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
+    leave_queue(call)
+    allocate_pod(pod, call, {record = {}}, deadline, life)
+    pods[renewing_pod] = pod
     return registered
   end
 
   for i = FIRST_CALL, #ARGV do
     local call = ARGV[i]
-    local record = try('HMGET', K.call .. call, 'pod_name', 'merchant_id', 'stage', 'attempt')
-    local pod, merchant, stage, attempt = unpack(record)
-    -- One call or pod that can't be read must not keep the others from being renewed.
-    local readable = not record.err
-    if readable and pod and not touched[pod] then
-      local f, wrong = readable_facts_of(pod)
-      touched[pod], readable = f, not wrong
+    local reply = try('HMGET', K.call .. call, 'pod_name', 'merchant_id', 'stage', REQUEST_IDS)
+    local pod_name, merchant, stage, request_ids = unpack(reply)
+    if pod_name and not request_ids then request_ids = record_of(call).request_ids end
+    -- One call or pod that cannot be read must not prevent the renewal of the others.
+    local is_readable = not reply.err
+    if is_readable and pod_name and not pods[pod_name] then
+      local pod, err = readable_facts_of(pod_name)
+      pods[pod_name], is_readable = pod, not err
     end
-    if not readable then
+    if not is_readable then
       unknown[#unknown + 1] = call
-    elseif pod and (speaker == '' or speaker == pod) then
-      extend({calls_key = K.pod_calls .. pod}, call, deadline, life, merchant)
-      if stage and stage ~= '' or attempt and attempt ~= '' then
-        -- A renewal proves that the stream has started: no request may take the call back any more.
-        run('HSET', K.call .. call, 'stage', '', 'attempt', '')
-        if stage == 'provisional' then tell('confirmed', call, pod, '', merchant) end
+    elseif pod_name and (renewing_pod == '' or renewing_pod == pod_name) then
+      set_deadline({calls_key = K.pod_calls .. pod_name}, call, deadline, life, merchant)
+      if stage and stage ~= '' or request_ids and request_ids ~= '' then
+        -- A renewal proves that the stream has started: no compensating release may end the call any more.
+        run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '')
+        if stage == 'provisional' then record_event('confirmed', call, pod_name, '', merchant) end
       end
-    elseif not pod and not has_tiers() then
+    elseif not pod_name and not has_tiers() then
       return {'lost', now}
     else
-      local kept = pod and unknown or adopt(call)
-      kept[#kept + 1] = call
+      local list = pod_name and unknown or reregister(call)
+      list[#list + 1] = call
     end
   end
-  for _, f in pairs(touched) do
-    f.calls = run('ZCARD', f.calls_key)
-    place_calls(f)
+  for _, pod in pairs(pods) do
+    pod.calls = run('ZCARD', pod.calls_key)
+    place_calls(pod)
   end
   return {'renewed', now, deadline, unknown, registered, later}
 end)

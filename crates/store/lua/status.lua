@@ -1,19 +1,20 @@
--- How all pools stand, in time that does not grow with pods or calls.
--- Replies: {status, now, live calls, calls that wait, {tier table: field, value, ...},
---   {tier, assigned, available, leaving, not ready, in quarantine, calls that wait, ...}}
+-- Returns the state of all pools, in time that does not grow with pods or calls.
+-- Replies: {status, now, live calls, waiting calls, {tier table: field, value, ...},
+--   {tier, assigned, available, leaving, not ready, in quarantine, waiting calls, ...}}
 operation('status', function(ARGV)
   if not has_tiers() then return {'lost', now} end
   local tiers, pools = run('HGETALL', K.tiers), {}
   for _, tier in ipairs(try('SMEMBERS', K.pools)) do
-    local key = names_of(tier).available
-    local kind = run('TYPE', key).ok
+    local keys = pool_keys_of(tier)
+    local kind = run('TYPE', keys.available).ok
     pools[#pools + 1] = tier
-    pools[#pools + 1] = count('SCARD', names_of(tier).assigned)
-    pools[#pools + 1] = kind == 'set' and run('SCARD', key) or kind == 'zset' and run('ZCARD', key) or 0
-    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 1, 1)
-    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 2, 2)
-    pools[#pools + 1] = count('ZCOUNT', names_of(tier).out, 3, 3)
-    pools[#pools + 1] = count('ZCARD', names_of(tier).queue)
+    pools[#pools + 1] = count('SCARD', keys.assigned)
+    pools[#pools + 1] = kind == 'set' and run('SCARD', keys.available)
+      or kind == 'zset' and run('ZCARD', keys.available) or 0
+    pools[#pools + 1] = count('ZCOUNT', keys.out, 1, 1)
+    pools[#pools + 1] = count('ZCOUNT', keys.out, 2, 2)
+    pools[#pools + 1] = count('ZCOUNT', keys.out, 3, 3)
+    pools[#pools + 1] = count('ZCARD', keys.queue)
   end
   return {'status', now, count('ZCARD', K.calls), count('ZCARD', K.waiting), tiers, pools}
 end)

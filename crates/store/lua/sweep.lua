@@ -1,25 +1,24 @@
--- Ends the places, leases, drains and quarantines whose deadline has come, oldest first.
+-- Ends the queue entries, leases, drains and quarantines whose deadline has passed, oldest first.
 -- ARGV[2..3]: limit per kind, longest lease (ms)
--- Replies: {swept, now, {call that waited, how long, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no
---   longer draining}, {pods no longer in quarantine}, is the store set up (1, 0), until when it believes pods: since it
---   was last empty, has a view been replaced that an audit has to fill (1, 0)}
+-- Replies: {swept, now, {waiting call, time in the queue, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no
+--   longer draining}, {pods no longer in quarantine}, is the store set up (1, 0), end of the re-registration window,
+--   must an audit fill an index that was replaced (1, 0), schema ('' if malformed)}
 
--- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from
--- now, waiting calls to their time limit. Handles `most` of each, the furthest deadlines first.
--- Returns whether it changed any.
-local function bound(most, lease)
+-- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from now, waiting calls to
+-- their hold time. Handles `limit` of each, the furthest deadlines first. Returns whether it changed any.
+local function bound(limit, lease)
   local latest, found = text_of(now + lease), false
-  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, most)) do
-    local pod, merchant = fields_of(call, 'pod_name', 'merchant_id')
-    local f = pod and readable_facts_of(pod)
-    extend(f, call, latest, nil, merchant)
-    if f then place_calls(f) end
+  for _, call in ipairs(run_index('ZRANGEBYSCORE', K.calls, '(' .. latest, '+inf', 'LIMIT', 0, limit)) do
+    local pod_name, merchant = fields_of(call, 'pod_name', 'merchant_id')
+    local pod = pod_name and readable_facts_of(pod_name)
+    set_deadline(pod, call, latest, nil, merchant)
+    if pod then place_calls(pod) end
     found = true
   end
-  for _, call in ipairs(view('ZREVRANGE', K.waiting, 0, most - 1)) do
-    local place = place_of(call)
-    if place and place.waits and wait_from_now(call, place) then
-      set_poll_by(call, place, math.min(place.poll_by, place.ends))
+  for _, call in ipairs(run_index('ZREVRANGE', K.waiting, 0, limit - 1)) do
+    local entry = queue_entry_of(call)
+    if entry and entry.is_waiting and reset_wait_start(call, entry) then
+      set_poll_by(call, entry, math.min(entry.poll_by, entry.ends))
       found = true
     end
   end
@@ -27,89 +26,91 @@ local function bound(most, lease)
 end
 
 operation('sweep', function(ARGV)
-  local _, most, longest_lease = unpack(ARGV)
+  local _, limit, longest_lease = unpack(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
-  if not (is_set_up() and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
-  -- Without a reading of an earlier sweep the clock may have been set back since the first calls.
+  local schema = try('GET', K.schema)
+  if not (schema and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+  -- Without the time of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
-  if now + 1000 >= latest or not bound(most, longest_lease) then run('SET', K.clock, text_of(now)) end
-  entry('')
-  local is_flagged = is_waited_for
-  for _, call in ipairs(view('ZRANGEBYSCORE', K.waiting, '-inf', now, 'LIMIT', 0, most)) do
-    local since = leave(call)
+  if now + 1000 >= latest or not bound(limit, longest_lease) then run('SET', K.clock, text_of(now)) end
+  tier_entry('')
+  local is_flagged = has_waiting_calls
+  for _, call in ipairs(run_index('ZRANGEBYSCORE', K.waiting, '-inf', now, 'LIMIT', 0, limit)) do
+    local since = leave_queue(call)
     if since then
       abandoned[#abandoned + 1] = call
       abandoned[#abandoned + 1] = max(0, now - since)
     else
-      -- Its record is gone, by hand or by time.
+      -- The record was deleted by hand or has expired.
       run('ZREM', K.waiting, call)
-      for _, tier in ipairs(view('SMEMBERS', K.pools)) do view('ZREM', names_of(tier).queue, call) end
+      for _, tier in ipairs(run_index('SMEMBERS', K.pools)) do run_index('ZREM', pool_keys_of(tier).queue, call) end
     end
   end
   local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
-  for _, call in ipairs(view('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, most)) do
+  for _, call in ipairs(run_index('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, limit)) do
     local record = record_of(call)
-    local pod, time = record.pod_name, lasted(record.at)
-    local f = pod and readable_facts_of(pod, call)
+    local pod_name, time = record.pod_name, lasted(record.at)
+    local pod = pod_name and readable_facts_of(pod_name, call)
     local cause = CAUSES[record.stage] or 'lease'
-    end_call(f or nil, call, record, cause)
-    if f then resettle(f, speaks_for(f, cause, time)) end
-    if pod then
-      for _, value in ipairs({call, pod, pool_text(record.source_pool, f and f.tier), time, cause}) do
+    end_call(pod or nil, call, record, cause)
+    if pod then settle(pod, record_call_outcome(pod, cause, time)) end
+    if pod_name then
+      for _, value in ipairs({call, pod_name, pool_text(record.source_pool, pod and pod.tier), time, cause}) do
         expired[#expired + 1] = value
       end
     end
   end
-  local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, most)
+  local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, limit)
   if due.err then
     run('DEL', K.draining)
     due = {}
   end
-  for _, pod in ipairs(due) do
-    local left = run('PTTL', K.pod_draining .. pod)
+  for _, pod_name in ipairs(due) do
+    local left = run('PTTL', K.pod_draining .. pod_name)
     if left > RULES.KEY_SLACK + 1000 then
-      -- Someone has set the mark anew, by hand and for longer.
-      run('ZADD', K.draining, now + left, pod)
+      -- The mark was set by hand to last longer.
+      run('ZADD', K.draining, now + left, pod_name)
     else
-      run('ZREM', K.draining, pod)
-      run('DEL', K.pod_draining .. pod)
-      local f = readable_facts_of(pod)
-      if f then
-        tell('undrained', '', pod, '')
-        announce_drain(pod)
-        resettle(f, true)
+      run('ZREM', K.draining, pod_name)
+      run('DEL', K.pod_draining .. pod_name)
+      local pod = readable_facts_of(pod_name)
+      if pod then
+        record_event('undrained', '', pod_name, '')
+        publish_drain(pod_name)
+        settle(pod, true)
       end
-      undrained[#undrained + 1] = pod
+      undrained[#undrained + 1] = pod_name
     end
   end
-  local over = view('ZRANGEBYSCORE', K.quarantined, '-inf', now, 'LIMIT', 0, most)
+  local over = run_index('ZRANGEBYSCORE', K.quarantined, '-inf', now, 'LIMIT', 0, limit)
   -- A quarantine that would last longer than QUARANTINE_TIME began before the clock was set back.
   if #over == 0 then
     local latest_end = text_of(now + RULES.QUARANTINE_TIME)
-    over = view('ZRANGEBYSCORE', K.quarantined, '(' .. latest_end, '+inf', 'LIMIT', 0, most)
+    over = run_index('ZRANGEBYSCORE', K.quarantined, '(' .. latest_end, '+inf', 'LIMIT', 0, limit)
   end
-  for _, pod in ipairs(over) do
-    local f = readable_facts_of(pod)
-    if f then
-      -- One more bad call, and it is back there.
-      set_health(f, f.failures or 0)
-      resettle(f, true)
+  for _, pod_name in ipairs(over) do
+    local pod = readable_facts_of(pod_name)
+    if pod then
+      -- The failures stay: the next failure quarantines the pod again.
+      set_health(pod, pod.failures or 0)
+      settle(pod, true)
     else
-      run('ZREM', K.quarantined, pod)
+      run('ZREM', K.quarantined, pod_name)
     end
-    restored[#restored + 1] = pod
+    restored[#restored + 1] = pod_name
   end
-  -- (for a while longer: no router may have come by when it ended)
+  -- One minute longer than the window: no router may have swept when it ended.
   if now < trusting_until + 60000 then
     try('ZREMRANGEBYRANK', K.ended, 0, -RULES.MAX_RECENT_ENDS - 1)
     run('PEXPIRE', K.ended, max(1, trusting_until - now))
   end
-  -- Whether releases have to look for calls that wait.
+  -- The flag tells releases whether to look for waiting calls.
   local waiting = count('ZCARD', K.waiting)
   if waiting == 0 and is_flagged then run('HDEL', K.tiers, ':waiting') end
   if waiting > 0 and not is_flagged then run('HSET', K.tiers, ':waiting', '1') end
-  -- A list of pods of the wrong type shows nowhere else.
-  view('HLEN', K.pod_metadata)
-  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until, run('DEL', K.audit_due)}
+  -- No other function replaces a list of pods of the wrong type.
+  run_index('HLEN', K.pod_metadata)
+  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until, run('DEL', K.audit_due),
+    type(schema) == 'string' and schema or ''}
 end)

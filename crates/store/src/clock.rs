@@ -6,8 +6,8 @@ use std::time::Instant;
 use crate::wall_clock;
 use fleet::Millis;
 
-/// A difference between the two clocks that is a step, and not the time it takes to read them.
-const STEP: Millis = 1_000;
+/// Clock differences above this are steps of the wall clock, not the delay between two readings.
+const STEP_THRESHOLD: Millis = 1_000;
 
 pub(crate) struct Clock {
     anchor: Instant,
@@ -26,11 +26,11 @@ impl Clock {
 
     /// Follows the wall clock if it was stepped. Returns by how much (ms).
     pub(crate) fn follow_wall_clock(&mut self) -> Option<i64> {
-        // Read in between: a process that is stopped here sees no step.
+        // Read between two monotonic readings: a pause of the process is not a step.
         let (before, wall, after) = (self.now(), wall_clock(), self.now());
-        let by = if wall > after + STEP {
+        let by = if wall > after + STEP_THRESHOLD {
             (wall - after) as i64
-        } else if wall + STEP < before {
+        } else if wall + STEP_THRESHOLD < before {
             -((before - wall) as i64)
         } else {
             return None;

@@ -1,4 +1,4 @@
-//! The store without Redis: the fleet itself behind a lock, and a journal.
+//! The embedded store: the fleet behind a mutex, with an optional journal on disk.
 
 use std::{
     future::Future,
@@ -19,27 +19,27 @@ use crate::{
     journal::{Directory, Journal, JournalError},
 };
 use fleet::{
-    Allocate, Allocation, Audited, CallPage, CallQuery, Change, Changed, Claim, ClaimRefused,
-    Confirm, Confirmed, Departure, Drained, Edit, EventId, EventLog, Fleet, Found, Logged, Millis,
+    Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Change, Claim, ClaimRefused,
+    Confirm, Confirmed, Conflict, Drained, Edit, EventId, EventLog, Fleet, LoggedEvent, Millis,
     MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released,
-    Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    RemovalMode, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
-/// Events that are read back from a journal at most, and that a compacted one begins with.
-const EVENTS: usize = 100_000;
-const KEPT_IN_JOURNAL: usize = 2_000;
-/// Changes and events that may wait for the disk before events have to, too: the bound of
-/// what is in memory, and of the length of a line.
-const AHEAD_OF_DISK: usize = 1_000;
-/// Pods that are audited in one step.
+/// Events in memory by default, and events in a snapshot.
+const MAX_EVENTS: usize = 100_000;
+const SNAPSHOT_EVENTS: usize = 2_000;
+/// Changes and events not yet on disk beyond which events wait for the disk, too. Bounds memory and
+/// the length of a journal record.
+const MAX_UNSYNCED: usize = 1_000;
+/// Pods per audit step.
 const AUDIT_BATCH: usize = 500;
 
 /// The fleet in this process, in memory or with a journal on disk.
 pub struct Embedded {
     shared: Arc<Shared>,
-    /// The last commit that is on disk; `None` without a journal.
+    /// The last durable commit; `None` without a journal.
     durable: Option<watch::Receiver<u64>>,
     writer: Mutex<Option<thread::JoinHandle<()>>>,
     handoffs: Notifier<CallSid>,
@@ -48,7 +48,7 @@ pub struct Embedded {
 }
 
 struct Shared {
-    // A std mutex: it is held for microseconds and never across an await.
+    // A std mutex: it is held for microseconds, never across an await.
     state: Mutex<State>,
     work: Condvar,
 }
@@ -57,25 +57,25 @@ struct State {
     fleet: Fleet,
     events: EventLog,
     clock: Clock,
-    /// Decided, and not yet handed to the writer.
+    /// Changes that the writer has not taken yet.
     pending: Vec<Change>,
-    /// Counts the steps that changed something.
+    /// Number of the last step that has to be durable.
     commit: u64,
-    closing: bool,
+    is_closing: bool,
 }
 
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|_| poisoned())
+        self.state.lock().unwrap_or_else(|_| exit_poisoned())
     }
 }
 
 impl Embedded {
-    /// A store that forgets everything when the process ends.
-    /// For the time of one lease it believes pods about calls it does not know.
+    /// A store without persistence. Its re-registration window is one lease: renewals re-register
+    /// calls from before the restart.
     pub fn in_memory(tiers: Tiers, lease_ttl: Millis, metrics: StoreMetrics) -> Self {
         let mut state = State::new(tiers);
-        state.begin(lease_ttl);
+        state.open_reregistration_window(lease_ttl);
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
         Self {
             shared,
@@ -87,35 +87,35 @@ impl Embedded {
         }
     }
 
-    /// A store that keeps a journal in the directory `path`. `seed` is the tier table of
-    /// a journal that does not exist yet; an existing one brings its own.
+    /// A store with a journal in the directory `path`. `seed` is the tier table of a new journal;
+    /// an existing journal has its own.
     pub fn open(
         path: &Path,
         seed: Tiers,
         lease_ttl: Millis,
         metrics: StoreMetrics,
     ) -> Result<Self, JournalError> {
-        let (directory, recovered) = Directory::take(path)?;
+        let (directory, recovered) = Directory::open(path)?;
         let mut state = State::new(seed);
         match recovered {
-            None => state.begin(lease_ttl),
+            None => state.open_reregistration_window(lease_ttl),
             Some(recovered) => {
-                if recovered.torn > 0 {
+                if recovered.incomplete > 0 {
                     tracing::warn!(
-                        bytes = recovered.torn,
-                        "cut an unfinished record off the journal"
+                        bytes = recovered.incomplete,
+                        "the last record of the journal was incomplete; removed it"
                     );
                 }
                 state.recover(recovered.changes);
             }
         }
-        let journal = directory.begin(&state.facts())?;
-        state.fleet.keep_changes();
+        let journal = directory.begin(&state.snapshot())?;
+        state.fleet.enable_change_log();
         let shared = Arc::new(Shared { state: Mutex::new(state), work: Condvar::new() });
         let (publish, durable) = watch::channel(0);
         let writer = thread::Builder::new().name("journal".into()).spawn({
             let shared = shared.clone();
-            move || write(&shared, journal, &publish)
+            move || run_writer(&shared, journal, &publish)
         });
         let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
         let (durable, writer) = (Some(durable), Mutex::new(Some(writer)));
@@ -123,21 +123,21 @@ impl Embedded {
         Ok(Self { shared, durable, writer, handoffs, drains, metrics })
     }
 
-    /// Keeps so many events from now on; none for 0.
-    pub fn keep_events(&self, most: usize) {
+    /// Limits the event log; 0 disables it.
+    pub fn set_event_limit(&self, limit: usize) {
         let mut state = self.shared.lock();
-        let kept = state.events.before(None, most);
-        state.events = EventLog::keeping(most);
-        for Logged { at, event, .. } in kept.into_iter().rev() {
+        let events = state.events.before(None, limit);
+        state.events = EventLog::with_capacity(limit);
+        for LoggedEvent { at, event, .. } in events.into_iter().rev() {
             state.events.push(event, at);
         }
-        if most > 0 {
-            state.fleet.keep_events();
+        if limit > 0 {
+            state.fleet.enable_events();
         }
     }
 
-    /// Runs one step on the fleet. Answers once everything the step has read or
-    /// written is on disk: an answer may not rest on what a crash could undo.
+    /// Runs one step on the fleet. Returns once everything that the step has read or written is on
+    /// disk: a crash must not undo data that a reply was based on.
     fn step<'a, T: Send + 'a>(
         &'a self,
         operation: &'static str,
@@ -145,7 +145,7 @@ impl Embedded {
     ) -> Reply<'a, T> {
         Box::pin(async move {
             let started = Instant::now();
-            let _call = spans::store_call("embedded", operation, None);
+            let _span = spans::store_span("embedded", operation, None);
             let (outcome, commit, handed, drained) = {
                 let mut state = self.shared.lock();
                 let now = state.clock.now();
@@ -154,22 +154,25 @@ impl Embedded {
                 let changes = state.fleet.take_changes();
                 if self.durable.is_some() && !(events.is_empty() && changes.is_empty()) {
                     let has_changed = !changes.is_empty();
-                    let told = events.iter().cloned().map(|event| Change::Told { at: now, event });
-                    state.pending.extend(told);
+                    let recorded = events
+                        .iter()
+                        .cloned()
+                        .map(|event| Change::EventRecorded { at: now, event });
+                    state.pending.extend(recorded);
                     state.pending.extend(changes);
-                    // Events alone are written behind the answer, as long as the disk keeps up.
-                    if has_changed || state.pending.len() > AHEAD_OF_DISK {
+                    // Events alone are written asynchronously, as long as the disk keeps up.
+                    if has_changed || state.pending.len() > MAX_UNSYNCED {
                         state.commit += 1;
                     }
                     self.shared.work.notify_one();
                 }
                 events.into_iter().for_each(|event| state.events.push(event, now));
-                let (handed, drained) = (state.fleet.take_handed(), state.fleet.take_drained());
+                let (handed, drained) = (state.fleet.take_handoffs(), state.fleet.take_drained());
                 (outcome, state.commit, handed, drained)
             };
             if let Some(durable) = &self.durable {
                 let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
-                assert!(written, "the journal's writer is gone");
+                assert!(written, "the journal writer has stopped");
             }
             handed.iter().for_each(|call| self.handoffs.notify(call));
             drained.iter().for_each(|pod| self.drains.notify(pod));
@@ -181,27 +184,29 @@ impl Embedded {
 
 impl State {
     fn new(tiers: Tiers) -> Self {
-        let (fleet, events) = (Fleet::new(tiers, 0), EventLog::keeping(EVENTS));
+        let (fleet, events) = (Fleet::new(tiers, 0), EventLog::with_capacity(MAX_EVENTS));
         let (clock, pending) = (Clock::start(), Vec::new());
-        Self { fleet, events, clock, pending, commit: 0, closing: false }
+        Self { fleet, events, clock, pending, commit: 0, is_closing: false }
     }
 
-    /// What a journal begins with: all facts, the last events, and the time.
-    fn facts(&self) -> Vec<Change> {
+    /// The content of a compacted journal: all facts, the last events, and the time.
+    fn snapshot(&self) -> Vec<Change> {
         let mut facts = self.fleet.facts();
-        let told = self.events.before(None, KEPT_IN_JOURNAL).into_iter().rev();
-        facts.extend(told.map(|Logged { at, event, .. }| Change::Told { at, event }));
+        let recorded = self.events.before(None, SNAPSHOT_EVENTS).into_iter().rev();
+        facts.extend(
+            recorded.map(|LoggedEvent { at, event, .. }| Change::EventRecorded { at, event }),
+        );
         facts.push(Change::Time { at: self.clock.now() });
         facts
     }
 
-    /// Takes over what a journal holds. If it ends later than the clock shows, the clock was
-    /// set back since, and all deadlines move along: none is further away than it was.
+    /// Replays a journal. If it ends in the future, the clock was set back since; all deadlines are
+    /// shifted back by the difference, so that the remaining times stay the same.
     fn recover(&mut self, changes: Vec<Change>) {
         let mut ended_at = 0;
         for change in changes {
             match change {
-                Change::Told { at, event } => self.events.push(event, at),
+                Change::EventRecorded { at, event } => self.events.push(event, at),
                 Change::Time { at } => ended_at = at,
                 change => self.fleet.replay(change),
             }
@@ -210,7 +215,7 @@ impl State {
         if ahead > 0 {
             tracing::warn!(
                 seconds = ahead as f64 / 1_000.0,
-                "the journal ends later than the clock shows now; deadlines are set back by as much"
+                "the journal ends in the future: the clock was set back; shifting all deadlines"
             );
             self.fleet.shift(-(ahead as i64));
         }
@@ -219,23 +224,23 @@ impl State {
     fn follow_wall_clock(&mut self) {
         if let Some(by) = self.clock.follow_wall_clock() {
             let seconds = by as f64 / 1_000.0;
-            tracing::warn!(seconds, "the wall clock was stepped; deadlines move along");
+            tracing::warn!(seconds, "the wall clock was stepped; shifting all deadlines");
             self.fleet.shift(by);
         }
     }
 
-    fn begin(&mut self, lease_ttl: Millis) {
+    fn open_reregistration_window(&mut self, lease_ttl: Millis) {
         let trusting_until = self.clock.now() + lease_ttl;
         self.fleet.replay(Change::Began { trusting_until });
     }
 }
 
-/// The writer's life: take what is pending, make it durable, say so.
-fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
+/// The writer thread: writes and syncs pending changes, then publishes their commit.
+fn run_writer(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
     loop {
         let mut state = shared.lock();
-        while state.pending.is_empty() && !state.closing {
-            state = shared.work.wait(state).unwrap_or_else(|_| poisoned());
+        while state.pending.is_empty() && !state.is_closing {
+            state = shared.work.wait(state).unwrap_or_else(|_| exit_poisoned());
         }
         if state.pending.is_empty() {
             return;
@@ -243,32 +248,33 @@ fn write(shared: &Shared, mut journal: Journal, publish: &watch::Sender<u64>) {
         let mut changes = std::mem::take(&mut state.pending);
         changes.push(Change::Time { at: state.clock.now() });
         let commit = state.commit;
-        let facts = journal.wants_compaction().then(|| state.facts());
+        let snapshot = journal.needs_compaction().then(|| state.snapshot());
         drop(state);
-        let written = match facts {
-            Some(facts) => journal.compact(&facts),
+        let written = match snapshot {
+            Some(snapshot) => journal.compact(&snapshot),
             None => journal.commit(&changes),
         };
         match written {
             Ok(()) => drop(publish.send(commit)),
-            Err(error) => stop(journal.path(), &error),
+            Err(error) => exit_journal_failed(journal.path(), &error),
         }
     }
 }
 
-/// After a failed write or sync nobody knows what the disk holds, and trying
-/// again may lie. The next start reads what is there.
-fn stop(path: &Path, error: &io::Error) -> ! {
+/// Exits after a failed write or sync: the content of the disk is unknown, and a retried sync can
+/// report success falsely. The next start reads the journal.
+fn exit_journal_failed(path: &Path, error: &io::Error) -> ! {
     let directory = path.parent().unwrap_or(path).display();
     eprintln!(
-        "smart-router: DATA_DIR={directory}: the journal cannot be written: {error}; stopping so that no answer is given that a restart would undo"
+        "smart-router: DATA_DIR={directory}: the journal cannot be written: {error}; exiting, because \
+         a restart could undo further replies"
     );
     std::process::exit(74);
 }
 
-/// A panic inside the fleet may have left it between two facts.
-fn poisoned() -> ! {
-    eprintln!("smart-router: a step of the fleet failed half-way; stopping");
+/// Exits after a panic in the fleet, which may have left it inconsistent.
+fn exit_poisoned() -> ! {
+    eprintln!("smart-router: a step of the fleet panicked; exiting");
     std::process::exit(70);
 }
 
@@ -285,8 +291,9 @@ impl Store for Embedded {
         self.step("confirm", move |fleet, now| fleet.confirm(request, now))
     }
 
-    fn spare(&self, time: Millis) -> Reply<'_, ()> {
-        self.step("spare", move |fleet, now| fleet.spare(time, now))
+    fn extend_pending(&self, time: Millis) -> Reply<'_, ()> {
+        // The metric label keeps the operation's former name.
+        self.step("spare", move |fleet, now| fleet.extend_pending(time, now))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
@@ -318,12 +325,10 @@ impl Store for Embedded {
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
-        departure: Departure,
+        mode: RemovalMode,
         writer: PodWriter<'a>,
     ) -> Reply<'a, Result<Removed, WriteRefused>> {
-        self.step("remove_pod", move |fleet, now| {
-            fleet.remove_pod(pod, uid, departure, writer, now)
-        })
+        self.step("remove_pod", move |fleet, now| fleet.remove_pod(pod, uid, mode, writer, now))
     }
 
     fn move_pod<'a>(
@@ -344,7 +349,7 @@ impl Store for Embedded {
         &'a self,
         tiers: &'a Tiers,
         edit: Edit<'a, Tiers>,
-    ) -> Reply<'a, Result<(), Changed>> {
+    ) -> Reply<'a, Result<(), Conflict>> {
         self.step("apply_tiers", move |fleet, _| fleet.apply_tiers(tiers, edit))
     }
 
@@ -353,16 +358,16 @@ impl Store for Embedded {
         id: &'a MerchantId,
         document: Option<&'a str>,
         edit: Edit<'a, str>,
-    ) -> Reply<'a, Result<(), Changed>> {
+    ) -> Reply<'a, Result<(), Conflict>> {
         self.step("set_merchant", move |fleet, _| fleet.set_merchant(id, document, edit))
     }
 
-    fn sweep(&self, most: usize) -> Reply<'_, Swept> {
+    fn sweep(&self, limit: usize) -> Reply<'_, Swept> {
         self.shared.lock().follow_wall_clock();
-        self.step("sweep", move |fleet, now| fleet.sweep(most, now))
+        self.step("sweep", move |fleet, now| fleet.sweep(limit, now))
     }
 
-    /// In batches, so that requests get in between.
+    /// Runs in batches, so that requests run in between.
     fn audit(&self) -> Reply<'_, Audited> {
         Box::pin(async {
             let names = self.step("pod_names", |fleet, _| fleet.pod_names()).await?;
@@ -397,7 +402,7 @@ impl Store for Embedded {
         self.step("pods", |fleet, _| fleet.pods())
     }
 
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallLookup>> {
         self.step("call", |fleet, _| fleet.find(call))
     }
 
@@ -408,18 +413,18 @@ impl Store for Embedded {
     fn merchants<'a>(
         &'a self,
         after: Option<&'a MerchantId>,
-        most: usize,
+        limit: usize,
     ) -> Reply<'a, Vec<(MerchantId, String)>> {
-        self.step("merchants", move |fleet, _| fleet.merchants(after, most))
+        self.step("merchants", move |fleet, _| fleet.merchants(after, limit))
     }
 
-    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>> {
-        let events = self.shared.lock().events.after(id, most);
+    fn events_after(&self, id: EventId, limit: usize) -> Reply<'_, Vec<LoggedEvent>> {
+        let events = self.shared.lock().events.after(id, limit);
         Box::pin(async { Ok(events) })
     }
 
-    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>> {
-        let events = self.shared.lock().events.before(id, most);
+    fn events_before(&self, id: Option<EventId>, limit: usize) -> Reply<'_, Vec<LoggedEvent>> {
+        let events = self.shared.lock().events.before(id, limit);
         Box::pin(async { Ok(events) })
     }
 
@@ -441,7 +446,7 @@ impl Store for Embedded {
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {
         Box::pin(async {
-            self.shared.lock().closing = true;
+            self.shared.lock().is_closing = true;
             self.shared.work.notify_one();
             let writer = self.writer.lock().unwrap_or_else(PoisonError::into_inner).take();
             if let Some(writer) = writer {

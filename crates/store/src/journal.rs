@@ -1,9 +1,9 @@
-//! The journal of the embedded store: a text file of decided changes.
+//! The journal of the embedded store: a text file of changes.
 //!
-//! Each line is a checksum, a space, JSON, a line feed. The first line names the
-//! format and its version; every other one holds the changes of one commit. A
-//! commit is written and synced before the next begins, so a crash can damage
-//! only the last line. Damage anywhere else is not a crash, and is refused.
+//! Each line is a checksum, a space, JSON, a line feed. The first line names the format and its
+//! version; every other line is a record with the changes of one commit. A commit is written and
+//! synced before the next begins, so a crash can damage only the last record. Damage anywhere else
+//! has another cause and is refused.
 
 use std::{
     fs::{self, File, TryLockError},
@@ -16,10 +16,10 @@ use serde::{Deserialize, Serialize};
 use fleet::Change;
 
 const VERSION: u32 = 1;
-/// A journal shorter than this is not worth compacting.
-const COMPACT_FROM: u64 = 4 << 20;
-/// Compacted when it has grown to so many times its compacted length.
-const COMPACT_GROWTH: u64 = 4;
+/// A shorter journal is not compacted.
+const MIN_COMPACTION_BYTES: u64 = 4 << 20;
+/// A journal is compacted when it exceeds this multiple of its compacted length.
+const COMPACTION_GROWTH: u64 = 4;
 
 /// Why a data directory cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -28,18 +28,18 @@ pub enum JournalError {
     Io { path: PathBuf, error: io::Error },
     #[error("{0} is in use by another process")]
     InUse(PathBuf),
-    #[error("{0} is not a journal of smart-router")]
+    #[error("{0} is not a smart-router journal")]
     NotAJournal(PathBuf),
     #[error(
         "{path} has format {found}, and this program reads up to {VERSION}: use a newer release"
     )]
     TooNew { path: PathBuf, found: u32 },
     #[error(
-        "{path} is damaged at byte {at}, before its last record: this is not the trace of a crash. \
-         Restore the file, or move it away to begin anew"
+        "{path} is damaged at byte {at}, before its last record: a crash does not cause this. \
+         Restore the file, or move it away to start with an empty store"
     )]
     Damaged { path: PathBuf, at: usize },
-    #[error("{path} holds a record at byte {at} that this release does not know: {error}")]
+    #[error("{path} contains a record at byte {at} that this release cannot read: {error}")]
     Unreadable { path: PathBuf, at: usize, error: serde_json::Error },
 }
 
@@ -48,27 +48,26 @@ struct Header {
     smart_router_journal: u32,
 }
 
-/// What a journal held when it was opened.
+/// The content of a journal when it was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Recovered {
     pub changes: Vec<Change>,
-    /// Bytes of an unfinished last record that were cut off.
-    pub torn: usize,
+    /// Bytes of an incomplete last record, which were removed.
+    pub incomplete: usize,
 }
 
-/// A data directory that is ours: locked for as long as this lives.
+/// A data directory, locked while this exists.
 pub(crate) struct Directory {
     journal: PathBuf,
     _lock: File,
 }
 
 impl Directory {
-    /// Takes a directory, which is made if it is not there, and reads the
-    /// journal in it, if there is one.
-    pub(crate) fn take(path: &Path) -> Result<(Self, Option<Recovered>), JournalError> {
+    /// Creates the directory if necessary, locks it, and reads its journal, if any.
+    pub(crate) fn open(path: &Path) -> Result<(Self, Option<Recovered>), JournalError> {
         let io_error = |error| JournalError::Io { path: path.to_owned(), error };
         fs::create_dir_all(path).map_err(io_error)?;
-        // A file of its own: the journal itself is replaced when compacted.
+        // A separate lock file: compaction replaces the journal.
         let lock = File::create(path.join("lock")).map_err(io_error)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => JournalError::InUse(path.to_owned()),
@@ -83,9 +82,9 @@ impl Directory {
         Ok((Self { journal, _lock: lock }, recovered))
     }
 
-    /// Begins a journal that holds `facts`, in place of the one that was there.
-    pub(crate) fn begin(self, facts: &[Change]) -> Result<Journal, JournalError> {
-        match replace(&self.journal, facts) {
+    /// Replaces the journal by a new one with this snapshot.
+    pub(crate) fn begin(self, snapshot: &[Change]) -> Result<Journal, JournalError> {
+        match replace(&self.journal, snapshot) {
             Ok((file, length)) => Ok(Journal { directory: self, file, length, compacted: length }),
             Err(error) => Err(JournalError::Io { path: self.journal, error }),
         }
@@ -103,10 +102,10 @@ pub(crate) struct Journal {
 impl Journal {
     /// Writes changes as one record and waits until they are on disk.
     pub(crate) fn commit(&mut self, changes: &[Change]) -> io::Result<()> {
-        let record = line(&changes)?;
+        let record = encode(&changes)?;
         self.file.write_all(&record)?;
         self.file.sync_data()?;
-        // A file whose name was taken away is written and synced all the same, and lost.
+        // Writes to an unlinked file succeed, and are lost.
         if matches!(self.directory.journal.try_exists(), Ok(false)) {
             return Err(io::Error::other("the file was removed or renamed"));
         }
@@ -114,9 +113,9 @@ impl Journal {
         Ok(())
     }
 
-    /// Replaces all records by the facts that they come to.
-    pub(crate) fn compact(&mut self, facts: &[Change]) -> io::Result<()> {
-        (self.file, self.length) = replace(&self.directory.journal, facts)?;
+    /// Compaction: replaces all records by a snapshot.
+    pub(crate) fn compact(&mut self, snapshot: &[Change]) -> io::Result<()> {
+        (self.file, self.length) = replace(&self.directory.journal, snapshot)?;
         self.compacted = self.length;
         Ok(())
     }
@@ -126,38 +125,42 @@ impl Journal {
         &self.directory.journal
     }
 
-    pub(crate) fn wants_compaction(&self) -> bool {
-        self.length > COMPACT_FROM && self.length > COMPACT_GROWTH * self.compacted
+    pub(crate) fn needs_compaction(&self) -> bool {
+        self.length > MIN_COMPACTION_BYTES && self.length > COMPACTION_GROWTH * self.compacted
     }
 }
 
-/// Writes a whole journal. The new file is complete and on disk before it takes
-/// the name of the old one; if it cannot be, it leaves nothing behind on a disk that is full.
-fn replace(path: &Path, facts: &[Change]) -> io::Result<(File, u64)> {
-    let fresh = path.with_extension("new");
-    write_whole(&fresh, path, facts).inspect_err(|_| drop(fs::remove_file(&fresh)))
+/// Replaces a journal atomically: the new file is synced before it is renamed. If that fails, the
+/// temporary file is removed, so that it does not fill the disk.
+fn replace(path: &Path, snapshot: &[Change]) -> io::Result<(File, u64)> {
+    let temporary = path.with_extension("new");
+    write_all_records(&temporary, path, snapshot).inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
-fn write_whole(fresh: &Path, path: &Path, facts: &[Change]) -> io::Result<(File, u64)> {
-    let mut bytes = line(&Header { smart_router_journal: VERSION })?;
-    for some in facts.chunks(1024) {
-        bytes.extend(line(&some)?);
+fn write_all_records(
+    temporary: &Path,
+    path: &Path,
+    snapshot: &[Change],
+) -> io::Result<(File, u64)> {
+    let mut bytes = encode(&Header { smart_router_journal: VERSION })?;
+    for batch in snapshot.chunks(1024) {
+        bytes.extend(encode(&batch)?);
     }
-    let mut file = File::create(fresh)?;
+    let mut file = File::create(temporary)?;
     file.write_all(&bytes)?;
     file.sync_all()?;
-    fs::rename(fresh, path)?;
+    fs::rename(temporary, path)?;
     File::open(path.parent().unwrap_or(Path::new(".")))?.sync_all()?;
     Ok((file, bytes.len() as u64))
 }
 
-fn line<T: Serialize>(payload: &T) -> io::Result<Vec<u8>> {
-    let mut line = b"00000000 ".to_vec();
-    serde_json::to_writer(&mut line, payload)?;
-    let checksum = format!("{:08x}", crc32fast::hash(&line[9..]));
-    line[..8].copy_from_slice(checksum.as_bytes());
-    line.push(b'\n');
-    Ok(line)
+fn encode<T: Serialize>(payload: &T) -> io::Result<Vec<u8>> {
+    let mut record = b"00000000 ".to_vec();
+    serde_json::to_writer(&mut record, payload)?;
+    let checksum = format!("{:08x}", crc32fast::hash(&record[9..]));
+    record[..8].copy_from_slice(checksum.as_bytes());
+    record.push(b'\n');
+    Ok(record)
 }
 
 /// The payload of an intact line.
@@ -182,7 +185,7 @@ fn read(bytes: &[u8], path: &Path) -> Result<Recovered, JournalError> {
     let mut at = first.len();
     for line in lines.by_ref() {
         let Some(payload) = payload(line) else {
-            recovered.torn = bytes.len() - at;
+            recovered.incomplete = bytes.len() - at;
             break;
         };
         let changes: Vec<Change> = serde_json::from_slice(payload)
@@ -212,7 +215,7 @@ mod tests {
     }
 
     fn written(directory: &Path) -> Vec<u8> {
-        let (directory, recovered) = Directory::take(directory).unwrap();
+        let (directory, recovered) = Directory::open(directory).unwrap();
         assert!(recovered.is_none());
         let mut journal = directory.begin(&[ended("a")]).unwrap();
         journal.commit(&[ended("b"), ended("c")]).unwrap();
@@ -221,24 +224,24 @@ mod tests {
     }
 
     #[test]
-    fn what_was_committed_is_read_back() {
+    fn committed_changes_are_read_back() {
         let directory = directory("read-back");
         written(&directory);
-        let (_, recovered) = Directory::take(&directory).unwrap();
+        let (_, recovered) = Directory::open(&directory).unwrap();
         let recovered = recovered.unwrap();
         assert_eq!(recovered.changes, ["a", "b", "c", "d"].map(ended));
-        assert_eq!(recovered.torn, 0);
+        assert_eq!(recovered.incomplete, 0);
     }
 
     #[test]
-    fn a_record_cut_anywhere_is_dropped_whole_and_those_before_it_stay() {
+    fn an_incomplete_last_record_is_dropped_and_earlier_ones_stay() {
         let directory = directory("torn");
         let bytes = written(&directory);
         let last = bytes[..bytes.len() - 1].iter().rposition(|byte| *byte == b'\n').unwrap() + 1;
         for cut in last..bytes.len() {
             let recovered = read(&bytes[..cut], &directory).unwrap();
             assert_eq!(recovered.changes, ["a", "b", "c"].map(ended), "cut at {cut}");
-            assert_eq!(recovered.torn, cut - last);
+            assert_eq!(recovered.incomplete, cut - last);
         }
     }
 
@@ -261,16 +264,16 @@ mod tests {
         for other in ["", "hello\nworld\n"] {
             assert!(matches!(read(other.as_bytes(), path), Err(JournalError::NotAJournal(_))));
         }
-        let newer = line(&Header { smart_router_journal: VERSION + 1 }).unwrap();
+        let newer = encode(&Header { smart_router_journal: VERSION + 1 }).unwrap();
         assert!(matches!(read(&newer, path), Err(JournalError::TooNew { found: 2, .. })));
     }
 
     #[test]
-    fn a_second_opener_is_refused_while_the_first_lives() {
+    fn a_locked_directory_cannot_be_opened_again() {
         let directory = directory("locked");
-        let (journal, _) = Directory::take(&directory).unwrap();
-        assert!(matches!(Directory::take(&directory), Err(JournalError::InUse(_))));
+        let (journal, _) = Directory::open(&directory).unwrap();
+        assert!(matches!(Directory::open(&directory), Err(JournalError::InUse(_))));
         drop(journal);
-        assert!(Directory::take(&directory).is_ok());
+        assert!(Directory::open(&directory).is_ok());
     }
 }

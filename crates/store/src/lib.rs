@@ -1,5 +1,5 @@
-//! What the rest of the program sees of the fleet: one method per operation,
-//! whatever keeps the facts.
+//! The store of the fleet: one method per operation, implemented in memory with a journal, and on
+//! Redis.
 
 mod clock;
 mod embedded;
@@ -19,32 +19,32 @@ pub use self::{
     journal::JournalError,
     metrics::StoreMetrics,
     notifier::{Listener, Notifier},
-    redis::{Redis, RedisConfig, Scripts, Unusable},
+    redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
 };
 use fleet::{
-    Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused, Confirm,
-    Confirmed, Departure, Drained, Edit, EventId, Found, Logged, Millis, MoveRefused, NotReleased,
-    Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, Removed, Renew, Renewed,
-    Status, Swept, Undrained, UnknownPod, WriteRefused,
+    Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Claim, ClaimRefused, Confirm,
+    Confirmed, Conflict, Drained, Edit, EventId, LoggedEvent, Millis, MoveRefused, NotReleased,
+    Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed,
+    Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
-/// The store did not answer, or not in time; nothing is known to have changed.
+/// A failed store operation. It may have taken effect if the store did not reply.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StoreError {
-    #[error("the store cannot be reached: {0}")]
+    #[error("the store is unavailable: {0}")]
     Unavailable(String),
-    #[error("the store has more to do than it can: ask again in a moment")]
+    #[error("the store is overloaded: retry in a moment")]
     Busy,
-    #[error("the store is full and takes nothing new: {0}")]
+    #[error("the store is out of memory and refuses new data: {0}")]
     Full(String),
-    #[error("the store refused: {0}")]
+    #[error("the store refused the request: {0}")]
     Failed(String),
 }
 
 impl StoreError {
-    /// In a word, for traces.
+    /// The error type in traces.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Unavailable(_) => "unavailable",
@@ -55,26 +55,26 @@ impl StoreError {
     }
 }
 
-/// How long leases, drains and records last.
+/// Lifetimes of leases, drains and call records.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Ttls {
     pub lease: Millis,
     pub draining: Millis,
     pub call_info: Millis,
-    /// How long a call may wait for its stream, if that is looked at.
+    /// Time in which a provisional call must be confirmed, if that is required.
     pub connect: Option<Millis>,
-    /// How long a call that waits keeps its place without asking again, if any may.
-    pub patience: Option<Millis>,
+    /// Time in which a waiting call must poll again, if calls may wait.
+    pub poll_timeout: Option<Millis>,
 }
 
 impl Ttls {
-    /// What calls that could not tell us of themselves are given after an outage.
-    pub fn spared(&self) -> Option<Millis> {
-        self.connect.max(self.patience)
+    /// The extension of pending calls after an outage, in which they could not confirm or poll.
+    pub fn pending(&self) -> Option<Millis> {
+        self.connect.max(self.poll_timeout)
     }
 }
 
-/// What our own clock shows.
+/// The wall clock of this process.
 fn wall_clock() -> Millis {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as Millis)
 }
@@ -83,8 +83,8 @@ tokio::task_local! {
     static OBSERVING: ();
 }
 
-/// Runs a read for people or monitoring. When the store has more to do than it can, such reads are
-/// refused first: they never displace a call.
+/// Runs a read for people or monitoring. Load shedding refuses such reads first: they never
+/// displace a call.
 pub fn observing<F: Future>(read: F) -> impl Future<Output = F::Output> {
     OBSERVING.scope((), read)
 }
@@ -93,23 +93,23 @@ fn is_observing() -> bool {
     OBSERVING.try_with(|()| ()).is_ok()
 }
 
-/// The answer of a store, on its way.
+/// The future reply of a store.
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
-/// Every operation is one atomic step; what it answers is done.
+/// The operations of a store. Each is atomic, and durable when it returns.
 pub trait Store: Send + Sync + 'static {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>>;
     fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed>;
-    /// Gives calls that could not tell us of themselves at least so much more time:
-    /// those whose stream has not started yet, and those that wait.
-    fn spare(&self, time: Millis) -> Reply<'_, ()>;
+    /// Extends pending calls (provisional and waiting ones) to at least `time` from now, after an
+    /// outage in which they could not confirm or poll.
+    fn extend_pending(&self, time: Millis) -> Reply<'_, ()>;
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed>;
     fn drain<'a>(&'a self, pod: &'a PodName, ttl: Millis)
     -> Reply<'a, Result<Drained, UnknownPod>>;
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>>;
 
-    /// Claims the pods of the store for a source of pods; the epoch of its writes.
+    /// Claims the pods of the store for a source of pods. Returns the fencing epoch of its writes.
     fn claim_pods<'a>(&'a self, claim: &'a Claim) -> Reply<'a, Result<u64, ClaimRefused>>;
     fn observe_pod<'a>(
         &'a self,
@@ -121,7 +121,7 @@ pub trait Store: Send + Sync + 'static {
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
-        departure: Departure,
+        mode: RemovalMode,
         writer: PodWriter<'a>,
     ) -> Reply<'a, Result<Removed, WriteRefused>>;
     fn move_pod<'a>(
@@ -135,15 +135,15 @@ pub trait Store: Send + Sync + 'static {
         &'a self,
         tiers: &'a Tiers,
         edit: Edit<'a, Tiers>,
-    ) -> Reply<'a, Result<(), Changed>>;
+    ) -> Reply<'a, Result<(), Conflict>>;
     fn set_merchant<'a>(
         &'a self,
         id: &'a MerchantId,
         document: Option<&'a str>,
         edit: Edit<'a, str>,
-    ) -> Reply<'a, Result<(), Changed>>;
+    ) -> Reply<'a, Result<(), Conflict>>;
 
-    fn sweep(&self, most: usize) -> Reply<'_, Swept>;
+    fn sweep(&self, limit: usize) -> Reply<'_, Swept>;
     fn audit(&self) -> Reply<'_, Audited>;
 
     fn status(&self) -> Reply<'_, Status>;
@@ -151,38 +151,37 @@ pub trait Store: Send + Sync + 'static {
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>>;
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>>;
     fn pods(&self) -> Reply<'_, Vec<PodStatus>>;
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>>;
-    /// Some calls, by the end of their lease or of their patience.
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallLookup>>;
+    /// One page of calls, in the order of their lease or poll deadline.
     fn calls<'a>(&'a self, query: &'a CallQuery) -> Reply<'a, CallPage>;
-    /// Merchants with a document after one, by name.
+    /// Merchants with a document, by name, starting after `after`.
     fn merchants<'a>(
         &'a self,
         after: Option<&'a MerchantId>,
-        most: usize,
+        limit: usize,
     ) -> Reply<'a, Vec<(MerchantId, String)>>;
-    /// The first events after one.
-    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>>;
-    /// The last events before one, or of all, the latest first.
-    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>>;
+    /// The first events after `id`.
+    fn events_after(&self, id: EventId, limit: usize) -> Reply<'_, Vec<LoggedEvent>>;
+    /// The last events before `id`, or of all, the latest first.
+    fn events_before(&self, id: Option<EventId>, limit: usize) -> Reply<'_, Vec<LoggedEvent>>;
 
-    /// Tells when calls that wait are handed a pod, by whichever replica.
+    /// Notifies when any replica hands a pod to a waiting call.
     fn handoffs(&self) -> &Notifier<CallSid>;
 
-    /// Notifies when a pod that is leaving has no call left, is gone, or serves again.
+    /// Notifies when a draining pod has no call left, is removed, or is undrained.
     fn drains(&self) -> &Notifier<PodName>;
 
-    /// What the store's clock shows, as far as we know: that of events and leases.
+    /// The estimated clock of the store, which dates events and leases.
     fn now(&self) -> Millis;
 
-    /// Why the store can't be used, in a word; `None` while it can.
+    /// The cause of the current outage, in a word; `None` while the store is available.
     fn outage(&self) -> Option<String>;
 
-    /// Makes durable what is not, and lets go of files and connections.
+    /// Flushes pending writes and closes files and connections.
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// A number that cannot be guessed from another one; `RandomState` is seeded by the operating
-/// system.
+/// An unpredictable number: `RandomState` is seeded by the operating system.
 fn random_u32() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(std::process::id()) as u32

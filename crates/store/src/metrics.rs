@@ -19,13 +19,13 @@ pub struct Operation {
 
 #[derive(Debug, Clone)]
 pub struct StoreMetrics {
-    /// From 50 µs to 13 s: a store on loopback, and a client that waits.
+    /// From 50 µs to 13 s: from a store on loopback to the timeout of a client.
     pub duration: Family<Operation, Histogram, fn() -> Histogram>,
     pub errors: Family<Operation, Counter>,
-    /// 1 while requests are answered without asking the store.
+    /// 1 while the circuit breaker refuses requests.
     pub circuit_open: Gauge,
-    /// Releases that wait until the store is reachable.
-    pub kept: Gauge,
+    /// Deferred writes that wait until Redis is available.
+    pub deferred: Gauge,
 }
 
 impl StoreMetrics {
@@ -46,7 +46,7 @@ impl Default for StoreMetrics {
             duration: Family::new_with_constructor(histogram),
             errors: Family::default(),
             circuit_open: Gauge::default(),
-            kept: Gauge::default(),
+            deferred: Gauge::default(),
         }
     }
 }

@@ -8,11 +8,11 @@ use std::{
 
 use tokio::sync::Notify;
 
-/// Notifies listeners by key. Delivery is best effort: a listener also polls, at long
-/// intervals, because a notification from another replica can be lost.
+/// Notifies listeners by key. Delivery is best effort: a listener also polls, at long intervals,
+/// because a notification from another replica can be lost.
 pub struct Notifier<K>(Mutex<Listeners<K>>);
 
-/// How many listen for a key, and what wakes them.
+/// The number of listeners of each key, and their notification.
 type Listeners<K> = HashMap<K, (usize, Arc<Notify>)>;
 
 /// Listens for one key until it is dropped.

@@ -1,19 +1,19 @@
-//! Exotel: `CallSid` in a query, a form or JSON, answered in JSON. It signs
-//! nothing; a secret in the query of our URL takes the place of a signature.
+//! Exotel: `CallSid` in a query, a form or JSON; responses in JSON. Exotel does not sign
+//! requests; a secret in the query of the webhook URL authenticates them.
 
 use serde_json::{Value, json};
 
 use crate::Secret;
 use crate::{
     Dialect, Document, Stream,
-    webhook::{Forged, Genuine, Webhook},
+    webhook::{InvalidSignature, Verified, Webhook},
 };
 
 pub(crate) struct Exotel;
 
 const TOKEN: &str = "auth_token";
-/// What a call or a stream is after its end.
-const OVER: [&str; 7] =
+/// Status values of a call or stream that has ended.
+const END_STATUSES: [&str; 7] =
     ["completed", "failed", "busy", "no-answer", "canceled", "cancelled", "stopped"];
 
 impl Dialect for Exotel {
@@ -21,16 +21,17 @@ impl Dialect for Exotel {
         "template"
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
-        let given = webhook.query.get(TOKEN).ok_or(Forged::Missing("auth_token in the query"))?;
-        if keys.iter().any(|key| key.is(given)) {
-            Ok(Genuine::with_secret())
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
+        let given =
+            webhook.query.get(TOKEN).ok_or(InvalidSignature::Missing("auth_token in the query"))?;
+        if keys.iter().any(|key| key.matches(given)) {
+            Ok(Verified::with_secret())
         } else {
-            Err(Forged::Mismatch)
+            Err(InvalidSignature::Mismatch)
         }
     }
 
-    fn without_call(&self) -> &'static str {
+    fn missing_call_hint(&self) -> &'static str {
         "CallSid is missing: in the Exotel flow, give the applet the URL of this endpoint itself \
          (a Voicebot or Stream applet then adds CallSid), or put CallSid into its query"
     }
@@ -43,27 +44,26 @@ impl Dialect for Exotel {
         None
     }
 
-    fn noted(&self) -> Document {
+    fn acknowledgement(&self) -> Document {
         Document::json(&json!({"success": true}))
     }
 
-    fn goodbye(&self) -> Document {
-        self.noted()
+    fn silent_hang_up(&self) -> Document {
+        self.acknowledgement()
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let status = webhook.get("Status").or_else(|| webhook.get("CallStatus"));
         match (webhook.get("EventType"), status) {
             (Some("terminal"), _) => Some(true),
-            (_, Some(status)) => Some(OVER.contains(&status)),
+            (_, Some(status)) => Some(END_STATUSES.contains(&status)),
             (Some(_), None) => Some(false),
             (None, None) => None,
         }
     }
 
-    /// The Passthru applet sends fields of the stream one by one, or all of them
-    /// as JSON in one.
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+    /// The Passthru applet sends the stream's fields one by one, or as JSON in one parameter.
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let whole: Value = webhook
             .get("Stream")
             .and_then(|text| serde_json::from_str(text).ok())
@@ -76,7 +76,7 @@ impl Dialect for Exotel {
             return Some(true);
         }
         match (part("Status"), webhook.get("EventType")) {
-            (Some(status), _) => Some(OVER.contains(&status)),
+            (Some(status), _) => Some(END_STATUSES.contains(&status)),
             (None, Some(event)) => Some(matches!(event, "stream-stop" | "stream-end")),
             (None, None) => None,
         }

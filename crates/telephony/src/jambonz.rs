@@ -1,4 +1,4 @@
-//! jambonz: JSON with `call_sid`, answered with a list of verbs.
+//! jambonz: JSON with `call_sid`; responses are lists of verbs.
 
 use data_encoding::HEXLOWER;
 use serde_json::json;
@@ -7,19 +7,19 @@ use crate::{
     CallFormat, Dialect, Document, Stream,
     signature::{Hash, hmac},
     twilio,
-    webhook::{Covered, Forged, Genuine, Webhook},
+    webhook::{Coverage, InvalidSignature, Verified, Webhook},
 };
-use crate::{Secret, is_same};
+use crate::{Secret, constant_time_eq};
 
 pub(crate) struct Jambonz;
 
 const SIGNATURE: &str = "jambonz-signature";
-/// Of the audio in both directions (Hz): what telephone lines carry, and the default of
-/// `listen`. The direction back has no default.
+/// Sample rate in both directions (Hz): that of telephone lines and the default of `listen`.
+/// Audio from the agent has no default.
 const SAMPLE_RATE: u32 = 8_000;
 
 impl Dialect for Jambonz {
-    fn call_field(&self) -> &'static str {
+    fn call_id_field(&self) -> &'static str {
         "call_sid"
     }
 
@@ -27,34 +27,33 @@ impl Dialect for Jambonz {
         Some(CallFormat::Uuid)
     }
 
-    /// `t=<seconds>,v1=<signature>`, perhaps with several signatures.
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
-        let malformed = Forged::Malformed(SIGNATURE);
+    /// Parses `t=<seconds>,v1=<signature>`; `v1` may repeat.
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
+        let malformed = InvalidSignature::Malformed(SIGNATURE);
         let header = webhook.header(SIGNATURE)?;
         let parts = || header.split(',').filter_map(|part| part.trim().split_once('='));
         let signed_at = parts().find(|(name, _)| *name == "t").ok_or(malformed)?.1;
         webhook.check_time(signed_at.parse().map_err(|_| malformed)?)?;
-        // Nothing but the time is signed where there is no body.
+        // Without a body the signature covers only the timestamp.
         if webhook.body.is_empty() {
-            return Err(Forged::Uncovered);
+            return Err(InvalidSignature::ContentNotSigned);
         }
         let text = [signed_at.as_bytes(), b".", webhook.body].concat();
         let is_signed = |key: &Secret| {
             let tag = hmac(Hash::Sha256, key, &[&text]);
             let expected = HEXLOWER.encode(tag.as_ref());
             let mut given = parts().filter(|(name, _)| *name == "v1");
-            given.any(|(_, given)| is_same(expected.as_bytes(), given.as_bytes()))
+            given.any(|(_, given)| constant_time_eq(expected.as_bytes(), given.as_bytes()))
         };
         if keys.iter().any(is_signed) {
-            Ok(Genuine::signed(Covered::Body, &text))
+            Ok(Verified::signed(Coverage::Body, &text))
         } else {
-            Err(Forged::Mismatch)
+            Err(InvalidSignature::Mismatch)
         }
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
-        // Audio from the agent is played as it comes only where streaming is asked for: by
-        // default jambonz drops the binary frames, and the caller hears nothing.
+        // Without `streaming` jambonz drops the agent's binary frames and plays no audio.
         let mut listen = json!({
             "verb": "listen",
             "url": stream.url,
@@ -81,22 +80,22 @@ impl Dialect for Jambonz {
         ))
     }
 
-    /// No further verbs: the call ends.
-    fn noted(&self) -> Document {
+    /// An empty list of verbs: the call ends.
+    fn acknowledgement(&self) -> Document {
         Document::json(&json!([]))
     }
 
-    fn goodbye(&self) -> Document {
+    fn silent_hang_up(&self) -> Document {
         Document::json(&json!([{"verb": "hangup"}]))
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        webhook.get("call_status").map(|status| twilio::OVER.contains(&status))
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        webhook.get("call_status").map(|status| twilio::END_STATUSES.contains(&status))
     }
 
-    /// The hook of a `listen` is called when the listening has ended. What is said
-    /// of a call before it was answered is no such thing.
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+    /// jambonz calls the `actionHook` of a `listen` at its end. A status from before the call is
+    /// answered does not come from that hook.
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let status = webhook.get("call_status").unwrap_or_default();
         Some(!matches!(status, "trying" | "ringing" | "early-media" | "queued"))
     }

@@ -1,5 +1,5 @@
-//! What telephony providers send and what they accept, one file each: parse,
-//! verify, answer. Pure: nothing here reads a socket or a clock.
+//! Telephony providers, one file each: parse a webhook, verify its signature, build the response
+//! document. The crate does no I/O and reads no clock.
 
 mod exotel;
 mod jambonz;
@@ -21,14 +21,14 @@ use std::{fmt, str::FromStr};
 
 pub use self::{
     params::{BadEncoding, Params},
-    secrets::{Secret, is_same},
+    secrets::{Secret, constant_time_eq},
     signature::sha256_hex,
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
-    webhook::{Content, Covered, Forged, Genuine, Webhook},
+    webhook::{BodyFormat, Coverage, InvalidSignature, Verified, Webhook},
 };
 use fleet::names::{CallSid, Carrier, Flow, InvalidName, MerchantId, Template};
 
-/// A provider we know.
+/// A supported telephony provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub enum Provider {
     #[default]
@@ -41,37 +41,37 @@ pub enum Provider {
     Jambonz,
 }
 
-/// How a provider speaks.
+/// The webhook format of a provider: parameters, signatures and response documents.
 pub trait Dialect: Sync {
-    /// What the provider calls the id of a call.
-    fn call_field(&self) -> &'static str {
+    /// The parameter that holds the call id.
+    fn call_id_field(&self) -> &'static str {
         "CallSid"
     }
 
-    /// What to do about a request without the id of its call.
-    fn without_call(&self) -> &'static str {
+    /// The error message for a request without a call id; empty for the general message.
+    fn missing_call_hint(&self) -> &'static str {
         ""
     }
 
-    /// The template of a call that names none.
+    /// The template of a call request without one.
     fn default_template(&self) -> &'static str {
         "order-confirmation"
     }
 
-    /// Whether our own URL is part of what the provider signs.
+    /// Whether the provider signs the URL of the webhook, so that `PUBLIC_URL` must be known.
     fn signs_urls(&self) -> bool {
         false
     }
 
-    /// Reads the keys that check its signatures.
+    /// Parses the keys that verify the provider's signatures.
     fn keys(&self, text: &str) -> Result<Vec<Secret>, String> {
         secrets::list(text)
     }
 
-    /// Whether a request is genuine, by any of the keys.
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged>;
+    /// Verifies a request against all keys; one match is enough.
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature>;
 
-    /// The format of the ids of calls, where the provider documents one.
+    /// The format of call ids, if the provider documents one.
     fn call_format(&self) -> Option<CallFormat> {
         None
     }
@@ -79,56 +79,54 @@ pub trait Dialect: Sync {
     /// The document that connects a call to an agent.
     fn connect(&self, stream: &Stream<'_>) -> Document;
 
-    /// The document that says a sentence and hangs up. `None` for providers
-    /// that take a JSON error instead.
+    /// The document that speaks a sentence and hangs up. `None` for providers that receive a
+    /// JSON error instead.
     fn hang_up(&self, sentence: &str) -> Option<Document>;
 
-    /// The document that says busy before the call is answered, where there is
-    /// such a thing.
+    /// The document that rejects an unanswered call as busy, if the provider has one.
     fn busy(&self) -> Option<Document> {
         None
     }
 
-    /// The answer to a callback that asks for nothing.
-    fn noted(&self) -> Document {
+    /// The response to a status callback.
+    fn acknowledgement(&self) -> Document {
         xml::response(|_| Ok(()))
     }
 
-    /// Whether a callback says that a call is over; `None` if it does not speak
-    /// of it.
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
+    /// Whether a callback reports the end of a call; `None` if it has no call status.
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool>;
 
-    /// The document of a call that waits for an agent, and then comes back to us;
-    /// `None` where there is no such thing.
-    fn hold(&self, _: &OnHold<'_>) -> Option<Document> {
+    /// The document that holds a waiting call and then redirects it to `HoldOptions::url`.
+    /// `None` for providers without redirects.
+    fn hold(&self, _: &HoldOptions<'_>) -> Option<Document> {
         None
     }
 
-    /// Whether a call comes back to us when its stream is gone.
-    fn comes_back(&self) -> bool {
+    /// Whether the provider requests another document after a pause or after a stream.
+    fn supports_redirect(&self) -> bool {
         false
     }
 
-    /// The document that hangs up without a word.
-    fn goodbye(&self) -> Document {
+    /// The document that hangs up without speaking.
+    fn silent_hang_up(&self) -> Document {
         xml::response(|xml| xml::empty(xml, "Hangup"))
     }
 
-    /// Whether the provider tells when a stream has started.
-    fn tells_of_starts(&self) -> bool {
+    /// Whether the provider sends a callback when a stream starts.
+    fn reports_stream_start(&self) -> bool {
         false
     }
 
-    /// Whether a callback says that a stream has started.
-    fn stream_has_started(&self, _: &Webhook<'_>) -> bool {
+    /// Whether a callback reports the start of a stream.
+    fn stream_started(&self, _: &Webhook<'_>) -> bool {
         false
     }
 
-    /// The same of the stream of a call.
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool>;
+    /// Whether a callback reports the end of a stream; `None` if it has no stream status.
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool>;
 }
 
-/// A format that a provider gives the ids of its calls.
+/// The format of a provider's call ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CallFormat {
     /// `CA` and 32 hexadecimal digits.
@@ -138,7 +136,7 @@ pub enum CallFormat {
 }
 
 impl CallFormat {
-    pub fn fits(self, id: &str) -> bool {
+    pub fn matches(self, id: &str) -> bool {
         let is_hex = |text: &str| text.bytes().all(|byte| byte.is_ascii_hexdigit());
         match self {
             Self::TwilioSid => {
@@ -219,27 +217,27 @@ impl FromStr for Provider {
 pub struct Stream<'a> {
     pub url: &'a str,
     pub call: &'a CallSid,
-    /// Where the provider shall say what becomes of the stream.
+    /// Callback URL for the stream's status.
     pub status_url: Option<&'a str>,
-    /// Where the call goes when the stream is gone.
-    pub after_url: Option<&'a str>,
-    /// The trace that the agent goes on with, where something is traced.
+    /// Redirect target after the stream has ended.
+    pub after_stream_url: Option<&'a str>,
+    /// Trace context for the agent, if the request is traced.
     pub traceparent: Option<&'a str>,
 }
 
-/// What a call hears while it waits.
+/// Contents of the document that holds a waiting call.
 #[derive(Debug, Clone, Copy)]
-pub struct OnHold<'a> {
+pub struct HoldOptions<'a> {
     /// Spoken instead of a pause.
     pub sentence: Option<&'a str>,
     /// Played instead of a pause.
     pub audio: Option<&'a str>,
     pub pause_seconds: u64,
-    /// Where to ask again.
+    /// Redirect target after the pause.
     pub url: &'a str,
 }
 
-/// An answer in a provider's own format; its status is 200.
+/// A response body in a provider's format; its HTTP status is 200.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Document {
     pub content_type: &'static str,
@@ -252,19 +250,19 @@ impl Document {
     }
 }
 
-/// A call that asks for an agent, and how it wants to be spoken to.
+/// A request to connect a call to an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallRequest {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub provider: Provider,
-    /// The provider in the stream URL, where a JSON caller names one that has no webhooks here.
+    /// Provider name for the stream URL, if a JSON client names a provider without webhooks here.
     pub carrier: Option<Carrier>,
     pub flow: Flow,
     pub template: Template,
 }
 
-/// The parts of a call request as they came. An empty part counts as missing.
+/// The unparsed parts of a call request. An empty part counts as missing.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct CallParts<'a> {
     pub call: Option<&'a str>,
@@ -288,26 +286,26 @@ impl CallRequest {
         })
     }
 
-    /// What stands for the provider in the stream URL.
+    /// The provider segment of the stream URL.
     pub(crate) fn provider_name(&self) -> &str {
         self.carrier.as_ref().map_or(self.provider.as_str(), Carrier::as_str)
     }
 
-    /// Reads a webhook: the call's id from what the provider sent, the rest
-    /// from the query that the operator wrote into the provider's console.
+    /// Reads a webhook: the call id from the provider's parameters, the rest from the query that
+    /// the operator configured in the provider's console.
     pub fn from_webhook(provider: Provider, webhook: &Webhook<'_>) -> Result<Self, InvalidName> {
-        let ours = |name| webhook.query.get(name).or_else(|| webhook.sent.get(name));
+        let configured = |name| webhook.query.get(name).or_else(|| webhook.body_params.get(name));
         let parts = CallParts {
-            call: webhook.get(provider.dialect().call_field()),
-            merchant: ours("merchant_id"),
-            flow: ours("flow"),
-            template: ours("template"),
+            call: webhook.get(provider.dialect().call_id_field()),
+            merchant: configured("merchant_id"),
+            flow: configured("flow"),
+            template: configured("template"),
         };
         Self::new(provider, parts)
     }
 }
 
-/// The call a webhook is about.
+/// The call that a webhook refers to.
 pub fn call_of(provider: Provider, webhook: &Webhook<'_>) -> Result<CallSid, InvalidName> {
-    webhook.get(provider.dialect().call_field()).unwrap_or_default().parse()
+    webhook.get(provider.dialect().call_id_field()).unwrap_or_default().parse()
 }

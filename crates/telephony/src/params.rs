@@ -3,17 +3,17 @@
 use percent_encoding::percent_decode_str;
 use serde_json::Value;
 
-/// Text that is not what its content type says.
+/// Text that does not match its content type.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct BadEncoding(pub String);
 
-/// Named values in the order they came. A name may stand more than once.
+/// Named values in order of appearance. Names may repeat.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Params(Vec<(String, String)>);
 
 impl Params {
-    /// Reads `application/x-www-form-urlencoded` text.
+    /// Parses `application/x-www-form-urlencoded`.
     pub fn from_form(text: &str) -> Result<Self, BadEncoding> {
         let pairs = text.split('&').filter(|pair| !pair.is_empty());
         let pairs = pairs.map(|pair| {
@@ -23,7 +23,7 @@ impl Params {
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Reads `multipart/form-data`; files are passed over.
+    /// Parses `multipart/form-data` and skips files.
     pub fn from_multipart(text: &str, boundary: &str) -> Result<Self, BadEncoding> {
         let broken = || BadEncoding("not multipart/form-data".into());
         let (mut pairs, edge) = (Vec::new(), format!("--{boundary}"));
@@ -53,8 +53,7 @@ impl Params {
         Err(broken())
     }
 
-    /// Reads a JSON object. A value that is an object or a list itself is kept as
-    /// the text it is.
+    /// Parses a JSON object. Nested objects and lists stay JSON text.
     pub fn from_json(bytes: &[u8]) -> Result<Self, BadEncoding> {
         let value: Value = serde_json::from_slice(bytes)
             .map_err(|error| BadEncoding(format!("not JSON: {error}")))?;
@@ -64,14 +63,14 @@ impl Params {
         let pairs = fields.into_iter().filter_map(|(name, value)| match value {
             Value::String(text) => Some((name, text)),
             Value::Null => None,
-            // 1e+16 and 1e16 are the same; a plus is in no name.
+            // A call id may not contain a plus: 1e+16 becomes 1e16.
             Value::Number(number) => Some((name, number.to_string().replace('+', ""))),
             other => Some((name, other.to_string())),
         });
         Ok(Self(pairs.collect()))
     }
 
-    /// All names with their values, in the order they came.
+    /// All names and values in order of appearance.
     pub fn iter(&self) -> impl Iterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }
@@ -106,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_form_are_read_and_broken_ones_refused() {
+    fn multipart_forms_are_parsed_and_malformed_ones_refused() {
         let text = "--B\r\nContent-Disposition: form-data; name=\"CallSid\"\r\n\r\nCA1\r\n--B\r\n\
             content-disposition: form-data; name=x; filename=\"y\"\r\nContent-Type: text/plain\r\n\r\nz\r\n--B\r\n\
             Content-Disposition: form-data; name=\"Status\"\r\n\r\na\r\nb\r\n--B--\r\n";
@@ -125,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn json_objects_give_texts_and_numbers() {
+    fn json_objects_yield_texts_and_numbers() {
         let params =
             Params::from_json(br#"{"CallSid": "CA1", "n": 7, "x": null, "y": [1]}"#).unwrap();
         assert_eq!(

@@ -1,29 +1,29 @@
-//! Plivo: a form with `CallUUID`, answered in Plivo XML.
+//! Plivo: a form with `CallUUID`; responses in Plivo XML.
 
 use quick_xml::events::BytesText;
 
 use crate::Secret;
 use crate::{
-    CallFormat, Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, HoldOptions, Stream,
     params::Params,
     signature::{Hash, check_base64},
-    webhook::{Covered, Forged, Genuine, Webhook},
+    webhook::{Coverage, InvalidSignature, Verified, Webhook},
     xml,
 };
 
 pub(crate) struct Plivo;
 
 const SIGNATURE: &str = "x-plivo-signature-v3";
-/// Signed with the token of the main account, where the call is a subaccount's.
+/// Signature with the main account's token, for calls of a subaccount.
 const MAIN_SIGNATURE: &str = "x-plivo-signature-ma-v3";
 const NONCE: &str = "x-plivo-signature-v3-nonce";
 
-/// What a call is after its end.
-const OVER: [&str; 8] =
+/// Values of `CallStatus` for a call that has ended.
+const END_STATUSES: [&str; 8] =
     ["completed", "busy", "failed", "timeout", "no-answer", "cancel", "canceled", "rejected"];
 
 impl Dialect for Plivo {
-    fn call_field(&self) -> &'static str {
+    fn call_id_field(&self) -> &'static str {
         "CallUUID"
     }
 
@@ -35,20 +35,21 @@ impl Dialect for Plivo {
         Some(CallFormat::Uuid)
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
         let nonce = webhook.header(NONCE)?;
-        let lines = || webhook.lines(SIGNATURE).chain(webhook.lines(MAIN_SIGNATURE));
-        if lines().next().is_none() {
-            return Err(Forged::Missing(SIGNATURE));
+        let signatures =
+            || webhook.header_values(SIGNATURE).chain(webhook.header_values(MAIN_SIGNATURE));
+        if signatures().next().is_none() {
+            return Err(InvalidSignature::Missing(SIGNATURE));
         }
-        // Plivo sends forms; how it would sign anything else is not known.
+        // Plivo sends forms and documents no signature of other bodies.
         if webhook.is_json() {
-            return Err(Forged::Uncovered);
+            return Err(InvalidSignature::ContentNotSigned);
         }
-        let given = lines().flat_map(|some| some.split(',')).map(str::trim);
+        let given = signatures().flat_map(|list| list.split(',')).map(str::trim);
         let text = format!("{}.{nonce}", signed_text(webhook));
         check_base64(Hash::Sha256, keys, text.as_bytes(), given.filter(|one| !one.is_empty()))?;
-        Ok(Genuine::signed(Covered::Everything, text.as_bytes()))
+        Ok(Verified::signed(Coverage::Everything, text.as_bytes()))
     }
 
     fn connect(&self, stream: &Stream<'_>) -> Document {
@@ -65,7 +66,7 @@ impl Dialect for Plivo {
                 ]);
             }
             element.write_text_content(BytesText::new(stream.url))?;
-            stream.after_url.map_or(Ok(()), |url| xml::redirect(xml, url))
+            stream.after_stream_url.map_or(Ok(()), |url| xml::redirect(xml, url))
         })
     }
 
@@ -83,30 +84,30 @@ impl Dialect for Plivo {
         }))
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let hung_up = webhook.get("HangupCause").is_some_and(|cause| !cause.is_empty())
             || webhook.get("Event") == Some("Hangup");
-        let status = webhook.get("CallStatus").map(|status| OVER.contains(&status));
+        let status = webhook.get("CallStatus").map(|status| END_STATUSES.contains(&status));
         if hung_up { Some(true) } else { status }
     }
 
-    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+    fn hold(&self, hold: &HoldOptions<'_>) -> Option<Document> {
         Some(xml::hold(hold, "Speak", "Wait"))
     }
 
-    fn comes_back(&self) -> bool {
+    fn supports_redirect(&self) -> bool {
         true
     }
 
-    fn tells_of_starts(&self) -> bool {
+    fn reports_stream_start(&self) -> bool {
         true
     }
 
-    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
+    fn stream_started(&self, webhook: &Webhook<'_>) -> bool {
         matches!(webhook.get("Event"), Some("StartStream" | "started"))
     }
 
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
         let event = webhook.get("Event")?;
         Some(matches!(
             event,
@@ -115,21 +116,20 @@ impl Dialect for Plivo {
     }
 }
 
-/// The URL with its query sorted, and the sorted parameters of a form, as V3
-/// strings them together.
+/// The text that signature V3 covers: the URL with its sorted query, then the sorted form.
 fn signed_text(webhook: &Webhook<'_>) -> String {
     let path = webhook.target.split('?').next().unwrap_or_default();
     let query = joined(&webhook.query, "=", "&");
-    let sent = joined(&webhook.sent, "", "");
-    let (mark, dot) = match (query.is_empty(), sent.is_empty()) {
+    let form = joined(&webhook.body_params, "", "");
+    let (mark, dot) = match (query.is_empty(), form.is_empty()) {
         (true, true) => ("", ""),
         (true, false) | (false, true) => ("?", ""),
         (false, false) => ("?", "."),
     };
-    format!("{}{path}{mark}{query}{dot}{sent}", webhook.public_url)
+    format!("{}{path}{mark}{query}{dot}{form}", webhook.public_url)
 }
 
-/// All pairs, sorted, with something in between.
+/// All pairs, sorted, with the given separators.
 fn joined(params: &Params, within: &str, between: &str) -> String {
     let mut pairs: Vec<(&str, &str)> = params.iter().collect();
     pairs.sort_unstable();
@@ -146,7 +146,8 @@ mod tests {
     fn a_call_is_connected_to_its_stream() {
         let call = "CA1".parse().unwrap();
         let (url, status_url) = ("wss://a/b?c&d", Some("https://r/s"));
-        let stream = Stream { url, call: &call, status_url, after_url: None, traceparent: None };
+        let stream =
+            Stream { url, call: &call, status_url, after_stream_url: None, traceparent: None };
         assert_eq!(
             Plivo.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000" statusCallbackUrl="https://r/s" statusCallbackMethod="POST">wss://a/b?c&amp;d</Stream></Response>"#

@@ -1,10 +1,10 @@
-//! Secrets: never shown, and compared in constant time.
+//! Secrets: redacted in output and compared in constant time.
 
 use std::{fmt, str::FromStr};
 
 use aws_lc_rs::constant_time;
 
-/// A text that no log, error or printed configuration shows.
+/// A text that is redacted in logs, errors and printed configuration.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret(String);
 
@@ -17,14 +17,14 @@ impl Secret {
         &self.0
     }
 
-    /// Compares in a time that tells nothing but the length.
-    pub fn is(&self, given: &str) -> bool {
-        is_same(self.as_bytes(), given.as_bytes())
+    /// Compares in constant time; only the length is observable.
+    pub fn matches(&self, given: &str) -> bool {
+        constant_time_eq(self.as_bytes(), given.as_bytes())
     }
 }
 
-/// Compares in a time that tells nothing but the lengths.
-pub fn is_same(a: &[u8], b: &[u8]) -> bool {
+/// Compares in constant time; only the lengths are observable.
+pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     constant_time::verify_slices_are_equal(a, b).is_ok()
 }
 
@@ -48,13 +48,13 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Reads secrets separated by commas or lines.
+/// Parses secrets separated by commas or line breaks.
 pub fn list(text: &str) -> Result<Vec<Secret>, String> {
     let secrets: Vec<Secret> = entries(text).map(Secret::from).collect();
     if secrets.is_empty() { Err("at least one secret".into()) } else { Ok(secrets) }
 }
 
-/// What stands between commas and ends of lines.
+/// Entries separated by commas or line breaks, trimmed; empty ones are skipped.
 pub fn entries(text: &str) -> impl Iterator<Item = &str> {
     text.split([',', '\n', '\r']).map(str::trim).filter(|entry| !entry.is_empty())
 }

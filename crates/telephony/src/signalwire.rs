@@ -1,11 +1,11 @@
-//! SignalWire: speaks as Twilio does, and signs under a name of its own.
+//! SignalWire: Twilio's formats with its own signature header.
 
 use crate::Secret;
 use crate::{
-    CallFormat, Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, HoldOptions, Stream,
     signature::Hash,
     twilio::{self, Twilio},
-    webhook::{Forged, Genuine, Webhook},
+    webhook::{InvalidSignature, Verified, Webhook},
 };
 
 pub(crate) struct SignalWire;
@@ -19,7 +19,7 @@ impl Dialect for SignalWire {
         Some(CallFormat::Uuid)
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
         twilio::verify(webhook, keys, "x-signalwire-signature", Hash::Sha1)
     }
 
@@ -35,27 +35,27 @@ impl Dialect for SignalWire {
         Twilio.busy()
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        Twilio.call_is_over(webhook)
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        Twilio.call_ended(webhook)
     }
 
-    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+    fn hold(&self, hold: &HoldOptions<'_>) -> Option<Document> {
         Twilio.hold(hold)
     }
 
-    fn comes_back(&self) -> bool {
+    fn supports_redirect(&self) -> bool {
         true
     }
 
-    fn tells_of_starts(&self) -> bool {
+    fn reports_stream_start(&self) -> bool {
         true
     }
 
-    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
-        Twilio.stream_has_started(webhook)
+    fn stream_started(&self, webhook: &Webhook<'_>) -> bool {
+        Twilio.stream_started(webhook)
     }
 
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        Twilio.stream_is_over(webhook)
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        Twilio.stream_ended(webhook)
     }
 }

@@ -1,4 +1,4 @@
-//! Signatures: made anew and compared in constant time.
+//! HMAC signatures, compared in constant time.
 
 use aws_lc_rs::{
     digest::{SHA256, digest},
@@ -6,8 +6,8 @@ use aws_lc_rs::{
 };
 use data_encoding::{BASE64, HEXLOWER};
 
-use crate::webhook::Forged;
-use crate::{Secret, is_same};
+use crate::webhook::InvalidSignature;
+use crate::{Secret, constant_time_eq};
 
 /// The hash functions that providers sign with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,23 +26,23 @@ pub(crate) fn hmac(hash: Hash, key: &Secret, parts: &[&[u8]]) -> hmac::Tag {
     signing.sign()
 }
 
-/// Whether one of `keys` signed `text` with one of `given`, in Base64. The texts
-/// of the signatures are compared: Base64 has more than one text for some bytes.
+/// Checks whether one of `given` is the Base64 signature of `text` by one of `keys`. It compares
+/// Base64 texts, because several texts decode to the same bytes.
 pub(crate) fn check_base64<'a>(
     hash: Hash,
     keys: &[Secret],
     text: &[u8],
     given: impl IntoIterator<Item = &'a str>,
-) -> Result<(), Forged> {
+) -> Result<(), InvalidSignature> {
     let expected: Vec<String> =
         keys.iter().map(|key| BASE64.encode(hmac(hash, key, &[text]).as_ref())).collect();
     let is_signed = given.into_iter().any(|given| {
-        expected.iter().any(|expected| is_same(expected.as_bytes(), given.as_bytes()))
+        expected.iter().any(|expected| constant_time_eq(expected.as_bytes(), given.as_bytes()))
     });
-    if is_signed { Ok(()) } else { Err(Forged::Mismatch) }
+    if is_signed { Ok(()) } else { Err(InvalidSignature::Mismatch) }
 }
 
-/// SHA-256 in small hexadecimal letters.
+/// SHA-256 in lowercase hexadecimal.
 pub fn sha256_hex(bytes: &[u8]) -> String {
     HEXLOWER.encode(digest(&SHA256, bytes).as_ref())
 }

@@ -1,12 +1,12 @@
-//! Telnyx: TeXML, which is close to TwiML, and Ed25519 signatures over the body.
+//! Telnyx: TeXML, which resembles TwiML, and Ed25519 signatures of the body.
 
 use aws_lc_rs::signature::{ED25519, ParsedPublicKey};
 use data_encoding::BASE64;
 
 use crate::{
-    Dialect, Document, OnHold, Stream,
+    Dialect, Document, HoldOptions, Stream,
     twilio::{self, Twilio},
-    webhook::{Covered, Forged, Genuine, Webhook},
+    webhook::{Coverage, InvalidSignature, Verified, Webhook},
 };
 use crate::{Secret, secrets};
 
@@ -26,26 +26,27 @@ impl Dialect for Telnyx {
         }
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
         let (signature, signed_at) = (webhook.header(SIGNATURE)?, webhook.header(TIMESTAMP)?);
         let is_number =
             !signed_at.is_empty() && signed_at.bytes().all(|byte| byte.is_ascii_digit());
         let seconds = Some(signed_at).filter(|_| is_number).and_then(|text| text.parse().ok());
-        webhook.check_time(seconds.ok_or(Forged::Malformed(TIMESTAMP))?)?;
-        let signature =
-            BASE64.decode(signature.as_bytes()).map_err(|_| Forged::Malformed(SIGNATURE))?;
-        // Nothing but the time is signed where there is no body.
+        webhook.check_time(seconds.ok_or(InvalidSignature::Malformed(TIMESTAMP))?)?;
+        let signature = BASE64
+            .decode(signature.as_bytes())
+            .map_err(|_| InvalidSignature::Malformed(SIGNATURE))?;
+        // Without a body the signature covers only the timestamp.
         if webhook.body.is_empty() {
-            return Err(Forged::Uncovered);
+            return Err(InvalidSignature::ContentNotSigned);
         }
         let text = [signed_at.as_bytes(), b"|", webhook.body].concat();
         let is_signed = |key: &Secret| {
             public_key(key).is_ok_and(|key| key.verify_sig(&text, &signature).is_ok())
         };
         if keys.iter().any(is_signed) {
-            Ok(Genuine::signed(Covered::Body, &text))
+            Ok(Verified::signed(Coverage::Body, &text))
         } else {
-            Err(Forged::Mismatch)
+            Err(InvalidSignature::Mismatch)
         }
     }
 
@@ -61,28 +62,28 @@ impl Dialect for Telnyx {
         Twilio.busy()
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        Twilio.call_is_over(webhook)
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        Twilio.call_ended(webhook)
     }
 
-    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+    fn hold(&self, hold: &HoldOptions<'_>) -> Option<Document> {
         Twilio.hold(hold)
     }
 
-    fn comes_back(&self) -> bool {
+    fn supports_redirect(&self) -> bool {
         true
     }
 
-    fn tells_of_starts(&self) -> bool {
+    fn reports_stream_start(&self) -> bool {
         true
     }
 
-    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
-        Twilio.stream_has_started(webhook)
+    fn stream_started(&self, webhook: &Webhook<'_>) -> bool {
+        Twilio.stream_started(webhook)
     }
 
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        twilio::stream_is_over(webhook)
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        twilio::stream_ended(webhook)
     }
 }
 

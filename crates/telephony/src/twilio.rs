@@ -1,17 +1,17 @@
-//! Twilio: a form with `CallSid`, answered in TwiML.
+//! Twilio: a form with `CallSid`; responses in TwiML.
 
 use crate::{
-    CallFormat, Dialect, Document, OnHold, Stream,
+    CallFormat, Dialect, Document, HoldOptions, Stream,
     signature::{Hash, check_base64, sha256_hex},
-    webhook::{Covered, Forged, Genuine, Webhook},
+    webhook::{Coverage, InvalidSignature, Verified, Webhook},
     xml,
 };
-use crate::{Secret, is_same};
+use crate::{Secret, constant_time_eq};
 
 pub(crate) struct Twilio;
 
-/// What a call is after its end.
-pub(crate) const OVER: [&str; 5] = ["completed", "busy", "failed", "no-answer", "canceled"];
+/// Values of `CallStatus` for a call that has ended.
+pub(crate) const END_STATUSES: [&str; 5] = ["completed", "busy", "failed", "no-answer", "canceled"];
 
 impl Dialect for Twilio {
     fn signs_urls(&self) -> bool {
@@ -22,11 +22,11 @@ impl Dialect for Twilio {
         Some(CallFormat::TwilioSid)
     }
 
-    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Genuine, Forged> {
-        // Keys of their own may sign with a newer hash, and a header then says so.
+    fn verify(&self, webhook: &Webhook<'_>, keys: &[Secret]) -> Result<Verified, InvalidSignature> {
+        // Custom signing keys may use a newer hash, which this header names.
         let hash = match webhook.headers.get("x-twilio-webhooks-signature-settings") {
             None => Hash::Sha1,
-            Some(settings) => named_hash(settings.to_str().unwrap_or("algorithm=?"))?,
+            Some(settings) => parse_hash(settings.to_str().unwrap_or("algorithm=?"))?,
         };
         verify(webhook, keys, "x-twilio-signature", hash)
     }
@@ -46,59 +46,60 @@ impl Dialect for Twilio {
         }))
     }
 
-    fn call_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        webhook.get("CallStatus").map(|status| OVER.contains(&status))
+    fn call_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        webhook.get("CallStatus").map(|status| END_STATUSES.contains(&status))
     }
 
-    fn hold(&self, hold: &OnHold<'_>) -> Option<Document> {
+    fn hold(&self, hold: &HoldOptions<'_>) -> Option<Document> {
         Some(xml::hold(hold, "Say", "Pause"))
     }
 
-    fn comes_back(&self) -> bool {
+    fn supports_redirect(&self) -> bool {
         true
     }
 
-    fn tells_of_starts(&self) -> bool {
+    fn reports_stream_start(&self) -> bool {
         true
     }
 
-    fn stream_has_started(&self, webhook: &Webhook<'_>) -> bool {
+    fn stream_started(&self, webhook: &Webhook<'_>) -> bool {
         webhook.get("StreamEvent") == Some("stream-started")
     }
 
-    fn stream_is_over(&self, webhook: &Webhook<'_>) -> Option<bool> {
-        stream_is_over(webhook)
+    fn stream_ended(&self, webhook: &Webhook<'_>) -> Option<bool> {
+        stream_ended(webhook)
     }
 }
 
-/// `key=…,algorithm=HMAC_SHA256`
-fn named_hash(settings: &str) -> Result<Hash, Forged> {
+/// Parses `key=…,algorithm=HMAC_SHA256`.
+fn parse_hash(settings: &str) -> Result<Hash, InvalidSignature> {
     let mut parts = settings.split(',').filter_map(|part| part.split_once('='));
     let algorithm = parts.find(|(name, _)| name.trim() == "algorithm").map(|(_, value)| value);
     match algorithm.map(str::trim) {
         None | Some("" | "HMAC_SHA1") => Ok(Hash::Sha1),
         Some("HMAC_SHA256") => Ok(Hash::Sha256),
-        Some(_) => Err(Forged::Malformed("x-twilio-webhooks-signature-settings")),
+        Some(_) => Err(InvalidSignature::Malformed("x-twilio-webhooks-signature-settings")),
     }
 }
 
-/// The scheme of Twilio: the URL, then the parameters of a form by name. The hash
-/// of any other body stands in the URL.
+/// Twilio's scheme signs the URL followed by the form parameters, sorted by name. For any other
+/// body the URL contains the body's hash.
 pub(crate) fn verify(
     webhook: &Webhook<'_>,
     keys: &[Secret],
     header: &'static str,
     hash: Hash,
-) -> Result<Genuine, Forged> {
+) -> Result<Verified, InvalidSignature> {
     let given = webhook.header(header)?;
     let mut params = String::new();
     if webhook.is_json() {
-        let promised = webhook.query.get("bodySHA256").ok_or(Forged::Uncovered)?;
-        if !is_same(sha256_hex(webhook.body).as_bytes(), promised.as_bytes()) {
-            return Err(Forged::Mismatch);
+        let signed_hash =
+            webhook.query.get("bodySHA256").ok_or(InvalidSignature::ContentNotSigned)?;
+        if !constant_time_eq(sha256_hex(webhook.body).as_bytes(), signed_hash.as_bytes()) {
+            return Err(InvalidSignature::Mismatch);
         }
     } else {
-        let mut pairs: Vec<(&str, &str)> = webhook.sent.iter().collect();
+        let mut pairs: Vec<(&str, &str)> = webhook.body_params.iter().collect();
         pairs.sort_unstable();
         pairs.dedup();
         pairs.into_iter().for_each(|(name, value)| {
@@ -106,17 +107,17 @@ pub(crate) fn verify(
             params.push_str(value);
         });
     }
-    // The port may or may not be in the URL that was signed.
+    // Twilio signs some URLs with the port and some without.
     for base in with_and_without_port(webhook.public_url) {
         let text = format!("{base}{}{params}", webhook.target);
         if check_base64(hash, keys, text.as_bytes(), [given]).is_ok() {
-            return Ok(Genuine::signed(Covered::Everything, text.as_bytes()));
+            return Ok(Verified::signed(Coverage::Everything, text.as_bytes()));
         }
     }
-    Err(Forged::Mismatch)
+    Err(InvalidSignature::Mismatch)
 }
 
-/// A URL without the port it has, and with one: its own, or that of its scheme.
+/// The URL without a port, and with its port or the default port of its scheme.
 fn with_and_without_port(url: &str) -> [String; 2] {
     let (scheme, rest) = url.split_once("://").unwrap_or(("https", url));
     let (authority, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
@@ -153,11 +154,11 @@ pub(crate) fn connect(stream: &Stream<'_>, attributes: &[(&str, &str)]) -> Docum
             }
         });
         connect?;
-        stream.after_url.map_or(Ok(()), |url| xml::redirect(xml, url))
+        stream.after_stream_url.map_or(Ok(()), |url| xml::redirect(xml, url))
     })
 }
 
-/// Says a sentence and hangs up.
+/// Speaks a sentence and hangs up.
 pub(crate) fn hang_up(sentence: &str) -> Document {
     xml::response(|xml| {
         xml::text(xml, "Say", sentence)?;
@@ -165,7 +166,7 @@ pub(crate) fn hang_up(sentence: &str) -> Document {
     })
 }
 
-pub(crate) fn stream_is_over(webhook: &Webhook<'_>) -> Option<bool> {
+pub(crate) fn stream_ended(webhook: &Webhook<'_>) -> Option<bool> {
     let event = webhook.get("StreamEvent")?;
     Some(matches!(event, "stream-stopped" | "stream-error" | "stream-failed"))
 }
@@ -177,31 +178,37 @@ mod tests {
     fn connect_to(url: &str, status_url: Option<&str>) -> String {
         let call = "CA1".parse().unwrap();
         Twilio
-            .connect(&Stream { url, call: &call, status_url, after_url: None, traceparent: None })
+            .connect(&Stream {
+                url,
+                call: &call,
+                status_url,
+                after_stream_url: None,
+                traceparent: None,
+            })
             .body
     }
 
     #[test]
-    fn a_call_comes_back_when_its_stream_is_gone_or_while_it_waits() {
+    fn a_call_is_redirected_after_its_stream_and_while_it_waits() {
         let call = "CA1".parse().unwrap();
         let url = Some("https://r/s?a=b&c=d");
         let stream = Stream {
             url: "wss://a/x",
             call: &call,
             status_url: None,
-            after_url: url,
+            after_stream_url: url,
             traceparent: None,
         };
         assert_eq!(
             Twilio.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Connect><Stream url="wss://a/x"/></Connect><Redirect method="POST">https://r/s?a=b&amp;c=d</Redirect></Response>"#
         );
-        let hold = OnHold { sentence: None, audio: None, pause_seconds: 5, url: "https://r" };
-        let held = |hold: OnHold<'_>| Twilio.hold(&hold).unwrap().body;
+        let hold = HoldOptions { sentence: None, audio: None, pause_seconds: 5, url: "https://r" };
+        let held = |hold: HoldOptions<'_>| Twilio.hold(&hold).unwrap().body;
         assert!(held(hold).ends_with(r#"<Response><Pause length="5"/><Redirect method="POST">https://r</Redirect></Response>"#));
-        let audio = OnHold { audio: Some("https://a/b.mp3"), ..hold };
+        let audio = HoldOptions { audio: Some("https://a/b.mp3"), ..hold };
         assert!(held(audio).contains(r#"<Response><Play>https://a/b.mp3</Play><Redirect"#));
-        let sentence = OnHold { sentence: Some("Wait <here>"), ..audio };
+        let sentence = HoldOptions { sentence: Some("Wait <here>"), ..audio };
         assert!(held(sentence).contains(r#"<Response><Say>Wait &lt;here&gt;</Say><Redirect"#));
     }
 

@@ -1,16 +1,16 @@
-//! The WebSocket URL of an agent.
+//! WebSocket URLs of agents.
 
 use std::{fmt, str::FromStr};
 
 use crate::CallRequest;
 use fleet::names::PodName;
 
-/// The path of the agents' own server, as they have it.
+/// The path that the agents' server listens on.
 pub const DEFAULT_WS_PATH: &str = "/agent/voice/breeze-buddy/{provider}/callback/{template}{v2}";
 
-const PLACES: [&str; 4] = ["{provider}", "{template}", "{flow}", "{v2}"];
+const PLACEHOLDERS: [&str; 4] = ["{provider}", "{template}", "{flow}", "{v2}"];
 
-/// What follows the pod in a WebSocket URL, with places to fill in.
+/// The path template after the pod name of a WebSocket URL.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WsPath(String);
 
@@ -18,13 +18,14 @@ impl FromStr for WsPath {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let bare = PLACES.iter().fold(text.to_owned(), |text, place| text.replace(place, ""));
+        let bare = PLACEHOLDERS.iter().fold(text.to_owned(), |text, name| text.replace(name, ""));
         let plain =
             bare.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte));
         if !text.starts_with('/') || !plain || bare.split('/').any(|part| part == "..") {
             return Err(format!(
-                "a path that begins with / and holds letters, digits, / - . _ ~ and the places {}",
-                PLACES.join(" ")
+                "a path that begins with / and contains only letters, digits, / - . _ ~ and the \
+                 placeholders {}",
+                PLACEHOLDERS.join(" ")
             ));
         }
         Ok(Self(text.into()))
@@ -52,10 +53,10 @@ impl WsUrls {
         }
         let mut path = self.path.0.as_str();
         while let Some((text, rest)) = path.split_once('{') {
-            // A path holds no braces but those of its places.
-            let (place, rest) = rest.split_once('}').unwrap_or((rest, ""));
+            // A parsed path has no braces besides those of its placeholders.
+            let (placeholder, rest) = rest.split_once('}').unwrap_or((rest, ""));
             url.push_str(text);
-            url.push_str(match place {
+            url.push_str(match placeholder {
                 "provider" => request.provider_name(),
                 "template" => request.template.as_str(),
                 "flow" => request.flow.as_str(),
@@ -81,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn the_default_path_is_the_agents_own() {
+    fn the_default_path_is_that_of_the_agents() {
         let none = CallParts::default();
         assert_eq!(
             url(DEFAULT_WS_PATH, Provider::Twilio, none),
@@ -99,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn other_paths_are_filled_in_and_bad_ones_refused() {
+    fn placeholders_are_replaced_and_invalid_paths_refused() {
         let parts = CallParts { flow: Some("v7"), ..CallParts::default() };
         assert_eq!(
             url("/s/{flow}/{template}", Provider::Twilio, parts),

@@ -1,4 +1,4 @@
-//! A request of a provider, as it came, and what shows that it is genuine.
+//! A provider's webhook request and the result of its verification.
 
 use aws_lc_rs::digest::{SHA256, digest};
 use data_encoding::BASE64URL_NOPAD;
@@ -7,95 +7,91 @@ use http::HeaderMap;
 use crate::params::{BadEncoding, Params};
 use fleet::names::Fingerprint;
 
-/// A request as it came. Nothing of it is to be believed before it is verified.
+/// A webhook request. Its contents are untrusted until it is verified.
 #[derive(Debug, Clone)]
 pub struct Webhook<'a> {
     pub is_get: bool,
-    /// What providers were told is our URL, without the path of the request;
-    /// empty if nobody said.
+    /// Public base URL of this router, without the path of the request; empty if not configured.
     pub public_url: &'a str,
-    /// Path and query as they were received.
+    /// Path and query as received.
     pub target: &'a str,
     pub headers: &'a HeaderMap,
-    /// The body. That of a GET is not looked at: no provider signs it.
+    /// The body. [`read`](Self::read) discards the body of a GET: no provider signs it.
     pub body: &'a [u8],
-    pub content: Content,
-    /// When it arrived (unix seconds).
-    pub at: u64,
-    /// What its query says.
+    pub body_format: BodyFormat,
+    /// Unix seconds.
+    pub received_at: u64,
     pub query: Params,
-    /// What its body says.
-    pub sent: Params,
-    /// What of it may be believed, once it is verified.
-    pub covered: Covered,
-    /// Tells it from other signed requests, if it is one.
+    pub body_params: Params,
+    /// The signed part of the request, set after verification.
+    pub coverage: Coverage,
+    /// Identifies a signed request, for replay protection.
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// What a body is.
+/// The format of a request body.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Content {
+pub enum BodyFormat {
     Form,
     Json,
-    /// `multipart/form-data`, with what stands between its parts.
+    /// `multipart/form-data`
     Multipart {
         boundary: String,
     },
 }
 
-/// What of a genuine request its signature covers.
+/// The part of a verified request that its signature covers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Covered {
+pub enum Coverage {
     Everything,
-    /// The body alone: what the query says of a call may be anybody's.
+    /// The body alone: a call id in the query is untrusted.
     Body,
-    /// Nothing; it only shows that the sender is genuine. Enough to ask for a pod,
-    /// not to end a call.
+    /// The signature only authenticates the sender. It may allocate a pod, but not end a call.
     Nothing,
 }
 
-/// A request that is genuine.
+/// The result of a successful verification.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Genuine {
-    pub covered: Covered,
+pub struct Verified {
+    pub coverage: Coverage,
     pub fingerprint: Option<Fingerprint>,
 }
 
-impl Genuine {
-    /// A request whose signature is right for this text. The text makes the fingerprint, and not
-    /// the signature: several may be right, and some schemes let one text stand for requests
-    /// whose parameters are divided differently.
-    pub fn signed(covered: Covered, text: &[u8]) -> Self {
+impl Verified {
+    /// A request with a valid signature of `text`. The fingerprint hashes the text, not the
+    /// signature: one text can have several valid signatures, and some schemes sign requests
+    /// with different parameter boundaries as the same text.
+    pub fn signed(coverage: Coverage, text: &[u8]) -> Self {
         let hash = BASE64URL_NOPAD.encode(&digest(&SHA256, text).as_ref()[..12]);
-        Self { covered, fingerprint: Some(hash.parse().expect("16 characters of Base64")) }
+        Self { coverage, fingerprint: Some(hash.parse().expect("16 characters of Base64")) }
     }
 
-    /// A request that shows a secret and is not signed: nothing tells it from another.
+    /// A request with a shared secret and no signature: it has no fingerprint.
     pub(crate) fn with_secret() -> Self {
-        Self { covered: Covered::Everything, fingerprint: None }
+        Self { coverage: Coverage::Everything, fingerprint: None }
     }
 }
 
-/// Why a request is not taken for genuine.
+/// The reason why verification failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Forged {
-    #[error("it has no {0}")]
+pub enum InvalidSignature {
+    #[error("{0} is missing")]
     Missing(&'static str),
-    #[error("its {0} makes no sense")]
+    #[error("{0} is malformed")]
     Malformed(&'static str),
-    #[error("its signature does not match")]
+    #[error("the signature does not match")]
     Mismatch,
-    #[error("it was signed too long ago, or in the future")]
+    #[error("the signed time has expired or differs from the router's clock by more than 300 s")]
     Stale,
-    #[error("its body is not signed")]
-    Uncovered,
+    #[error("the signature does not cover the content of the request")]
+    ContentNotSigned,
 }
 
-/// How far a signed time may be from ours (s).
-const TOLERANCE: u64 = 300;
+/// Maximum difference between a signed time and the router's clock.
+const MAX_CLOCK_SKEW_SECONDS: u64 = 300;
 
 impl<'a> Webhook<'a> {
-    /// Reads the query and the body of a request.
+    /// Parses the query and the body.
     pub fn read(mut self) -> Result<Self, BadEncoding> {
         let query = self.target.split_once('?').map_or("", |(_, query)| query);
         self.query = Params::from_form(query)
@@ -104,45 +100,45 @@ impl<'a> Webhook<'a> {
             self.body = &[];
         }
         let text = |body| str::from_utf8(body).map_err(|error| BadEncoding(error.to_string()));
-        self.sent = match (self.body, &self.content) {
+        self.body_params = match (self.body, &self.body_format) {
             ([], _) => Params::default(),
-            (body, Content::Json) => Params::from_json(body)?,
-            (body, Content::Form) => Params::from_form(text(body)?)?,
-            (body, Content::Multipart { boundary }) => {
+            (body, BodyFormat::Json) => Params::from_json(body)?,
+            (body, BodyFormat::Form) => Params::from_form(text(body)?)?,
+            (body, BodyFormat::Multipart { boundary }) => {
                 Params::from_multipart(text(body)?, boundary)?
             }
         };
         Ok(self)
     }
 
-    pub fn header(&self, name: &'static str) -> Result<&'a str, Forged> {
-        let value = self.headers.get(name).ok_or(Forged::Missing(name))?;
-        value.to_str().map_err(|_| Forged::Malformed(name))
+    pub fn header(&self, name: &'static str) -> Result<&'a str, InvalidSignature> {
+        let value = self.headers.get(name).ok_or(InvalidSignature::Missing(name))?;
+        value.to_str().map_err(|_| InvalidSignature::Malformed(name))
     }
 
-    /// The whole URL as the provider knows it.
+    /// The URL that the provider requested.
     pub fn url(&self) -> String {
         format!("{}{}", self.public_url, self.target)
     }
 
-    /// All lines of a header that may stand more than once.
-    pub fn lines(&self, name: &'static str) -> impl Iterator<Item = &'a str> {
+    /// All values of a repeatable header.
+    pub fn header_values(&self, name: &'static str) -> impl Iterator<Item = &'a str> {
         self.headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
     }
 
     pub fn is_json(&self) -> bool {
-        self.content == Content::Json && !self.body.is_empty()
+        self.body_format == BodyFormat::Json && !self.body.is_empty()
     }
 
-    /// A value that the provider gave, from the body or else from the query, if
-    /// that is covered.
+    /// A parameter from the body, or else from the query if the signature covers it.
     pub fn get(&self, name: &str) -> Option<&str> {
-        let from_query = || self.query.get(name).filter(|_| self.covered != Covered::Body);
-        self.sent.get(name).or_else(from_query)
+        let from_query = || self.query.get(name).filter(|_| self.coverage != Coverage::Body);
+        self.body_params.get(name).or_else(from_query)
     }
 
-    /// Whether a signed time is near enough to ours.
-    pub(crate) fn check_time(&self, signed: u64) -> Result<(), Forged> {
-        if signed.abs_diff(self.at) > TOLERANCE { Err(Forged::Stale) } else { Ok(()) }
+    /// Checks a signed time against the time of receipt.
+    pub(crate) fn check_time(&self, signed: u64) -> Result<(), InvalidSignature> {
+        let skew = signed.abs_diff(self.received_at);
+        if skew > MAX_CLOCK_SKEW_SECONDS { Err(InvalidSignature::Stale) } else { Ok(()) }
     }
 }

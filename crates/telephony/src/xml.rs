@@ -7,19 +7,18 @@ use quick_xml::{
     events::{BytesDecl, BytesText, Event},
 };
 
-use crate::{Document, OnHold};
+use crate::{Document, HoldOptions};
 
 pub(crate) type Xml = Writer<Vec<u8>>;
 
-/// A `<Response>` around what `build` writes.
+/// A `<Response>` with the elements that `build` writes.
 pub(crate) fn response(build: impl FnOnce(&mut Xml) -> io::Result<()>) -> Document {
     let mut xml = Writer::new(Vec::new());
     let written = xml
         .write_event(Event::Decl(BytesDecl::new("1.0", Some("UTF-8"), None)))
         .and_then(|()| xml.create_element("Response").write_inner_content(build).map(drop));
-    // Writing to memory does not fail, and what is written is text.
-    written.expect("a vector takes every write");
-    let body = String::from_utf8(xml.into_inner()).expect("XML written from text is text");
+    written.expect("writing to a vector cannot fail");
+    let body = String::from_utf8(xml.into_inner()).expect("XML written from text is UTF-8");
     Document { content_type: "text/xml; charset=utf-8", body }
 }
 
@@ -34,13 +33,13 @@ pub(crate) fn redirect(xml: &mut Xml, url: &str) -> io::Result<()> {
     element.write_text_content(BytesText::new(url)).map(drop)
 }
 
-/// The document of a call that waits, in the elements of a provider.
-pub(crate) fn hold(hold: &OnHold<'_>, say: &'static str, pause: &'static str) -> Document {
+/// The document that holds a waiting call, with the provider's element names.
+pub(crate) fn hold(hold: &HoldOptions<'_>, say: &'static str, pause: &'static str) -> Document {
     response(|xml| {
         match hold {
-            OnHold { sentence: Some(sentence), .. } => text(xml, say, sentence)?,
-            OnHold { audio: Some(url), .. } => text(xml, "Play", url)?,
-            OnHold { pause_seconds, .. } => {
+            HoldOptions { sentence: Some(sentence), .. } => text(xml, say, sentence)?,
+            HoldOptions { audio: Some(url), .. } => text(xml, "Play", url)?,
+            HoldOptions { pause_seconds, .. } => {
                 let length = pause_seconds.to_string();
                 let pause = xml.create_element(pause).with_attribute(("length", length.as_str()));
                 pause.write_empty().map(drop)?;

@@ -1,5 +1,5 @@
-//! What the router is compared with: the documented procedure of many commands, and
-//! a bare handler with one script per operation, on the same HTTP stack.
+//! Baselines for the router's benchmarks on the same HTTP stack: the documented procedure with
+//! many Redis commands, and a minimal handler with one script per operation.
 
 use std::{collections::HashMap, net::SocketAddr, sync::Arc};
 
@@ -17,15 +17,14 @@ use tokio::{
     sync::{Mutex, Semaphore},
 };
 
-/// How commands reach Redis.
-enum Line {
+enum RedisConnection {
     /// Ten connections, one command in flight on each.
     Pool { free: Mutex<Vec<MultiplexedConnection>>, permits: Semaphore },
-    /// One connection for all.
+    /// One multiplexed connection.
     Shared(MultiplexedConnection),
 }
 
-impl Line {
+impl RedisConnection {
     async fn run<T: FromRedisValue>(&self, command: &Cmd) -> T {
         match self {
             Self::Shared(connection) => command.query_async(&mut connection.clone()).await.unwrap(),
@@ -41,16 +40,16 @@ impl Line {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub enum BaselineKind {
     /// Many commands over a pool of ten connections.
     Pool,
     /// Many commands over one multiplexed connection.
     Mux,
-    /// One script per operation, and nothing else.
+    /// One script per operation.
     Bare,
 }
 
-impl std::str::FromStr for Kind {
+impl std::str::FromStr for BaselineKind {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -65,12 +64,12 @@ impl std::str::FromStr for Kind {
 
 struct Tier {
     name: String,
-    /// Calls a pod may carry, if it is shared.
+    /// Maximum number of calls per pod of a shared tier.
     cap: Option<u32>,
 }
 
 struct Server {
-    line: Line,
+    connection: RedisConnection,
     is_bare: bool,
     chain: Vec<Tier>,
     hashes: HashMap<&'static str, String>,
@@ -100,8 +99,8 @@ if not score then return -1 end
 if tonumber(score) > 0 then return tonumber(redis.call('ZINCRBY', KEYS[1], -1, ARGV[1])) end
 return 0";
 
-/// Looks up the call, draws a pod, checks draining, writes the call record with its
-/// TTL, the pod's fields, the lease and the two call indexes.
+/// Looks up the call, pops a pod, checks draining, and writes the call record with its TTL, the
+/// pod's fields, the lease and the two call indexes.
 const BARE_ALLOCATE: &str = r"
 local key = 'voice:call:' .. ARGV[1]
 local pod = redis.call('HGET', key, 'pod_name')
@@ -139,11 +138,11 @@ struct Body {
 type Shared = State<Arc<Server>>;
 type Answer = Result<Json<Value>, StatusCode>;
 
-/// Serves until the process is ended. `chain` is `gold` or `gold basic:200`.
-pub async fn serve(kind: Kind, address: SocketAddr, redis_url: &str, chain: &str) {
+/// Serves until the process ends. `chain` is `gold` or `gold basic:200`.
+pub async fn serve(kind: BaselineKind, address: SocketAddr, redis_url: &str, chain: &str) {
     let client = redis::Client::open(redis_url).unwrap();
     let mut connections = Vec::new();
-    for _ in 0..if kind == Kind::Pool { 10 } else { 1 } {
+    for _ in 0..if kind == BaselineKind::Pool { 10 } else { 1 } {
         connections.push(client.get_multiplexed_async_connection().await.unwrap());
     }
     let mut hashes = HashMap::new();
@@ -151,16 +150,19 @@ pub async fn serve(kind: Kind, address: SocketAddr, redis_url: &str, chain: &str
         let load = cmd("SCRIPT").arg("LOAD").arg(script).to_owned();
         hashes.insert(script, load.query_async(&mut connections[0]).await.unwrap());
     }
-    let line = match kind {
-        Kind::Pool => Line::Pool { free: Mutex::new(connections), permits: Semaphore::new(10) },
-        Kind::Mux | Kind::Bare => Line::Shared(connections.remove(0)),
+    let connection = match kind {
+        BaselineKind::Pool => {
+            RedisConnection::Pool { free: Mutex::new(connections), permits: Semaphore::new(10) }
+        }
+        BaselineKind::Mux | BaselineKind::Bare => RedisConnection::Shared(connections.remove(0)),
     };
     let tier = |text: &str| match text.split_once(':') {
         Some((name, cap)) => Tier { name: name.into(), cap: cap.parse().ok() },
         None => Tier { name: text.into(), cap: None },
     };
     let chain = chain.split_whitespace().map(tier).collect();
-    let server = Arc::new(Server { line, is_bare: kind == Kind::Bare, chain, hashes });
+    let server =
+        Arc::new(Server { connection, is_bare: kind == BaselineKind::Bare, chain, hashes });
     let routes = Router::new()
         .route("/api/v1/allocate", post(allocate))
         .route("/api/v1/release", post(release))
@@ -185,19 +187,19 @@ impl Server {
         command
     }
 
-    /// The documented walk through the chain: the pod and its pool.
+    /// Walks the chain as documented. Returns the pod and its pool.
     async fn take(&self) -> Option<(String, String)> {
         for Tier { name, cap } in &self.chain {
             let key = format!("voice:pool:{name}:available");
             let pod: Option<String> = match cap {
                 Some(cap) => {
-                    self.line.run(self.script(TAKE_SHARED).arg(1).arg(&key).arg(cap)).await
+                    self.connection.run(self.script(TAKE_SHARED).arg(1).arg(&key).arg(cap)).await
                 }
                 None => {
-                    let pod: Option<String> = self.line.run(cmd("SPOP").arg(&key)).await;
+                    let pod: Option<String> = self.connection.run(cmd("SPOP").arg(&key)).await;
                     if let Some(pod) = &pod {
                         let draining = format!("voice:pod:draining:{pod}");
-                        let _: bool = self.line.run(cmd("EXISTS").arg(draining)).await;
+                        let _: bool = self.connection.run(cmd("EXISTS").arg(draining)).await;
                     }
                     pod
                 }
@@ -220,67 +222,69 @@ fn given(pod: &str, pool: &str) -> Json<Value> {
 }
 
 async fn allocate(State(server): Shared, Json(body): Json<Body>) -> Answer {
-    let (line, call) = (&server.line, &body.call_sid);
+    let (connection, call) = (&server.connection, &body.call_sid);
     if server.is_bare {
         let script = server.script(BARE_ALLOCATE).arg(0).arg(call).arg(now()).to_owned();
-        let pod: Option<String> = line.run(&script).await;
+        let pod: Option<String> = connection.run(&script).await;
         return pod.map(|pod| given(&pod, "pool:gold")).ok_or(StatusCode::SERVICE_UNAVAILABLE);
     }
     let key = format!("voice:call:{call}");
-    let found: HashMap<String, String> = line.run(server.script(LOCK).arg(1).arg(&key)).await;
+    let found: HashMap<String, String> = connection.run(server.script(LOCK).arg(1).arg(&key)).await;
     if let (Some(pod), Some(pool)) = (found.get("pod_name"), found.get("source_pool")) {
         return Ok(given(pod, pool));
     }
     if let Some(id) = &body.merchant_id {
-        let _: Option<String> = line.run(cmd("HGET").arg("voice:merchant:config").arg(id)).await;
+        let _: Option<String> =
+            connection.run(cmd("HGET").arg("voice:merchant:config").arg(id)).await;
     }
     let (pod, pool) = server.take().await.ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
     let at = now() / 1_000;
     let merchant = body.merchant_id.as_deref().unwrap_or_default();
     let fields = [("pod_name", pod.as_str()), ("source_pool", &pool), ("merchant_id", merchant)];
-    let () = line.run(cmd("HSET").arg(&key).arg(&fields).arg("allocated_at").arg(at)).await;
-    let () = line.run(cmd("HDEL").arg(&key).arg("_lock")).await;
-    let () = line.run(cmd("EXPIRE").arg(&key).arg(3600)).await;
+    let () = connection.run(cmd("HSET").arg(&key).arg(&fields).arg("allocated_at").arg(at)).await;
+    let () = connection.run(cmd("HDEL").arg(&key).arg("_lock")).await;
+    let () = connection.run(cmd("EXPIRE").arg(&key).arg(3600)).await;
     let fields = [("status", "allocated"), ("allocated_call_sid", call), ("source_pool", &pool)];
     let pod_key = format!("voice:pod:{pod}");
-    let () = line.run(cmd("HSET").arg(pod_key).arg(&fields).arg("allocated_at").arg(at)).await;
+    let () =
+        connection.run(cmd("HSET").arg(pod_key).arg(&fields).arg("allocated_at").arg(at)).await;
     let lease = format!("voice:lease:{pod}");
-    let () = line.run(cmd("SET").arg(lease).arg(call).arg("EX").arg(900)).await;
+    let () = connection.run(cmd("SET").arg(lease).arg(call).arg("EX").arg(900)).await;
     Ok(given(&pod, &pool))
 }
 
 async fn release(State(server): Shared, Json(body): Json<Body>) -> Answer {
-    let (line, call) = (&server.line, &body.call_sid);
+    let (connection, call) = (&server.connection, &body.call_sid);
     if server.is_bare {
         let script = server.script(BARE_RELEASE).arg(0).arg(call).to_owned();
-        let pod: Option<String> = line.run(&script).await;
+        let pod: Option<String> = connection.run(&script).await;
         return pod.map(|pod| freed(&pod, "pool:gold")).ok_or(StatusCode::NOT_FOUND);
     }
     let key = format!("voice:call:{call}");
-    let found: HashMap<String, String> = line.run(cmd("HGETALL").arg(&key)).await;
+    let found: HashMap<String, String> = connection.run(cmd("HGETALL").arg(&key)).await;
     let (Some(pod), Some(pool)) = (found.get("pod_name"), found.get("source_pool")) else {
         return Err(StatusCode::NOT_FOUND);
     };
     let draining = format!("voice:pod:draining:{pod}");
-    let _: bool = line.run(cmd("EXISTS").arg(&draining)).await;
+    let _: bool = connection.run(cmd("EXISTS").arg(&draining)).await;
     let tier = pool.trim_start_matches("pool:");
     let available = format!("voice:pool:{tier}:available");
     let is_shared = server.chain.iter().any(|other| other.name == tier && other.cap.is_some());
     let left: i64 = if is_shared {
-        line.run(server.script(GIVE_SHARED).arg(1).arg(&available).arg(pod)).await
+        connection.run(server.script(GIVE_SHARED).arg(1).arg(&available).arg(pod)).await
     } else {
-        let _: bool = line.run(cmd("EXISTS").arg(&draining)).await;
-        let () = line.run(cmd("SADD").arg(&available).arg(pod)).await;
+        let _: bool = connection.run(cmd("EXISTS").arg(&draining)).await;
+        let () = connection.run(cmd("SADD").arg(&available).arg(pod)).await;
         0
     };
     if left <= 0 {
-        let () = line.run(cmd("DEL").arg(format!("voice:lease:{pod}"))).await;
+        let () = connection.run(cmd("DEL").arg(format!("voice:lease:{pod}"))).await;
     }
     let fields = [("status", "available"), ("allocated_call_sid", ""), ("allocated_at", "")];
     let pod_key = format!("voice:pod:{pod}");
     let at = now() / 1_000;
-    let () = line.run(cmd("HSET").arg(pod_key).arg(&fields).arg("released_at").arg(at)).await;
-    let () = line.run(cmd("DEL").arg(&key)).await;
+    let () = connection.run(cmd("HSET").arg(pod_key).arg(&fields).arg("released_at").arg(at)).await;
+    let () = connection.run(cmd("DEL").arg(&key)).await;
     Ok(freed(pod, pool))
 }
 
@@ -288,7 +292,7 @@ fn freed(pod: &str, pool: &str) -> Json<Value> {
     Json(json!({"success": true, "pod_name": pod, "released_to_pool": pool, "was_draining": false}))
 }
 
-/// Tiers and pods, for who checks what pods may carry.
+/// Tiers, for the load generator's check of pod capacities.
 async fn tiers(State(server): Shared) -> Json<Value> {
     let tier = |tier: &Tier| {
         let described = match tier.cap {
@@ -304,7 +308,7 @@ async fn tiers(State(server): Shared) -> Json<Value> {
 async fn pod(State(server): Shared, Path(name): Path<String>) -> Json<Value> {
     for tier in server.chain.iter().filter(|tier| tier.cap.is_some()) {
         let key = format!("voice:pool:{}:available", tier.name);
-        let score: Option<f64> = server.line.run(cmd("ZSCORE").arg(key).arg(&name)).await;
+        let score: Option<f64> = server.connection.run(cmd("ZSCORE").arg(key).arg(&name)).await;
         if score.is_some() {
             return Json(json!({"tier": tier.name}));
         }

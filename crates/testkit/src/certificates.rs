@@ -4,7 +4,7 @@ use std::{fs, path::PathBuf, process::Command};
 
 use super::scratch;
 
-/// An authority that nobody knows, and what it signs.
+/// A certificate authority of one test.
 pub struct Authority {
     directory: PathBuf,
 }
@@ -34,7 +34,7 @@ impl Authority {
         self.at("ca.crt")
     }
 
-    /// A certificate for this machine.
+    /// A certificate for localhost.
     pub fn sign(&self, name: &str) -> Certificate {
         let [key, request, file, names] =
             ["key", "csr", "crt", "names"].map(|end| self.at(&format!("{name}.{end}")));

@@ -1,15 +1,15 @@
-//! The wall clock of one program: offset from the real one, or held. Its monotonic clock stays
-//! as it is.
+//! The wall clock of one program: offset from the real one, or frozen. The monotonic clock does
+//! not change.
 
 use std::{fs::File, os::unix::fs::FileExt, path::PathBuf};
 
 use super::{preload::Preload, scratch};
 
-/// A clock that a test sets while a program runs.
+/// A clock that a test can set while a program runs.
 pub struct WallClock {
     path: PathBuf,
     file: File,
-    /// The setting that names the file to the library.
+    /// The environment variable that names the file.
     mode: &'static str,
 }
 
@@ -21,9 +21,9 @@ impl WallClock {
         clock
     }
 
-    /// A clock that stands still at a time (ms since 1970).
-    pub fn held(now: u64) -> Self {
-        let clock = Self::create("CLOCK_HELD");
+    /// A clock frozen at a time (ms since 1970).
+    pub fn frozen(now: u64) -> Self {
+        let clock = Self::create("CLOCK_FROZEN");
         clock.set_time(now);
         clock
     }
@@ -34,26 +34,26 @@ impl WallClock {
         Self { path, file, mode }
     }
 
-    /// Steps a clock that runs.
+    /// Steps a running clock.
     pub fn set_ahead(&self, seconds: i64) {
         assert_eq!(self.mode, "CLOCK_AHEAD");
         self.file.write_all_at(&seconds.to_ne_bytes(), 0).unwrap();
     }
 
-    /// Moves a held clock.
+    /// Sets a frozen clock.
     pub fn set_time(&self, now: u64) {
-        assert_eq!(self.mode, "CLOCK_HELD");
+        assert_eq!(self.mode, "CLOCK_FROZEN");
         self.file.write_all_at(&(now * 1_000).to_ne_bytes(), 0).unwrap();
     }
 
-    /// The settings that give a program this clock.
+    /// The environment of a program with this clock.
     pub fn settings(&self) -> [(&'static str, String); 2] {
         [LIBRARY.setting(), (self.mode, self.path.to_str().unwrap().to_owned())]
     }
 }
 
-/// `CLOCK_AHEAD` names a file with seconds to add, `CLOCK_HELD` one with the microseconds that
-/// are the time.
+/// `CLOCK_AHEAD` names a file with the offset in seconds, `CLOCK_FROZEN` one with the time in
+/// microseconds.
 static LIBRARY: Preload = Preload::new(
     r#"
     #define _GNU_SOURCE
@@ -64,19 +64,19 @@ static LIBRARY: Preload = Preload::new(
     #include <sys/time.h>
     #include <time.h>
     #include <unistd.h>
-    static volatile long long *ahead, *held;
+    static volatile long long *ahead, *frozen;
     static volatile long long *map(const char *path) {
         return mmap(0, 8, PROT_READ, MAP_SHARED, open(path, O_RDONLY), 0);
     }
     int clock_gettime(clockid_t id, struct timespec *ts) {
         int done = syscall(SYS_clock_gettime, id, ts);
         if (id != CLOCK_REALTIME) return done;
-        if (!held && !ahead) {
-            const char *path = getenv("CLOCK_HELD");
-            if (path) held = map(path); else ahead = map(getenv("CLOCK_AHEAD"));
+        if (!frozen && !ahead) {
+            const char *path = getenv("CLOCK_FROZEN");
+            if (path) frozen = map(path); else ahead = map(getenv("CLOCK_AHEAD"));
         }
         if (ahead) { ts->tv_sec += *ahead; return done; }
-        long long micros = *held;
+        long long micros = *frozen;
         ts->tv_sec = micros / 1000000; ts->tv_nsec = micros % 1000000 * 1000; return 0;
     }
     int gettimeofday(struct timeval *tv, void *tz) {

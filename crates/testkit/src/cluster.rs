@@ -3,11 +3,11 @@
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::{Router, kube::Kube};
+use crate::{Router, kube::FakeKube};
 
 const CLUSTER_TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 
-/// Leader times that suit a test.
+/// Short leader election times for tests.
 pub const TIMES: [(&str, &str); 3] = [
     ("LEADER_ELECTION_DURATION", "3s"),
     ("LEADER_ELECTION_RENEW_DEADLINE", "2s"),
@@ -15,7 +15,7 @@ pub const TIMES: [(&str, &str); 3] = [
 ];
 
 /// A router in the fake cluster.
-pub fn router(kube: &Kube, extra: &[(&str, &str)]) -> Router {
+pub fn router(kube: &FakeKube, extra: &[(&str, &str)]) -> Router {
     let config = kube.config.to_str().unwrap();
     let mut settings = vec![
         ("KUBECONFIG", config),
@@ -33,8 +33,8 @@ pub fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()
 }
 
-impl Kube {
-    /// The UID of the namespace: every fake cluster has one of the same name.
+impl FakeKube {
+    /// The UID of the namespace, which has the same name in every fake cluster.
     pub fn namespace_uid(&self) -> String {
         namespace_uid(self.port)
     }
@@ -44,7 +44,7 @@ pub(crate) fn namespace_uid(port: u16) -> String {
     format!("namespace-of-127.0.0.1:{port}")
 }
 
-/// The namespace, as the API server shows it.
+/// The namespace object.
 pub(crate) fn namespace(uid: &str) -> Response {
     let metadata = json!({"name": "default", "uid": uid});
     axum::Json(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": metadata}))

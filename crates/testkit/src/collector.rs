@@ -1,4 +1,4 @@
-//! A collector of traces that notes what it gets, and fails as a test wants it to.
+//! An OTLP trace collector with fault injection.
 
 use std::{
     io::{Read, Write},
@@ -16,17 +16,16 @@ use serde_json::Value;
 
 use super::{eventually, scratch};
 
-/// What a collector does.
+/// The behaviour of a collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Does {
-    Take,
-    Answer(u16),
+pub enum CollectorMode {
+    Accept,
+    Respond(u16),
     Hang,
 }
 
-/// A request as it came.
 #[derive(Debug, Clone)]
-pub struct Received {
+pub struct ReceivedRequest {
     pub head: String,
     pub body: String,
 }
@@ -34,26 +33,26 @@ pub struct Received {
 #[derive(Clone)]
 pub struct Collector {
     pub port: u16,
-    does: Arc<Mutex<Does>>,
-    taken: Arc<Mutex<Vec<Received>>>,
+    mode: Arc<Mutex<CollectorMode>>,
+    accepted: Arc<Mutex<Vec<ReceivedRequest>>>,
     refused: Arc<AtomicUsize>,
 }
 
 impl Collector {
-    pub fn start(does: Does) -> Self {
-        Self::start_on(0, does)
+    pub fn start(mode: CollectorMode) -> Self {
+        Self::start_on(0, mode)
     }
 
-    pub fn start_on(port: u16, does: Does) -> Self {
+    pub fn start_on(port: u16, mode: CollectorMode) -> Self {
         let listener = TcpListener::bind(("127.0.0.1", port)).unwrap();
         let port = listener.local_addr().unwrap().port();
-        let (does, taken) = (Arc::new(Mutex::new(does)), Arc::default());
-        let collector = Self { port, does, taken, refused: Arc::default() };
+        let (mode, accepted) = (Arc::new(Mutex::new(mode)), Arc::default());
+        let collector = Self { port, mode, accepted, refused: Arc::default() };
         let serving = collector.clone();
         thread::spawn(move || {
             for stream in listener.incoming().flatten() {
                 let collector = serving.clone();
-                thread::spawn(move || collector.converse(stream));
+                thread::spawn(move || collector.serve(stream));
             }
         });
         collector
@@ -63,79 +62,77 @@ impl Collector {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    pub fn now_does(&self, does: Does) {
-        *self.does.lock().unwrap() = does;
+    pub fn set_mode(&self, mode: CollectorMode) {
+        *self.mode.lock().unwrap() = mode;
     }
 
-    fn converse(&self, mut stream: TcpStream) {
+    fn serve(&self, mut stream: TcpStream) {
         while let Some(received) = receive(&mut stream) {
-            let does = *self.does.lock().unwrap();
-            let status = match does {
-                Does::Take => 200,
-                Does::Answer(status) => status,
-                // Until whoever asked has gone.
-                Does::Hang => return drop(stream.read(&mut [0])),
+            let mode = *self.mode.lock().unwrap();
+            let status = match mode {
+                CollectorMode::Accept => 200,
+                CollectorMode::Respond(status) => status,
+                // Blocks until the client closes the connection.
+                CollectorMode::Hang => return drop(stream.read(&mut [0])),
             };
-            if does == Does::Take {
-                self.taken.lock().unwrap().push(received);
+            if mode == CollectorMode::Accept {
+                self.accepted.lock().unwrap().push(received);
             }
-            let answer = format!(
+            let response = format!(
                 "HTTP/1.1 {status} so\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{{}}"
             );
-            if stream.write_all(answer.as_bytes()).is_err() {
+            if stream.write_all(response.as_bytes()).is_err() {
                 return;
             }
-            self.refused.fetch_add(usize::from(does != Does::Take), Ordering::Relaxed);
+            self.refused.fetch_add(usize::from(mode != CollectorMode::Accept), Ordering::Relaxed);
         }
     }
 
-    /// How many requests it has refused.
+    /// Number of refused requests.
     pub fn refused(&self) -> usize {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// The requests it took.
-    pub fn taken(&self) -> Vec<Received> {
-        self.taken.lock().unwrap().clone()
+    /// The accepted requests.
+    pub fn accepted(&self) -> Vec<ReceivedRequest> {
+        self.accepted.lock().unwrap().clone()
     }
 
-    /// How many spans it took.
+    /// Number of accepted spans.
     pub fn count(&self) -> usize {
-        self.taken().iter().map(|received| received.body.matches("\"spanId\"").count()).sum()
+        self.accepted().iter().map(|received| received.body.matches("\"spanId\"").count()).sum()
     }
 
-    /// Waits until it has so many spans, and answers what the judge read in them.
-    pub fn spans(&self, least: usize) -> Vec<Value> {
-        eventually(Duration::from_secs(10), "the collector has the spans", || {
-            self.count() >= least
-        });
-        self.judged()
+    /// Waits for at least `min` spans. Returns all parsed spans.
+    pub fn spans(&self, min: usize) -> Vec<Value> {
+        eventually(Duration::from_secs(10), "the collector has the spans", || self.count() >= min);
+        self.parsed_spans()
     }
 
-    /// What OpenTelemetry's own messages read in what was taken.
-    pub fn judged(&self) -> Vec<Value> {
+    /// The accepted spans, parsed and checked with OpenTelemetry's protobuf messages.
+    pub fn parsed_spans(&self) -> Vec<Value> {
         let directory = scratch();
-        let files = self.taken().into_iter().enumerate().map(|(number, received)| {
+        let files = self.accepted().into_iter().enumerate().map(|(number, received)| {
             let path = directory.join(format!("{number}.json"));
             std::fs::write(&path, received.body).unwrap();
             path
         });
         let files: Vec<_> = files.collect();
-        let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/judges/venv/bin/python");
-        let judged = Command::new(python)
+        let python = concat!(env!("CARGO_MANIFEST_DIR"), "/../../target/checkers/venv/bin/python");
+        let output = Command::new(python)
             .current_dir(crate::ROOT)
-            .arg("tests/judges/traces.py")
+            .arg("tests/checkers/traces.py")
             .args(files)
             .output();
-        let judged = judged.expect("./test.sh installs the judges");
-        let said = String::from_utf8_lossy(&judged.stderr);
-        assert!(judged.status.success(), "{said}");
-        let lines = String::from_utf8(judged.stdout).unwrap();
+        let output = output.expect("./test.sh installs the external checkers");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{errors}");
+        let lines = String::from_utf8(output.stdout).unwrap();
         lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     }
 }
 
-fn receive(stream: &mut TcpStream) -> Option<Received> {
+fn receive(stream: &mut TcpStream) -> Option<ReceivedRequest> {
     let mut read = Vec::new();
     let mut some = [0; 16 << 10];
     loop {
@@ -145,7 +142,7 @@ fn receive(stream: &mut TcpStream) -> Option<Received> {
             let length: usize = length.map_or(0, |length| length.parse().unwrap());
             if read.len() >= end + 4 + length {
                 let body = String::from_utf8(read[end + 4..].to_vec()).unwrap();
-                return Some(Received { head, body });
+                return Some(ReceivedRequest { head, body });
             }
         }
         match stream.read(&mut some) {

@@ -1,15 +1,15 @@
-//! A disk that fails on demand, under one program.
+//! Disk fault injection for one program.
 
 use std::{fs, path::PathBuf};
 
 use super::{preload::Preload, scratch};
 
-/// `errno` of a disk without room, a read-only one, and a broken one.
+/// `errno` of a full, a read-only and a failing disk.
 pub const ENOSPC: i32 = 28;
 pub const EROFS: i32 = 30;
 pub const EIO: i32 = 5;
 
-/// Fails or stalls system calls on a journal while it is told to.
+/// Fails or stalls system calls on journals while the fault file names them.
 pub struct Disk {
     fault: PathBuf,
 }
@@ -19,17 +19,17 @@ impl Disk {
         Self { fault: scratch().join("fault") }
     }
 
-    /// The settings that give a program this disk.
+    /// The environment of a program on this disk.
     pub fn settings(&self) -> [(&'static str, String); 2] {
         [LIBRARY.setting(), ("DISK_FAULT", self.fault.to_str().unwrap().to_owned())]
     }
 
-    /// From now on a call (`create`, `write`, `sync`) fails.
+    /// Makes a call (`create`, `write`, `sync`) fail until [`heal`](Self::heal).
     pub fn fail(&self, call: &str, errno: i32) {
         fs::write(&self.fault, format!("{call} {errno}")).unwrap();
     }
 
-    /// From now on a call does not return.
+    /// Makes a call block until [`heal`](Self::heal).
     pub fn stall(&self, call: &str) {
         self.fail(call, 0);
     }

@@ -1,5 +1,4 @@
-//! A Kubernetes API server, as far as the router sees one: pods to list and watch,
-//! leases to fight for, and whatever can go wrong with both.
+//! A fake Kubernetes API server with fault injection: list and watch of pods, and leases.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,32 +21,32 @@ use tokio::{runtime::Runtime, sync::watch};
 
 use super::{cluster, scratch};
 
-/// Events that a watch may still ask for; those before are gone.
-const HISTORY: usize = 10_000;
+/// Maximum number of events from which a watch can resume; older ones are compacted.
+const MAX_EVENTS: usize = 10_000;
 
 #[derive(Default)]
 struct ApiState {
-    /// Tells this cluster from others, whatever address it is reached by.
+    /// Identifies the cluster, independent of its address.
     namespace_uid: String,
     version: u64,
     pods: BTreeMap<String, Value>,
     expired: usize,
     leases: BTreeMap<String, Value>,
     events: Vec<PodEvent>,
-    /// The oldest version from which a watch may go on.
+    /// The oldest version from which a watch can resume.
     oldest: u64,
-    /// Lists that are being read page by page.
+    /// Remaining items of paged lists, by continue token.
     pages: HashMap<String, Vec<Value>>,
     faults: Faults,
-    /// How often pods were listed (first pages only), and how many of these lists failed.
+    /// Number of pod lists (first pages only), and of failed ones.
     lists: usize,
     failed_lists: usize,
-    /// How many requests were answered 403.
+    /// Number of requests answered with 403.
     forbidden: usize,
 }
 
-/// A change of a pod. A watch with a selector gets it as an event of its own kind, so the
-/// object before the change is kept, too.
+/// A change of a pod. The event type depends on the selector of the watch, so both the object
+/// before and after the change are stored.
 struct PodEvent {
     version: u64,
     before: Option<Value>,
@@ -56,9 +55,9 @@ struct PodEvent {
 }
 
 impl PodEvent {
-    /// Type and object, as the watch cache of an API server converts a change for one watch:
-    /// an object that stops to match is `DELETED` with its former content and the version of
-    /// the change, and one that begins to match is `ADDED`.
+    /// Event type and object for one watch, as the watch cache of an API server converts them:
+    /// an object that stops matching is `DELETED` with its former content and the version of
+    /// the change, and one that starts matching is `ADDED`.
     fn seen_with(&self, query: &HashMap<String, String>) -> Option<(&'static str, Value)> {
         let after = self.after.as_ref().filter(|pod| selected(pod, query));
         let before = self.before.as_ref().filter(|pod| selected(pod, query));
@@ -79,34 +78,33 @@ fn versioned(mut pod: Value, version: u64) -> Value {
     pod
 }
 
-/// What goes wrong.
+/// Injected faults.
 #[derive(Default, Clone)]
 pub struct Faults {
-    /// Answers this to so many requests for pods.
-    pub answer: Option<(u16, usize)>,
-    /// Keeps events from watchers.
-    pub mute: bool,
-    /// Loses events: watchers never hear of them.
-    pub lose: bool,
-    /// Takes so long over every event.
-    pub delay: Duration,
-    /// Forbids what is on this path.
-    pub forbid: Option<&'static str>,
-    /// Sends lines that are not objects.
-    pub garbage: bool,
-    /// Says by the status of the answer, not in a line, that a watch is too old.
-    pub expire: bool,
-    /// Answers 500 to whoever wants a list.
+    /// Status of the next pod requests, and their number.
+    pub error_responses: Option<(u16, usize)>,
+    /// Queues events until the fault ends.
+    pub withhold_events: bool,
+    /// Discards events.
+    pub drop_events: bool,
+    pub event_delay: Duration,
+    /// Responds with 403 to paths that contain this text.
+    pub forbidden_path: Option<&'static str>,
+    /// Inserts events whose object is not a pod.
+    pub malformed_events: bool,
+    /// Reports an expired watch by HTTP status 410 instead of an `ERROR` event.
+    pub expire_with_status: bool,
+    /// Responds with 500 to lists.
     pub fail_lists: bool,
-    /// Keeps the answers to lists until it is lifted: what they say is what was true before.
-    pub hold_lists: bool,
+    /// Delays responses to lists until the fault ends; their content is then outdated.
+    pub stall_lists: bool,
 }
 
-pub struct Kube {
-    world: Arc<Mutex<ApiState>>,
-    /// Rings for watchers when the world has changed; a change of the second
-    /// number ends them.
-    bell: watch::Sender<(u64, u64)>,
+pub struct FakeKube {
+    state: Arc<Mutex<ApiState>>,
+    /// Wakes watches: the first counter counts changes, and a change of the second ends all
+    /// watches.
+    changes: watch::Sender<(u64, u64)>,
     runtime: Option<Runtime>,
     pub port: u16,
     pub config: PathBuf,
@@ -114,11 +112,11 @@ pub struct Kube {
 
 #[derive(Clone)]
 struct Shared {
-    world: Arc<Mutex<ApiState>>,
-    bell: watch::Receiver<(u64, u64)>,
+    state: Arc<Mutex<ApiState>>,
+    changes: watch::Receiver<(u64, u64)>,
 }
 
-impl Kube {
+impl FakeKube {
     pub fn start() -> Self {
         let port = super::free_port();
         let config = scratch().join("kubeconfig");
@@ -130,31 +128,31 @@ impl Kube {
         });
         std::fs::write(&config, text.to_string()).unwrap();
         let namespace_uid = cluster::namespace_uid(port);
-        let world = ApiState { version: 100, oldest: 100, namespace_uid, ..ApiState::default() };
+        let state = ApiState { version: 100, oldest: 100, namespace_uid, ..ApiState::default() };
         let mut kube = Self {
-            world: Arc::new(Mutex::new(world)),
-            bell: watch::Sender::new((0, 0)),
+            state: Arc::new(Mutex::new(state)),
+            changes: watch::Sender::new((0, 0)),
             runtime: None,
             port,
             config,
         };
-        kube.resume();
+        kube.restart();
         kube
     }
 
-    /// Takes the server away, with all its connections.
-    pub fn vanish(&mut self) {
+    /// Stops the server and closes its connections.
+    pub fn stop(&mut self) {
         self.runtime.take().unwrap().shutdown_background();
     }
 
-    /// Brings it back, with all it knew.
-    pub fn resume(&mut self) {
+    /// Starts the server with its former state.
+    pub fn restart(&mut self) {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .enable_all()
             .build()
             .unwrap();
-        let shared = Shared { world: self.world.clone(), bell: self.bell.subscribe() };
+        let shared = Shared { state: self.state.clone(), changes: self.changes.subscribe() };
         let port = self.port;
         runtime.spawn(async move {
             let listener = loop {
@@ -168,67 +166,67 @@ impl Kube {
         self.runtime = Some(runtime);
     }
 
-    fn world(&self) -> MutexGuard<'_, ApiState> {
-        self.world.lock().unwrap()
+    fn state(&self) -> MutexGuard<'_, ApiState> {
+        self.state.lock().unwrap()
     }
 
     pub fn faults(&self, change: impl FnOnce(&mut Faults)) {
-        change(&mut self.world().faults);
+        change(&mut self.state().faults);
     }
 
-    /// Cuts all watches off.
+    /// Ends all watches.
     pub fn drop_watches(&self) {
-        self.bell.send_modify(|bell| bell.1 += 1);
+        self.changes.send_modify(|changes| changes.1 += 1);
     }
 
-    /// Forgets the past: who asks for it gets 410.
+    /// Compacts all events: a watch from an older version gets 410.
     pub fn compact(&self) {
-        let mut world = self.world();
-        world.version += 1;
-        world.oldest = world.version;
-        world.events.clear();
+        let mut state = self.state();
+        state.version += 1;
+        state.oldest = state.version;
+        state.events.clear();
     }
 
-    /// How often somebody was told that the past is gone.
-    pub fn expired(&self) -> usize {
-        self.world().expired
+    /// Number of watches that were refused with 410.
+    pub fn expired_watches(&self) -> usize {
+        self.state().expired
     }
 
     pub fn forbidden(&self) -> usize {
-        self.world().forbidden
+        self.state().forbidden
     }
 
     pub fn lists(&self) -> usize {
-        self.world().lists
+        self.state().lists
     }
 
     pub fn failed_lists(&self) -> usize {
-        self.world().failed_lists
+        self.state().failed_lists
     }
 
-    /// Changes a pod; `change` gets the pod as it is and answers what it becomes. A pod that
-    /// was not there and is not there afterwards gives no event.
+    /// Changes a pod; `change` maps the pod to its new state. A pod that is absent before and
+    /// after creates no event.
     fn change(&self, name: &str, change: impl FnOnce(Option<Value>) -> Option<Value>) {
-        let mut world = self.world();
-        let before = world.pods.get(name).cloned();
+        let mut state = self.state();
+        let before = state.pods.get(name).cloned();
         let after = change(before.clone());
         if before.is_none() && after.is_none() {
             return;
         }
-        world.version += 1;
-        let version = world.version;
+        state.version += 1;
+        let version = state.version;
         let after = after.map(|pod| versioned(pod, version));
         match &after {
-            None => drop(world.pods.remove(name)),
-            Some(pod) => drop(world.pods.insert(name.into(), pod.clone())),
+            None => drop(state.pods.remove(name)),
+            Some(pod) => drop(state.pods.insert(name.into(), pod.clone())),
         }
-        world.events.push(PodEvent { version, before, after });
-        if world.events.len() > HISTORY {
-            let gone = world.events.remove(0);
-            world.oldest = gone.version;
+        state.events.push(PodEvent { version, before, after });
+        if state.events.len() > MAX_EVENTS {
+            let gone = state.events.remove(0);
+            state.oldest = gone.version;
         }
-        drop(world);
-        self.bell.send_modify(|bell| bell.0 += 1);
+        drop(state);
+        self.changes.send_modify(|changes| changes.0 += 1);
     }
 
     /// A pod that is ready to serve.
@@ -237,7 +235,7 @@ impl Kube {
     }
 
     pub fn add_with(&self, name: &str, change: impl FnOnce(&mut Value)) {
-        let uid = format!("{name}-{}", self.world().version);
+        let uid = format!("{name}-{}", self.state().version);
         let mut pod = json!({
             "apiVersion": "v1",
             "kind": "Pod",
@@ -265,7 +263,7 @@ impl Kube {
         });
     }
 
-    /// Begins to delete a pod.
+    /// Marks a pod as terminating.
     pub fn terminate(&self, name: &str) {
         self.update(name, |pod| {
             pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
@@ -277,38 +275,37 @@ impl Kube {
     }
 
     pub fn uid(&self, name: &str) -> Option<String> {
-        self.world().pods.get(name)?["metadata"]["uid"].as_str().map(str::to_owned)
+        self.state().pods.get(name)?["metadata"]["uid"].as_str().map(str::to_owned)
     }
 
     pub fn pod(&self, name: &str) -> Value {
-        self.world().pods[name].clone()
+        self.state().pods[name].clone()
     }
 
-    /// Tells watchers what was true of a pod before, or, what looks alike, of another one
-    /// of its name, which is new.
-    pub fn tell_again(&self, mut was: Value, as_another: bool) {
-        let mut world = self.world();
-        world.version += 1;
-        let version = world.version;
+    /// Sends an outdated pod event again, or the same event for a new pod of the same name.
+    pub fn replay_event(&self, mut was: Value, as_another: bool) {
+        let mut state = self.state();
+        state.version += 1;
+        let version = state.version;
         if as_another {
             was["metadata"]["uid"] = json!(format!("{}-again", was["metadata"]["uid"]));
             was = versioned(was, version);
         }
-        world.events.push(PodEvent { version, before: Some(was.clone()), after: Some(was) });
-        drop(world);
-        self.bell.send_modify(|bell| bell.0 += 1);
+        state.events.push(PodEvent { version, before: Some(was.clone()), after: Some(was) });
+        drop(state);
+        self.changes.send_modify(|changes| changes.0 += 1);
     }
 
-    /// Who holds the lease, and in which term.
-    pub fn holder(&self) -> Option<(String, u64)> {
-        let world = self.world();
-        let spec = &world.leases.get("smart-router-leader")?["spec"];
+    /// The holder of the leader lease and the number of transitions.
+    pub fn lease_holder(&self) -> Option<(String, u64)> {
+        let state = self.state();
+        let spec = &state.leases.get("smart-router-leader")?["spec"];
         let holder = spec["holderIdentity"].as_str().unwrap_or_default().to_owned();
         Some((holder, spec["leaseTransitions"].as_u64().unwrap_or(0)))
     }
 
     pub fn delete_lease(&self) {
-        self.world().leases.clear();
+        self.state().leases.clear();
     }
 }
 
@@ -321,13 +318,13 @@ async fn handle(State(shared): State<Shared>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
     let (answer, is_list) = respond(shared.clone(), &parts, &body);
-    while is_list && shared.world.lock().unwrap().faults.hold_lists {
+    while is_list && shared.state.lock().unwrap().faults.stall_lists {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     answer
 }
 
-/// The answer to a request, and whether it is a list of pods.
+/// Returns the response, and whether it is a list of pods.
 fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     let query: HashMap<String, String> = parts
         .uri
@@ -339,25 +336,25 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
         .collect();
     let path = parts.uri.path().to_owned();
     let at_once = |answer| (answer, false);
-    let mut world = shared.world.lock().unwrap();
-    if world.faults.forbid.is_some_and(|forbidden| path.contains(forbidden)) {
+    let mut state = shared.state.lock().unwrap();
+    if state.faults.forbidden_path.is_some_and(|forbidden| path.contains(forbidden)) {
         let message = format!("{path} is forbidden: User cannot do this");
-        world.forbidden += 1;
+        state.forbidden += 1;
         return at_once(failure(403, "Forbidden", &message));
     }
     if path == "/api/v1/namespaces/default/pods" && parts.method == Method::GET {
-        if let Some((code, left)) = &mut world.faults.answer
+        if let Some((code, left)) = &mut state.faults.error_responses
             && *left > 0
         {
             *left -= 1;
             let code = *code;
-            return at_once(failure(code, "Injected", "this goes wrong on purpose"));
+            return at_once(failure(code, "Injected", "injected failure"));
         }
-        if world.faults.fail_lists && !query.contains_key("watch") {
-            world.failed_lists += 1;
-            return at_once(failure(500, "Injected", "no lists today"));
+        if state.faults.fail_lists && !query.contains_key("watch") {
+            state.failed_lists += 1;
+            return at_once(failure(500, "Injected", "injected failure of a list"));
         }
-        drop(world);
+        drop(state);
         return match query.get("watch").map(String::as_str) {
             Some("true" | "1") => at_once(watch_pods(shared, &query)),
             _ => (list_pods(&shared, &query), true),
@@ -365,8 +362,8 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     }
     let leases = "/apis/coordination.k8s.io/v1/namespaces/default/leases";
     at_once(match path.strip_prefix(leases) {
-        Some(rest) => lease(&mut world, &parts.method, rest.trim_start_matches('/'), body),
-        None if path == "/api/v1/namespaces/default" => cluster::namespace(&world.namespace_uid),
+        Some(rest) => lease(&mut state, &parts.method, rest.trim_start_matches('/'), body),
+        None if path == "/api/v1/namespaces/default" => cluster::namespace(&state.namespace_uid),
         None => failure(404, "NotFound", &format!("the server could not find {path}")),
     })
 }
@@ -380,16 +377,16 @@ fn selected(pod: &Value, query: &HashMap<String, String>) -> bool {
 }
 
 fn list_pods(shared: &Shared, query: &HashMap<String, String>) -> Response {
-    let mut world = shared.world.lock().unwrap();
-    let version = world.version;
+    let mut state = shared.state.lock().unwrap();
+    let version = state.version;
     let mut rest = match query.get("continue") {
-        Some(token) => match world.pages.remove(token) {
+        Some(token) => match state.pages.remove(token) {
             Some(rest) => rest,
             None => return failure(410, "Expired", "the continue token is too old"),
         },
         None => {
-            world.lists += 1;
-            world.pods.values().filter(|pod| selected(pod, query)).cloned().collect()
+            state.lists += 1;
+            state.pods.values().filter(|pod| selected(pod, query)).cloned().collect()
         }
     };
     let limit = query.get("limit").map_or(usize::MAX, |limit| limit.parse().unwrap());
@@ -399,7 +396,7 @@ fn list_pods(shared: &Shared, query: &HashMap<String, String>) -> Response {
         let later = rest.split_off(limit);
         metadata["continue"] = json!(token);
         metadata["remainingItemCount"] = json!(later.len());
-        world.pages.insert(token, later);
+        state.pages.insert(token, later);
         rest
     } else {
         rest
@@ -412,9 +409,9 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
     let from: u64 = query.get("resourceVersion").and_then(|text| text.parse().ok()).unwrap_or(0);
     let query = query.clone();
     let (oldest, expire) = {
-        let mut world = shared.world.lock().unwrap();
-        world.expired += usize::from(from < world.oldest);
-        (world.oldest, world.faults.expire)
+        let mut state = shared.state.lock().unwrap();
+        state.expired += usize::from(from < state.oldest);
+        (state.oldest, state.faults.expire_with_status)
     };
     if from < oldest && expire {
         return failure(410, "Expired", "too old resource version");
@@ -424,22 +421,23 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
         let line = json!({"type": "ERROR", "object": status}).to_string() + "\n";
         return Response::new(Body::from(line));
     }
-    let begun = shared.bell.borrow().1;
+    let begun = shared.changes.borrow().1;
     let lines = stream::unfold((shared, from), move |(mut shared, from)| {
         let query = query.clone();
         async move {
             loop {
-                if shared.bell.borrow_and_update().1 != begun {
+                if shared.changes.borrow_and_update().1 != begun {
                     return None;
                 }
                 let (mut text, mut seen) = (String::new(), from);
                 let delay = {
-                    let world = shared.world.lock().unwrap();
-                    if !world.faults.mute {
-                        for event in world.events.iter().filter(|event| event.version > from) {
-                            let told = event.seen_with(&query).filter(|_| !world.faults.lose);
-                            if let Some((kind, object)) = told {
-                                if world.faults.garbage {
+                    let state = shared.state.lock().unwrap();
+                    if !state.faults.withhold_events {
+                        for event in state.events.iter().filter(|event| event.version > from) {
+                            let sent =
+                                event.seen_with(&query).filter(|_| !state.faults.drop_events);
+                            if let Some((kind, object)) = sent {
+                                if state.faults.malformed_events {
                                     text += "{\"type\": \"MODIFIED\", \"object\": 7}\n";
                                 }
                                 text += &json!({"type": kind, "object": object}).to_string();
@@ -448,7 +446,7 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
                             seen = seen.max(event.version);
                         }
                     }
-                    world.faults.delay
+                    state.faults.event_delay
                 };
                 if !text.is_empty() {
                     tokio::time::sleep(delay).await;
@@ -456,7 +454,7 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
                 }
                 let from = seen;
                 let rung =
-                    tokio::time::timeout(Duration::from_secs(1), shared.bell.changed()).await;
+                    tokio::time::timeout(Duration::from_secs(1), shared.changes.changed()).await;
                 match rung {
                     Ok(Ok(())) => {}
                     Ok(Err(_)) => return None,
@@ -472,16 +470,16 @@ fn watch_pods(shared: Shared, query: &HashMap<String, String>) -> Response {
     Response::new(Body::from_stream(lines))
 }
 
-fn lease(world: &mut ApiState, method: &Method, name: &str, body: &Bytes) -> Response {
+fn lease(state: &mut ApiState, method: &Method, name: &str, body: &Bytes) -> Response {
     if *method == Method::GET {
-        return match world.leases.get(name) {
+        return match state.leases.get(name) {
             Some(lease) => axum::Json(lease.clone()).into_response(),
             None => failure(404, "NotFound", "leases.coordination.k8s.io not found"),
         };
     }
     let mut given: Value = serde_json::from_slice(body).unwrap();
     let name = given["metadata"]["name"].as_str().unwrap_or(name).to_owned();
-    let known = world.leases.get(&name).map(|lease| lease["metadata"]["resourceVersion"].clone());
+    let known = state.leases.get(&name).map(|lease| lease["metadata"]["resourceVersion"].clone());
     match (method.as_str(), known) {
         ("POST", Some(_)) => return failure(409, "AlreadyExists", "the lease exists"),
         ("PUT", None) => return failure(404, "NotFound", "no such lease"),
@@ -491,9 +489,9 @@ fn lease(world: &mut ApiState, method: &Method, name: &str, body: &Bytes) -> Res
         ("POST", None) | ("PUT", Some(_)) => {}
         _ => return failure(405, "MethodNotAllowed", "not here"),
     }
-    world.version += 1;
-    given["metadata"]["resourceVersion"] = json!(world.version.to_string());
+    state.version += 1;
+    given["metadata"]["resourceVersion"] = json!(state.version.to_string());
     given["metadata"]["namespace"] = json!("default");
-    world.leases.insert(name, given.clone());
+    state.leases.insert(name, given.clone());
     axum::Json(given).into_response()
 }

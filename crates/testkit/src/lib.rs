@@ -1,13 +1,14 @@
-//! A router to talk to, and ways to talk to it.
+//! Test fixtures: routers, redis-server, a fake Kubernetes API, nginx, fault injection, and
+//! clients.
 
 pub mod baseline;
 pub mod certificates;
-
 pub mod clock;
 pub mod cluster;
 pub mod collector;
 pub mod disk;
 pub mod events;
+pub mod http;
 pub mod kube;
 mod log;
 pub mod measurement;
@@ -16,7 +17,6 @@ mod preload;
 mod process;
 pub mod provider;
 pub mod proxy;
-pub mod raw;
 pub mod redis;
 pub mod snapshot;
 
@@ -38,36 +38,36 @@ use serde_json::{Value, json};
 pub use fleet::testing::{dice, invariants, operations};
 
 pub use self::{
+    http::{Connection, HttpResponse},
     log::Log,
     process::Process,
-    raw::{Answer, Connection},
 };
 
 /// The root of the repository.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 
-/// The program under test. Cargo builds it beside the tests.
+/// The program under test. Cargo builds it next to the tests.
 pub fn program_path() -> &'static Path {
     static PATH: LazyLock<PathBuf> = LazyLock::new(|| {
-        let test = std::env::current_exe().expect("a test knows its own path");
+        let test = std::env::current_exe().expect("the path of the test is known");
         let target = test.parent().and_then(Path::parent).expect("tests are in target/*/deps");
         target.join("smart-router")
     });
     &PATH
 }
 
-/// A port nobody listens on, below those the system gives to clients. Each process has ports
-/// of its own: one that is free now is not taken by another before it is used.
+/// A free port below the ephemeral range. Each test process reserves its own range of ports, so
+/// that no other test binds the port before it is used.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
-    static OURS: OnceLock<(TcpListener, u16)> = OnceLock::new();
-    let (_, first) = OURS.get_or_init(|| {
+    static RANGE: OnceLock<(TcpListener, u16)> = OnceLock::new();
+    let (_, first) = RANGE.get_or_init(|| {
         let mut ranges = (0..90).map(|number| (number + std::process::id() as u16 % 90) % 90);
         let claim = |range: u16| {
             let claimed = TcpListener::bind(("127.0.0.1", 13_000 + range)).ok()?;
             Some((claimed, 14_000 + range * 200))
         };
-        ranges.find_map(claim).expect("some ports are left")
+        ranges.find_map(claim).expect("a range of ports is free")
     });
     loop {
         let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
@@ -81,7 +81,7 @@ fn is_free(port: u16) -> bool {
     TcpListener::bind(("127.0.0.1", port)).is_ok()
 }
 
-/// A directory of this test's own, empty.
+/// A new empty directory.
 pub fn scratch() -> PathBuf {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -92,40 +92,39 @@ pub fn scratch() -> PathBuf {
     path
 }
 
-/// The program, with the given settings and none of the surroundings'.
+/// The program with only the given settings in its environment.
 pub fn program(settings: &[(&str, &str)]) -> Command {
     let mut command = Command::new(program_path());
     command.env_clear().envs(settings.iter().copied());
     command
 }
 
-/// How much longer than on an idle machine anything may take. Other work on the machine must
-/// not fail a test: the bound ends tests that would hang and measures nothing.
-const SLACK: u32 = 10;
+/// Factor between the usual time of an operation and its timeout. Load on the machine must not
+/// fail a test; the timeout only ends tests that would hang.
+const TIMEOUT_FACTOR: u32 = 10;
 
-/// Waits until `holds`. `usual` is ample on an idle machine; the test fails after [`SLACK`]
-/// times that.
+/// Waits until `holds`. `usual` is ample on an idle machine; the test fails after
+/// [`TIMEOUT_FACTOR`] times that.
 pub fn eventually(usual: Duration, what: &str, mut holds: impl FnMut() -> bool) {
-    let (started, within) = (Instant::now(), usual * SLACK);
+    let (started, within) = (Instant::now(), usual * TIMEOUT_FACTOR);
     while !holds() {
         assert!(started.elapsed() < within, "not within {within:?}: {what}");
         thread::sleep(Duration::from_millis(10));
     }
 }
 
-/// Lets somebody else judge, who says by its exit what it thinks.
-pub fn judged_by(command: &mut Command) {
+/// Runs an external checker and expects success.
+pub fn run_external_check(command: &mut Command) {
     let program = command.get_program().to_owned();
     let output = command.current_dir(ROOT).output().unwrap_or_else(|error| {
-        panic!("{program:?}: {error}; ./test.sh installs those who judge us")
+        panic!("{program:?}: {error}; ./test.sh installs the external checkers")
     });
     let printed = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{printed}");
     println!("{printed}");
 }
 
-/// A running router. When a test is done with it, its books must balance and it
-/// must stop when told.
+/// A running router. On drop, its status must be consistent and it must stop on SIGTERM.
 pub struct Router {
     pub child: Child,
     pub address: SocketAddr,
@@ -138,7 +137,7 @@ impl Router {
         Self::start_on_free_ports(settings, Stdio::inherit)
     }
 
-    /// A router whose log the test reads.
+    /// A router with a log for the test to read.
     pub fn start_logged(settings: &[(&str, &str)]) -> (Self, Log) {
         let log = Log::create();
         (Self::start_on_free_ports(settings, || log.sink()), log)
@@ -158,7 +157,7 @@ impl Router {
             {
                 return router;
             }
-            // Another program may have taken a port since; nothing else is excused.
+            // Only a port that another program has bound meanwhile may prevent the start.
             let is_taken = |port: &str| !is_free(port.parse().unwrap());
             assert!(is_taken(&api) || is_taken(&metrics), "the router did not start");
         }
@@ -172,10 +171,10 @@ impl Router {
         Self::try_start(command, settings).expect("the router did not start")
     }
 
-    /// None if the program ends before it is ready.
+    /// Returns `None` if the program exits before it is ready.
     fn try_start(command: &mut Command, settings: &[(&str, &str)]) -> Option<Self> {
         let child = command.spawn().unwrap();
-        // The last one given holds, as in the environment.
+        // The last value of a setting counts, as in the environment.
         let port = |name: &str| {
             settings.iter().rfind(|(other, _)| *other == name).unwrap().1.parse().unwrap()
         };
@@ -203,7 +202,7 @@ impl Router {
         Some(router)
     }
 
-    /// Kills the process as a power cut would, and starts another.
+    /// Kills the process without a graceful shutdown and starts another.
     pub fn kill_and_restart(mut self) -> Self {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -222,7 +221,7 @@ impl Router {
         self.settings.iter().rfind(|(other, _)| other == name).map(|(_, value)| value.as_str())
     }
 
-    /// A connection of someone who may do everything.
+    /// A connection with the admin role.
     pub fn connect_as_admin(&self) -> Connection {
         let address = self.setting("ADMIN_BIND").map(|address| address.parse().unwrap());
         let mut connection = Connection::open(address.unwrap_or(self.address));
@@ -250,7 +249,7 @@ impl Router {
             .json()
     }
 
-    /// Allocates and expects success; the answer.
+    /// Allocates and expects success. Returns the response.
     pub fn allocate(&self, call: &str) -> Value {
         let (status, answer) = self.post("/api/v1/allocate", json!({"call_sid": call}));
         assert_eq!(status, 200, "{answer}");
@@ -261,10 +260,10 @@ impl Router {
         self.post("/api/v1/release", json!({"call_sid": call}))
     }
 
-    /// The status, as soon as the store can be asked: one that is busy is answered with 503.
+    /// The status. Retries on 503, which an overloaded store causes.
     pub fn status(&self) -> Value {
         let mut last = Value::Null;
-        eventually(Duration::from_secs(1), "the store answers", || {
+        eventually(Duration::from_secs(1), "the status is available", || {
             let (status, answer) = self.get("/api/v1/status");
             assert!(matches!(status, 200 | 503), "{status}: {answer}");
             last = answer;
@@ -279,7 +278,7 @@ impl Router {
         assert!(sent.unwrap().success());
     }
 
-    /// Waits for the process to end by itself; its exit code.
+    /// Waits for the process to exit. Returns its exit code.
     pub fn wait_for_exit(&mut self, usual: Duration) -> Option<i32> {
         let mut ended = None;
         eventually(usual, "the router stops", || {
@@ -289,27 +288,27 @@ impl Router {
         ended.and_then(|status| status.code())
     }
 
-    /// A status is put together from several reads, between which a lease may end: the books
-    /// must balance once.
-    fn books_balance(&self) {
-        let mut wrong = String::new();
+    /// Expects one consistent status. A status combines several reads, between which a lease may
+    /// end, so single ones may be inconsistent.
+    fn assert_consistent(&self) {
+        let mut last = String::new();
         for _ in 0..20 {
-            match Self::imbalance(&self.status()) {
-                Some(found) => wrong = found,
+            match Self::inconsistency(&self.status()) {
+                Some(found) => last = found,
                 None => return,
             }
             thread::sleep(Duration::from_millis(50));
         }
-        panic!("{wrong}");
+        panic!("{last}");
     }
 
-    fn imbalance(status: &Value) -> Option<String> {
+    fn inconsistency(status: &Value) -> Option<String> {
         let groups =
             ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());
         let pools: Vec<&Value> = groups.into_iter().flatten().collect();
         let calls: u64 = pools.iter().map(|pool| pool["active_calls"].as_u64().unwrap()).sum();
         if Some(calls) != status["active_calls"].as_u64() {
-            return Some(format!("calls are not on pods: {status}"));
+            return Some(format!("the calls of the pools do not add up: {status}"));
         }
         let is_over = |pool: &&Value| {
             let count = |field: &str| pool[field].as_u64().unwrap();
@@ -324,7 +323,7 @@ impl Drop for Router {
         let mut stopped = Ok(());
         if !thread::panicking() && matches!(self.child.try_wait(), Ok(None)) {
             stopped = catch_unwind(AssertUnwindSafe(|| {
-                self.books_balance();
+                self.assert_consistent();
                 self.signal("TERM");
                 assert_eq!(self.wait_for_exit(Duration::from_secs(10)), Some(0));
             }));
@@ -337,7 +336,7 @@ impl Drop for Router {
     }
 }
 
-/// Routers that share a Redis.
+/// Routers that share a Redis server.
 pub fn replicas(server: &redis::RedisServer, count: usize, tiers: &str) -> Vec<Router> {
     let url = server.url();
     (0..count).map(|_| Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)])).collect()

@@ -1,4 +1,4 @@
-//! The log of a router, in a file that a test reads.
+//! The log file of a router.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,7 @@ impl Log {
         Self(scratch().join("log"))
     }
 
-    /// The end of the file, for a program to write to.
+    /// A handle that appends to the file, for the stderr of a program.
     pub fn sink(&self) -> Stdio {
         File::options().create(true).append(true).open(&self.0).unwrap().into()
     }
@@ -26,7 +26,7 @@ impl Log {
     }
 
     /// Waits until the log contains `text` more than `before` times.
-    pub fn contains(&self, text: &str, before: usize) {
+    pub fn wait_for(&self, text: &str, before: usize) {
         eventually(Duration::from_secs(15), text, || self.count(text) > before);
     }
 

@@ -1,4 +1,4 @@
-//! What measurements need beside the parts of tests.
+//! Fixtures for benchmarks.
 
 use std::{
     io::{Read, Write},
@@ -11,7 +11,7 @@ use std::{
 
 use super::{Process, eventually, free_port};
 
-pub fn wait_for(port: u16) {
+pub fn wait_for_port(port: u16) {
     eventually(Duration::from_secs(6), "the port is open", || {
         TcpStream::connect(("127.0.0.1", port)).is_ok()
     });
@@ -22,13 +22,13 @@ pub fn redis_server() -> (Process, u16) {
     let mut command = Command::new("redis-server");
     command.args(["--port", &port.to_string(), "--save", "", "--appendonly", "no"]);
     let server = Process::start(&mut command);
-    wait_for(port);
+    wait_for_port(port);
     (server, port)
 }
 
-/// Passes everything on after `delay`, each way: a network in between. Threads, since
-/// a runtime's timers are too coarse for it.
-pub fn delayed(to: u16, delay: Duration) -> u16 {
+/// Starts a proxy that delays each direction by `delay`. It uses threads, because the timers of
+/// an async runtime are too coarse. Returns its port.
+pub fn latency_proxy(to: u16, delay: Duration) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
     thread::spawn(move || {
@@ -39,14 +39,14 @@ pub fn delayed(to: u16, delay: Duration) -> u16 {
             for (from, to) in [(&near, &far), (&far, &near)] {
                 from.set_nodelay(true).unwrap();
                 let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-                thread::spawn(move || carry(from, to, delay));
+                thread::spawn(move || forward(from, to, delay));
             }
         }
     });
     port
 }
 
-fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
+fn forward(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
     let (queue, due) = mpsc::channel::<(Instant, Vec<u8>)>();
     thread::spawn(move || {
         for (at, bytes) in due {
@@ -64,8 +64,8 @@ fn carry(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
     }
 }
 
-/// What this is measured on.
-pub fn machine() -> String {
+/// Describes the machine, the Redis version and the commit of a measurement.
+pub fn describe_machine() -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
     let cores = thread::available_parallelism().map_or(0, |cores| cores.get());
@@ -75,7 +75,7 @@ pub fn machine() -> String {
     };
     let redis = output("redis-server", &["--version"]);
     let redis = redis.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
-    // (what is written down about it does not change the program)
+    // Changes of the documentation do not change the program.
     let program = ["--", ".", ":!docs", ":!*.md"];
     let commit = output("git", &[&["log", "-1", "--format=%h"], &program[..]].concat());
     let changed = !output("git", &[&["status", "--porcelain"], &program[..]].concat()).is_empty();

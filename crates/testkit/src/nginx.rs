@@ -1,4 +1,4 @@
-//! A real nginx with the configuration we ship, and the DNS it asks.
+//! A real nginx with the shipped configuration, and its DNS server.
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
@@ -17,7 +17,7 @@ pub struct Nginx {
 }
 
 impl Nginx {
-    /// `pods` are the addresses by which pods are found.
+    /// `pods` are the DNS records of pods.
     pub fn start(router: u16, agent_port: u16, pods: Vec<(String, Ipv4Addr)>) -> Self {
         let port = free_port();
         let template = include_str!("../../../deploy/nginx/smart-router.conf.template");
@@ -35,7 +35,7 @@ impl Nginx {
         Self::serving(port, &server)
     }
 
-    /// TLS before a server that has none; it wants a certificate of the authority itself.
+    /// A TLS proxy for a plaintext server; it requires client certificates of `authority`.
     pub fn with_tls(certificate: &Certificate, authority: &str, behind: u16) -> Self {
         let port = free_port();
         let Certificate { file, key } = certificate;
@@ -84,13 +84,13 @@ impl Nginx {
 
 impl Drop for Nginx {
     fn drop(&mut self) {
-        // The master takes its workers along.
+        // SIGTERM stops the master and its workers; SIGKILL would leave the workers.
         let _ = Command::new("kill").arg(self.child.id().to_string()).status();
         let _ = self.child.wait();
     }
 }
 
-/// Answers for `{pod}.agents.test`, and knows no other name.
+/// A DNS server for `{pod}.agents.test`; other names do not exist.
 fn dns(pods: Vec<(String, Ipv4Addr)>) -> u16 {
     let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
     let port = socket.local_addr().unwrap().port();

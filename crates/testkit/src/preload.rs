@@ -1,10 +1,10 @@
-//! Libraries in C that replace system calls of one program (`LD_PRELOAD`).
+//! C libraries that replace system calls of one program (`LD_PRELOAD`).
 
 use std::{fs, path::PathBuf, process::Command, sync::OnceLock};
 
 use super::scratch;
 
-/// A library that is compiled when a test first needs it.
+/// A library that is compiled on first use.
 pub(crate) struct Preload {
     code: &'static str,
     library: OnceLock<PathBuf>,
@@ -15,7 +15,7 @@ impl Preload {
         Self { code, library: OnceLock::new() }
     }
 
-    /// The setting that loads the library into a program.
+    /// The environment variable that loads the library into a program.
     pub(crate) fn setting(&self) -> (&'static str, String) {
         let library = self.library.get_or_init(|| {
             let directory = scratch();

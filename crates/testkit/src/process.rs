@@ -1,4 +1,4 @@
-//! Child processes and their use of the machine.
+//! Child processes and their resource usage.
 
 use std::{
     process::{Child, Command, Stdio},
@@ -8,7 +8,7 @@ use std::{
 
 use super::eventually;
 
-/// A process that ends when it is dropped.
+/// A process that is killed on drop.
 pub struct Process(pub Child);
 
 impl Drop for Process {
@@ -20,36 +20,37 @@ impl Drop for Process {
 
 impl Process {
     pub fn start(command: &mut Command) -> Self {
-        Self(command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts"))
+        let command = command.stdout(Stdio::null()).stderr(Stdio::null());
+        Self(command.spawn().expect("the process starts"))
     }
 
-    /// Time on a processor so far.
-    pub fn cpu(&self) -> Duration {
+    /// CPU time so far.
+    pub fn cpu_time(&self) -> Duration {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.id())).unwrap();
         let fields: Vec<&str> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
         let ticks: u64 = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
         Duration::from_millis(ticks * 10)
     }
 
-    /// Lets it stand still, or go on. (Whoever runs beside another keeps the processor
-    /// awake for it.)
+    /// Continues or stops the process. Idle processes must be stopped during a measurement,
+    /// because they keep the CPU from entering its sleep states.
     pub fn set_running(&self, is_running: bool) {
         let signal = if is_running { "-CONT" } else { "-STOP" };
-        let told = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
-        assert!(told.is_ok_and(|status| status.success()), "kill {signal}");
+        let sent = Command::new("kill").args([signal, &self.0.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "kill {signal}");
     }
 
-    /// Waits until what its clients do at their start is done.
+    /// Waits until the startup work of the process and its clients is done.
     pub fn wait_until_idle(&self) {
         eventually(Duration::from_secs(3), "the process is idle", || {
-            let before = self.cpu();
+            let before = self.cpu_time();
             thread::sleep(Duration::from_millis(250));
-            self.cpu() - before <= Duration::from_millis(10)
+            self.cpu_time() - before <= Duration::from_millis(10)
         });
     }
 
     /// Resident memory in megabytes.
-    pub fn memory(&self) -> f64 {
+    pub fn memory_mb(&self) -> f64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.id())).unwrap();
         let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse::<f64>().unwrap() / 1024.0

@@ -1,31 +1,31 @@
-//! A provider that does what documents say, as far as a test lets it.
+//! A simulated provider that follows the documents of the router.
 
 use super::{Connection, Router};
 
 pub const PUBLIC_URL: &str = "https://r.example";
 
-/// What a document asks for.
+/// A parsed response document.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Heard {
-    /// Connect to this URL; where to go when the stream is gone.
-    Stream { url: String, after: Option<String> },
-    /// Wait, then ask there. What is heard meanwhile.
-    Hold { then: String, hears: String },
-    /// The call is over, with these words or none.
+pub enum CallDocument {
+    /// Connect to a URL; `after_stream` is the redirect after the stream has ended.
+    Stream { url: String, after_stream: Option<String> },
+    /// Play something, then follow the redirect.
+    Hold { redirect: String, played: String },
+    /// Hang up after a sentence, which may be empty.
     HangUp(String),
 }
 
-impl Heard {
+impl CallDocument {
     pub fn read(document: &str) -> Self {
         let redirect = between(document, "<Redirect method=\"POST\">", "</Redirect>");
-        let then = redirect.map(|url| path_of(&unescape(url)));
+        let redirect = redirect.map(|url| path_of(&unescape(url)));
         if let Some(url) = between(document, "<Stream url=\"", "\"") {
-            return Self::Stream { url: unescape(url), after: then };
+            return Self::Stream { url: unescape(url), after_stream: redirect };
         }
-        match then {
-            Some(then) => {
-                let hears = between(document, "<Response>", "<Redirect").unwrap_or_default();
-                Self::Hold { then, hears: hears.to_owned() }
+        match redirect {
+            Some(redirect) => {
+                let played = between(document, "<Response>", "<Redirect").unwrap_or_default();
+                Self::Hold { redirect, played: played.to_owned() }
             }
             None => {
                 Self::HangUp(between(document, "<Say>", "</Say>").unwrap_or_default().to_owned())
@@ -39,16 +39,16 @@ impl Heard {
         between(url, "/ws/pod/", "/").map(str::to_owned)
     }
 
-    /// Where the call goes next, if it goes on here.
+    /// The path of the next request, if the document has a redirect.
     pub fn next(&self) -> Option<&str> {
         match self {
-            Self::Stream { after, .. } => after.as_deref(),
-            Self::Hold { then, .. } => Some(then),
+            Self::Stream { after_stream, .. } => after_stream.as_deref(),
+            Self::Hold { redirect, .. } => Some(redirect),
             Self::HangUp(_) => None,
         }
     }
 
-    pub fn waits(&self) -> bool {
+    pub fn is_hold(&self) -> bool {
         matches!(self, Self::Hold { .. })
     }
 }
@@ -63,22 +63,23 @@ fn unescape(text: &str) -> String {
 }
 
 fn path_of(url: &str) -> String {
-    url.strip_prefix(PUBLIC_URL).unwrap_or_else(|| panic!("{url} is not ours")).to_owned()
+    let path = url.strip_prefix(PUBLIC_URL);
+    path.unwrap_or_else(|| panic!("{url} is not a URL of the router")).to_owned()
 }
 
-/// Asks as Twilio would, at a path that a document gave or at the first one.
-pub fn ask(connection: &mut Connection, call: &str, path: &str) -> Heard {
+/// Sends a Twilio webhook to a path and parses the response document.
+pub fn request_document(connection: &mut Connection, call: &str, path: &str) -> CallDocument {
     let answer = connection.form(path, &format!("CallSid={call}&CallStatus=in-progress"));
     assert_eq!(answer.status, 200, "{}", answer.text());
-    Heard::read(&answer.text())
+    CallDocument::read(&answer.text())
 }
 
-/// A new call.
-pub fn call(connection: &mut Connection, sid: &str) -> Heard {
-    ask(connection, sid, "/api/v1/twilio/allocate")
+/// Starts a new call.
+pub fn start_call(connection: &mut Connection, sid: &str) -> CallDocument {
+    request_document(connection, sid, "/api/v1/twilio/allocate")
 }
 
-/// The same call again, as its last document said.
-pub fn again(router: &Router, sid: &str, heard: &Heard) -> Heard {
-    ask(&mut router.connect(), sid, heard.next().expect("the call goes on"))
+/// Follows the redirect of a call's last document.
+pub fn follow_redirect(router: &Router, sid: &str, document: &CallDocument) -> CallDocument {
+    request_document(&mut router.connect(), sid, document.next().expect("the call goes on"))
 }

@@ -1,5 +1,5 @@
 //! A TCP proxy that injects faults: latency, lost or corrupted replies, stalls, cuts, resets, a
-//! limit on commands per second, and a kill at a chosen moment of an allocation.
+//! limit on commands per second, and a kill at a chosen point of an allocation.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -14,40 +14,39 @@ use std::{
 
 use super::dice::Dice;
 
-/// How often a stalled connection looks whether the stall is over.
-const LOOK: Duration = Duration::from_millis(5);
+/// Interval at which a stalled connection checks whether the stall has ended.
+const STALL_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The faults of all connections through a proxy.
 #[derive(Default, Clone)]
 pub struct Faults {
     /// One-way latency: least, most.
-    pub delay: Option<(Duration, Duration)>,
-    pub lose_answers: bool,
-    /// One of twenty replies has a wrong byte.
-    pub corrupt_answers: bool,
+    pub latency: Option<(Duration, Duration)>,
+    pub drop_replies: bool,
+    /// One reply of twenty has a corrupted byte.
+    pub corrupt_replies: bool,
     stall: Option<Stall>,
-    cut: Option<Cut>,
-    /// Commands per second that the server executes at most.
-    pub cap: Option<u32>,
+    refused: Option<Refused>,
+    pub max_commands_per_second: Option<u32>,
 }
 
-/// Bytes do not arrive, and neither side is told; they arrive when the stall ends.
+/// Bytes are delayed without an error on either side until the stall ends.
 #[derive(Clone, Copy)]
 struct Stall {
-    /// Connections with a smaller number stall.
+    /// Connections with a smaller number are stalled.
     before: u64,
-    answers: bool,
+    includes_replies: bool,
 }
 
-/// Connections end, and new ones are refused.
+/// The clients whose connections are closed and refused.
 #[derive(Clone, Copy)]
-enum Cut {
+enum Refused {
     All,
     From(IpAddr),
 }
 
-impl Cut {
-    fn is_of(self, peer: IpAddr) -> bool {
+impl Refused {
+    fn includes(self, peer: IpAddr) -> bool {
         match self {
             Self::All => true,
             Self::From(address) => address == peer,
@@ -55,19 +54,19 @@ impl Cut {
     }
 }
 
-/// The moment of an allocation at which a router is killed.
+/// The point of an allocation at which a router is killed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Moment {
-    BeforeSending,
-    AfterSending,
+pub enum KillPoint {
+    BeforeSend,
+    AfterSend,
     AfterReply,
 }
 
 type Kill = Box<dyn Fn() + Send + Sync>;
 
-/// A connection of a client. Its end ends the one to the server, after what was sent has been
-/// passed on.
-struct Near {
+/// A client's connection. When it closes, the connection to the server closes after all sent
+/// bytes have been forwarded.
+struct ClientConnection {
     number: u64,
     peer: IpAddr,
     stream: TcpStream,
@@ -76,31 +75,31 @@ struct Near {
 #[derive(Default)]
 struct Shared {
     faults: Mutex<Faults>,
-    connections: Mutex<Vec<Near>>,
+    connections: Mutex<Vec<ClientConnection>>,
     next_number: AtomicU64,
-    trap: Mutex<Option<(Moment, Kill)>>,
-    /// Bytes of requests that are replaced by others of the same length.
+    pending_kill: Mutex<Option<(KillPoint, Kill)>>,
+    /// A byte sequence to replace in requests, and its replacement of the same length.
     replaced: Mutex<Option<(&'static [u8], &'static [u8])>>,
-    /// Requests that a stall keeps from arriving.
-    held: Mutex<Vec<u8>>,
-    /// The next reply is the last before the trap kills.
+    /// Bytes of stalled requests.
+    stalled: Mutex<Vec<u8>>,
+    /// The pending kill runs after the next reply.
     last_reply: AtomicBool,
     spent: Mutex<(Option<Instant>, u32)>,
     dice: Mutex<Dice>,
 }
 
-pub struct Proxy {
+pub struct FaultProxy {
     pub address: SocketAddr,
     shared: Arc<Shared>,
 }
 
-impl Proxy {
+impl FaultProxy {
     pub fn to(port: u16) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Arc::new(Shared::default());
         let all = shared.clone();
-        // (ends with the process; a proxy without connections costs nothing)
+        // The thread lives until the process ends.
         thread::spawn(move || listener.incoming().flatten().for_each(|near| all.join(near, port)));
         Self { address, shared }
     }
@@ -109,91 +108,95 @@ impl Proxy {
         self.address.port()
     }
 
-    pub fn set(&self, change: impl FnOnce(&mut Faults)) {
+    pub fn set_faults(&self, change: impl FnOnce(&mut Faults)) {
         change(&mut self.shared.faults());
     }
 
-    /// Delays everything by `one_way` in each direction.
+    /// Delays each direction by `one_way`.
     pub fn set_latency(&self, one_way: Duration) {
-        self.set(|faults| faults.delay = Some((one_way, one_way)));
+        self.set_faults(|faults| faults.latency = Some((one_way, one_way)));
     }
 
-    pub fn lose_answers(&self, lose: bool) {
-        self.set(|faults| faults.lose_answers = lose);
+    pub fn drop_replies(&self, lose: bool) {
+        self.set_faults(|faults| faults.drop_replies = lose);
     }
 
-    pub fn corrupt_answers(&self, corrupt: bool) {
-        self.set(|faults| faults.corrupt_answers = corrupt);
+    pub fn corrupt_replies(&self, corrupt: bool) {
+        self.set_faults(|faults| faults.corrupt_replies = corrupt);
     }
 
-    /// Requests on the connections there are wait on their way, or arrive.
-    pub fn hold_requests(&self, hold: bool) {
+    /// Stalls requests on the open connections, or ends the stall.
+    pub fn stall_requests(&self, hold: bool) {
         let before = self.shared.next_number.load(Ordering::SeqCst);
-        self.set(|faults| faults.stall = hold.then_some(Stall { before, answers: false }));
+        self.set_faults(|faults| {
+            faults.stall = hold.then_some(Stall { before, includes_replies: false })
+        });
     }
 
-    /// All connections stall, also later ones.
-    pub fn stall(&self) {
-        self.set(|faults| faults.stall = Some(Stall { before: u64::MAX, answers: true }));
+    /// Stalls all connections, including new ones.
+    pub fn stall_all(&self) {
+        self.set_faults(|faults| {
+            faults.stall = Some(Stall { before: u64::MAX, includes_replies: true })
+        });
     }
 
-    /// The connections there are stall.
-    pub fn stall_connections(&self) {
+    /// Stalls the open connections.
+    pub fn stall_open_connections(&self) {
         let before = self.shared.next_number.load(Ordering::SeqCst);
-        self.set(|faults| faults.stall = Some(Stall { before, answers: true }));
+        self.set_faults(|faults| faults.stall = Some(Stall { before, includes_replies: true }));
     }
 
-    /// Ends all connections and refuses new ones, or accepts them again.
-    pub fn cut(&self, cut: bool) {
-        self.cut_off(cut.then_some(Cut::All));
+    /// Closes all connections and refuses new ones, or accepts them again.
+    pub fn refuse_connections(&self, refused: bool) {
+        self.set_refused(refused.then_some(Refused::All));
     }
 
-    /// Ends the connections of an address and refuses new ones.
-    pub fn cut_from(&self, address: IpAddr) {
-        self.cut_off(Some(Cut::From(address)));
+    /// Closes the connections of an address and refuses new ones.
+    pub fn refuse_connections_from(&self, address: IpAddr) {
+        self.set_refused(Some(Refused::From(address)));
     }
 
-    fn cut_off(&self, cut: Option<Cut>) {
-        self.set(|faults| faults.cut = cut);
-        if let Some(cut) = cut {
-            self.shared.end(|near| cut.is_of(near.peer));
+    fn set_refused(&self, refused: Option<Refused>) {
+        self.set_faults(|faults| faults.refused = refused);
+        if let Some(refused) = refused {
+            self.shared.end(|near| refused.includes(near.peer));
         }
     }
 
-    /// Ends all connections there are.
-    pub fn reset(&self) {
+    /// Closes all open connections.
+    pub fn reset_connections(&self) {
         self.shared.end(|_| true);
     }
 
-    /// Ends all faults; connections that were cut stay closed.
+    /// Removes all faults; closed connections stay closed.
     pub fn heal(&self) {
         *self.shared.faults() = Faults::default();
-        self.shared.held.lock().unwrap().clear();
-        self.disarm();
+        self.shared.stalled.lock().unwrap().clear();
+        self.cancel_kill();
     }
 
-    pub fn is_slow(&self) -> bool {
-        self.shared.faults().delay.is_some()
+    pub fn has_latency(&self) -> bool {
+        self.shared.faults().latency.is_some()
     }
 
-    /// Whether a stall holds back a request that contains `text`.
-    pub fn holds(&self, text: &str) -> bool {
-        contains(&self.shared.held.lock().unwrap(), text.as_bytes())
+    /// Whether a stalled request contains `text`.
+    pub fn has_stalled(&self, text: &str) -> bool {
+        contains(&self.shared.stalled.lock().unwrap(), text.as_bytes())
     }
 
-    /// Replaces bytes of requests by others of the same length, from now on.
-    pub fn replace(&self, bytes: &'static [u8], by: &'static [u8]) {
+    /// Replaces a byte sequence in requests by another of the same length.
+    pub fn replace_in_requests(&self, bytes: &'static [u8], by: &'static [u8]) {
         *self.shared.replaced.lock().unwrap() = Some((bytes, by));
     }
 
-    /// Kills a router at a moment of its next allocate.
-    pub fn trap(&self, moment: Moment, kill: impl Fn() + Send + Sync + 'static) {
-        *self.shared.trap.lock().unwrap() = Some((moment, Box::new(kill)));
+    /// Kills a router at a point of its next allocation.
+    pub fn kill_on_allocate(&self, point: KillPoint, kill: impl Fn() + Send + Sync + 'static) {
+        *self.shared.pending_kill.lock().unwrap() = Some((point, Box::new(kill)));
     }
 
-    pub fn disarm(&self) {
+    pub fn cancel_kill(&self) {
         self.shared.last_reply.store(false, Ordering::SeqCst);
-        *self.shared.trap.lock().unwrap() = None;
+        *self.shared.pending_kill.lock().unwrap() = None;
     }
 }
 
@@ -209,30 +212,31 @@ impl Shared {
         let Ok(far) = TcpStream::connect_timeout(&server, Duration::from_secs(1)) else { return };
         let number = self.next_number.fetch_add(1, Ordering::SeqCst);
         {
-            // (a cut ends a connection that is listed, or is seen here)
+            // `set_refused` closes a listed connection; one that is not listed yet is refused
+            // here.
             let mut connections = self.connections.lock().unwrap();
-            if self.faults().cut.is_some_and(|cut| cut.is_of(peer)) {
+            if self.faults().refused.is_some_and(|refused| refused.includes(peer)) {
                 return;
             }
-            connections.push(Near { number, peer, stream: near.try_clone().unwrap() });
+            connections.push(ClientConnection { number, peer, stream: near.try_clone().unwrap() });
         }
         for (from, to, is_request) in [(&near, &far, true), (&far, &near, false)] {
             let _ = from.set_nodelay(true);
             let (from, to) = (from.try_clone().unwrap(), to.try_clone().unwrap());
-            let way = Way { shared: self.clone(), is_request, number };
-            thread::spawn(move || way.carry(from, to));
+            let direction = Direction { shared: self.clone(), is_request, number };
+            thread::spawn(move || direction.forward(from, to));
         }
     }
 
-    fn end(&self, is_meant: impl Fn(&Near) -> bool) {
+    fn end(&self, is_meant: impl Fn(&ClientConnection) -> bool) {
         let connections = self.connections.lock().unwrap();
         for near in connections.iter().filter(|near| is_meant(near)) {
             let _ = near.stream.shutdown(Shutdown::Both);
         }
     }
 
-    /// Waits as a server would that executes only `cap` commands per second.
-    fn wait_for_room(&self, cap: u32) {
+    /// Waits until a server that executes `cap` commands per second would run the next one.
+    fn throttle(&self, cap: u32) {
         loop {
             let mut spent = self.spent.lock().unwrap();
             let begun = *spent.0.get_or_insert_with(Instant::now);
@@ -255,14 +259,14 @@ impl Shared {
 }
 
 /// One direction of a connection.
-struct Way {
+struct Direction {
     shared: Arc<Shared>,
     is_request: bool,
     number: u64,
 }
 
-impl Way {
-    fn carry(self, mut from: TcpStream, mut to: TcpStream) {
+impl Direction {
+    fn forward(self, mut from: TcpStream, mut to: TcpStream) {
         let mut buffer = vec![0; 64 << 10];
         while let Ok(count @ 1..) = from.read(&mut buffer) {
             let mut bytes = buffer[..count].to_vec();
@@ -272,7 +276,7 @@ impl Way {
             }
         }
         let _ = to.shutdown(Shutdown::Both);
-        // Held requests outlive the client's connection; the server's ends after them.
+        // Stalled requests outlive the client's connection; the server's closes after them.
         if self.is_request {
             let _ = from.shutdown(Shutdown::Both);
             self.shared.connections.lock().unwrap().retain(|near| near.number != self.number);
@@ -282,37 +286,37 @@ impl Way {
     fn is_stalled(&self) -> bool {
         let stall = self.shared.faults().stall;
         let is_meant = |stall: Stall| self.number < stall.before;
-        stall.is_some_and(|stall| is_meant(stall) && (self.is_request || stall.answers))
+        stall.is_some_and(|stall| is_meant(stall) && (self.is_request || stall.includes_replies))
     }
 
-    /// Keeps what is sent until the stall ends.
+    /// Collects bytes until the stall ends.
     fn stall(&self, from: &mut TcpStream, bytes: &mut Vec<u8>) {
         if !self.is_stalled() {
             return;
         }
-        let _ = from.set_read_timeout(Some(LOOK));
+        let _ = from.set_read_timeout(Some(STALL_POLL_INTERVAL));
         let mut buffer = vec![0; 64 << 10];
         let mut seen = 0;
         while self.is_stalled() {
             if self.is_request {
-                self.shared.held.lock().unwrap().extend(&bytes[seen..]);
+                self.shared.stalled.lock().unwrap().extend(&bytes[seen..]);
                 seen = bytes.len();
             }
             match from.read(&mut buffer) {
                 Ok(count @ 1..) => bytes.extend(&buffer[..count]),
                 Err(error)
                     if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {}
-                // (a client that has hung up leaves what it sent)
-                Ok(0) | Err(_) => thread::sleep(LOOK),
+                // Bytes of a client that has disconnected are still delivered.
+                Ok(0) | Err(_) => thread::sleep(STALL_POLL_INTERVAL),
             }
         }
         let _ = from.set_read_timeout(None);
     }
 
-    /// Passes bytes on; false ends the connection.
+    /// Forwards bytes; false closes the connection.
     fn pass(&self, bytes: &mut [u8], to: &mut TcpStream) -> bool {
         let faults = self.shared.faults().clone();
-        if let Some((least, most)) = faults.delay {
+        if let Some((least, most)) = faults.latency {
             let spread = (most - least).as_micros() as usize;
             let extra = Duration::from_micros(self.shared.roll(spread + 1) as u64);
             thread::sleep(least + extra);
@@ -320,7 +324,7 @@ impl Way {
         if self.is_request {
             self.pass_request(bytes, &faults, to)
         } else {
-            self.pass_answer(bytes, &faults, to)
+            self.pass_reply(bytes, &faults, to)
         }
     }
 
@@ -328,51 +332,51 @@ impl Way {
         if let Some((what, by)) = *self.shared.replaced.lock().unwrap() {
             replace(bytes, what, by);
         }
-        if let Some(cap) = faults.cap {
-            return self.pass_one_by_one(bytes, cap, to);
+        if let Some(cap) = faults.max_commands_per_second {
+            return self.pass_throttled(bytes, cap, to);
         }
-        // (the older procedure is killed between two of its commands)
+        // `pod_name` matches the baseline, which is killed between two of its commands.
         let is_allocate = contains(bytes, b"_allocate_") || contains(bytes, b"pod_name");
-        let mut trap = self.shared.trap.lock().unwrap();
-        if let Some((moment, kill)) = trap.take_if(|_| is_allocate) {
-            match moment {
-                Moment::BeforeSending => {
+        let mut pending_kill = self.shared.pending_kill.lock().unwrap();
+        if let Some((point, kill)) = pending_kill.take_if(|_| is_allocate) {
+            match point {
+                KillPoint::BeforeSend => {
                     kill();
                     return false;
                 }
-                Moment::AfterSending => {
+                KillPoint::AfterSend => {
                     let _ = to.write_all(bytes);
                     kill();
                     return true;
                 }
-                Moment::AfterReply => {
-                    *trap = Some((Moment::AfterReply, kill));
+                KillPoint::AfterReply => {
+                    *pending_kill = Some((KillPoint::AfterReply, kill));
                     self.shared.last_reply.store(true, Ordering::SeqCst);
                 }
             }
         }
-        drop(trap);
+        drop(pending_kill);
         to.write_all(bytes).is_ok()
     }
 
-    fn pass_answer(&self, bytes: &mut [u8], faults: &Faults, to: &mut TcpStream) -> bool {
-        if faults.lose_answers {
+    fn pass_reply(&self, bytes: &mut [u8], faults: &Faults, to: &mut TcpStream) -> bool {
+        if faults.drop_replies {
             return true;
         }
-        if faults.corrupt_answers && self.shared.roll(20) == 0 {
+        if faults.corrupt_replies && self.shared.roll(20) == 0 {
             bytes[self.shared.roll(bytes.len())] = b"0-:$*\r\n \xffx9_#"[self.shared.roll(13)];
         }
         let is_sent = to.write_all(bytes).is_ok();
         if self.shared.last_reply.swap(false, Ordering::SeqCst)
-            && let Some((_, kill)) = self.shared.trap.lock().unwrap().take()
+            && let Some((_, kill)) = self.shared.pending_kill.lock().unwrap().take()
         {
             kill();
         }
         is_sent
     }
 
-    /// Passes commands on at the rate of a slow server; false ends the connection.
-    fn pass_one_by_one(&self, bytes: &[u8], cap: u32, to: &mut TcpStream) -> bool {
+    /// Forwards commands at the rate of a slow server; false closes the connection.
+    fn pass_throttled(&self, bytes: &[u8], cap: u32, to: &mut TcpStream) -> bool {
         let next = |from: usize| {
             let rest = bytes.get(from + 1..)?;
             rest.windows(3).position(|three| three == b"\r\n*").map(|at| from + at + 3)
@@ -380,7 +384,7 @@ impl Way {
         let mut from = 0;
         while from < bytes.len() {
             let end = next(from).unwrap_or(bytes.len());
-            self.shared.wait_for_room(cap);
+            self.shared.throttle(cap);
             if to.write_all(&bytes[from..end]).is_err() {
                 return false;
             }

@@ -1,4 +1,4 @@
-//! A real redis-server of a test's own, with a clock that can be held.
+//! A real redis-server for one test, optionally with a frozen clock.
 
 use std::{
     fs::{self, File},
@@ -9,7 +9,7 @@ use std::{
 };
 
 use fleet::{PodFacts, PodOrigin, PodWriter, tiers::Tiers};
-use store::{RedisConfig, Scripts, StoreMetrics, Ttls};
+use store::{Functions, MIGRATION_QUIET_PERIOD, RedisConfig, StoreMetrics, Ttls};
 
 use super::{clock::WallClock, eventually, free_port, scratch};
 
@@ -17,11 +17,11 @@ pub struct RedisServer {
     child: Child,
     pub port: u16,
     directory: PathBuf,
-    /// Held if there is one.
+    /// A frozen clock, if any.
     clock: Option<WallClock>,
 }
 
-/// `REDIS_SERVER` names another server to try, such as valkey-server.
+/// `REDIS_SERVER` selects another server, such as valkey-server.
 fn server_command() -> Command {
     Command::new(std::env::var_os("REDIS_SERVER").unwrap_or("redis-server".into()))
 }
@@ -35,14 +35,14 @@ impl RedisServer {
         Self::launch(port, scratch(), &[], &[], None)
     }
 
-    /// A server that speaks in its own way: waits only until its port is open.
+    /// A server with arbitrary arguments, such as TLS; waits only until its port is open.
     pub fn start_raw(port: u16, args: &[&str]) -> Self {
-        let said = std::env::var_os("CHAOS_LOGS").map_or(Stdio::null(), |directory| {
+        let output = std::env::var_os("CHAOS_LOGS").map_or(Stdio::null(), |directory| {
             let path = PathBuf::from(directory).join(format!("redis-{port}.log"));
             File::create(path).expect("CHAOS_LOGS is a directory").into()
         });
         let child =
-            server_command().args(args).stdout(said).spawn().expect("redis-server is installed");
+            server_command().args(args).stdout(output).spawn().expect("redis-server is installed");
         let server = Self { child, port, directory: scratch(), clock: None };
         eventually(Duration::from_secs(5), "redis-server listens", || {
             std::net::TcpStream::connect(("127.0.0.1", port)).is_ok()
@@ -50,9 +50,9 @@ impl RedisServer {
         server
     }
 
-    /// A server whose time stands still, except when it is moved.
-    pub fn with_held_clock(now: u64) -> Self {
-        let clock = WallClock::held(now);
+    /// A server with a frozen clock; [`set_time`](Self::set_time) moves it.
+    pub fn with_frozen_clock(now: u64) -> Self {
+        let clock = WallClock::frozen(now);
         let settings = clock.settings();
         Self::launch(free_port(), scratch(), &[], &settings, Some(clock))
     }
@@ -95,9 +95,9 @@ impl RedisServer {
         server
     }
 
-    /// Moves a held clock.
+    /// Sets a frozen clock.
     pub fn set_time(&self, now: u64) {
-        self.clock.as_ref().expect("the clock is held").set_time(now);
+        self.clock.as_ref().expect("the clock is frozen").set_time(now);
     }
 
     pub fn url(&self) -> String {
@@ -112,8 +112,8 @@ impl RedisServer {
         self.client().get_connection().unwrap()
     }
 
-    /// Takes the directory away, so that the next snapshot fails.
-    pub fn lose_directory(&self) {
+    /// Removes the data directory, so that the next snapshot fails.
+    pub fn remove_directory(&self) {
         fs::remove_dir_all(&self.directory).unwrap();
     }
 
@@ -128,8 +128,7 @@ impl RedisServer {
         self.child.wait().unwrap();
     }
 
-    /// Kills the server and starts it again with the snapshot it has; does not wait until that
-    /// is loaded.
+    /// Kills the server and restarts it from its snapshot, without waiting for the load.
     pub fn restart_loading(&mut self, args: &[&str]) {
         self.kill();
         let (port, directory) = (self.port.to_string(), self.directory.to_str().unwrap());
@@ -141,12 +140,12 @@ impl RedisServer {
         });
     }
 
-    /// Kills the server, if it lives, and starts an empty one in its place.
-    pub fn replace(&mut self) {
+    /// Kills the server, if it runs, and starts an empty one on its port.
+    pub fn restart_empty(&mut self) {
         self.restart(&[]);
     }
 
-    /// Kills the server, if it lives, and starts it again with what it has on disk.
+    /// Kills the server, if it runs, and restarts it from disk.
     pub fn restart(&mut self, args: &[&str]) {
         self.kill();
         let fresh = Self::launch(self.port, self.directory.clone(), args, &[], None);
@@ -166,7 +165,7 @@ pub fn unix_millis() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64
 }
 
-/// A store on a server of these tests; leases of 15 minutes, nothing waits.
+/// Configuration of a store on a test server: leases of 15 minutes, no waiting.
 pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
     RedisConfig {
         url: server.url(),
@@ -177,18 +176,19 @@ pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
             draining: 360_000,
             call_info: 3_600_000,
             connect: None,
-            patience: None,
+            poll_timeout: None,
         },
         tiers,
-        nudge: Arc::default(),
+        reconcile_now: Arc::default(),
         metrics: StoreMetrics::default(),
-        scripts: Scripts::default(),
+        functions: Functions::default(),
+        migration_quiet_period: MIGRATION_QUIET_PERIOD,
         origin: None,
         force_origin: false,
     }
 }
 
-/// The writer of pods in tests that are not about fencing.
+/// The pod writer for tests without fencing.
 pub const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 
 /// A pod that is ready.

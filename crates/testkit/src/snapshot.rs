@@ -1,12 +1,12 @@
-//! All keys of a store as they are at one moment: one script reads them, so that no lease ends
-//! and no other command runs between two keys.
+//! An atomic snapshot of a store's keys: one script reads them, so that no lease ends and no
+//! other command runs in between.
 
 use std::collections::BTreeMap;
 
 use fleet::{
     names::Pool,
     testing::invariants::{PodState, PoolState, State},
-    tiers::{Kind, Tiers},
+    tiers::{TierKind, Tiers},
 };
 
 const READ_ALL: &str = r"
@@ -26,25 +26,25 @@ const READ_ALL: &str = r"
 
 struct Key {
     kind: String,
-    /// How long it lives (ms); below zero if it lives for ever.
-    left: i64,
+    /// Remaining time to live (ms); negative for a key without expiry.
+    ttl: i64,
     values: Vec<String>,
 }
 
 pub struct Snapshot(BTreeMap<String, Key>);
 
 impl Snapshot {
-    /// Reads all keys that begin so.
+    /// Reads all keys with a prefix.
     pub fn read(redis: &mut redis::Connection, prefix: &str) -> Result<Self, String> {
         type Entry = (String, String, i64, Vec<String>);
         let read: redis::RedisResult<Vec<Entry>> =
             redis::cmd("EVAL").arg(READ_ALL).arg(0).arg(prefix).query(redis);
         let read = read.map_err(|error| error.to_string())?;
-        let entry = |(key, kind, left, values)| (key, Key { kind, left, values });
+        let entry = |(key, kind, ttl, values)| (key, Key { kind, ttl, values });
         Ok(Self(read.into_iter().map(entry).collect()))
     }
 
-    /// The values of a key; none where there is no such key.
+    /// The values of a key; empty for a missing key.
     fn values(&self, key: &str, kind: &str) -> Result<&[String], String> {
         match self.0.get(key) {
             None => Ok(&[]),
@@ -72,7 +72,7 @@ impl Snapshot {
         Ok(pairs(self.values(key, "hash")?).collect())
     }
 
-    /// The members of a sorted set, with their scores.
+    /// The members of a sorted set with their scores.
     pub fn scores(&self, key: &str) -> Result<BTreeMap<String, f64>, String> {
         let number = |(member, score): (String, String)| match score.parse() {
             Ok(score) => Ok((member, score)),
@@ -81,7 +81,7 @@ impl Snapshot {
         pairs(self.values(key, "zset")?).map(number).collect()
     }
 
-    /// Pods, pools and calls as the documented keys show them (docs/redis.md).
+    /// Pods, pools and calls from the documented keys (docs/redis.md).
     pub fn state(&self, prefix: &str, tiers: &Tiers) -> Result<State, String> {
         let mut state = State::default();
         for pool in self.set(&format!("{prefix}pools"))? {
@@ -108,7 +108,7 @@ impl Snapshot {
         };
         let (kind, view) = (tiers.kind(pool), format!("{stem}:{view}"));
         let available = match kind {
-            Some(Kind::Shared { .. }) => self.scores(&view)?,
+            Some(TierKind::Shared { .. }) => self.scores(&view)?,
             _ => self.set(&view)?.into_iter().map(|pod| (pod, 0.0)).collect(),
         };
         let available = available.into_iter().map(|(pod, calls)| (pod, calls as usize)).collect();
@@ -129,9 +129,9 @@ impl Snapshot {
         Ok(PodState { is_serving, calls })
     }
 
-    /// How long a key lives (ms), where it has an end.
-    pub fn left(&self, key: &str) -> Option<u64> {
-        self.0.get(key).and_then(|found| u64::try_from(found.left).ok())
+    /// The remaining time to live of a key (ms), if it expires.
+    pub fn ttl(&self, key: &str) -> Option<u64> {
+        self.0.get(key).and_then(|found| u64::try_from(found.ttl).ok())
     }
 }
 

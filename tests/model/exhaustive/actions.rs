@@ -1,69 +1,73 @@
-//! What can happen next in the small world, and what comes of it.
+//! The possible actions in a state of the small model, and their effect.
+
+use store::retry::{self, Deadline, Retry};
 
 use super::{
-    ATTEMPTS, CALLS, DRAINED, PODS,
-    state::{CALL_OF, Drain, Released, Request, Seen, Stage, State, Who},
-    store::{Answer, Op, Stores},
+    ALLOCATIONS, CALLS, DRAINED, PODS,
+    state::{CALL_OF, Drain, PodState, Released, Request, Sender, Stage, State},
+    store::{Op, Reply, Stores},
 };
 use crate::simulation::Sabotage;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Action {
-    /// A router asks the store for a pod.
-    Asks {
-        attempt: u8,
+    /// A router starts an allocation.
+    Allocate {
+        allocation: u8,
     },
-    /// The request comes, and the answer is heard. Of two pods that would do, the
-    /// favoured one is given.
-    Comes {
+    /// The store executes a request, and the reply arrives. An allocation takes the preferred pod if
+    /// it is free.
+    Deliver {
         request: Request,
-        favoured: u8,
+        preferred: u8,
     },
-    /// The request comes, and the answer is lost or too late.
-    Unanswered {
+    /// The store executes a request, and the reply is lost or late.
+    LoseReply {
         request: Request,
-        favoured: u8,
+        preferred: u8,
     },
-    /// The request is lost or too late.
-    Lost {
-        request: Request,
-    },
-    Twice {
+    /// A request is lost or late.
+    LoseRequest {
         request: Request,
     },
-    Releases {
+    Duplicate {
+        request: Request,
+    },
+    Release {
         call: u8,
     },
-    LeaseEnds {
+    EndLease {
         call: u8,
     },
-    Drains,
-    Undrains,
-    ClusterTurns {
+    Drain,
+    Undrain,
+    ChangePod {
         pod: u8,
-        to: Seen,
+        to: PodState,
     },
-    Elected,
-    /// A leader sees that a pod is not as the store has it, and writes.
-    Writes {
+    Elect,
+    /// A leader writes a pod whose state differs from the one that it last wrote.
+    Write {
         leader: u8,
         pod: u8,
     },
-    BeginsAgain {
+    /// A leader starts again with its epoch.
+    Restart {
         leader: u8,
     },
 }
 
-/// Everything that can happen next.
+/// All possible actions.
 pub(super) fn actions(state: &State, stores: &Stores) -> Vec<Action> {
     let mut actions = Vec::new();
-    for attempt in 0..ATTEMPTS as u8 {
-        // The last two calls are alike, and so are the two routers: they come in order.
-        let before = [None, Some(0), None, Some(2)][attempt as usize];
-        let is_next = before.is_none_or(|it: usize| state.attempts[it].stage != Stage::NotAsked);
-        let is_asked = state.attempts[attempt as usize].stage != Stage::NotAsked;
-        if !is_asked && is_next && CALL_OF[attempt as usize] < state.left.calls {
-            actions.push(Action::Asks { attempt });
+    for allocation in 0..ALLOCATIONS as u8 {
+        // Symmetry: the last two calls are interchangeable, and so are the routers.
+        let before = [None, Some(0), None, Some(2)][allocation as usize];
+        let is_next =
+            before.is_none_or(|it: usize| state.allocations[it].stage != Stage::NotStarted);
+        let is_started = state.allocations[allocation as usize].stage != Stage::NotStarted;
+        if !is_started && is_next && CALL_OF[allocation as usize] < state.left.calls {
+            actions.push(Action::Allocate { allocation });
         }
     }
     for (index, request) in state.requests.iter().enumerate() {
@@ -72,34 +76,35 @@ pub(super) fn actions(state: &State, stores: &Stores) -> Vec<Action> {
             continue;
         }
         let choices = if matches!(request.op, Op::Allocate { .. }) { PODS as u8 } else { 1 };
-        for favoured in 0..choices {
-            actions.push(Action::Comes { request, favoured });
+        for preferred in 0..choices {
+            actions.push(Action::Deliver { request, preferred });
             if state.left.faults > 0 {
-                actions.push(Action::Unanswered { request, favoured });
+                actions.push(Action::LoseReply { request, preferred });
             }
         }
         if state.left.faults > 0 {
-            actions.push(Action::Lost { request });
+            actions.push(Action::LoseRequest { request });
         }
-        let is_timeless = matches!(request.op, Op::Release { .. });
-        if is_timeless && state.left.duplicates > 0 {
-            actions.push(Action::Twice { request });
+        let has_no_deadline = matches!(request.op, Op::Release { .. });
+        if has_no_deadline && state.left.duplicates > 0 {
+            actions.push(Action::Duplicate { request });
         }
     }
     for call in 0..CALLS {
-        let is_asked = of_call(call as u8).any(|it| state.attempts[it].stage != Stage::NotAsked);
-        if is_asked && state.calls[call].released == Released::No {
-            actions.push(Action::Releases { call: call as u8 });
+        let is_started =
+            allocations_of(call as u8).any(|it| state.allocations[it].stage != Stage::NotStarted);
+        if is_started && state.calls[call].released == Released::No {
+            actions.push(Action::Release { call: call as u8 });
         }
         if stores.pod_of(state.store, call).is_some() && state.left.leases > 0 {
-            actions.push(Action::LeaseEnds { call: call as u8 });
+            actions.push(Action::EndLease { call: call as u8 });
         }
     }
     if state.left.drains {
         match state.drain {
-            Drain::No => actions.push(Action::Drains),
-            Drain::Asked | Drain::Unasked => {}
-            Drain::Acknowledged => actions.push(Action::Undrains),
+            Drain::No => actions.push(Action::Drain),
+            Drain::Sent | Drain::UndrainSent => {}
+            Drain::Acknowledged => actions.push(Action::Undrain),
         }
     }
     if state.left.leaders {
@@ -108,21 +113,25 @@ pub(super) fn actions(state: &State, stores: &Stores) -> Vec<Action> {
     actions
 }
 
-/// The attempts of a call.
-fn of_call(call: u8) -> impl Iterator<Item = usize> {
-    (0..ATTEMPTS).filter(move |attempt| CALL_OF[*attempt] == call)
+/// The allocations of a call.
+fn allocations_of(call: u8) -> impl Iterator<Item = usize> {
+    (0..ALLOCATIONS).filter(move |allocation| CALL_OF[*allocation] == call)
 }
 
 fn leader_actions(state: &State, actions: &mut Vec<Action>) {
     // Only the first pod changes.
-    let next: &[Seen] = match state.cluster[0] {
-        Seen::Ready { uid: 0 } => &[Seen::Terminating { uid: 0 }, Seen::Ready { uid: 1 }],
-        Seen::Terminating { uid: 0 } => &[Seen::Ready { uid: 1 }, Seen::Gone { uid: 0 }],
+    let next: &[PodState] = match state.cluster[0] {
+        PodState::Ready { uid: 0 } => {
+            &[PodState::Terminating { uid: 0 }, PodState::Ready { uid: 1 }]
+        }
+        PodState::Terminating { uid: 0 } => {
+            &[PodState::Ready { uid: 1 }, PodState::Gone { uid: 0 }]
+        }
         _ => &[],
     };
-    actions.extend(next.iter().map(|to| Action::ClusterTurns { pod: 0, to: *to }));
+    actions.extend(next.iter().map(|to| Action::ChangePod { pod: 0, to: *to }));
     if state.leaders[1].epoch == 0 && state.epoch < 2 {
-        actions.push(Action::Elected);
+        actions.push(Action::Elect);
     }
     for leader in 0..2 {
         let it = &state.leaders[leader];
@@ -134,21 +143,21 @@ fn leader_actions(state: &State, actions: &mut Vec<Action>) {
             continue;
         }
         if !it.has_begun {
-            actions.push(Action::BeginsAgain { leader });
+            actions.push(Action::Restart { leader });
             continue;
         }
         for pod in 0..PODS {
             let (is, was) = (state.cluster[pod], it.written[pod]);
-            let is_gone = matches!(is, Seen::Gone { .. });
-            let was_gone = was.is_none_or(|it| matches!(it, Seen::Gone { .. }));
+            let is_gone = matches!(is, PodState::Gone { .. });
+            let was_gone = was.is_none_or(|it| matches!(it, PodState::Gone { .. }));
             if was != Some(is) && !(is_gone && was_gone) {
-                actions.push(Action::Writes { leader, pod: pod as u8 });
+                actions.push(Action::Write { leader, pod: pod as u8 });
             }
         }
     }
 }
 
-/// What comes of an action: a state, or what was broken.
+/// Applies an action. Returns the next state, or the violated invariant.
 pub(super) fn apply(
     state: &State,
     action: Action,
@@ -157,213 +166,236 @@ pub(super) fn apply(
 ) -> Result<State, String> {
     let mut next = state.clone();
     match action {
-        Action::Asks { attempt } => {
-            let (sound, leaving, call) = (next.known, next.leaving(), CALL_OF[attempt as usize]);
+        Action::Allocate { allocation } => {
+            let (sound, leaving, call) = (next.known, next.leaving(), CALL_OF[allocation as usize]);
             next.calls[call as usize].is_settled = false;
-            let it = &mut next.attempts[attempt as usize];
-            (it.stage, it.sound, it.leaving) = (Stage::Waiting { number: 1 }, sound, leaving);
-            next.send(Who::Attempt { attempt, number: 1 }, Op::Allocate { call, attempt });
+            let it = &mut next.allocations[allocation as usize];
+            (it.stage, it.sound, it.leaving) = (Stage::Pending { try_number: 1 }, sound, leaving);
+            next.send(
+                Sender::Allocation { allocation, try_number: 1 },
+                Op::Allocate { call, allocation },
+            );
         }
-        Action::Comes { request, favoured } => comes(&mut next, request, favoured, stores)?,
-        Action::Unanswered { request, favoured } => {
+        Action::Deliver { request, preferred } => deliver(&mut next, request, preferred, stores)?,
+        Action::LoseReply { request, preferred } => {
             next.left.faults -= 1;
             next.remove(request);
-            next.store = stores.step(next.store, request.op, favoured).0;
-            times_out(&mut next, request.from);
+            next.store = stores.step(next.store, request.op, preferred).0;
+            time_out(&mut next, request.from);
         }
-        Action::Lost { request } => {
+        Action::LoseRequest { request } => {
             next.left.faults -= 1;
-            // One that is late for its router is late for the store as well.
-            let is_kept = sabotage == Some(Sabotage::LateTries)
-                && matches!(request.from, Who::Attempt { number: 1, .. } | Who::Leader { .. });
-            if !is_kept {
+            // A request that is late for its router has missed its deadline at the store.
+            let may_arrive_later = sabotage == Some(Sabotage::LateFirstTry)
+                && matches!(
+                    request.from,
+                    Sender::Allocation { try_number: 1, .. } | Sender::Leader { .. }
+                );
+            if !may_arrive_later {
                 next.remove(request);
             }
-            times_out(&mut next, request.from);
+            time_out(&mut next, request.from);
         }
-        Action::Twice { request } => {
+        Action::Duplicate { request } => {
             next.left.duplicates -= 1;
             next.send(request.from, request.op);
         }
-        Action::Releases { call } => {
+        Action::Release { call } => {
             let pod = next.held(call as usize).next();
-            let is_waiting = |it: usize| matches!(next.attempts[it].stage, Stage::Waiting { .. });
-            let is_open = of_call(call).any(is_waiting);
+            let is_pending =
+                |it: usize| matches!(next.allocations[it].stage, Stage::Pending { .. });
+            let has_pending = allocations_of(call).any(is_pending);
             let it = &mut next.calls[call as usize];
-            (it.released, it.is_settled) = (Released::Sent, !is_open);
-            next.send(Who::Client { call }, Op::Release { call, pod, stems_from: None });
+            (it.released, it.is_settled) = (Released::Sent, !has_pending);
+            next.send(Sender::Client { call }, Op::Release { call, pod, compensates: None });
         }
-        Action::LeaseEnds { call } => {
+        Action::EndLease { call } => {
             next.calls[call as usize].has_lease = false;
             next.left.leases -= 1;
             next.store = stores.step(next.store, Op::Expire { call }, 0).0;
         }
-        Action::Drains => {
-            next.drain = Drain::Asked;
-            next.send(Who::Operator, Op::Drain { pod: DRAINED });
+        Action::Drain => {
+            next.drain = Drain::Sent;
+            next.send(Sender::Operator, Op::Drain { pod: DRAINED });
         }
-        Action::Undrains => {
-            next.drain = Drain::Unasked;
-            next.attempts.iter_mut().for_each(|it| it.leaving &= !(1 << DRAINED));
-            next.send(Who::Operator, Op::Undrain { pod: DRAINED });
+        Action::Undrain => {
+            next.drain = Drain::UndrainSent;
+            next.allocations.iter_mut().for_each(|it| it.leaving &= !(1 << DRAINED));
+            next.send(Sender::Operator, Op::Undrain { pod: DRAINED });
         }
-        Action::ClusterTurns { pod, to } => {
+        Action::ChangePod { pod, to } => {
             next.cluster[pod as usize] = to;
-            if !matches!(to, Seen::Terminating { .. }) {
+            if !matches!(to, PodState::Terminating { .. }) {
                 next.agent_ends(pod as usize);
             }
         }
-        Action::Elected => {
+        Action::Elect => {
             next.leaders[1].epoch = 2;
-            begins(&mut next, 1);
+            send_epoch(&mut next, 1);
         }
-        Action::BeginsAgain { leader } => begins(&mut next, leader),
-        Action::Writes { leader, pod } => writes(&mut next, leader, pod, sabotage),
+        Action::Restart { leader } => send_epoch(&mut next, leader),
+        Action::Write { leader, pod } => write(&mut next, leader, pod, sabotage),
     }
     next.simplify();
     Ok(next)
 }
 
-/// The store executes a request, and its sender hears the answer.
-fn comes(
+/// The store executes a request, and its sender receives the reply.
+fn deliver(
     state: &mut State,
     request: Request,
-    favoured: u8,
+    preferred: u8,
     stores: &mut Stores,
 ) -> Result<(), String> {
     let Request { from, op } = request;
     state.remove(request);
-    let (store, answer) = stores.step(state.store, op, favoured);
+    let (store, reply) = stores.step(state.store, op, preferred);
     state.store = store;
-    hears(state, from, op, answer)?;
-    if let (Who::Leader { leader, .. }, Op::Epoch { .. }) = (from, op)
+    receive(state, from, op, reply)?;
+    if let (Sender::Leader { leader, .. }, Op::Epoch { .. }) = (from, op)
         && state.leaders[leader as usize].has_begun
     {
-        // It lists the pods, and compares them with the store's.
+        // The leader lists the pods and compares them with those of the store.
         let has = |pod| stores.pod(store, pod);
         state.leaders[leader as usize].written = std::array::from_fn(has);
     }
     Ok(())
 }
 
-/// The answer to a request is lost.
-fn times_out(state: &mut State, who: Who) {
-    match who {
-        Who::Attempt { attempt, number } => {
-            let call = CALL_OF[attempt as usize];
-            let stage = &mut state.attempts[attempt as usize].stage;
-            if *stage != (Stage::Waiting { number }) {
+/// The action of the retry protocol after `tries` tries without a reply.
+fn after_lost_tries(tries: u8) -> retry::Action {
+    let (mut retry, mut action) = Retry::start(Deadline::Enforced);
+    for _ in 0..tries {
+        retry.on(retry::Event::NoReply { is_overloaded: false });
+        action = retry.on(retry::Event::Waited);
+    }
+    action
+}
+
+/// The reply to a request is lost.
+fn time_out(state: &mut State, sender: Sender) {
+    match sender {
+        Sender::Allocation { allocation, try_number } => {
+            let call = CALL_OF[allocation as usize];
+            let stage = &mut state.allocations[allocation as usize].stage;
+            if *stage != (Stage::Pending { try_number }) {
                 return;
             }
-            if number == 1 {
-                *stage = Stage::Waiting { number: 2 };
-                state.send(Who::Attempt { attempt, number: 2 }, Op::Allocate { call, attempt });
+            if let retry::Action::GiveUp { .. } = after_lost_tries(try_number) {
+                *stage = Stage::Finished;
+                let op = Op::Release { call, pod: None, compensates: Some(allocation) };
+                state.send(Sender::Compensation { allocation }, op);
             } else {
-                *stage = Stage::Over;
-                let op = Op::Release { call, pod: None, stems_from: Some(attempt) };
-                state.send(Who::Doubt { attempt }, op);
+                let try_number = try_number + 1;
+                *stage = Stage::Pending { try_number };
+                let sender = Sender::Allocation { allocation, try_number };
+                state.send(sender, Op::Allocate { call, allocation });
             }
         }
-        Who::Leader { leader, .. } => {
+        Sender::Leader { leader, .. } => {
             let it = &mut state.leaders[leader as usize];
             (it.has_begun, it.is_busy, it.written) = (false, false, [None; PODS]);
         }
-        Who::Doubt { .. } | Who::Client { .. } | Who::Operator => {}
+        Sender::Compensation { .. } | Sender::Client { .. } | Sender::Operator => {}
     }
 }
 
-/// A leader makes its epoch known before all else.
-fn begins(state: &mut State, leader: u8) {
+/// A leader sends its epoch before any other write.
+fn send_epoch(state: &mut State, leader: u8) {
     let epoch = state.leaders[leader as usize].epoch;
     state.leaders[leader as usize].is_busy = true;
     let is_replaced = epoch < state.epoch;
-    state.send(Who::Leader { leader, is_replaced }, Op::Epoch { epoch });
+    state.send(Sender::Leader { leader, is_replaced }, Op::Epoch { epoch });
 }
 
-fn writes(state: &mut State, leader: u8, pod: u8, sabotage: Option<Sabotage>) {
+fn write(state: &mut State, leader: u8, pod: u8, sabotage: Option<Sabotage>) {
     let epoch = state.leaders[leader as usize].epoch;
     let is_replaced = epoch < state.epoch;
-    let epoch = Some(epoch).filter(|_| sabotage != Some(Sabotage::AnyEpoch));
+    let epoch = Some(epoch).filter(|_| sabotage != Some(Sabotage::NoFencing));
     let op = match state.cluster[pod as usize] {
-        Seen::Ready { uid } => Op::Observe { pod, uid, is_terminating: false, epoch },
-        Seen::Terminating { uid } => Op::Observe { pod, uid, is_terminating: true, epoch },
-        Seen::Gone { uid } => Op::Remove { pod, uid, epoch },
+        PodState::Ready { uid } => Op::Observe { pod, uid, is_terminating: false, epoch },
+        PodState::Terminating { uid } => Op::Observe { pod, uid, is_terminating: true, epoch },
+        PodState::Gone { uid } => Op::Remove { pod, uid, epoch },
     };
     state.leaders[leader as usize].is_busy = true;
-    state.send(Who::Leader { leader, is_replaced }, op);
+    state.send(Sender::Leader { leader, is_replaced }, op);
 }
 
-fn hears(state: &mut State, who: Who, op: Op, answer: Answer) -> Result<(), String> {
-    match who {
-        Who::Attempt { attempt, number } => {
-            let it = &mut state.attempts[attempt as usize];
-            if it.stage != (Stage::Waiting { number }) {
+fn receive(state: &mut State, sender: Sender, op: Op, reply: Reply) -> Result<(), String> {
+    match sender {
+        Sender::Allocation { allocation, try_number } => {
+            let it = &mut state.allocations[allocation as usize];
+            if it.stage != (Stage::Pending { try_number }) {
                 return Ok(());
             }
-            match answer {
-                Answer::Given { pod } => {
-                    let is_only = of_call(CALL_OF[attempt as usize]).count() == 1;
+            match reply {
+                Reply::Allocated { pod } => {
+                    let is_only = allocations_of(CALL_OF[allocation as usize]).count() == 1;
                     if is_only && it.leaving & 1 << pod != 0 {
-                        return Err(format!("I5: p{pod} takes no new calls, and was given"));
+                        return Err(format!("I5: p{pod} accepts no new calls, but was allocated"));
                     }
-                    it.stage = Stage::Told { pod };
+                    it.stage = Stage::Allocated { pod };
                 }
-                Answer::Free { pod } => {
-                    let call = CALL_OF[attempt as usize];
-                    state.send(who, Op::Take { call, attempt, pod });
+                Reply::FreePod { pod } => {
+                    let call = CALL_OF[allocation as usize];
+                    state.send(sender, Op::WriteCall { call, allocation, pod });
                 }
-                _ => it.stage = Stage::Over,
+                _ => it.stage = Stage::Finished,
             }
         }
-        Who::Client { call } => state.calls[call as usize].released = Released::Acknowledged,
-        Who::Operator => {
-            if answer == Answer::Drained {
+        Sender::Client { call } => state.calls[call as usize].released = Released::Acknowledged,
+        Sender::Operator => {
+            if reply == Reply::Drained {
                 state.drain = Drain::Acknowledged;
             }
         }
-        Who::Doubt { .. } => {}
-        Who::Leader { leader, is_replaced } => {
-            leader_hears(state, leader, is_replaced, op, answer)?
+        Sender::Compensation { .. } => {}
+        Sender::Leader { leader, is_replaced } => {
+            leader_receives(state, leader, is_replaced, op, reply)?
         }
     }
     Ok(())
 }
 
-fn leader_hears(
+fn leader_receives(
     state: &mut State,
     leader: u8,
     is_replaced: bool,
     op: Op,
-    answer: Answer,
+    reply: Reply,
 ) -> Result<(), String> {
     let cluster = state.cluster;
     let it = &mut state.leaders[leader as usize];
     it.is_busy = false;
-    if answer == Answer::Fenced {
+    if reply == Reply::Fenced {
         (it.epoch, it.has_begun) = (0, false);
         it.written = [None; PODS];
         return Ok(());
     }
-    if is_replaced && answer == Answer::Taken {
-        return Err(format!("I9: epoch {} was replaced, and wrote {op:?}", it.epoch));
+    if is_replaced && reply == Reply::Accepted {
+        return Err(format!("I9: epoch {} was superseded, but wrote {op:?}", it.epoch));
     }
     state.epoch = state.epoch.max(it.epoch);
     match op {
         Op::Epoch { .. } => it.has_begun = true,
         Op::Observe { pod, uid, is_terminating, .. } => {
             let (pod, bit) = (pod as usize, 1 << pod);
-            let seen = if is_terminating { Seen::Terminating { uid } } else { Seen::Ready { uid } };
-            it.written[pod] = Some(seen);
-            let is_there = match cluster[pod] {
-                Seen::Ready { uid: now } | Seen::Terminating { uid: now } => now == uid,
-                Seen::Gone { .. } => false,
+            let observed = if is_terminating {
+                PodState::Terminating { uid }
+            } else {
+                PodState::Ready { uid }
             };
-            if is_there {
+            it.written[pod] = Some(observed);
+            let is_current = match cluster[pod] {
+                PodState::Ready { uid: now } | PodState::Terminating { uid: now } => now == uid,
+                PodState::Gone { .. } => false,
+            };
+            if is_current {
                 state.known |= bit;
                 state.terminating |= if is_terminating { bit } else { 0 };
             }
         }
-        Op::Remove { pod, uid, .. } => it.written[pod as usize] = Some(Seen::Gone { uid }),
+        Op::Remove { pod, uid, .. } => it.written[pod as usize] = Some(PodState::Gone { uid }),
         _ => {}
     }
     Ok(())

@@ -1,7 +1,7 @@
-//! A small world in full: two routers, two leaders, two pods of an exclusive tier and
-//! three calls, and everything that can happen to them in any order, within bounds.
+//! An exhaustive search of a small model: two routers, two leaders, two pods of an exclusive tier,
+//! three calls, and all events in any order, within bounds.
 //!
-//! Time is left out: a lease ends, or an answer is too late, whenever it likes.
+//! The model has no time: a lease can end and a reply can be late at any moment.
 
 mod actions;
 mod state;
@@ -22,37 +22,36 @@ use crate::simulation::Sabotage;
 
 const CALLS: usize = 3;
 const PODS: usize = 2;
-/// Allocations that routers begin: one for each call, and a second for the first.
-const ATTEMPTS: usize = 4;
+/// Allocate requests: one for each call, and a second for the first call.
+const ALLOCATIONS: usize = 4;
 /// The pod that the operator drains.
 const DRAINED: u8 = 1;
 
-/// How much may go wrong on one path.
+/// Bounds on the events of one path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct Bounds {
-    /// So many of the calls are made.
+    /// Number of calls.
     pub calls: u8,
-    /// Messages lost, and answers too late.
+    /// Messages that are lost or late.
     pub faults: u8,
     pub duplicates: u8,
     /// Leases that end.
     pub leases: u8,
     pub drains: bool,
-    /// The cluster changes, and with it the leader.
+    /// The cluster and the leader change.
     pub leaders: bool,
 }
 
-/// What was found.
+/// The result of a search.
 pub(crate) struct Search {
     pub states: u64,
     pub stores: usize,
     pub depth: u32,
-    /// What was broken, and the shortest way there.
+    /// The violated invariant, and the shortest path to it.
     pub violation: Option<String>,
 }
 
-/// 128 bits of a state, in one pass (FNV-1a over its parts). Two states that share
-/// them are as good as impossible.
+/// A 128-bit hash of a state, in one pass (FNV-1a over its parts). Collisions are negligible.
 struct Fingerprint(u128);
 
 impl Fingerprint {
@@ -90,46 +89,46 @@ impl Hasher for Fingerprint {
     }
 }
 
-/// Visits every state there is, the nearest first.
+/// Visits all reachable states, breadth first.
 pub(crate) fn search(bounds: Bounds, sabotage: Option<Sabotage>) -> Search {
     let mut stores = Stores::new(sabotage);
     let first = State::first(bounds);
-    let mut seen = HashSet::from([Fingerprint::of(&first)]);
-    // How each state was reached.
-    let mut ways: Vec<(u32, Option<Action>)> = vec![(0, None)];
+    let mut visited = HashSet::from([Fingerprint::of(&first)]);
+    // Predecessor and action of each state.
+    let mut predecessors: Vec<(u32, Option<Action>)> = vec![(0, None)];
     let mut next = VecDeque::from([(0, 0, first)]);
     let mut depth = 0;
     while let Some((index, steps, state)) = next.pop_front() {
         depth = steps;
         for action in actions(&state, &stores) {
             let outcome = apply(&state, action, &mut stores, sabotage);
-            let broken = match &outcome {
+            let violated = match &outcome {
                 Ok(state) => state.violation(|call| stores.pod_of(state.store, call)),
-                Err(broken) => Some(broken.clone()),
+                Err(violated) => Some(violated.clone()),
             };
-            if let Some(broken) = broken {
-                let path = path(&ways, index, action);
-                let violation = Some(format!("{broken}\n{path}"));
+            if let Some(violated) = violated {
+                let path = path(&predecessors, index, action);
+                let violation = Some(format!("{violated}\n{path}"));
                 return Search {
-                    states: ways.len() as u64,
+                    states: predecessors.len() as u64,
                     stores: stores.len(),
                     depth,
                     violation,
                 };
             }
-            let state = outcome.expect("it was not broken");
-            if seen.insert(Fingerprint::of(&state)) {
-                next.push_back((ways.len() as u32, steps + 1, state));
-                ways.push((index, Some(action)));
+            let state = outcome.expect("no invariant is violated");
+            if visited.insert(Fingerprint::of(&state)) {
+                next.push_back((predecessors.len() as u32, steps + 1, state));
+                predecessors.push((index, Some(action)));
             }
         }
     }
-    Search { states: ways.len() as u64, stores: stores.len(), depth, violation: None }
+    Search { states: predecessors.len() as u64, stores: stores.len(), depth, violation: None }
 }
 
-fn path(ways: &[(u32, Option<Action>)], mut index: u32, last: Action) -> String {
+fn path(predecessors: &[(u32, Option<Action>)], mut index: u32, last: Action) -> String {
     let mut actions = vec![last];
-    while let (before, Some(action)) = ways[index as usize] {
+    while let (before, Some(action)) = predecessors[index as usize] {
         actions.push(action);
         index = before;
     }

@@ -1,151 +1,152 @@
-//! Clients ask for pods, hold them, renew and release, in good order and in bad; an
-//! operator drains pods.
+//! Clients allocate pods, renew and release them, in any order; an operator drains pods.
 
 use fleet::Millis;
 
 use super::{
     LEASE, Simulation,
     events::Event,
-    requests::{Answer, Op},
-    router::Asker,
+    requests::{Op, Reply},
+    router::Requester,
 };
 
-/// What a client does next.
+/// The next action of a client.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Turn {
-    /// Asks (again), through a router.
-    Asks {
-        router: usize,
-    },
-    Renews,
-    LooksUp,
-    HangsUp,
-    Releases,
+pub(crate) enum ClientAction {
+    Allocate { router: usize },
+    Renew,
+    Find,
+    HangUp,
+    Release,
 }
 
 #[derive(Debug, Clone, Default)]
 pub(super) struct Client {
     is_merchant: bool,
-    /// The pod that it was given last.
+    /// The pod of the last allocation.
     pod: Option<usize>,
     has_hung_up: bool,
-    /// Says nothing any more: it has vanished.
-    is_mute: bool,
-    asked: u8,
-    released: u8,
+    /// The client has crashed and sends nothing any more.
+    is_silent: bool,
+    allocate_requests: u8,
+    release_requests: u8,
 }
 
 impl Simulation {
-    pub(crate) fn call_begins(&mut self) {
-        if self.is_calm {
+    pub(crate) fn new_call(&mut self) {
+        if self.is_fault_free {
             return;
         }
-        let pause = self.dice.between(1, 2 * self.pace);
-        self.at(self.now + pause, Event::CallBegins);
+        let pause = self.dice.between(1, 2 * self.call_interval);
+        self.at(self.now + pause, Event::NewCall);
         let call = self.clients.len() as u32;
         let is_merchant = self.dice.percent(25);
         self.clients.push(Client { is_merchant, ..Client::default() });
         let router = self.dice.roll(self.routers.len());
-        self.client_turns(call, Turn::Asks { router });
+        self.client_acts(call, ClientAction::Allocate { router });
         if self.dice.percent(15) {
-            // The same call by another router, at once or soon.
+            // A repeat of the request through another router.
             let other = (router + 1) % self.routers.len();
             let later = self.dice.between(0, 40);
-            self.client_later(call, later, Turn::Asks { router: other });
+            self.schedule_client(call, later, ClientAction::Allocate { router: other });
         }
         if self.dice.percent(3) {
             let later = self.dice.between(0, 300);
-            self.client_later(call, later, Turn::HangsUp);
+            self.schedule_client(call, later, ClientAction::HangUp);
         }
     }
 
-    fn client_later(&mut self, call: u32, later: Millis, turn: Turn) {
-        self.at(self.now + later, Event::ClientTurns { call, turn });
+    fn schedule_client(&mut self, call: u32, later: Millis, action: ClientAction) {
+        self.at(self.now + later, Event::ClientActs { call, action });
     }
 
-    pub(crate) fn client_turns(&mut self, call: u32, turn: Turn) {
+    pub(crate) fn client_acts(&mut self, call: u32, action: ClientAction) {
         let client = self.clients[call as usize].clone();
-        if client.is_mute || self.is_calm && !matches!(turn, Turn::Releases | Turn::HangsUp) {
+        if client.is_silent
+            || self.is_fault_free && !matches!(action, ClientAction::Release | ClientAction::HangUp)
+        {
             return;
         }
-        match turn {
-            Turn::Asks { router } => {
-                self.clients[call as usize].asked += 1;
-                let op = Op::Allocate { call, is_merchant: client.is_merchant, attempt: 0 };
-                self.client_says(router, op);
+        match action {
+            ClientAction::Allocate { router } => {
+                self.clients[call as usize].allocate_requests += 1;
+                let op = Op::Allocate { call, is_merchant: client.is_merchant, request_id: 0 };
+                self.client_sends(router, op);
             }
-            Turn::Renews => {
+            ClientAction::Renew => {
                 if let Some(pod) = client.pod.filter(|_| !client.has_hung_up) {
                     let router = self.dice.roll(self.routers.len());
-                    self.client_says(router, Op::Renew { call, pod });
-                    self.client_later(call, LEASE / 3, Turn::Renews);
+                    self.client_sends(router, Op::Renew { call, pod });
+                    self.schedule_client(call, LEASE / 3, ClientAction::Renew);
                 }
             }
-            Turn::LooksUp => {
+            ClientAction::Find => {
                 let router = self.dice.roll(self.routers.len());
-                self.client_says(router, Op::Find { call });
+                self.client_sends(router, Op::Find { call });
             }
-            Turn::HangsUp => {
+            ClientAction::HangUp => {
                 self.clients[call as usize].has_hung_up = true;
-                self.client_turns(call, Turn::Releases);
+                self.client_acts(call, ClientAction::Release);
                 if self.dice.percent(15) {
-                    self.client_turns(call, Turn::Releases);
+                    self.client_acts(call, ClientAction::Release);
                 }
                 if self.dice.percent(15) {
                     let later = self.dice.between(500, 12_000);
-                    self.client_later(call, later, Turn::Releases);
+                    self.schedule_client(call, later, ClientAction::Release);
                 }
             }
-            Turn::Releases => {
-                self.clients[call as usize].released += 1;
-                self.promises.release_sent(call, self.now);
+            ClientAction::Release => {
+                self.clients[call as usize].release_requests += 1;
+                self.checker.release_sent(call, self.now);
                 let pod = client.pod.filter(|_| self.dice.percent(70));
                 let router = self.dice.roll(self.routers.len());
-                self.client_says(router, Op::Release { call, pod, stems_from: None });
+                self.client_sends(router, Op::Release { call, pod, request_id: None });
             }
         }
     }
 
-    /// A request on its way to a router. Providers repeat what they say.
-    fn client_says(&mut self, router: usize, op: Op) {
-        self.note(op.pod(), op.call(), || format!("client: to r{router}: {op:?}"));
-        let asker = Asker::Client { sent: self.now };
+    /// Sends a request to a router. Providers may send it twice.
+    fn client_sends(&mut self, router: usize, op: Op) {
+        self.log(op.pod(), op.call(), || format!("client: to r{router}: {op:?}"));
+        let requester = Requester::Client { sent: self.now };
         for _ in 0..self.copies() {
             if let Some(delay) = self.delay() {
-                self.at(self.now + delay, Event::Asked { router, asker, op: op.clone() });
+                self.at(
+                    self.now + delay,
+                    Event::RequestArrives { router, requester, op: op.clone() },
+                );
             }
         }
     }
 
-    pub(crate) fn client_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
+    pub(crate) fn client_receives(&mut self, sent: Millis, op: Op, reply: Option<Reply>) {
         let Some(call) = op.call() else { return };
-        self.note(op.pod(), Some(call), || format!("client: heard of {op:?}: {answer:?}"));
-        self.promises.client_hears(sent, &op, answer.as_ref(), self.now);
-        match (&op, answer) {
-            (Op::Allocate { .. }, Some(Answer::Given { pod, is_new, .. })) => {
-                self.connected(call, pod, is_new);
+        self.log(op.pod(), Some(call), || format!("client: response to {op:?}: {reply:?}"));
+        self.checker.client_receives(sent, &op, reply.as_ref(), self.now);
+        match (&op, reply) {
+            (Op::Allocate { .. }, Some(Reply::Allocated { pod, is_new, .. })) => {
+                self.begin_call(call, pod, is_new);
             }
             (Op::Allocate { .. }, None) => {
-                if self.clients[call as usize].asked < 3 && self.dice.percent(40) {
+                if self.clients[call as usize].allocate_requests < 3 && self.dice.percent(40) {
                     let router = self.dice.roll(self.routers.len());
-                    self.client_later(call, 50, Turn::Asks { router });
+                    self.schedule_client(call, 50, ClientAction::Allocate { router });
                 } else {
                     let later = self.dice.between(600, 2_000);
-                    self.client_later(call, later, Turn::LooksUp);
+                    self.schedule_client(call, later, ClientAction::Find);
                 }
             }
-            (Op::Release { .. }, None) if self.clients[call as usize].released < 6 => {
-                self.client_later(call, 300, Turn::Releases);
+            (Op::Release { .. }, None) if self.clients[call as usize].release_requests < 6 => {
+                self.schedule_client(call, 300, ClientAction::Release);
             }
             (Op::Release { .. }, Some(_)) if self.dice.percent(50) => {
                 let later = self.dice.between(1, 1_500);
-                self.client_later(call, later, Turn::LooksUp);
+                self.schedule_client(call, later, ClientAction::Find);
             }
             _ => {}
         }
     }
 
-    fn connected(&mut self, call: u32, pod: usize, is_new: bool) {
+    fn begin_call(&mut self, call: u32, pod: usize, is_new: bool) {
         let client = &mut self.clients[call as usize];
         if client.has_hung_up {
             return;
@@ -157,49 +158,49 @@ impl Simulation {
         if before.is_some() {
             return;
         }
-        client.is_mute = self.dice.percent(4);
-        let lasts = match self.dice.roll(4) {
+        client.is_silent = self.dice.percent(4);
+        let duration = match self.dice.roll(4) {
             0 => self.dice.between(1, 300),
             1 | 2 => self.dice.between(100, LEASE),
             _ => self.dice.between(LEASE, 3 * LEASE),
         };
-        // Some forget to renew.
+        // Some clients never renew.
         if self.dice.percent(90) {
             let first = self.dice.between(1, LEASE / 3);
-            self.client_later(call, first, Turn::Renews);
+            self.schedule_client(call, first, ClientAction::Renew);
         }
         for _ in 0..2 {
-            let later = self.dice.between(1, lasts);
-            self.client_later(call, later, Turn::LooksUp);
+            let later = self.dice.between(1, duration);
+            self.schedule_client(call, later, ClientAction::Find);
         }
-        self.client_later(call, lasts, Turn::HangsUp);
+        self.schedule_client(call, duration, ClientAction::HangUp);
     }
 
-    pub(crate) fn operator_turns(&mut self) {
-        if self.is_calm {
+    pub(crate) fn operator_acts(&mut self) {
+        if self.is_fault_free {
             return;
         }
         let pause = self.dice.between(100, 3_000);
-        self.at(self.now + pause, Event::OperatorTurns);
+        self.at(self.now + pause, Event::OperatorActs);
         let pod = self.dice.roll(self.cluster.slots.len());
         let router = self.dice.roll(self.routers.len());
         let op = if self.dice.percent(60) {
-            Op::Drain { pod, ttl: self.dice.between(300, super::LONGEST_DRAIN) }
+            Op::Drain { pod, ttl: self.dice.between(300, super::MAX_DRAIN) }
         } else {
-            self.promises.undrain_sent(pod, self.now);
+            self.checker.undrain_sent(pod, self.now);
             Op::Undrain { pod }
         };
-        self.note(Some(pod), None, || format!("operator: to r{router}: {op:?}"));
-        let asker = Asker::Operator { sent: self.now };
+        self.log(Some(pod), None, || format!("operator: to r{router}: {op:?}"));
+        let requester = Requester::Operator { sent: self.now };
         if let Some(delay) = self.delay() {
-            self.at(self.now + delay, Event::Asked { router, asker, op });
+            self.at(self.now + delay, Event::RequestArrives { router, requester, op });
         }
     }
 
-    pub(crate) fn operator_hears(&mut self, sent: Millis, op: Op, answer: Option<Answer>) {
-        if let (Op::Drain { pod, .. }, Some(Answer::Drained { until })) = (&op, answer) {
-            self.note(Some(*pod), None, || format!("operator: p{pod} drains until {until}"));
-            self.promises.drained(*pod, sent, until, self.now);
+    pub(crate) fn operator_receives(&mut self, sent: Millis, op: Op, reply: Option<Reply>) {
+        if let (Op::Drain { pod, .. }, Some(Reply::Drained { until })) = (&op, reply) {
+            self.log(Some(*pod), None, || format!("operator: p{pod} drains until {until}"));
+            self.checker.drained(*pod, sent, until, self.now);
         }
     }
 }

@@ -1,84 +1,91 @@
-//! What happens, in the order of its time.
+//! The events of the simulation, in the order of their time.
 
 use std::{cmp::Ordering, collections::BinaryHeap};
 
 use fleet::Millis;
+use store::retry;
 
 use super::{
+    clients::ClientAction,
     cluster::Slot,
-    requests::{Answer, Op},
-    router::Asker,
+    requests::{Op, Reply},
+    router::Requester,
 };
 
 #[derive(Debug, Clone)]
 pub(super) enum Event {
     /// A client's request reaches a router.
-    Asked {
+    RequestArrives {
         router: usize,
-        asker: Asker,
+        requester: Requester,
         op: Op,
     },
     /// A router's request reaches the store.
-    Executed {
-        to: Ticket,
+    StoreReceives {
+        ticket: Ticket,
         op: Op,
         not_after: Option<Millis>,
     },
-    /// The second half of an allocation in two steps (a sabotage).
-    SecondHalf {
-        to: Ticket,
+    /// The write of a non-atomic allocation (a sabotage).
+    SecondWrite {
+        ticket: Ticket,
         call: u32,
         pod: usize,
         pool: &'static str,
     },
-    /// The store's answer leaves, now that it is safe.
-    Leaves {
-        to: Ticket,
-        answer: Answer,
+    /// The store sends a reply, after replication if that is required.
+    ReplyLeaves {
+        ticket: Ticket,
+        reply: Reply,
         generation: u32,
     },
-    /// The store's answer reaches a router.
-    Answered {
-        to: Ticket,
-        answer: Answer,
+    /// The store's reply reaches a router.
+    ReplyArrives {
+        ticket: Ticket,
+        reply: Reply,
     },
-    TryEnds {
-        to: Ticket,
+    /// The connection of a request to the store breaks.
+    ConnectionBreaks {
+        ticket: Ticket,
     },
-    HangsUp {
-        to: Ticket,
+    /// A timer of the retry protocol fires.
+    Retry {
+        ticket: Ticket,
+        event: retry::Event,
     },
-    /// A router's answer reaches a client, or an error does.
-    Heard {
-        asker: Asker,
+    CallerDisconnects {
+        ticket: Ticket,
+    },
+    /// A router's response reaches the requester; `None` is an error.
+    ResponseArrives {
+        requester: Requester,
         op: Op,
-        answer: Option<Answer>,
+        reply: Option<Reply>,
     },
-    DebtsDue {
+    FlushDeferred {
         router: usize,
     },
-    RouterDies {
+    RouterCrashes {
         router: usize,
     },
-    Sweeps,
-    Audits,
-    FailsOver,
-    CallBegins,
-    /// A client does what it does next.
-    ClientTurns {
+    Sweep,
+    Audit,
+    Failover,
+    NewCall,
+    ClientActs {
         call: u32,
-        turn: super::clients::Turn,
+        action: ClientAction,
     },
-    OperatorTurns,
-    ClusterTurns {
+    OperatorActs,
+    ClusterChanges {
         pod: usize,
     },
-    Watch {
+    PodWatched {
         leader: usize,
         pod: usize,
         slot: Slot,
     },
-    LeaderTurns {
+    LeaderActs {
         leader: usize,
     },
     LeaderStops {
@@ -88,13 +95,14 @@ pub(super) enum Event {
     Election,
 }
 
-/// Which try of which request of which router. A router that died has another life.
+/// Identifies a request of a router, and the action of its retry protocol.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Ticket {
     pub router: usize,
-    pub life: u32,
+    /// Changes when the router crashes.
+    pub incarnation: u32,
     pub request: u64,
-    pub number: u8,
+    pub step: u8,
 }
 
 struct Scheduled {
@@ -118,19 +126,19 @@ impl PartialOrd for Scheduled {
 }
 
 impl Ord for Scheduled {
-    /// The earliest is the greatest.
+    /// Reversed: the heap returns the earliest event first.
     fn cmp(&self, other: &Self) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))
     }
 }
 
 #[derive(Default)]
-pub(super) struct Agenda {
+pub(super) struct EventQueue {
     scheduled: BinaryHeap<Scheduled>,
     sequence: u64,
 }
 
-impl Agenda {
+impl EventQueue {
     pub(super) fn add(&mut self, at: Millis, event: Event) {
         self.sequence += 1;
         self.scheduled.push(Scheduled { at, sequence: self.sequence, event });

@@ -1,19 +1,18 @@
-//! A simulator of routers, leaders, clients and a cluster around one store: a single
-//! thread, one seed, no clock.
+//! A deterministic simulation of routers, leaders, clients and a cluster around one store: a single
+//! thread, one seed, a simulated clock.
 //!
-//! What it claims: as long as the store loses no write, nobody is ever told anything
-//! that breaks an invariant, whatever the network and the cluster do. A failover that
-//! loses acknowledged writes can book a pod twice; how often is counted. One that
-//! loses only what was not acknowledged can't. (Redis's `min-replicas-to-write` comes
-//! close to that: it stops writes once no replica has answered for a while, and does
-//! not wait for one at each write.)
+//! Claim: as long as the store loses no write, no sequence of responses violates an invariant,
+//! whatever faults the network and the cluster have. A failover that loses acknowledged writes can
+//! double-book a pod; the simulation counts how often. A failover that loses only unacknowledged
+//! writes cannot. (Redis's `min-replicas-to-write` approximates that: it refuses writes once no
+//! replica has acknowledged for a while, but does not wait for a replica at each write.)
 
+mod checker;
 mod clients;
 mod cluster;
 mod events;
 mod leaders;
 mod network;
-mod promises;
 pub(crate) mod report;
 mod requests;
 mod router;
@@ -22,85 +21,85 @@ mod store;
 use fleet::Millis;
 use testkit::{dice::Dice, invariants::State};
 
+pub(crate) use self::checker::Violation;
 use self::{
+    checker::InvariantChecker,
     clients::Client,
     cluster::Cluster,
-    events::{Agenda, Event},
+    events::{Event, EventQueue},
     leaders::Leader,
-    network::Weather,
-    promises::Promises,
-    requests::{Answer, Op},
-    router::{Asker, Router},
+    network::NetworkFaults,
+    requests::{Op, Reply},
+    router::{Requester, Router},
     store::Store,
 };
-pub(crate) use promises::Violation;
 
 const LEASE: Millis = 3_000;
-const LONGEST_DRAIN: Millis = 8_000;
-/// Calls that a pod of the shared tier may carry.
+const MAX_DRAIN: Millis = 8_000;
+/// Capacity of a pod of the shared tier.
 const CAP: usize = 3;
 const PODS: usize = 6;
 
-/// What is broken on purpose.
+/// A defect that is injected to show that the checker finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sabotage {
-    /// Leaders write with whatever epoch the store has.
-    AnyEpoch,
-    /// A release ends whatever call its pod has.
+    /// Leaders write with the store's current epoch.
+    NoFencing,
+    /// A release ends any call of its pod.
     ReleaseByPod,
-    /// Requests reach the store twice, at any time.
-    ExecutedTwice,
-    /// A router's second try is another attempt.
-    FreshAttempts,
-    /// What is taken back is not compared with the attempt it stems from.
-    DoubtsWithoutAttempt,
-    /// What somebody asked for who hung up is taken back at once, and may come after that.
-    HastyDoubts,
-    /// A try whose line breaks is not waited out.
-    HastyTries,
-    /// What its agent has renewed is taken back all the same.
-    DoubtsDespiteRenewal,
-    /// An allocation reads first and writes later.
-    TwoSteps,
-    /// A router's first try may be executed while its second is under way.
-    LateTries,
+    /// Requests are executed twice, the second time without a deadline.
+    DuplicateExecution,
+    /// The second try has another request id.
+    NewRequestIdOnRetry,
+    /// A compensating release ignores its request id.
+    CompensateWithoutRequestId,
+    /// A compensating release does not wait until its request can no longer arrive.
+    CompensateTooEarly,
+    /// A try whose connection breaks is not waited out.
+    RetryWithoutWait,
+    /// A compensating release ends a call that its agent has renewed.
+    CompensateRenewedCall,
+    /// An allocation is a read and a later write.
+    NonAtomicAllocate,
+    /// The first try has the deadline of the second.
+    LateFirstTry,
 }
 
 /// When the store acknowledges a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Acknowledged {
     AtOnce,
-    /// Only after a replica has it.
+    /// After replication.
     WhenReplicated,
 }
 
-/// The store is replaced by its replica every now and then.
+/// Failovers to the replica at random times.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failover {
     pub acknowledged: Acknowledged,
-    /// So many of the last writes are lost, if they are acknowledged at once.
-    pub most: usize,
+    /// Writes that a failover loses, if they are acknowledged at once.
+    pub max_lost: usize,
 }
 
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Settings {
     pub seed: u64,
-    /// So many events, and then calm.
+    /// Number of events before the faults end.
     pub steps: u64,
     pub sabotage: Option<Sabotage>,
     pub failover: Option<Failover>,
     /// Ends with the first violation.
-    pub stops_early: bool,
+    pub stops_at_violation: bool,
 }
 
 impl Settings {
     pub(crate) fn new(seed: u64, steps: u64) -> Self {
-        Self { seed, steps, sabotage: None, failover: None, stops_early: true }
+        Self { seed, steps, sabotage: None, failover: None, stops_at_violation: true }
     }
 }
 
-/// What happened, as far as it concerns a pod or a call.
-pub(crate) struct Line {
+/// An entry of the history.
+pub(crate) struct LogEntry {
     pub at: Millis,
     pub pod: Option<usize>,
     pub call: Option<u32>,
@@ -115,209 +114,221 @@ pub(crate) struct Outcome {
     pub failovers: u64,
     pub lost_writes: u64,
     pub violations: Vec<Violation>,
-    pub history: Vec<Line>,
+    pub history: Vec<LogEntry>,
 }
 
 pub(crate) struct Simulation {
     settings: Settings,
     now: Millis,
     dice: Dice,
-    agenda: Agenda,
-    weather: Weather,
+    queue: EventQueue,
+    faults: NetworkFaults,
     /// Milliseconds between calls.
-    pace: Millis,
-    /// Nothing goes wrong any more, and nobody asks for anything.
-    is_calm: bool,
+    call_interval: Millis,
+    /// All faults have ended, and no new calls begin.
+    is_fault_free: bool,
     store: Store,
     routers: Vec<Router>,
-    attempts: u64,
+    last_request_id: u64,
     leaders: Vec<Leader>,
-    /// Who has the lease, and with which epoch.
+    /// The leader that has the lease, and its epoch.
     holder: usize,
     epoch: u64,
     cluster: Cluster,
     clients: Vec<Client>,
-    promises: Promises,
+    checker: InvariantChecker,
     failovers: u64,
-    history: Option<Vec<Line>>,
+    history: Option<Vec<LogEntry>>,
 }
 
 impl Simulation {
-    /// Runs a simulation to its end, with a history if that is wanted.
-    pub(crate) fn live(settings: Settings, has_history: bool) -> Outcome {
+    /// Runs a simulation, optionally with a history.
+    pub(crate) fn run(settings: Settings, with_history: bool) -> Outcome {
         let mut dice = Dice(settings.seed);
-        let weather = Weather { lost: dice.roll(8), slow: dice.roll(16), twice: dice.roll(10) };
+        let faults =
+            NetworkFaults { lost: dice.roll(8), slow: dice.roll(16), duplicated: dice.roll(10) };
         let mut simulation = Self {
-            pace: dice.between(20, 300),
-            weather,
+            call_interval: dice.between(20, 300),
+            faults,
             settings,
             now: 1_000_000,
-            agenda: Agenda::default(),
-            is_calm: false,
+            queue: EventQueue::default(),
+            is_fault_free: false,
             store: Store::new(PODS, settings.failover, settings.sabotage),
             routers: (0..2 + dice.roll(2)).map(|_| Router::default()).collect(),
-            attempts: 0,
+            last_request_id: 0,
             leaders: vec![Leader::default(), Leader::default()],
             holder: 0,
             epoch: 0,
             cluster: Cluster::new(PODS),
             clients: Vec::new(),
-            promises: Promises::new(PODS),
+            checker: InvariantChecker::new(PODS),
             failovers: 0,
-            history: has_history.then(Vec::new),
+            history: with_history.then(Vec::new),
             dice,
         };
-        simulation.begin();
+        simulation.schedule_first_events();
         let until = |simulation: &Self| {
-            let is_broken = settings.stops_early && !simulation.promises.violations.is_empty();
-            simulation.promises.step < settings.steps && !is_broken
+            let has_violation =
+                settings.stops_at_violation && !simulation.checker.violations.is_empty();
+            simulation.checker.step < settings.steps && !has_violation
         };
-        simulation.run(until);
-        if simulation.promises.violations.is_empty() {
-            simulation.count_pods();
+        simulation.process_events(until);
+        if simulation.checker.violations.is_empty() {
+            simulation.check_final_capacity();
         }
         simulation.outcome()
     }
 
-    fn begin(&mut self) {
+    fn schedule_first_events(&mut self) {
         for pod in 0..PODS {
-            self.tell_leaders(pod);
+            self.notify_leaders(pod);
             let later = self.dice.between(1_000, 6_000);
-            self.at(self.now + later, Event::ClusterTurns { pod });
+            self.at(self.now + later, Event::ClusterChanges { pod });
         }
         for router in 0..self.routers.len() {
-            self.at(self.now + 100, Event::DebtsDue { router });
+            self.at(self.now + 100, Event::FlushDeferred { router });
         }
-        let first = [Event::Election, Event::CallBegins, Event::OperatorTurns, Event::Sweeps];
+        let first = [Event::Election, Event::NewCall, Event::OperatorActs, Event::Sweep];
         first.into_iter().for_each(|event| self.at(self.now, event));
-        self.at(self.now + 777, Event::Audits);
-        self.at(self.now + 9_999, Event::RouterDies { router: 0 });
+        self.at(self.now + 777, Event::Audit);
+        self.at(self.now + 9_999, Event::RouterCrashes { router: 0 });
         if self.settings.failover.is_some() {
-            self.at(self.now + 7_000, Event::FailsOver);
+            self.at(self.now + 7_000, Event::Failover);
         }
     }
 
-    fn run(&mut self, goes_on: impl Fn(&Self) -> bool) {
-        while goes_on(self)
-            && let Some((at, event)) = self.agenda.next()
+    fn process_events(&mut self, continues: impl Fn(&Self) -> bool) {
+        while continues(self)
+            && let Some((at, event)) = self.queue.next()
         {
-            self.promises.step += 1;
+            self.checker.step += 1;
             self.now = at;
-            self.happens(event);
+            self.handle(event);
         }
     }
 
     fn at(&mut self, at: Millis, event: Event) {
-        self.agenda.add(at, event);
+        self.queue.add(at, event);
     }
 
-    fn note(&mut self, pod: Option<usize>, call: Option<u32>, text: impl FnOnce() -> String) {
+    fn log(&mut self, pod: Option<usize>, call: Option<u32>, text: impl FnOnce() -> String) {
         if let Some(history) = &mut self.history {
-            history.push(Line { at: self.now - 1_000_000, pod, call, text: text() });
+            history.push(LogEntry { at: self.now - 1_000_000, pod, call, text: text() });
         }
     }
 
-    fn happens(&mut self, event: Event) {
+    fn handle(&mut self, event: Event) {
         match event {
-            Event::Asked { router, asker, op } => self.ask(router, asker, op),
-            Event::HangsUp { to } => self.hangs_up(to),
-            Event::Executed { to, op, not_after } => self.executed(to, op, not_after),
-            Event::SecondHalf { to, call, pod, pool } => {
-                let answer = self.store.poke(call, pod, pool, self.now);
-                self.leaves(to, answer, self.store.generation);
+            Event::RequestArrives { router, requester, op } => {
+                self.start_request(router, requester, op)
             }
-            Event::Leaves { to, answer, generation } => self.leaves(to, answer, generation),
-            Event::Answered { to, answer } => self.answered(to, answer),
-            Event::TryEnds { to } => self.try_ends(to),
-            Event::Heard { asker, op, answer } => self.heard(asker, op, answer),
-            Event::DebtsDue { router } => self.debts_due(router),
-            Event::RouterDies { router } => {
+            Event::CallerDisconnects { ticket } => self.caller_disconnects(ticket),
+            Event::StoreReceives { ticket, op, not_after } => {
+                self.store_receives(ticket, op, not_after)
+            }
+            Event::SecondWrite { ticket, call, pod, pool } => {
+                let reply = self.store.write_call(call, pod, pool, self.now);
+                self.reply_leaves(ticket, reply, self.store.generation);
+            }
+            Event::ReplyLeaves { ticket, reply, generation } => {
+                self.reply_leaves(ticket, reply, generation)
+            }
+            Event::ReplyArrives { ticket, reply } => self.reply_arrives(ticket, reply),
+            Event::ConnectionBreaks { ticket } => self.connection_breaks(ticket),
+            Event::Retry { ticket, event } => self.retry_event(ticket, event),
+            Event::ResponseArrives { requester, op, reply } => {
+                self.response_arrives(requester, op, reply)
+            }
+            Event::FlushDeferred { router } => self.flush_deferred(router),
+            Event::RouterCrashes { router } => {
                 let pause = self.dice.between(5_000, 60_000);
                 let next = self.dice.roll(self.routers.len());
-                self.at(self.now + pause, Event::RouterDies { router: next });
-                if !self.is_calm {
-                    self.router_dies(router);
+                self.at(self.now + pause, Event::RouterCrashes { router: next });
+                if !self.is_fault_free {
+                    self.router_crashes(router);
                 }
             }
-            Event::Sweeps => {
+            Event::Sweep => {
                 let lag = self.dice.between(1, 30);
                 self.store.sweep(self.now, lag);
-                self.at(self.now + 250, Event::Sweeps);
+                self.at(self.now + 250, Event::Sweep);
             }
-            Event::Audits => {
-                self.views_follow_from_facts();
-                self.at(self.now + 777, Event::Audits);
+            Event::Audit => {
+                self.check_store();
+                self.at(self.now + 777, Event::Audit);
             }
-            Event::FailsOver => self.fails_over(),
-            Event::CallBegins => self.call_begins(),
-            Event::ClientTurns { call, turn } => self.client_turns(call, turn),
-            Event::OperatorTurns => self.operator_turns(),
-            Event::ClusterTurns { pod } => self.cluster_turns(pod),
-            Event::Watch { leader, pod, slot } => self.watch(leader, pod, slot),
-            Event::LeaderTurns { leader } => self.leader_turns(leader),
+            Event::Failover => self.fail_over(),
+            Event::NewCall => self.new_call(),
+            Event::ClientActs { call, action } => self.client_acts(call, action),
+            Event::OperatorActs => self.operator_acts(),
+            Event::ClusterChanges { pod } => self.cluster_changes(pod),
+            Event::PodWatched { leader, pod, slot } => self.receive_watch_event(leader, pod, slot),
+            Event::LeaderActs { leader } => self.leader_acts(leader),
             Event::LeaderStops { leader, epoch } => self.leader_stops(leader, epoch),
             Event::Election => self.election(),
         }
     }
 
-    fn heard(&mut self, asker: Asker, op: Op, answer: Option<Answer>) {
-        match asker {
-            Asker::Client { sent } => self.client_hears(sent, op, answer),
-            Asker::Operator { sent } => self.operator_hears(sent, op, answer),
-            Asker::Leader { .. } => self.leader_hears(asker, op, answer),
-            Asker::Debt => {}
+    fn response_arrives(&mut self, requester: Requester, op: Op, reply: Option<Reply>) {
+        match requester {
+            Requester::Client { sent } => self.client_receives(sent, op, reply),
+            Requester::Operator { sent } => self.operator_receives(sent, op, reply),
+            Requester::Leader { .. } => self.leader_receives(requester, op, reply),
+            Requester::Router => {}
         }
     }
 
-    fn fails_over(&mut self) {
-        let Some(failover) = self.settings.failover.filter(|_| !self.is_calm) else { return };
+    fn fail_over(&mut self) {
+        let Some(failover) = self.settings.failover.filter(|_| !self.is_fault_free) else { return };
         let lost = self.store.fail_over(failover, self.now);
         self.failovers += 1;
-        self.note(None, None, || format!("store: failed over, {lost} writes lost"));
+        self.log(None, None, || format!("store: failover, {lost} writes lost"));
         let pause = self.dice.between(3_000, 12_000);
-        self.at(self.now + pause, Event::FailsOver);
+        self.at(self.now + pause, Event::Failover);
     }
 
-    /// Derives the views again: nothing may be out of line.
-    fn views_follow_from_facts(&mut self) {
+    /// Audits the store and checks the invariants of its state.
+    fn check_store(&mut self) {
         let repaired = self.store.audit();
         if repaired > 0 {
-            self.promises.broken("I11", None, None, format!("an audit repaired {repaired} pods"));
+            self.checker.violated("I11", None, None, format!("an audit repaired {repaired} pods"));
         }
         let state = State::of(self.store.fleet());
         for found in state.violations().into_iter().chain(state.overloads()) {
-            self.promises.broken(found.invariant, None, None, found.what);
+            self.checker.violated(found.invariant, None, None, found.message);
         }
     }
 
-    /// Lets all faults end, waits, and asks for every pod there is.
-    fn count_pods(&mut self) {
-        self.is_calm = true;
+    /// Ends all faults, waits until all leases and drains have ended, and allocates all pods.
+    fn check_final_capacity(&mut self) {
+        self.is_fault_free = true;
         self.cluster.recover();
-        (0..PODS).for_each(|pod| self.tell_leaders(pod));
-        let end = self.now + LEASE + LONGEST_DRAIN + 20_000;
-        self.run(|simulation| simulation.now < end);
-        self.views_follow_from_facts();
-        let mut given = [(0, false); PODS];
+        (0..PODS).for_each(|pod| self.notify_leaders(pod));
+        let end = self.now + LEASE + MAX_DRAIN + 20_000;
+        self.process_events(|simulation| simulation.now < end);
+        self.check_store();
+        let mut allocated = [(0, false); PODS];
         for call in 0..(PODS * CAP + 1) as u32 {
             let call = self.clients.len() as u32 + call;
-            let op = Op::Allocate { call, is_merchant: true, attempt: u64::MAX };
-            if let (Answer::Given { pod, is_shared, .. }, _) = self.store.execute(&op, self.now, 1)
+            let op = Op::Allocate { call, is_merchant: true, request_id: u64::MAX };
+            if let (Reply::Allocated { pod, is_shared, .. }, _) =
+                self.store.execute(&op, self.now, 1)
             {
-                given[pod] = (given[pod].0 + 1, is_shared);
+                allocated[pod] = (allocated[pod].0 + 1, is_shared);
             }
         }
-        self.promises.census(&given);
+        self.checker.check_capacity(&allocated);
     }
 
     fn outcome(self) -> Outcome {
         Outcome {
-            steps: self.promises.step,
+            steps: self.checker.step,
             calls: self.clients.len() as u64,
-            holdings: self.promises.holdings,
+            holdings: self.checker.holdings,
             failovers: self.failovers,
             lost_writes: self.store.lost,
-            violations: self.promises.violations,
+            violations: self.checker.violations,
             history: self.history.unwrap_or_default(),
         }
     }

@@ -1,51 +1,58 @@
-//! The ways between clients, routers and the store. Messages come late, overtake each
-//! other, get lost, or come twice.
+//! The network between clients, routers and the store. Messages are delayed, reordered, lost or
+//! duplicated.
 //!
-//! One thing does not happen: a request to the store never comes twice by itself, as
-//! that way is a TCP connection. The router's second try is what comes twice there.
+//! A request to the store is never duplicated by the network, because it uses a TCP connection; only
+//! the retry of a router sends it twice.
 
 use fleet::Millis;
 
-use super::Simulation;
+use store::retry;
 
-/// The longest that one message takes.
-const SLOWEST: Millis = 1_500;
-/// The longest from a client's request to its last effect: to the router, and as long
-/// as that tries.
-pub(super) const LONGEST_WAY: Millis = SLOWEST + 750;
+use super::{Simulation, router::millis};
 
-/// In a hundred messages.
+/// Delay of the slowest message.
+const MAX_MESSAGE_DELAY: Millis = 1_500;
+/// Time from sending a client's request to its last effect: the way to the router, and its retries.
+pub(super) fn max_request_delay() -> Millis {
+    MAX_MESSAGE_DELAY + millis(retry::BUDGET)
+}
+
+/// Percentage of messages with each fault.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Weather {
+pub(super) struct NetworkFaults {
     pub lost: usize,
     pub slow: usize,
-    pub twice: usize,
+    pub duplicated: usize,
 }
 
 impl Simulation {
-    /// How long the next message takes; `None` if it is lost.
+    /// The delay of the next message; `None` if it is lost.
     pub(crate) fn delay(&mut self) -> Option<Millis> {
-        if self.is_calm {
+        if self.is_fault_free {
             return Some(self.dice.between(1, 10));
         }
-        let Weather { lost, slow, .. } = self.weather;
+        let NetworkFaults { lost, slow, .. } = self.faults;
         if self.dice.percent(lost) {
             return None;
         }
         let is_slow = self.dice.percent(slow);
-        Some(if is_slow { self.dice.between(20, SLOWEST) } else { self.dice.between(1, 20) })
+        Some(if is_slow {
+            self.dice.between(20, MAX_MESSAGE_DELAY)
+        } else {
+            self.dice.between(1, 20)
+        })
     }
 
-    /// When the line on which something was just sent breaks, if it does. What is on its way
-    /// arrives all the same.
-    pub(crate) fn breaks(&mut self) -> Option<Millis> {
-        let chance = if self.is_calm { 0 } else { self.weather.lost };
+    /// The time at which a connection breaks after a request was sent on it, if it does. Messages in
+    /// flight still arrive.
+    pub(crate) fn connection_break(&mut self) -> Option<Millis> {
+        let chance = if self.is_fault_free { 0 } else { self.faults.lost };
         self.dice.percent(chance).then(|| self.now + self.dice.between(1, 50))
     }
 
-    /// How often the next message comes.
+    /// The number of copies of the next message that arrive.
     pub(crate) fn copies(&mut self) -> usize {
-        let chance = if self.is_calm { 0 } else { self.weather.twice };
+        let chance = if self.is_fault_free { 0 } else { self.faults.duplicated };
         1 + usize::from(self.dice.percent(chance))
     }
 }

@@ -1,18 +1,18 @@
-//! Many runs, and what is said of them.
+//! Runs of the simulation, and their summary.
 
 use std::{fmt::Write, time::Instant};
 
 use super::{Failover, Outcome, Sabotage, Settings, Simulation, Violation};
 
-const STEPS_OF_A_WORLD: u64 = 15_000;
-/// So many other seeds are tried for a shorter history.
-const OTHERS: u64 = 200;
-/// So many lines of a history are shown.
-const SHOWN: usize = 60;
+const STEPS_PER_RUN: u64 = 15_000;
+/// Other seeds that are tried to find a shorter history.
+const SHORTENING_RUNS: u64 = 200;
+/// Entries of a history that are shown.
+const MAX_LOG_ENTRIES: usize = 60;
 
-/// What became of many runs.
+/// The totals of several runs.
 #[derive(Default)]
-pub(crate) struct Sum {
+pub(crate) struct Summary {
     pub steps: u64,
     pub runs: u64,
     pub calls: u64,
@@ -20,11 +20,11 @@ pub(crate) struct Sum {
     pub failovers: u64,
     pub lost_writes: u64,
     pub violations: u64,
-    /// Pods that certainly had more calls than they may.
+    /// Pods that certainly had more calls than their capacity.
     pub double_bookings: u64,
 }
 
-impl Sum {
+impl Summary {
     fn add(&mut self, outcome: &Outcome) {
         let is_double = |it: &&Violation| matches!(it.invariant, "I1" | "I3");
         self.steps += outcome.steps;
@@ -51,91 +51,90 @@ pub(crate) fn commas(number: u64) -> String {
     text
 }
 
-/// Lives through runs until so many steps are done. The first violation ends it,
-/// with a history that shows it.
-pub(crate) fn runs_without_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Sum {
+/// Runs the simulation for `steps` steps. Panics with a history at the first violation.
+pub(crate) fn expect_no_violation(seed: u64, steps: u64, failover: Option<Failover>) -> Summary {
     let started = Instant::now();
-    let mut sum = Sum::default();
-    while sum.steps < steps {
-        let seed = seed.wrapping_add(sum.runs);
-        let settings = Settings { failover, ..Settings::new(seed, STEPS_OF_A_WORLD) };
-        let outcome = Simulation::live(settings, false);
-        sum.add(&outcome);
+    let mut summary = Summary::default();
+    while summary.steps < steps {
+        let seed = seed.wrapping_add(summary.runs);
+        let settings = Settings { failover, ..Settings::new(seed, STEPS_PER_RUN) };
+        let outcome = Simulation::run(settings, false);
+        summary.add(&outcome);
         if let Some(violation) = outcome.violations.first() {
-            panic!("{}", shortest(settings, violation));
+            panic!("{}", shortest_history(settings, violation));
         }
     }
-    let speed = (sum.steps as f64 / started.elapsed().as_secs_f64()) as u64;
-    let (steps, runs, speed) = (commas(sum.steps), commas(sum.runs), commas(speed));
-    let (calls, holdings) = (commas(sum.calls), commas(sum.holdings));
+    let speed = (summary.steps as f64 / started.elapsed().as_secs_f64()) as u64;
+    let (steps, runs, speed) = (commas(summary.steps), commas(summary.runs), commas(speed));
+    let (calls, holdings) = (commas(summary.calls), commas(summary.holdings));
     println!("simulation: {steps} steps, {runs} runs, 0 violations");
     println!(
         "  {calls} calls, {holdings} certain of their pod, {speed} steps/s, first seed {seed}"
     );
-    sum
+    summary
 }
 
-/// Counts what goes wrong when failovers lose writes.
-pub(crate) fn runs_with_losses(seed: u64, runs: u64, failover: Failover) -> Sum {
-    let mut sum = Sum::default();
+/// Counts violations when failovers lose writes.
+pub(crate) fn count_violations(seed: u64, runs: u64, failover: Failover) -> Summary {
+    let mut summary = Summary::default();
     for simulation in 0..runs {
         let settings = Settings {
             failover: Some(failover),
-            stops_early: false,
-            ..Settings::new(seed.wrapping_add(simulation), STEPS_OF_A_WORLD)
+            stops_at_violation: false,
+            ..Settings::new(seed.wrapping_add(simulation), STEPS_PER_RUN)
         };
-        sum.add(&Simulation::live(settings, false));
+        summary.add(&Simulation::run(settings, false));
     }
-    let per = |count: u64| sum.double_bookings as f64 / count.max(1) as f64;
+    let per = |count: u64| summary.double_bookings as f64 / count.max(1) as f64;
     println!(
         "failover, last {} writes lost: {} failovers, {} writes lost, {} double bookings: {:.4} per failover, {:.4} per lost write ({} violations of all kinds)",
-        failover.most,
-        commas(sum.failovers),
-        commas(sum.lost_writes),
-        commas(sum.double_bookings),
-        per(sum.failovers),
-        per(sum.lost_writes),
-        commas(sum.violations),
+        failover.max_lost,
+        commas(summary.failovers),
+        commas(summary.lost_writes),
+        commas(summary.double_bookings),
+        per(summary.failovers),
+        per(summary.lost_writes),
+        commas(summary.violations),
     );
-    sum
+    summary
 }
 
-/// The first violation that a sabotage leads to, in so many runs.
-pub(crate) fn caught(sabotage: Sabotage, runs: u64) -> Option<(Settings, Violation)> {
+/// The first violation of a sabotaged simulation within `runs` runs.
+pub(crate) fn find_violation(sabotage: Sabotage, runs: u64) -> Option<(Settings, Violation)> {
     (0..runs).find_map(|seed| {
         let sabotage = Some(sabotage);
-        let settings = Settings { sabotage, ..Settings::new(seed, STEPS_OF_A_WORLD) };
-        let outcome = Simulation::live(settings, false);
+        let settings = Settings { sabotage, ..Settings::new(seed, STEPS_PER_RUN) };
+        let outcome = Simulation::run(settings, false);
         Some((settings, outcome.violations.into_iter().next()?))
     })
 }
 
-/// The shortest history that can be found of the same kind of violation.
-pub(crate) fn shortest(settings: Settings, violation: &Violation) -> String {
+/// The shortest history found with a violation of the same invariant.
+pub(crate) fn shortest_history(settings: Settings, violation: &Violation) -> String {
     let (mut best, mut shown) = (settings, violation.clone());
-    for other in 0..OTHERS {
+    for other in 0..SHORTENING_RUNS {
         let seed = settings.seed.wrapping_add(1_000_000 + other);
         let shorter = Settings { seed, steps: shown.step.saturating_sub(1), ..settings };
-        let outcome = Simulation::live(shorter, false);
+        let outcome = Simulation::run(shorter, false);
         let same =
             |it: &&Violation| it.invariant == violation.invariant && it.step <= shorter.steps;
         if let Some(same) = outcome.violations.iter().find(same) {
             (best, shown) = (shorter, same.clone());
         }
     }
-    let history = Simulation::live(Settings { steps: shown.step, ..best }, true).history;
-    let concerns = |line: &&super::Line| {
-        let of_pod = line.pod.is_some() && line.pod == shown.pod;
-        let of_call = line.call.is_some() && line.call == shown.call;
-        of_pod || of_call || line.pod.is_none() && line.call.is_none()
+    let history = Simulation::run(Settings { steps: shown.step, ..best }, true).history;
+    let concerns = |entry: &&super::LogEntry| {
+        let of_pod = entry.pod.is_some() && entry.pod == shown.pod;
+        let of_call = entry.call.is_some() && entry.call == shown.call;
+        of_pod || of_call || entry.pod.is_none() && entry.call.is_none()
     };
-    let lines: Vec<_> = history.iter().filter(concerns).collect();
+    let entries: Vec<_> = history.iter().filter(concerns).collect();
     let mut text = format!(
         "{}: {}\nseed {} ({} first), {} steps\n",
-        shown.invariant, shown.what, best.seed, settings.seed, shown.step
+        shown.invariant, shown.message, best.seed, settings.seed, shown.step
     );
-    for line in &lines[lines.len().saturating_sub(SHOWN)..] {
-        let _ = writeln!(text, "  {:>7} ms  {}", line.at, line.text);
+    for entry in &entries[entries.len().saturating_sub(MAX_LOG_ENTRIES)..] {
+        let _ = writeln!(text, "  {:>7} ms  {}", entry.at, entry.text);
     }
     text
 }

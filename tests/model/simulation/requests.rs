@@ -1,20 +1,21 @@
-//! What the store is asked, and what it answers.
+//! Requests to the store, and its replies.
 
 use fleet::Millis;
 
-use super::cluster::Seen;
+use super::cluster::PodState;
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Op {
     Allocate {
         call: u32,
         is_merchant: bool,
-        attempt: u64,
+        request_id: u64,
     },
     Release {
         call: u32,
         pod: Option<usize>,
-        stems_from: Option<u64>,
+        /// Of a compensating release: the request that the call must stem from.
+        request_id: Option<u64>,
     },
     Renew {
         call: u32,
@@ -35,7 +36,7 @@ pub(crate) enum Op {
     },
     Observe {
         pod: usize,
-        seen: Seen,
+        state: PodState,
         epoch: Option<u64>,
     },
     Remove {
@@ -49,7 +50,7 @@ pub(crate) enum Op {
         to: &'static str,
         epoch: Option<u64>,
     },
-    /// Which pod of that name the store has.
+    /// Reads the UID of a pod in the store.
     Uid {
         pod: usize,
     },
@@ -74,15 +75,15 @@ impl Op {
         }
     }
 
-    /// What it does is right whenever it happens; all else only while its caller waits.
-    pub(crate) fn is_timeless(&self) -> bool {
-        matches!(self, Self::Release { .. })
+    /// Whether the store may run the request only while its caller waits.
+    pub(crate) fn has_deadline(&self) -> bool {
+        !matches!(self, Self::Release { .. })
     }
 }
 
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) enum Answer {
-    Given {
+pub(crate) enum Reply {
+    Allocated {
         pod: usize,
         is_shared: bool,
         is_new: bool,
@@ -101,12 +102,13 @@ pub(crate) enum Answer {
     },
     Undrained,
     UnknownPod,
-    /// The write of a leader was taken.
-    Taken,
-    NotThere,
+    /// A leader's write was accepted.
+    Accepted,
+    NoSuchPod,
     Fenced,
     Uid {
         uid: Option<u32>,
     },
+    /// The request arrived after its deadline and did not run.
     Late,
 }

@@ -1,265 +1,309 @@
-//! Routers: pass requests on to the store, try at most twice, and take back what may
-//! have happened without anybody being told.
+//! Routers: they pass requests on to the store with the retry protocol of the Redis client, and
+//! compensate allocations that may have happened although their callers got no reply.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use fleet::Millis;
+use store::retry::{self, Action, Deadline, Retry};
 
 use super::{
     Sabotage, Simulation,
     events::{Event, Ticket},
-    requests::{Answer, Op},
+    requests::{Op, Reply},
 };
 
-/// As in `store/redis/link.rs`.
-const FIRST_TRY: Millis = 400;
-const BUDGET: Millis = 750;
-
-/// Who asks, and what has to be known when the answer comes.
+/// The sender of a request, with the context to check the reply.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(crate) enum Asker {
-    /// When it sent its request.
+pub(crate) enum Requester {
     Client {
         sent: Millis,
     },
     Operator {
         sent: Millis,
     },
-    /// Its epoch, and whether that was known to be replaced when it wrote.
     Leader {
         leader: usize,
         epoch: u64,
+        /// The epoch was known to be superseded when the leader wrote.
         is_replaced: bool,
     },
-    /// The router itself pays a debt.
-    Debt,
+    /// A router that flushes a deferred write.
+    Router,
 }
 
-struct Open {
-    asker: Asker,
+/// A request that a router has not finished.
+struct Pending {
+    requester: Requester,
     op: Op,
     started: Millis,
-    number: u8,
-    may_have_run: bool,
+    retry: Retry,
+    /// Number of the last action. Replies and timers of earlier actions are ignored: the client has
+    /// dropped their connection.
+    step: u8,
+    tries: u8,
+    is_connection_broken: bool,
 }
 
 #[derive(Default)]
 pub(super) struct Router {
-    life: u32,
+    /// Counts restarts.
+    incarnation: u32,
     last_request: u64,
-    open: BTreeMap<u64, Open>,
-    /// When each is due.
-    debts: Vec<(Millis, Op)>,
+    pending: BTreeMap<u64, Pending>,
+    /// Deferred writes, and when each is due.
+    deferred: Vec<(Millis, Op)>,
+}
+
+pub(super) fn millis(duration: Duration) -> Millis {
+    duration.as_millis() as Millis
 }
 
 impl Simulation {
-    /// A router takes a request on.
-    pub(crate) fn ask(&mut self, router: usize, asker: Asker, mut op: Op) {
-        self.attempts += 1;
-        if let Op::Allocate { call, attempt, .. } = &mut op {
-            *attempt = self.attempts;
-            self.promises.allocate_opens(*call);
+    /// A router starts a request.
+    pub(crate) fn start_request(&mut self, router: usize, requester: Requester, mut op: Op) {
+        self.last_request_id += 1;
+        if let Op::Allocate { call, request_id, .. } = &mut op {
+            *request_id = self.last_request_id;
+            self.checker.allocate_started(*call);
         }
+        let may_disconnect =
+            matches!((&requester, &op), (Requester::Client { .. }, Op::Allocate { .. }));
+        let deadline = if op.has_deadline() { Deadline::Enforced } else { Deadline::None };
+        let (retry, action) = Retry::start(deadline);
         let it = &mut self.routers[router];
         it.last_request += 1;
-        let (request, life) = (it.last_request, it.life);
-        let open = Open { asker, op, started: self.now, number: 1, may_have_run: false };
-        let may_hang_up =
-            matches!((&open.asker, &open.op), (Asker::Client { .. }, Op::Allocate { .. }));
-        it.open.insert(request, open);
-        let to = Ticket { router, life, request, number: 1 };
-        if may_hang_up && let Some(at) = self.breaks() {
-            self.at(at, Event::HangsUp { to });
+        let (request, incarnation) = (it.last_request, it.incarnation);
+        let pending = Pending {
+            requester,
+            op,
+            started: self.now,
+            retry,
+            step: 0,
+            tries: 0,
+            is_connection_broken: false,
+        };
+        it.pending.insert(request, pending);
+        let ticket = Ticket { router, incarnation, request, step: 0 };
+        if may_disconnect && let Some(at) = self.connection_break() {
+            self.at(at, Event::CallerDisconnects { ticket });
         }
-        self.try_once(to);
+        self.perform(ticket, action);
     }
 
-    /// A caller does not wait any longer. What it asked for is on its way.
-    pub(crate) fn hangs_up(&mut self, to: Ticket) {
-        let router = &mut self.routers[to.router];
-        if router.life != to.life {
+    /// The request of a ticket, unless it is finished or the router has crashed since.
+    fn pending(&mut self, ticket: Ticket) -> Option<&mut Pending> {
+        let router = &mut self.routers[ticket.router];
+        let is_same = router.incarnation == ticket.incarnation;
+        router.pending.get_mut(&ticket.request).filter(|_| is_same)
+    }
+
+    /// A caller disconnects. Its request is still in flight.
+    pub(crate) fn caller_disconnects(&mut self, ticket: Ticket) {
+        if self.pending(ticket).is_none() {
             return;
         }
-        let Some(Open { asker, op, started, .. }) = router.open.remove(&to.request) else { return };
-        let Op::Allocate { call, attempt, .. } = op else { return };
-        self.at(self.now, Event::Heard { asker, op, answer: None });
-        self.promises.allocate_closes(call, started + BUDGET);
-        let is_hasty = self.settings.sabotage == Some(Sabotage::HastyDoubts);
-        let due = self.now + if is_hasty { 0 } else { BUDGET };
-        self.note(None, Some(call), || format!("r{}: c{call} hangs up", to.router));
-        let debt = Op::Release { call, pod: None, stems_from: Some(attempt) };
-        self.routers[to.router].debts.push((due, debt));
+        let router = &mut self.routers[ticket.router];
+        let Some(pending) = router.pending.remove(&ticket.request) else { return };
+        let Pending { requester, op, started, .. } = pending;
+        let Op::Allocate { call, request_id, .. } = op else { return };
+        self.at(self.now, Event::ResponseArrives { requester, op, reply: None });
+        self.checker.allocate_finished(call, started + millis(retry::BUDGET));
+        let is_early = self.settings.sabotage == Some(Sabotage::CompensateTooEarly);
+        let due = self.now + if is_early { 0 } else { millis(retry::BUDGET) };
+        self.log(None, Some(call), || format!("r{}: c{call} disconnects", ticket.router));
+        let write = Op::Release { call, pod: None, request_id: Some(request_id) };
+        self.routers[ticket.router].deferred.push((due, write));
     }
 
-    fn try_once(&mut self, to: Ticket) {
-        let Some(open) = self.routers[to.router].open.get_mut(&to.request) else { return };
-        open.number = to.number;
-        let limit = open.started + if to.number == 1 { FIRST_TRY } else { BUDGET };
-        let mut op = open.op.clone();
-        let mut not_after = Some(limit).filter(|_| !op.is_timeless());
-        match self.settings.sabotage {
-            Some(Sabotage::LateTries) if not_after.is_some() => {
-                not_after = Some(open.started + BUDGET);
+    /// Performs an action of the retry protocol.
+    fn perform(&mut self, ticket: Ticket, action: Action) {
+        let Some(pending) = self.pending(ticket) else { return };
+        pending.step += 1;
+        let (step, started) = (pending.step, pending.started);
+        let ticket = Ticket { step, ..ticket };
+        match action {
+            Action::Send { until, not_after } => {
+                let not_after = not_after.map(|not_after| started + millis(not_after));
+                self.send(ticket, started + millis(until), not_after);
             }
-            Some(Sabotage::FreshAttempts) if to.number > 1 => {
-                self.attempts += 1;
-                if let Op::Allocate { attempt, .. } = &mut op {
-                    *attempt = self.attempts;
-                    open.op = op.clone();
+            Action::Wait { until } => {
+                let is_skipped = self.settings.sabotage == Some(Sabotage::RetryWithoutWait);
+                let until = if is_skipped { self.now } else { started + millis(until) };
+                self.at(until, Event::Retry { ticket, event: retry::Event::Waited });
+            }
+            Action::GiveUp { may_have_run } => self.give_up(ticket, may_have_run),
+        }
+    }
+
+    /// Sends a request to the store, and schedules the end of the try.
+    fn send(&mut self, ticket: Ticket, until: Millis, mut not_after: Option<Millis>) {
+        let (router, sabotage, next_id) =
+            (ticket.router, self.settings.sabotage, self.last_request_id + 1);
+        let Some(pending) = self.pending(ticket) else { return };
+        pending.tries += 1;
+        let (tries, was_broken) = (pending.tries, pending.is_connection_broken);
+        match sabotage {
+            Some(Sabotage::LateFirstTry) if not_after.is_some() => {
+                not_after = Some(pending.started + millis(retry::BUDGET));
+            }
+            Some(Sabotage::NewRequestIdOnRetry) if tries > 1 => {
+                if let Op::Allocate { request_id, .. } = &mut pending.op {
+                    *request_id = next_id;
                 }
+                self.last_request_id = next_id;
             }
             _ => {}
         }
-        self.note(op.pod(), op.call(), || format!("r{}: try {} of {op:?}", to.router, to.number));
-        // A line that breaks ends a try at once only where nothing has to be waited out.
-        let hastes = op.is_timeless() || self.settings.sabotage == Some(Sabotage::HastyTries);
-        let breaks = if hastes { self.breaks() } else { None };
-        self.at(breaks.map_or(limit, |at| at.min(limit)), Event::TryEnds { to });
-        let is_twice = self.settings.sabotage == Some(Sabotage::ExecutedTwice);
+        let Some(pending) = self.pending(ticket) else { return };
+        let op = pending.op.clone();
+        if was_broken && self.dice.percent(50) {
+            let event = retry::Event::NotSent;
+            return self.at(self.now, Event::Retry { ticket, event });
+        }
+        self.log(op.pod(), op.call(), || format!("r{router}: try {tries} of {op:?}"));
+        match self.connection_break().filter(|at| *at < until) {
+            Some(at) => self.at(at, Event::ConnectionBreaks { ticket }),
+            None => {
+                let is_overloaded = self.dice.percent(10);
+                let event = retry::Event::NoReply { is_overloaded };
+                self.at(until, Event::Retry { ticket, event });
+            }
+        }
+        let is_duplicated = sabotage == Some(Sabotage::DuplicateExecution);
         if let Some(delay) = self.delay() {
             let op = op.clone();
-            self.at(self.now + delay, Event::Executed { to, op, not_after });
+            self.at(self.now + delay, Event::StoreReceives { ticket, op, not_after });
         }
-        if is_twice && let Some(delay) = self.delay() {
-            self.at(self.now + delay * 2, Event::Executed { to, op, not_after: None });
+        if is_duplicated && let Some(delay) = self.delay() {
+            self.at(self.now + delay * 2, Event::StoreReceives { ticket, op, not_after: None });
         }
     }
 
     /// A request reaches the store.
-    pub(crate) fn executed(&mut self, to: Ticket, op: Op, not_after: Option<Millis>) {
+    pub(crate) fn store_receives(&mut self, ticket: Ticket, op: Op, not_after: Option<Millis>) {
         let lag = self.dice.between(1, 30);
-        let (answer, leaves) = if not_after.is_some_and(|limit| self.now >= limit) {
-            (Answer::Late, self.now)
-        } else if let (Op::Allocate { call, .. }, Some(Sabotage::TwoSteps)) =
+        let (reply, leaves_at) = if not_after.is_some_and(|limit| self.now >= limit) {
+            (Reply::Late, self.now)
+        } else if let (Op::Allocate { call, .. }, Some(Sabotage::NonAtomicAllocate)) =
             (&op, self.settings.sabotage)
-            && let Some((pod, pool)) = self.store.peek(*call)
+            && let Some((pod, pool)) = self.store.read_free_pod(*call)
         {
             let pause = self.dice.between(1, 30);
             let call = *call;
-            return self.at(self.now + pause, Event::SecondHalf { to, call, pod, pool });
+            return self.at(self.now + pause, Event::SecondWrite { ticket, call, pod, pool });
         } else {
             self.store.execute(&op, self.now, lag)
         };
-        self.note(op.pod(), op.call(), || format!("store: {op:?}: {answer:?}"));
+        self.log(op.pod(), op.call(), || format!("store: {op:?}: {reply:?}"));
         let generation = self.store.generation;
-        self.at(leaves, Event::Leaves { to, answer, generation });
+        self.at(leaves_at, Event::ReplyLeaves { ticket, reply, generation });
     }
 
-    /// An answer leaves the store. It may be lost, and it may come twice.
-    pub(crate) fn leaves(&mut self, to: Ticket, answer: Answer, generation: u32) {
+    /// A reply leaves the store. It may be lost or duplicated.
+    pub(crate) fn reply_leaves(&mut self, ticket: Ticket, reply: Reply, generation: u32) {
         if generation != self.store.generation {
             return;
         }
         for _ in 0..self.copies() {
             if let Some(delay) = self.delay() {
-                self.at(self.now + delay, Event::Answered { to, answer: answer.clone() });
+                self.at(self.now + delay, Event::ReplyArrives { ticket, reply: reply.clone() });
             }
         }
     }
 
-    pub(crate) fn answered(&mut self, to: Ticket, answer: Answer) {
-        let router = &mut self.routers[to.router];
-        // The connection of a try that is over is closed.
-        let is_current = |open: &&mut Open| open.number == to.number && router.life == to.life;
-        let Some(open) = router.open.get_mut(&to.request).filter(is_current) else { return };
-        if answer != Answer::Late {
-            return self.close(to, Some(answer));
+    pub(crate) fn reply_arrives(&mut self, ticket: Ticket, reply: Reply) {
+        if reply == Reply::Late {
+            return self.retry_event(ticket, retry::Event::Expired);
         }
-        if to.number == 1 {
-            self.try_once(Ticket { number: 2, ..to });
-        } else if open.may_have_run {
-            self.close(to, None);
-        } else {
-            // It did not run, and will not.
-            open.op = without_doubt(open.op.clone());
-            self.close(to, None);
+        if self.pending(ticket).is_some_and(|pending| pending.step == ticket.step) {
+            self.finish(ticket, Some(reply));
         }
     }
 
-    pub(crate) fn try_ends(&mut self, to: Ticket) {
-        let router = &mut self.routers[to.router];
-        let is_current = |open: &&mut Open| open.number == to.number && router.life == to.life;
-        let Some(open) = router.open.get_mut(&to.request).filter(is_current) else { return };
-        open.may_have_run = true;
-        // (where a line breaks, there may not be another)
-        let is_cut_off = self.now < open.started + FIRST_TRY && self.dice.percent(50);
-        match to.number {
-            1 if !is_cut_off => self.try_once(Ticket { number: 2, ..to }),
-            _ => self.close(to, None),
+    pub(crate) fn connection_breaks(&mut self, ticket: Ticket) {
+        if let Some(pending) = self.pending(ticket).filter(|it| it.step == ticket.step) {
+            pending.is_connection_broken = true;
+            self.retry_event(ticket, retry::Event::NoReply { is_overloaded: false });
         }
     }
 
-    /// A request is over, with an answer or without.
-    fn close(&mut self, to: Ticket, answer: Option<Answer>) {
-        let Some(Open { asker, op, .. }) = self.routers[to.router].open.remove(&to.request) else {
-            return;
+    /// Passes an event on to the retry protocol, unless it belongs to an earlier action.
+    pub(crate) fn retry_event(&mut self, ticket: Ticket, event: retry::Event) {
+        if let Some(pending) = self.pending(ticket).filter(|it| it.step == ticket.step) {
+            let action = pending.retry.on(event);
+            self.perform(ticket, action);
+        }
+    }
+
+    /// Refuses a request, and defers the write that it leaves behind.
+    fn give_up(&mut self, ticket: Ticket, may_have_run: bool) {
+        let Some(pending) = self.pending(ticket) else { return };
+        let op = pending.op.clone();
+        self.log(op.pod(), op.call(), || format!("r{}: gave up {op:?}", ticket.router));
+        let write = match op {
+            Op::Allocate { call, request_id, .. } if may_have_run => {
+                Some(Op::Release { call, pod: None, request_id: Some(request_id) })
+            }
+            Op::Release { .. } => Some(op),
+            _ => None,
         };
+        let due = self.now;
+        self.routers[ticket.router].deferred.extend(write.map(|write| (due, write)));
+        self.finish(ticket, None);
+    }
+
+    /// Finishes a request, with a reply of the store or with an error.
+    fn finish(&mut self, ticket: Ticket, reply: Option<Reply>) {
+        let router = &mut self.routers[ticket.router];
+        let Some(pending) = router.pending.remove(&ticket.request) else { return };
+        let Pending { requester, op, .. } = pending;
         if let Op::Allocate { call, .. } = &op {
-            self.promises.allocate_closes(*call, self.now);
+            self.checker.allocate_finished(*call, self.now);
         }
-        if answer.is_none() {
-            self.note(op.pod(), op.call(), || format!("r{}: gave up {op:?}", to.router));
-            let debt = match &op {
-                Op::Allocate { attempt: 0, .. } => None,
-                Op::Allocate { call, attempt, .. } => {
-                    Some(Op::Release { call: *call, pod: None, stems_from: Some(*attempt) })
-                }
-                Op::Release { .. } => Some(op.clone()),
-                _ => None,
-            };
-            let due = self.now;
-            self.routers[to.router].debts.extend(debt.map(|debt| (due, debt)));
-        }
-        match asker {
-            Asker::Debt => {
-                if let (Op::Release { call, stems_from: Some(_), .. }, Some(_)) = (&op, &answer) {
-                    self.promises.taken_back(*call, self.now);
+        match requester {
+            Requester::Router => {
+                if let (Op::Release { call, request_id: Some(_), .. }, Some(_)) = (&op, &reply) {
+                    self.checker.compensated(*call, self.now);
                 }
             }
-            // It lives in the same process.
-            Asker::Leader { .. } => self.heard(asker, op, answer),
-            Asker::Client { .. } | Asker::Operator { .. } => {
+            // A leader is part of the router process.
+            Requester::Leader { .. } => self.response_arrives(requester, op, reply),
+            Requester::Client { .. } | Requester::Operator { .. } => {
                 for _ in 0..self.copies() {
                     if let Some(delay) = self.delay() {
-                        let (op, answer) = (op.clone(), answer.clone());
-                        self.at(self.now + delay, Event::Heard { asker, op, answer });
+                        let (op, reply) = (op.clone(), reply.clone());
+                        self.at(self.now + delay, Event::ResponseArrives { requester, op, reply });
                     }
                 }
             }
         }
     }
 
-    pub(crate) fn debts_due(&mut self, router: usize) {
-        let debts = &mut self.routers[router].debts;
-        for (_, debt) in debts.extract_if(.., |(due, _)| *due <= self.now).collect::<Vec<_>>() {
-            self.ask(router, Asker::Debt, debt);
+    pub(crate) fn flush_deferred(&mut self, router: usize) {
+        let deferred = &mut self.routers[router].deferred;
+        let due: Vec<_> = deferred.extract_if(.., |(due, _)| *due <= self.now).collect();
+        for (_, write) in due {
+            self.start_request(router, Requester::Router, write);
         }
-        self.at(self.now + 200, Event::DebtsDue { router });
+        self.at(self.now + 200, Event::FlushDeferred { router });
     }
 
-    /// Everything that a router had under way is forgotten; what it sent is on its way.
-    pub(crate) fn router_dies(&mut self, router: usize) {
+    /// A router loses its pending requests and deferred writes; sent messages stay in flight.
+    pub(crate) fn router_crashes(&mut self, router: usize) {
         let it = &mut self.routers[router];
-        it.life += 1;
-        it.debts.clear();
-        let open = std::mem::take(&mut it.open);
-        self.note(None, None, || format!("r{router}: died"));
-        for open in open.into_values() {
-            match (open.op, open.asker) {
+        it.incarnation += 1;
+        it.deferred.clear();
+        let pending = std::mem::take(&mut it.pending);
+        self.log(None, None, || format!("r{router}: crashed"));
+        for pending in pending.into_values() {
+            match (pending.op, pending.requester) {
                 (Op::Allocate { call, .. }, _) => {
-                    self.promises.allocate_closes(call, open.started + BUDGET);
+                    let last_effect = pending.started + millis(retry::BUDGET);
+                    self.checker.allocate_finished(call, last_effect);
                 }
-                (_, Asker::Leader { leader, .. }) => self.leaders[leader].restart(),
+                (_, Requester::Leader { leader, .. }) => self.leaders[leader].restart(),
                 _ => {}
             }
         }
-    }
-}
-
-/// An allocation of which it is clear that it did not happen.
-fn without_doubt(op: Op) -> Op {
-    match op {
-        Op::Allocate { call, is_merchant, .. } => Op::Allocate { call, is_merchant, attempt: 0 },
-        other => other,
     }
 }

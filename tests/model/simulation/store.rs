@@ -1,74 +1,77 @@
-//! The store: the fleet, and what Redis keeps beside it. Which attempt a call stems
-//! from, until when a request may be executed, and what a replica has of it all.
+//! The store: the fleet, the request ids of each call, and a replica that lags behind.
 
 use std::collections::{HashMap, VecDeque};
 
 use fleet::{
-    Allocate, Change, Departure, Edit, Fleet, Found, Millis, MoveRefused, NotReleased, PodFacts,
-    Release, Removed, Renew,
+    Allocate, CallLookup, Change, Edit, Fleet, Millis, MoveRefused, NotReleased, PodFacts, Release,
+    RemovalMode, Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use serde_json::json;
 
 use super::{
     Acknowledged, CAP, Failover, LEASE, Sabotage,
-    cluster::Seen,
-    requests::{Answer, Op},
+    cluster::PodState,
+    requests::{Op, Reply},
 };
 
-use crate::common::{begin_term, facts_in_order, writer};
+use crate::common::{claim_epoch, sorted_facts, writer};
 
-const TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
+const TIER_TABLE: &str = r#"{"tiers": {"gold": {"target": 2}, "acme": {"target": 1},
     "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
-/// So many writes a replica may be behind.
-const BEHIND: usize = 40;
+/// Writes that the replica may lag behind, at most.
+const MAX_BACKLOG: usize = 40;
 
-/// What one write changed.
-struct Written {
+/// A call whose request ids changed, and their new value.
+type RequestIdChange = Option<(u32, Option<Vec<u64>>)>;
+
+/// The changes of one write.
+struct ReplicatedWrite {
     changes: Vec<Change>,
-    attempt: Option<(u32, Option<Vec<u64>>)>,
-    /// When the replica has it.
+    request_ids: RequestIdChange,
+    /// When the replica receives it.
     replicated_at: Millis,
 }
 
-/// A fleet, and for each call the attempts that may have heard of it; none once it is sure.
+/// A fleet, and for each unconfirmed call the ids of the requests that may have been answered with
+/// it.
 struct Facts {
     fleet: Fleet,
-    attempts: HashMap<u32, Vec<u64>>,
+    request_ids: HashMap<u32, Vec<u64>>,
 }
 
 impl Facts {
-    fn apply(&mut self, written: Written) {
+    fn apply(&mut self, written: ReplicatedWrite) {
         written.changes.into_iter().for_each(|change| self.fleet.replay(change));
-        self.note(written.attempt);
+        self.set_request_ids(written.request_ids);
     }
 
-    fn note(&mut self, attempt: Option<(u32, Option<Vec<u64>>)>) {
-        match attempt {
-            Some((call, Some(attempt))) => drop(self.attempts.insert(call, attempt)),
-            Some((call, None)) => drop(self.attempts.remove(&call)),
+    fn set_request_ids(&mut self, change: RequestIdChange) {
+        match change {
+            Some((call, Some(ids))) => drop(self.request_ids.insert(call, ids)),
+            Some((call, None)) => drop(self.request_ids.remove(&call)),
             None => {}
         }
     }
 
     fn copy(&self) -> Self {
         let mut fleet = Fleet::new(self.fleet.tiers().clone(), 0);
-        facts_in_order(&self.fleet).into_iter().for_each(|(_, change)| fleet.replay(change));
-        Self { fleet, attempts: self.attempts.clone() }
+        sorted_facts(&self.fleet).into_iter().for_each(|(_, change)| fleet.replay(change));
+        Self { fleet, request_ids: self.request_ids.clone() }
     }
 }
 
 pub(super) struct Store {
     facts: Facts,
     replica: Option<Facts>,
-    behind: VecDeque<Written>,
+    backlog: VecDeque<ReplicatedWrite>,
     acknowledged: Acknowledged,
     pods: Vec<PodName>,
     calls: Vec<CallSid>,
     merchant: MerchantId,
     sabotage: Option<Sabotage>,
-    /// Counts failovers: what the old primary had to say is never heard.
+    /// Counts failovers: replies of the old primary are lost.
     pub generation: u32,
     pub writes: u64,
     pub lost: u64,
@@ -76,20 +79,20 @@ pub(super) struct Store {
 
 impl Store {
     pub(super) fn new(pods: usize, failover: Option<Failover>, sabotage: Option<Sabotage>) -> Self {
-        let tiers = Tiers::parse(TABLE, Origin::Settings).expect("a tier table").0;
-        let merchant: MerchantId = "m".parse().expect("a name");
-        let mut facts = Facts { fleet: Fleet::new(tiers, 0), attempts: HashMap::new() };
+        let tiers = Tiers::parse(TIER_TABLE, DocumentSource::Settings).expect("valid tier table").0;
+        let merchant: MerchantId = "m".parse().expect("valid name");
+        let mut facts = Facts { fleet: Fleet::new(tiers, 0), request_ids: HashMap::new() };
         facts.fleet.set_merchant(&merchant, Some(r#"{"pool": "acme"}"#), Edit::ANY).unwrap();
         let replica = failover.is_some().then(|| facts.copy());
         if replica.is_some() {
-            facts.fleet.keep_changes();
+            facts.fleet.enable_change_log();
         }
         Self {
             facts,
             replica,
-            behind: VecDeque::new(),
+            backlog: VecDeque::new(),
             acknowledged: failover.map_or(Acknowledged::AtOnce, |it| it.acknowledged),
-            pods: (0..pods).map(|pod| format!("p{pod}").parse().expect("a name")).collect(),
+            pods: (0..pods).map(|pod| format!("p{pod}").parse().expect("valid name")).collect(),
             calls: Vec::new(),
             merchant,
             sabotage,
@@ -106,61 +109,61 @@ impl Store {
     fn sid(&mut self, call: u32) -> CallSid {
         while self.calls.len() <= call as usize {
             let name = format!("c{}", self.calls.len());
-            self.calls.push(name.parse().expect("a name"));
+            self.calls.push(name.parse().expect("valid name"));
         }
         self.calls[call as usize].clone()
     }
 
     fn number_of(&self, pod: &PodName) -> usize {
-        pod.as_str()[1..].parse().expect("p and a number")
+        pod.as_str()[1..].parse().expect("pods are named p0, p1, …")
     }
 
-    /// Executes a request. Answers, too, from when on the answer may leave.
-    pub(super) fn execute(&mut self, op: &Op, now: Millis, lag: Millis) -> (Answer, Millis) {
-        let before = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
-        let answer = self.step(op, now);
-        let after = op.call().map(|call| (call, self.facts.attempts.get(&call).cloned()));
+    /// Executes a request. Returns the reply and when it may be sent.
+    pub(super) fn execute(&mut self, op: &Op, now: Millis, lag: Millis) -> (Reply, Millis) {
+        let before = op.call().map(|call| (call, self.facts.request_ids.get(&call).cloned()));
+        let reply = self.step(op, now);
+        let after = op.call().map(|call| (call, self.facts.request_ids.get(&call).cloned()));
         let changed = after != before;
         self.replicate(after.filter(|_| changed), now, lag);
         let held = match self.acknowledged {
             Acknowledged::AtOnce => now,
-            // What it has read has to be safe as well.
+            // The data that the request has read must be replicated, too.
             Acknowledged::WhenReplicated => {
-                self.behind.back().map_or(now, |last| last.replicated_at.max(now))
+                self.backlog.back().map_or(now, |last| last.replicated_at.max(now))
             }
         };
-        (answer, held)
+        (reply, held)
     }
 
-    fn replicate(&mut self, attempt: Option<(u32, Option<Vec<u64>>)>, now: Millis, lag: Millis) {
+    fn replicate(&mut self, request_ids: RequestIdChange, now: Millis, lag: Millis) {
         let Some(replica) = &mut self.replica else { return };
         let changes = self.facts.fleet.take_changes();
-        if changes.is_empty() && attempt.is_none() {
+        if changes.is_empty() && request_ids.is_none() {
             return;
         }
         self.writes += 1;
-        let last = self.behind.back().map_or(0, |last| last.replicated_at);
+        let last = self.backlog.back().map_or(0, |last| last.replicated_at);
         let replicated_at = last.max(now + lag);
-        self.behind.push_back(Written { changes, attempt, replicated_at });
-        if self.behind.len() > BEHIND {
-            replica.apply(self.behind.pop_front().expect("it is longer than that"));
+        self.backlog.push_back(ReplicatedWrite { changes, request_ids, replicated_at });
+        if self.backlog.len() > MAX_BACKLOG {
+            replica.apply(self.backlog.pop_front().expect("the backlog is not empty"));
         }
     }
 
-    /// The replica takes over. Answers how many writes it has not seen.
+    /// Promotes the replica. Returns the number of lost writes.
     pub(super) fn fail_over(&mut self, failover: Failover, now: Millis) -> u64 {
-        let mut replica = self.replica.take().expect("there is a replica");
-        let kept = match failover.acknowledged {
-            Acknowledged::AtOnce => self.behind.len().saturating_sub(failover.most),
+        let mut replica = self.replica.take().expect("failover needs a replica");
+        let replicated = match failover.acknowledged {
+            Acknowledged::AtOnce => self.backlog.len().saturating_sub(failover.max_lost),
             Acknowledged::WhenReplicated => {
-                let unseen = self.behind.iter().filter(|it| it.replicated_at > now).count();
-                self.behind.len() - unseen
+                let unreplicated = self.backlog.iter().filter(|it| it.replicated_at > now).count();
+                self.backlog.len() - unreplicated
             }
         };
-        let lost = (self.behind.len() - kept) as u64;
-        self.behind.drain(..).take(kept).for_each(|written| replica.apply(written));
+        let lost = (self.backlog.len() - replicated) as u64;
+        self.backlog.drain(..).take(replicated).for_each(|written| replica.apply(written));
         self.replica = Some(replica.copy());
-        replica.fleet.keep_changes();
+        replica.fleet.enable_change_log();
         self.facts = replica;
         self.generation += 1;
         self.lost += lost;
@@ -172,122 +175,124 @@ impl Store {
         self.replicate(None, now, lag);
     }
 
-    /// Derives all views again; answers how many were wrong.
+    /// Audits all pods. Returns the number of repaired ones.
     pub(super) fn audit(&mut self) -> usize {
         let names = self.facts.fleet.pod_names();
         self.facts.fleet.audit(&names).repaired
     }
 
-    fn step(&mut self, op: &Op, now: Millis) -> Answer {
+    fn step(&mut self, op: &Op, now: Millis) -> Reply {
         match op {
-            Op::Allocate { call, is_merchant, attempt } => {
-                self.allocate(*call, *is_merchant, *attempt, now)
+            Op::Allocate { call, is_merchant, request_id } => {
+                self.allocate(*call, *is_merchant, *request_id, now)
             }
-            Op::Release { call, pod, stems_from } => self.release(*call, *pod, *stems_from, now),
+            Op::Release { call, pod, request_id } => self.release(*call, *pod, *request_id, now),
             Op::Renew { call, pod } => self.renew(*call, *pod, now),
             Op::Find { call } => {
                 let found = self.sid(*call);
                 let pod = match self.facts.fleet.find(&found) {
-                    Some(Found::Live(live)) => Some(self.number_of(&live.pod)),
+                    Some(CallLookup::Live(live)) => Some(self.number_of(&live.pod)),
                     _ => None,
                 };
-                Answer::Found { pod }
+                Reply::Found { pod }
             }
             Op::Drain { pod, ttl } => match self.facts.fleet.drain(&self.pods[*pod], *ttl, now) {
-                Ok(drained) => Answer::Drained { until: drained.until },
-                Err(_) => Answer::UnknownPod,
+                Ok(drained) => Reply::Drained { until: drained.until },
+                Err(_) => Reply::UnknownPod,
             },
             Op::Undrain { pod } => match self.facts.fleet.undrain(&self.pods[*pod]) {
-                Ok(_) => Answer::Undrained,
-                Err(_) => Answer::UnknownPod,
+                Ok(_) => Reply::Undrained,
+                Err(_) => Reply::UnknownPod,
             },
-            Op::Epoch { epoch } => taken(begin_term(&mut self.facts.fleet, *epoch)),
-            Op::Observe { pod, seen, epoch } => {
-                let facts = facts_of(seen);
+            Op::Epoch { epoch } => accepted(claim_epoch(&mut self.facts.fleet, *epoch)),
+            Op::Observe { pod, state, epoch } => {
+                let facts = facts_of(state);
                 let writer = writer(&mut self.facts.fleet, *epoch);
-                taken(self.facts.fleet.observe_pod(&self.pods[*pod], &facts, writer, now).is_ok())
+                accepted(
+                    self.facts.fleet.observe_pod(&self.pods[*pod], &facts, writer, now).is_ok(),
+                )
             }
             Op::Remove { pod, uid, epoch } => {
                 let (name, uid) = (&self.pods[*pod], format!("u{uid}"));
                 let writer = writer(&mut self.facts.fleet, *epoch);
-                match self.facts.fleet.remove_pod(name, &uid, Departure::Now, writer, now) {
-                    Ok(Removed::NotThere) => Answer::NotThere,
-                    gone => taken(gone.is_ok()),
+                match self.facts.fleet.remove_pod(name, &uid, RemovalMode::Immediate, writer, now) {
+                    Ok(Removed::NotFound) => Reply::NoSuchPod,
+                    gone => accepted(gone.is_ok()),
                 }
             }
             Op::Move { pod, uid, to, epoch } => {
-                let pool: Pool = to.parse().expect("a pool");
+                let pool: Pool = to.parse().expect("valid pool");
                 let (name, uid) = (&self.pods[*pod], format!("u{uid}"));
                 let writer = writer(&mut self.facts.fleet, *epoch);
                 match self.facts.fleet.move_pod(name, &uid, &pool, writer) {
-                    Err(MoveRefused::Write(_)) => Answer::Fenced,
-                    Ok(()) => Answer::Taken,
-                    Err(_) => Answer::NotThere,
+                    Err(MoveRefused::Write(_)) => Reply::Fenced,
+                    Ok(()) => Reply::Accepted,
+                    Err(_) => Reply::NoSuchPod,
                 }
             }
             Op::Uid { pod } => {
                 let uid = self.facts.fleet.pod(&self.pods[*pod]).map(|pod| pod.facts.uid);
-                Answer::Uid { uid: uid.map(|uid| uid[1..].parse().expect("u and a number")) }
+                Reply::Uid { uid: uid.map(|uid| uid[1..].parse().expect("UIDs are u0, u1, …")) }
             }
         }
     }
 
-    fn allocate(&mut self, call: u32, is_merchant: bool, attempt: u64, now: Millis) -> Answer {
+    fn allocate(&mut self, call: u32, is_merchant: bool, request_id: u64, now: Millis) -> Reply {
         let sid = self.sid(call);
         let merchant = is_merchant.then(|| self.merchant.clone());
         let Ok(got) = self.facts.fleet.allocate(&Allocate::new(sid, merchant, LEASE), now) else {
-            return Answer::Refused;
+            return Reply::Refused;
         };
-        let is_new = match self.facts.attempts.get_mut(&call) {
+        let is_new = match self.facts.request_ids.get_mut(&call) {
             _ if !got.was_existing => {
-                self.facts.attempts.insert(call, vec![attempt]);
+                self.facts.request_ids.insert(call, vec![request_id]);
                 true
             }
-            // The same attempt again: its first answer was lost.
-            Some(attempts) if attempts.first() == Some(&attempt) => true,
-            // One more who may hear of it.
-            Some(attempts) => {
-                if !attempts.contains(&attempt) {
-                    attempts.push(attempt);
+            // A repeat of the same request: its first reply was lost.
+            Some(request_ids) if request_ids.first() == Some(&request_id) => true,
+            // Another request that may be answered with this call.
+            Some(request_ids) => {
+                if !request_ids.contains(&request_id) {
+                    request_ids.push(request_id);
                 }
                 false
             }
             None => false,
         };
         let is_shared = got.pool.to_string() == "pool:basic";
-        Answer::Given { pod: self.number_of(&got.pod), is_shared, is_new }
+        Reply::Allocated { pod: self.number_of(&got.pod), is_shared, is_new }
     }
 
-    fn renew(&mut self, call: u32, pod: usize, now: Millis) -> Answer {
+    fn renew(&mut self, call: u32, pod: usize, now: Millis) -> Reply {
         let (calls, pod) = (vec![self.sid(call)], Some(self.pods[pod].clone()));
         let renewed = self.facts.fleet.renew(&Renew { calls, pod, lease_ttl: LEASE }, now);
         if !renewed.unknown.is_empty() {
-            return Answer::NotFound;
+            return Reply::NotFound;
         }
-        // Somebody has it: nobody may take it back any more.
-        if self.sabotage != Some(Sabotage::DoubtsDespiteRenewal) {
-            self.facts.attempts.remove(&call);
+        // The agent has the call: a compensating release must not end it any more.
+        if self.sabotage != Some(Sabotage::CompensateRenewedCall) {
+            self.facts.request_ids.remove(&call);
         }
-        Answer::Renewed
+        Reply::Renewed
     }
 
     fn release(
         &mut self,
         call: u32,
         pod: Option<usize>,
-        stems_from: Option<u64>,
+        request_id: Option<u64>,
         now: Millis,
-    ) -> Answer {
-        // It is over when nobody is left who may have heard of it.
-        let is_that = stems_from.is_none_or(|it| {
-            self.facts.attempts.get_mut(&call).is_some_and(|attempts| {
-                // (the place of the first stays its own)
-                attempts.iter_mut().filter(|other| **other == it).for_each(|it| *it = u64::MAX);
-                attempts.iter().all(|other| *other == u64::MAX)
+    ) -> Reply {
+        // The last request that may have been answered with the call ends it.
+        let is_last = request_id.is_none_or(|it| {
+            self.facts.request_ids.get_mut(&call).is_some_and(|request_ids| {
+                // The first id keeps its position: it decides whether a repeat is new.
+                request_ids.iter_mut().filter(|other| **other == it).for_each(|it| *it = u64::MAX);
+                request_ids.iter().all(|other| *other == u64::MAX)
             })
         });
-        if !is_that && self.sabotage != Some(Sabotage::DoubtsWithoutAttempt) {
-            return Answer::NotFound;
+        if !is_last && self.sabotage != Some(Sabotage::CompensateWithoutRequestId) {
+            return Reply::NotFound;
         }
         let mut sid = self.sid(call);
         let name = pod.map(|pod| self.pods[pod].clone());
@@ -298,47 +303,47 @@ impl Store {
             sid = first.call.clone();
         }
         match self.facts.fleet.release(&Release::new(sid, name), now) {
-            Ok(released) => Answer::Released { pod: self.number_of(&released.pod) },
-            Err(NotReleased::NotFound | NotReleased::Waited { .. }) => Answer::NotFound,
+            Ok(released) => Reply::Released { pod: self.number_of(&released.pod) },
+            Err(NotReleased::NotFound | NotReleased::WasWaiting { .. }) => Reply::NotFound,
         }
     }
 
-    /// Half of an allocation done in two steps: reads which pod is free.
-    pub(super) fn peek(&mut self, call: u32) -> Option<(usize, &'static str)> {
+    /// The read of a non-atomic allocation: returns a free pod.
+    pub(super) fn read_free_pod(&mut self, call: u32) -> Option<(usize, &'static str)> {
         let sid = self.sid(call);
         if self.facts.fleet.call(&sid).is_some() {
             return None;
         }
         [("pool:gold", 1), ("pool:basic", CAP)].into_iter().find_map(|(pool, cap)| {
-            let free = self.facts.fleet.available(&pool.parse().expect("a pool"));
+            let free = self.facts.fleet.available(&pool.parse().expect("valid pool"));
             let (pod, _) = free.into_iter().find(|(_, calls)| *calls < cap)?;
             Some((self.number_of(&pod), pool))
         })
     }
 
-    /// The other half: writes that the call has it.
-    pub(super) fn poke(&mut self, call: u32, pod: usize, pool: &str, now: Millis) -> Answer {
+    /// The write of a non-atomic allocation: assigns the pod to the call.
+    pub(super) fn write_call(&mut self, call: u32, pod: usize, pool: &str, now: Millis) -> Reply {
         let (sid, name) = (self.sid(call), self.pods[pod].clone());
         if self.facts.fleet.call(&sid).is_some() || self.facts.fleet.pod(&name).is_none() {
-            return Answer::Refused;
+            return Reply::Refused;
         }
         let facts = json!({"is": "call", "call": sid, "pod": name, "pool": pool, "at": now, "until": now + LEASE});
-        self.facts.fleet.replay(serde_json::from_value(facts).expect("a call"));
-        Answer::Given { pod, is_shared: pool == "pool:basic", is_new: true }
+        self.facts.fleet.replay(serde_json::from_value(facts).expect("valid change"));
+        Reply::Allocated { pod, is_shared: pool == "pool:basic", is_new: true }
     }
 }
 
-fn taken(is_taken: bool) -> Answer {
-    if is_taken { Answer::Taken } else { Answer::Fenced }
+fn accepted(is_accepted: bool) -> Reply {
+    if is_accepted { Reply::Accepted } else { Reply::Fenced }
 }
 
-fn facts_of(seen: &Seen) -> PodFacts {
+fn facts_of(state: &PodState) -> PodFacts {
     PodFacts {
-        uid: format!("u{}", seen.uid),
+        uid: format!("u{}", state.uid),
         address: "a:1".into(),
-        ready: seen.is_ready,
-        terminating: seen.is_terminating,
-        restarts: seen.restarts,
+        ready: state.is_ready,
+        terminating: state.is_terminating,
+        restarts: state.restarts,
         pin: None,
     }
 }

@@ -1,44 +1,42 @@
-//! How calls ended, and what that says of their pods.
+//! Call history: the ends of recent calls, by which a reconnect or a late confirmation is decided.
 
 use std::collections::{HashMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Fleet, Pod, calls::Call};
-use crate::rules::{
-    CALL_HISTORY_TTL, EARLY_FAILURE, QUARANTINE_FAILURES, QUARANTINE_SHARE, QUARANTINE_TIME,
-};
+use super::calls::Call;
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName},
+    rules::CALL_HISTORY_TTL,
 };
 
-/// Why a call ended.
+/// The cause of a call's end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Cause {
-    /// Its agent let it go.
+pub enum EndCause {
+    /// The agent released the call.
     #[default]
     Agent,
-    /// The provider said that it is over.
+    /// The provider reported the end of the call.
     Provider,
-    /// Somebody ended it by hand.
+    /// An operator ended the call.
     Operator,
-    /// Its stream is gone, and its agent has said nothing.
+    /// The stream ended; the agent or the provider may still report the cause.
     Stream,
-    /// The same, and it is clear that nobody explains it.
+    /// The stream ended, and no cause was reported in time.
     Broken,
-    /// Nobody renewed it.
+    /// The lease expired.
     Lease,
-    /// Its stream never started.
+    /// The stream never started.
     Unconfirmed,
-    /// Its pod is no more, or another.
+    /// The pod was removed, replaced or restarted.
     PodGone,
-    /// It waited, was handed a pod, and did not come for it.
+    /// A handed-off call did not accept the hand-off in time.
     Abandoned,
 }
 
-impl Cause {
+impl EndCause {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -53,59 +51,60 @@ impl Cause {
         }
     }
 
-    /// Nobody is left who would want another pod.
+    /// Whether the call is over: it must not be given another pod.
     pub(super) fn is_final(self) -> bool {
         matches!(self, Self::Agent | Self::Provider | Self::Operator)
     }
 
-    /// Its agent's word may still be on its way.
-    pub(super) fn may_be_explained(self) -> bool {
+    /// Whether a report of a final cause may still arrive.
+    pub(super) fn may_be_updated(self) -> bool {
         matches!(self, Self::Stream | Self::Broken | Self::Lease | Self::Unconfirmed)
     }
 
-    /// What is known of an end once somebody says more of it.
-    pub(super) fn explained_by(self, told: Self) -> Self {
-        match (self, told) {
-            (before, _) if before.is_final() => before,
-            (_, told) if told.is_final() => told,
-            // A stream that is over does not start any more; its pod was blamed before.
+    /// The cause after another report of the same end. The first final cause wins.
+    pub(super) fn updated_by(self, reported: Self) -> Self {
+        match (self, reported) {
+            (known, _) if known.is_final() => known,
+            (_, reported) if reported.is_final() => reported,
+            // The stream is over, so a late confirmation must not reallocate the pod. The failure
+            // of the pod was counted at the first end.
             (Self::Unconfirmed, Self::Stream) => Self::Broken,
-            (before, _) => before,
+            (known, _) => known,
         }
     }
 }
 
-/// How a call ended.
+/// The end of a call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct End {
+pub struct CallEnd {
     pub(super) pod: PodName,
-    pub(super) cause: Cause,
-    pub(super) attempts: u32,
+    pub(super) cause: EndCause,
+    #[serde(rename = "attempts")]
+    pub(super) pod_attempt: u32,
     pub(super) lasted: Millis,
     pub(super) merchant: Option<MerchantId>,
     pub(super) at: Millis,
 }
 
-/// The ends of the last hour.
+/// The ends of calls within [`CALL_HISTORY_TTL`].
 #[derive(Debug, Default)]
-pub(super) struct Ends {
-    by_call: HashMap<CallSid, End>,
+pub(super) struct CallHistory {
+    by_call: HashMap<CallSid, CallEnd>,
     order: VecDeque<(Millis, CallSid)>,
 }
 
-impl Ends {
-    /// Remembers the end of a call that may come back: those whose documents send
-    /// them back to us, and those whose stream may still start.
-    pub(super) fn note(&mut self, call: CallSid, facts: &Call, cause: Cause, at: Millis) {
-        let returns = facts.attempts > 0 || cause == Cause::Unconfirmed;
-        // What was taken back was never the caller's.
-        if !returns || facts.place.is_some() || cause == Cause::Abandoned {
+impl CallHistory {
+    /// Records the end of a call that may reconnect or confirm late. Others are not looked up.
+    pub(super) fn record(&mut self, call: CallSid, facts: &Call, cause: EndCause, at: Millis) {
+        let may_return = facts.pod_attempt > 0 || cause == EndCause::Unconfirmed;
+        // A hand-off that was never accepted is no pod attempt.
+        if !may_return || facts.queue_entry.is_some() || cause == EndCause::Abandoned {
             return;
         }
-        let end = End {
+        let end = CallEnd {
             pod: facts.pod.clone(),
             cause,
-            attempts: facts.attempts,
+            pod_attempt: facts.pod_attempt,
             lasted: at.saturating_sub(facts.at),
             merchant: facts.merchant.clone(),
             at,
@@ -113,9 +112,9 @@ impl Ends {
         self.insert(call, end);
     }
 
-    pub(super) fn insert(&mut self, call: CallSid, end: End) {
+    pub(super) fn insert(&mut self, call: CallSid, end: CallEnd) {
         while let Some((at, oldest)) = self.order.front()
-            && at + CALL_HISTORY_TTL <= end.at
+            && at + CALL_HISTORY_TTL < end.at
         {
             if self.by_call.get(oldest).is_some_and(|end| end.at == *at) {
                 self.by_call.remove(oldest);
@@ -126,8 +125,8 @@ impl Ends {
         self.by_call.insert(call, end);
     }
 
-    pub(super) fn get(&self, call: &CallSid, now: Millis) -> Option<&End> {
-        self.by_call.get(call).filter(|end| now < end.at + CALL_HISTORY_TTL)
+    pub(super) fn get(&self, call: &CallSid, now: Millis) -> Option<&CallEnd> {
+        self.by_call.get(call).filter(|end| now <= end.at + CALL_HISTORY_TTL)
     }
 
     pub(super) fn contains(&self, call: &CallSid) -> bool {
@@ -145,55 +144,7 @@ impl Ends {
         }
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&CallSid, &End)> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&CallSid, &CallEnd)> {
         self.by_call.iter()
-    }
-}
-
-/// What an end says of the pod: good, bad, or nothing.
-pub(super) fn speaks_for(cause: Cause, lasted: Millis) -> Option<bool> {
-    match cause {
-        Cause::Unconfirmed => Some(false),
-        Cause::Agent => Some(true),
-        Cause::Provider if lasted >= EARLY_FAILURE => Some(true),
-        // A stream that broke counts once it is clear that nobody explains it.
-        _ => None,
-    }
-}
-
-/// A stream that is gone without a word.
-pub(super) fn broke_soon(lasted: Millis) -> Option<bool> {
-    (lasted < EARLY_FAILURE).then_some(false)
-}
-
-impl Fleet {
-    /// Notes how a pod fared with a call. Several bad ones in a row put it into
-    /// quarantine, if not too many of its pool are there; a good one takes it out.
-    pub(super) fn fared(&mut self, name: &PodName, well: Option<bool>, now: Millis) {
-        let (Some(well), Some(pod)) = (well, self.pods.get(name)) else { return };
-        if well {
-            return self.absolve(name);
-        }
-        let failures = pod.failures + 1;
-        let may_be = pod.quarantined_until.is_none() && failures >= QUARANTINE_FAILURES;
-        let until = Some(now + QUARANTINE_TIME).filter(|_| may_be && self.can_spare(name));
-        let quarantined_until = until.or(pod.quarantined_until);
-        self.record(Change::Health { pod: name.clone(), failures, quarantined_until });
-    }
-
-    /// Whether one more pod of its pool may be in quarantine.
-    fn can_spare(&self, name: &PodName) -> bool {
-        let tier = self.pods.get(name).and_then(|pod| pod.tier.as_ref());
-        let view = tier.and_then(|tier| self.pools.get(tier));
-        view.is_some_and(|view| (view.quarantined + 1) * QUARANTINE_SHARE <= view.assigned)
-    }
-
-    /// Forgets how a pod fared: it is another, or somebody has looked after it.
-    pub(super) fn absolve(&mut self, name: &PodName) {
-        let is_blamed = |pod: &Pod| pod.failures > 0 || pod.quarantined_until.is_some();
-        if self.pods.get(name).is_some_and(is_blamed) {
-            let (failures, quarantined_until) = (0, None);
-            self.record(Change::Health { pod: name.clone(), failures, quarantined_until });
-        }
     }
 }

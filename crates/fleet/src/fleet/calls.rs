@@ -1,40 +1,40 @@
-//! Calls come and go: allocate and release.
+//! Allocate and release.
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Cause, Change, Fleet, Hold, Place, Reason, Signed, Tried,
-    call_history::{broke_soon, speaks_for},
+    Change, EndCause, Fleet, Hold, QueueEntry, SignedRequest, SkipReason, SkippedStep,
     change::is_default,
+    pod_health::{early_failure, outcome_of},
 };
 use crate::{
     Millis,
     merchant::{self, Limit, Malformed},
     names::{CallSid, MerchantId, PodName, Pool},
-    tiers::{Kind, Strategy},
+    tiers::{Strategy, TierKind},
 };
 
-/// A live call: its record and the deadline of its lease.
+/// A live call and the deadline of its lease.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Call {
     pub(super) pod: PodName,
-    /// The pool the pod was drawn from.
+    /// The pool from which the pod was allocated.
     pub(super) pool: Pool,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) merchant: Option<MerchantId>,
     pub(super) at: Millis,
     pub(super) until: Millis,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub(super) tried: Vec<Tried>,
-    /// Its stream has not started yet.
+    pub(super) tried: Vec<SkippedStep>,
+    /// The stream has not started yet.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) provisional: bool,
-    /// How many pods it has been given by now, if that is looked at.
-    #[serde(default, skip_serializing_if = "is_default")]
-    pub(super) attempts: u32,
-    /// The place it had, until it comes for the pod it was handed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(super) place: Option<Place>,
+    /// Ordinal of the pod that the call has been given; 0 if the call may not return.
+    #[serde(rename = "attempts", default, skip_serializing_if = "is_default")]
+    pub(super) pod_attempt: u32,
+    /// The queue entry of a handed-off call, until it accepts the hand-off.
+    #[serde(rename = "place", default, skip_serializing_if = "Option::is_none")]
+    pub(super) queue_entry: Option<QueueEntry>,
 }
 
 impl Call {
@@ -45,296 +45,296 @@ impl Call {
             was_existing: true,
             tried: self.tried.clone(),
             malformed_merchant: None,
-            attempt: self.attempts,
+            pod_attempt: self.pod_attempt,
             waited: None,
         }
     }
 }
 
-/// A call asks for a pod.
+/// A request for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocate {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub lease_ttl: Millis,
-    /// Its stream has to start before the call is sure of its pod: the lease is
-    /// short until then.
+    /// The allocation is provisional: its lease is short until the stream starts.
     pub provisional: bool,
-    /// The call comes back when its stream is gone: how it ended is remembered.
-    pub returns: bool,
-    /// It may wait.
+    /// The call may reconnect after its stream ends, so its end is recorded in the call history.
+    pub may_return: bool,
+    /// Terms under which the call may wait; `None` refuses it at once.
     pub hold: Option<Hold>,
-    /// It had a pod, and its stream is gone.
-    pub after: Option<After>,
-    /// The request is signed by a provider.
-    pub signed: Option<Signed>,
+    /// The pod whose stream has ended, for a reconnect.
+    pub previous: Option<PreviousPod>,
+    /// The provider's signature, for replay protection.
+    pub signed: Option<SignedRequest>,
 }
 
-/// The attempt before this one.
+/// The pod attempt before a reconnect.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct After {
+pub struct PreviousPod {
     pub pod: PodName,
-    pub attempt: u32,
-    /// Nobody will explain any more why the stream is gone.
-    pub is_final: bool,
-    /// So often a call may have another pod.
-    pub retries: u32,
+    pub pod_attempt: u32,
+    /// The cause of the stream's end is settled: no further report is awaited.
+    pub is_settled: bool,
+    /// The maximum number of reconnects per call.
+    pub max_retries: u32,
 }
 
-impl After {
-    /// That was the last attempt.
+impl PreviousPod {
+    /// Whether no reconnect is left.
     fn is_last(&self) -> bool {
-        self.attempt > self.retries
+        self.pod_attempt > self.max_retries
     }
 }
 
 impl Allocate {
-    /// A call that wants a pod and nothing else.
+    /// A request without options.
     pub fn new(call: CallSid, merchant: Option<MerchantId>, lease_ttl: Millis) -> Self {
-        let (provisional, returns, hold, after, signed) = (false, false, None, None, None);
-        Self { call, merchant, lease_ttl, provisional, returns, hold, after, signed }
+        let (provisional, may_return, hold, previous, signed) = (false, false, None, None, None);
+        Self { call, merchant, lease_ttl, provisional, may_return, hold, previous, signed }
     }
 
-    /// The number of the attempt that begins; 0 where nobody counts.
-    pub fn attempts(&self) -> u32 {
-        let before = self.after.as_ref().map_or(0, |after| after.attempt);
-        if self.returns { before + 1 } else { 0 }
+    /// The pod attempt that this request begins; 0 if the call may not return.
+    pub fn pod_attempt(&self) -> u32 {
+        let before = self.previous.as_ref().map_or(0, |previous| previous.pod_attempt);
+        if self.may_return { before + 1 } else { 0 }
     }
 }
 
-/// A call has a pod.
+/// The pod of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Allocation {
     pub pod: PodName,
     pub pool: Pool,
-    /// The call had this pod before it asked.
+    /// The call already had this pod: an idempotent repeat.
     pub was_existing: bool,
-    /// The steps of the chain that were tried in vain.
-    pub tried: Vec<Tried>,
-    /// The merchant's document could not be used; the default chain was.
+    /// The chain steps before it that had no free pod.
+    pub tried: Vec<SkippedStep>,
+    /// The error in the merchant's document; the call took the default chain.
     pub malformed_merchant: Option<Malformed>,
-    /// Which pod of the call this is; 0 where nobody counts.
-    pub attempt: u32,
-    /// How long it waited for it.
+    /// Ordinal of the pod that the call has been given; 0 if the call may not return.
+    pub pod_attempt: u32,
+    /// Time in the queue, for an accepted hand-off.
     pub waited: Option<Millis>,
 }
 
-/// A call has no pod (yet).
+/// An allocate request without a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Refusal {
-    pub tried: Vec<Tried>,
+    pub tried: Vec<SkippedStep>,
     pub malformed_merchant: Option<Malformed>,
-    pub why: Why,
+    pub reason: RefusalReason,
 }
 
-/// Why a call has no pod.
+/// The reason for a refusal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Why {
-    /// No pool of the chain has one.
+pub enum RefusalReason {
+    /// No pool of the chain has a free pod.
     NoPods,
-    /// The merchant has as much as it may; no step was tried.
+    /// The merchant's limit is reached; no chain step was tried.
     Limit(Limit),
-    /// There is none, and no place to wait either.
+    /// No pod is free, and the queue is full.
     QueueFull,
-    /// It has waited, for as long as it may.
-    TimeOver { waited: Millis },
-    /// It has a place in the queue until then.
+    /// The hold time is over.
+    HoldExpired { waited: Millis },
+    /// The call waits in the queue until `until`.
     Waiting { is_new: bool, until: Millis },
-    /// Its stream is gone because the call is over.
-    Over,
-    /// Its stream is gone, and it may soon be known why.
+    /// The call is over; it does not reconnect.
+    CallEnded,
+    /// The stream ended, and its cause is not settled yet; the caller asks again.
     Unsettled,
-    /// Its stream is gone once too often.
-    Spent,
-    /// The same signed request began a call before, which is over.
+    /// The call has used all its reconnects.
+    RetriesExhausted,
+    /// The signed request was answered before, and its call is over.
     Replayed,
 }
 
-impl Why {
+impl RefusalReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::NoPods => "no_pods",
             Self::Limit(limit) => limit.as_str(),
             Self::QueueFull => "queue_full",
-            Self::TimeOver { .. } => "time_over",
+            Self::HoldExpired { .. } => "time_over",
             Self::Waiting { .. } => "waiting",
-            Self::Over => "over",
+            Self::CallEnded => "over",
             Self::Unsettled => "unsettled",
-            Self::Spent => "spent",
+            Self::RetriesExhausted => "spent",
             Self::Replayed => "replayed",
         }
     }
 }
 
-/// A call is over.
+/// A request to end a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Release {
     pub call: CallSid,
-    /// Given by callers who know: if the call is elsewhere, it is not theirs.
+    /// If given, the release applies only while the call is on this pod.
     pub pod: Option<PodName>,
-    /// Which of the call's attempts is over, if that was told.
-    pub attempt: Option<u32>,
-    /// Who says so: the agent, the provider, or the stream's own end.
-    pub cause: Cause,
+    /// If given, the release applies only to this pod attempt.
+    pub pod_attempt: Option<u32>,
+    pub cause: EndCause,
 }
 
 impl Release {
-    /// What an agent says.
+    /// A release by the agent.
     pub fn new(call: CallSid, pod: Option<PodName>) -> Self {
-        Self { call, pod, attempt: None, cause: Cause::Agent }
+        Self { call, pod, pod_attempt: None, cause: EndCause::Agent }
     }
 }
 
-/// A call gave its pod back.
+/// A released call and its pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Released {
     pub pod: PodName,
-    /// The pool the pod was drawn from.
+    /// The pool from which the pod was allocated.
     pub source_pool: Pool,
-    /// The pool the pod belongs to now.
+    /// The current pool of the pod.
     pub pool: Pool,
-    /// The pod stays out of its pool.
+    /// The pod is draining or terminating and takes no new calls.
     pub was_draining: bool,
     pub lasted: Millis,
 }
 
-/// No such call is live (on that pod).
+/// The call is not live, or not on the given pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("no such call")]
 pub struct CallNotFound;
 
-/// Why a release gave no pod back.
+/// The reason why a release freed no pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NotReleased {
-    /// No such call is live (on that pod).
+    /// The call is not live, or not on the given pod.
     NotFound,
-    /// It was waiting, and has left.
-    Waited { waited: Millis },
+    /// The call was waiting or handed off, and left the queue.
+    WasWaiting { waited: Millis },
 }
 
-/// What is known of a call that asks.
+/// Whether a request continues a known call.
 #[derive(PartialEq)]
-enum Account {
-    New,
-    /// It had a pod before.
-    Known,
-    /// It has just left this one.
-    Left(PodName),
+enum Continuation {
+    NewCall,
+    /// The call has or had a pod, or waits.
+    KnownCall,
+    /// This request ended the previous attempt, on this pod.
+    LeftPod(PodName),
 }
 
-/// The pod drawn, its pool, the steps tried before, and a document set aside.
-type Choice = (PodName, Pool, Vec<Tried>, Option<Malformed>);
+/// The chosen pod, its pool, the skipped steps, and the error in the merchant's document.
+type Choice = (PodName, Pool, Vec<SkippedStep>, Option<Malformed>);
 
 impl Fleet {
-    /// Gives the call a pod, or says again which one it has.
+    /// Allocates a pod to the call. Idempotent: a live call keeps its pod.
     pub fn allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
-        let outcome = self.answer(request, now);
-        self.note_seen(request, &outcome, now);
+        let outcome = self.try_allocate(request, now);
+        self.record_signed_request(request, &outcome, now);
         if let Err(refusal) = &outcome {
-            self.tell_refused(request, refusal);
+            self.record_refusal(request, refusal);
         }
         outcome
     }
 
-    fn answer(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
-        let refusal = |why| Refusal { tried: Vec::new(), malformed_merchant: None, why };
+    fn try_allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
+        let refusal = |reason| Refusal { tried: Vec::new(), malformed_merchant: None, reason };
         if self.is_replay(request, now) {
-            return Err(refusal(Why::Replayed));
+            return Err(refusal(RefusalReason::Replayed));
         }
-        let account = match &request.after {
-            None => Account::New,
-            Some(after) => self.settle_account(&request.call, after, now).map_err(refusal)?,
+        let continuation = match &request.previous {
+            None => Continuation::NewCall,
+            Some(previous) => {
+                self.settle_previous(&request.call, previous, now).map_err(refusal)?
+            }
         };
-        if let Some(fetched) = self.fetch(request, now) {
-            return Ok(fetched);
+        if let Some(allocation) = self.accept_handoff(request, now) {
+            return Ok(allocation);
         }
         if let Some(call) = self.calls.get(&request.call) {
             let allocation = call.allocation();
             if call.provisional && request.provisional {
-                // A new document has gone out: its stream has its whole time.
+                // The repeated answer opens a new stream, which gets the full connect timeout.
                 let until = now + request.lease_ttl;
-                self.record(Change::Spared { call: request.call.clone(), until });
+                self.record(Change::PendingExtended { call: request.call.clone(), until });
             }
             return Ok(allocation);
         }
-        if let Some(refusal) = self.poll(request, now) {
+        if let Some(refusal) = self.poll_queue(request, now) {
             return Err(refusal);
         }
-        let is_rescue = account != Account::New;
-        let outcome = match self.choose(request, is_rescue, now) {
-            Ok(choice) => Ok(self.give(request, choice, is_rescue, now)),
-            Err(refusal) if refusal.why == Why::NoPods => {
-                Err(self.wait(request, refusal, is_rescue, now))
+        let is_reconnect = continuation != Continuation::NewCall;
+        let outcome = match self.choose_pod(request, is_reconnect, now) {
+            Ok(choice) => Ok(self.allocate_pod(request, choice, is_reconnect, now)),
+            Err(refusal) if refusal.reason == RefusalReason::NoPods => {
+                Err(self.enqueue(request, refusal, is_reconnect, now))
             }
             Err(refusal) => Err(refusal),
         };
-        // What the call had goes to others only now: it may need it again.
-        if let Account::Left(pod) = account {
+        // The previous pod is handed to waiting calls only now: the call may have needed it again.
+        if let Continuation::LeftPod(pod) = continuation {
             self.settle(&pod);
         }
         outcome
     }
 
-    /// The stream of a call is gone. Ends what is left of that attempt, if the call
-    /// shall have another.
-    fn settle_account(
+    /// Settles the previous pod attempt of a call whose stream has ended: ends it if it is still
+    /// live, and decides whether the call may have another pod.
+    fn settle_previous(
         &mut self,
         call: &CallSid,
-        after: &After,
+        previous: &PreviousPod,
         now: Millis,
-    ) -> Result<Account, Why> {
+    ) -> Result<Continuation, RefusalReason> {
         if let Some(live) = self.calls.get(call) {
-            let is_that = live.pod == after.pod && live.attempts == after.attempt;
-            if !is_that || live.place.is_some() {
-                return Ok(Account::Known);
+            let is_current = live.pod == previous.pod && live.pod_attempt == previous.pod_attempt;
+            if !is_current || live.queue_entry.is_some() {
+                return Ok(Continuation::KnownCall);
             }
-            if !after.is_final {
-                return Err(Why::Unsettled);
+            if !previous.is_settled {
+                return Err(RefusalReason::Unsettled);
             }
-            if let Some(ended) = self.end(call, Cause::Broken, now) {
-                self.fared(&ended.pod, broke_soon(ended.lasted), now);
-                if after.is_last() {
+            if let Some(ended) = self.end(call, EndCause::Broken, now) {
+                self.record_outcome(&ended.pod, early_failure(ended.lasted), now);
+                if previous.is_last() {
                     self.settle(&ended.pod);
-                    return Err(Why::Spent);
+                    return Err(RefusalReason::RetriesExhausted);
                 }
-                self.find_home(&ended.pod);
-                return Ok(Account::Left(ended.pod));
+                self.assign_pool(&ended.pod);
+                return Ok(Continuation::LeftPod(ended.pod));
             }
         }
         if self.queue.get(call).is_some() {
-            return Ok(Account::Known);
+            return Ok(Continuation::KnownCall);
         }
-        // A call of which nothing is known is a new one.
-        let mut account = Account::New;
-        if let Some(end) = self.ends.get(call, now) {
-            account = Account::Known;
-            if end.attempts != after.attempt || end.cause.is_final() {
-                return Err(Why::Over);
+        // A call without history is new.
+        let mut continuation = Continuation::NewCall;
+        if let Some(end) = self.history.get(call, now) {
+            continuation = Continuation::KnownCall;
+            if end.pod_attempt != previous.pod_attempt || end.cause.is_final() {
+                return Err(RefusalReason::CallEnded);
             }
-            if end.cause.may_be_explained() && !after.is_final {
-                return Err(Why::Unsettled);
+            if end.cause.may_be_updated() && !previous.is_settled {
+                return Err(RefusalReason::Unsettled);
             }
-            if end.cause == Cause::Stream {
-                let end = super::End { cause: Cause::Broken, ..end.clone() };
+            if end.cause == EndCause::Stream {
+                let end = super::CallEnd { cause: EndCause::Broken, ..end.clone() };
                 let (pod, lasted) = (end.pod.clone(), end.lasted);
-                self.record(Change::Remembered { call: call.clone(), end });
-                self.fared(&pod, broke_soon(lasted), now);
+                self.record(Change::CallEndRecorded { call: call.clone(), end });
+                self.record_outcome(&pod, early_failure(lasted), now);
             }
         }
-        if after.is_last() { Err(Why::Spent) } else { Ok(account) }
+        if previous.is_last() { Err(RefusalReason::RetriesExhausted) } else { Ok(continuation) }
     }
 
-    /// Gives a new call the pod that was chosen for it.
-    fn give(
+    /// Allocates the chosen pod to the call.
+    fn allocate_pod(
         &mut self,
         request: &Allocate,
         choice: Choice,
-        is_rescue: bool,
+        is_reconnect: bool,
         now: Millis,
     ) -> Allocation {
         let (pod, pool, tried, malformed_merchant) = choice;
-        if !is_rescue {
-            self.admitted(request, now);
+        if !is_reconnect {
+            self.count_admission(request, now);
         }
         let facts = Call {
             pod,
@@ -344,51 +344,61 @@ impl Fleet {
             until: now + request.lease_ttl,
             tried,
             provisional: request.provisional,
-            attempts: request.attempts(),
-            place: None,
+            pod_attempt: request.pod_attempt(),
+            queue_entry: None,
         };
         let allocation =
             Allocation { was_existing: false, malformed_merchant, ..facts.allocation() };
         self.record(Change::Call { call: request.call.clone(), facts });
-        self.start_over(request);
+        self.drop_call_end(request);
         allocation
     }
 
-    /// A stream that is to come is not the one that never came.
-    pub(super) fn start_over(&mut self, request: &Allocate) {
-        if request.provisional && self.ends.contains(&request.call) {
-            self.record(Change::Forgotten { call: request.call.clone() });
+    /// Drops the recorded end of a call whose new stream is still to start: a confirmation of the
+    /// new stream must not match the old end.
+    pub(super) fn drop_call_end(&mut self, request: &Allocate) {
+        if request.provisional && self.history.contains(&request.call) {
+            self.record(Change::CallEndDropped { call: request.call.clone() });
         }
     }
 
-    /// Walks the chain of a new call to the first pod that may take it. One whose
-    /// stream is gone goes back to the same pod only if there is no other.
-    fn choose(&self, request: &Allocate, is_rescue: bool, now: Millis) -> Result<Choice, Refusal> {
+    /// Walks the chain to the first free pod. A reconnect gets its previous pod again only if no
+    /// other pod is free.
+    fn choose_pod(
+        &self,
+        request: &Allocate,
+        is_reconnect: bool,
+        now: Millis,
+    ) -> Result<Choice, Refusal> {
         let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
         let malformed_merchant = merchant.and_then(|merchant| merchant.config.clone().err());
-        let refusal =
-            |tried, why| Refusal { tried, malformed_merchant: malformed_merchant.clone(), why };
-        if !is_rescue && let Some(limit) = self.exceeded(request, now) {
-            return Err(refusal(Vec::new(), Why::Limit(limit)));
+        let refusal = |tried, reason| Refusal {
+            tried,
+            malformed_merchant: malformed_merchant.clone(),
+            reason,
+        };
+        if !is_reconnect && let Some(limit) = self.exceeded_limit(request, now) {
+            return Err(refusal(Vec::new(), RefusalReason::Limit(limit)));
         }
         let mut tried = Vec::new();
-        let avoided = request.after.as_ref().map(|after| Some(&after.pod));
+        let config = self.merchant_config_of(request.merchant.as_ref());
+        let avoided = request.previous.as_ref().map(|previous| Some(&previous.pod));
         for avoid in avoided.into_iter().chain([None]) {
             tried.clear();
-            for step in merchant::chain(&self.tiers, self.config_of(request.merchant.as_ref())) {
+            for step in merchant::chain(&self.tiers, config) {
                 let drawn = match self.tiers.resolve(step) {
-                    None => Err(Reason::Unknown),
+                    None => Err(SkipReason::Unknown),
                     Some(pool) => {
                         self.draw(&pool, avoid, &request.call).map(|pod| (pod.clone(), pool))
                     }
                 };
                 match drawn {
                     Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
-                    Err(reason) => tried.push(Tried { step: step.clone(), reason }),
+                    Err(reason) => tried.push(SkippedStep { step: step.clone(), reason }),
                 }
             }
         }
-        Err(refusal(tried, Why::NoPods))
+        Err(refusal(tried, RefusalReason::NoPods))
     }
 
     /// The pod of a pool that takes the next call.
@@ -397,50 +407,54 @@ impl Fleet {
         pool: &Pool,
         avoid: Option<&PodName>,
         call: &CallSid,
-    ) -> Result<&PodName, Reason> {
-        let view = self.pools.get(pool).ok_or(Reason::Empty)?;
+    ) -> Result<&PodName, SkipReason> {
+        let index = self.pools.get(pool).ok_or(SkipReason::Empty)?;
         let (cap, is_pack) = match self.tiers.kind(pool) {
-            None => return Err(Reason::Unknown),
-            Some(Kind::Exclusive | Kind::Dedicated) => (1, false),
-            Some(Kind::Shared { max_concurrent, strategy }) => {
+            None => return Err(SkipReason::Unknown),
+            Some(TierKind::Exclusive | TierKind::Dedicated) => (1, false),
+            Some(TierKind::Shared { max_concurrent, strategy }) => {
                 (max_concurrent as usize, strategy == Strategy::Pack)
             }
         };
-        let mut with_room = view.open.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
-        let drawn = if is_pack { with_room.next_back() } else { with_room.next() };
-        let Some(((calls, _), due)) = drawn else {
-            return Err(match (view.in_service(), view.leaving) {
-                (0, 0) => Reason::Empty,
-                (0, _) => Reason::AllDraining,
-                _ => Reason::AtCapacity,
+        let mut candidates =
+            index.available.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
+        let drawn = if is_pack { candidates.next_back() } else { candidates.next() };
+        let Some(((calls, _), drawn)) = drawn else {
+            return Err(match (index.in_service(), index.leaving) {
+                (0, 0) => SkipReason::Empty,
+                (0, _) => SkipReason::AllDraining,
+                _ => SkipReason::AtCapacity,
             });
         };
-        let Some(favoured) = self.favoured.get(call) else { return Ok(due) };
-        let as_good = view.open.range((*calls, 0)..(*calls + 1, 0)).map(|(_, pod)| pod);
-        Ok(as_good.filter(|pod| Some(*pod) != avoid).find(|pod| *pod == favoured).unwrap_or(due))
+        let Some(preferred) = self.preferred.get(call) else { return Ok(drawn) };
+        let equivalent = index.available.range((*calls, 0)..(*calls + 1, 0)).map(|(_, pod)| pod);
+        Ok(equivalent
+            .filter(|pod| Some(*pod) != avoid)
+            .find(|pod| *pod == preferred)
+            .unwrap_or(drawn))
     }
 
-    /// Ends a call at its own request and gives the pod back.
+    /// Ends a call and frees its pod. Idempotent: a repeat returns [`NotReleased::NotFound`].
     pub fn release(&mut self, request: &Release, now: Millis) -> Result<Released, NotReleased> {
-        let is_theirs = |call: &&Call| {
+        let is_match = |call: &&Call| {
             request.pod.as_ref().is_none_or(|pod| *pod == call.pod)
-                && request.attempt.is_none_or(|attempt| attempt == call.attempts)
+                && request.pod_attempt.is_none_or(|pod_attempt| pod_attempt == call.pod_attempt)
         };
         let Some(call) = self.calls.get(&request.call) else {
-            return Err(self.release_late(request, now));
+            return Err(self.release_inactive(request, now));
         };
-        let Some(call) = Some(call).filter(is_theirs) else { return Err(NotReleased::NotFound) };
+        let Some(call) = Some(call).filter(is_match) else { return Err(NotReleased::NotFound) };
         let (name, source_pool) = (call.pod.clone(), call.pool.clone());
-        let (lasted, since) = (
+        let (lasted, waited) = (
             now.saturating_sub(call.at),
-            call.place.as_ref().map(|place| now.saturating_sub(place.since)),
+            call.queue_entry.as_ref().map(|entry| now.saturating_sub(entry.since)),
         );
-        let cause = if since.is_some() { Cause::Abandoned } else { request.cause };
+        let cause = if waited.is_some() { EndCause::Abandoned } else { request.cause };
         self.record(Change::Ended { call: request.call.clone(), at: now, cause });
-        self.fared(&name, speaks_for(cause, lasted), now);
+        self.record_outcome(&name, outcome_of(cause, lasted), now);
         self.settle(&name);
-        if let Some(waited) = since {
-            return Err(NotReleased::Waited { waited });
+        if let Some(waited) = waited {
+            return Err(NotReleased::WasWaiting { waited });
         }
         let pod = self.pods.get(&name);
         Ok(Released {
@@ -452,24 +466,24 @@ impl Fleet {
         })
     }
 
-    /// A release of a call that has no pod: it leaves the queue, or explains why
-    /// its stream is gone.
-    fn release_late(&mut self, request: &Release, now: Millis) -> NotReleased {
-        if let Some(place) = self.queue.get(&request.call)
+    /// Handles the release of a call without a pod: it leaves the queue, or the release updates
+    /// the cause in the call history.
+    fn release_inactive(&mut self, request: &Release, now: Millis) -> NotReleased {
+        if let Some(entry) = self.queue.get(&request.call)
             && request.pod.is_none()
         {
-            let waited = now.saturating_sub(place.since);
-            self.record(Change::Left { call: request.call.clone() });
-            return NotReleased::Waited { waited };
+            let waited = now.saturating_sub(entry.since);
+            self.record(Change::LeftQueue { call: request.call.clone() });
+            return NotReleased::WasWaiting { waited };
         }
-        if let Some(end) = self.ends.get(&request.call, now)
+        if let Some(end) = self.history.get(&request.call, now)
             && request.pod.as_ref().is_none_or(|pod| *pod == end.pod)
-            && request.attempt.is_none_or(|attempt| attempt == end.attempts)
-            && end.cause.explained_by(request.cause) != end.cause
+            && request.pod_attempt.is_none_or(|pod_attempt| pod_attempt == end.pod_attempt)
+            && end.cause.updated_by(request.cause) != end.cause
         {
-            let cause = end.cause.explained_by(request.cause);
-            let end = super::End { cause, ..end.clone() };
-            self.record(Change::Remembered { call: request.call.clone(), end });
+            let cause = end.cause.updated_by(request.cause);
+            let end = super::CallEnd { cause, ..end.clone() };
+            self.record(Change::CallEndRecorded { call: request.call.clone(), end });
         }
         NotReleased::NotFound
     }

@@ -1,8 +1,8 @@
-//! Changes to the facts: what the journal holds.
+//! Changes to the facts: the entries of the journal.
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Cause, End, Event, Fleet, Place, PodOrigin};
+use super::{Call, CallEnd, EndCause, Event, Fleet, PodOrigin, QueueEntry};
 use crate::{
     Millis,
     merchant::Step,
@@ -10,21 +10,21 @@ use crate::{
     tiers::Tiers,
 };
 
-/// What the cluster (or a list of pods) says about a pod.
+/// The facts about a pod that its origin reports.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodFacts {
-    /// Another UID under the same name is another pod.
+    /// A different UID under the same name is a different pod.
     pub uid: String,
-    /// Where the agent's own server listens, `host:port`.
+    /// Address of the agent's server, `host:port`.
     pub address: String,
     pub ready: bool,
-    /// On its way out; unlike a drain this never ends.
+    /// The pod is being deleted; unlike a drain this state is permanent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub terminating: bool,
-    /// How often the agent's container was restarted.
+    /// Restart count of the agent's container.
     #[serde(default, skip_serializing_if = "is_default")]
     pub restarts: u32,
-    /// The pool the pod's labels ask for.
+    /// The pool that the pod's label names.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pin: Option<Step>,
 }
@@ -33,26 +33,26 @@ pub(super) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// One decided change to the facts. Decisions are kept, not requests, so that a
-/// later release of the program reads a journal to the same state.
+/// A change to the facts. The journal holds decisions, not requests, so a later version replays
+/// it to the same state.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "is", rename_all = "snake_case")]
 pub enum Change {
-    /// The fleet began, empty, and believes pods about calls for a while.
+    /// The store began empty; renewals re-register unknown calls until `trusting_until`.
     Began { trusting_until: Millis },
-    /// The fencing epoch of the leader's writes rose.
+    /// The fencing epoch increased.
     Epoch { epoch: u64 },
-    /// The pods come from another origin.
+    /// The origin of the pods changed.
     Origin { origin: PodOrigin },
-    /// Another list of pods is in force.
+    /// A different list of pods is in force.
     List { digest: String, at: Millis },
-    /// Another tier table is in force.
+    /// A different tier table is in force.
     Tiers {
         tiers: Tiers,
         #[serde(default, skip_serializing_if = "String::is_empty")]
         by: String,
     },
-    /// A merchant's document was written, or taken away.
+    /// A merchant's document was written or deleted.
     Merchant {
         id: MerchantId,
         #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -60,71 +60,84 @@ pub enum Change {
         #[serde(default, skip_serializing_if = "String::is_empty")]
         by: String,
     },
-    /// A pod was seen.
+    /// The facts about a pod are new or changed.
     Pod {
         pod: PodName,
         #[serde(flatten)]
         facts: PodFacts,
     },
-    /// A pod was given a pool.
-    Home { pod: PodName, pool: Pool },
-    /// A pod left, and its calls with it.
+    /// A pod was assigned to a pool.
+    #[serde(rename = "home")]
+    PoolAssigned { pod: PodName, pool: Pool },
+    /// A pod was removed; its calls ended before.
     Gone { pod: PodName },
-    /// A pod is draining until then, or no longer.
+    /// A drain began, was extended, or ended (`None`).
     Draining {
         pod: PodName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Millis>,
     },
-    /// A call was given a pod.
+    /// A pod was allocated to a call, or handed off to a waiting call.
     Call {
         call: CallSid,
         #[serde(flatten)]
         facts: Call,
     },
-    /// A call came for the pod that it was handed while it waited.
-    Fetched {
+    /// A call accepted its hand-off.
+    #[serde(rename = "fetched")]
+    HandoffAccepted {
         call: CallSid,
         at: Millis,
         until: Millis,
         #[serde(default, skip_serializing_if = "is_default")]
         provisional: bool,
     },
-    /// The lease of a call was extended; it is sure of its pod.
+    /// A lease was renewed; the call is no longer provisional or handed off.
     Renewed { call: CallSid, until: Millis },
-    /// A call with a short lease was given more time.
-    Spared { call: CallSid, until: Millis },
+    /// The lease of a provisional or handed-off call was extended.
+    #[serde(rename = "spared")]
+    PendingExtended { call: CallSid, until: Millis },
     /// A call ended.
     Ended {
         call: CallSid,
         at: Millis,
         #[serde(default, skip_serializing_if = "is_default")]
-        cause: Cause,
+        cause: EndCause,
     },
-    /// How a call ended, in a compacted journal or on second thoughts.
-    Remembered { call: CallSid, end: End },
-    /// How a call ended before no longer matters.
-    Forgotten { call: CallSid },
-    /// A signed request was answered, and is remembered until then.
-    Seen {
+    /// The end of a call in the call history: from compaction, or with an updated cause.
+    #[serde(rename = "remembered")]
+    CallEndRecorded { call: CallSid, end: CallEnd },
+    /// The end of a call was dropped from the call history.
+    #[serde(rename = "forgotten")]
+    CallEndDropped { call: CallSid },
+    /// A signed request was answered; replays are refused until `until`.
+    #[serde(rename = "seen")]
+    RequestSeen {
         fingerprint: Fingerprint,
         #[serde(default, skip_serializing_if = "is_default")]
         at: Millis,
         until: Millis,
     },
-    /// A call waits for a pod.
-    Waits { call: CallSid, place: Place },
-    /// A call that waits has asked again, and has until then to do so once more.
+    /// A call joined the queue.
+    #[serde(rename = "waits")]
+    Queued {
+        call: CallSid,
+        #[serde(rename = "place")]
+        entry: QueueEntry,
+    },
+    /// A waiting call polled; its next poll is due by `poll_by`.
     Polled { call: CallSid, poll_by: Millis },
-    /// A call no longer waits.
-    Left { call: CallSid },
-    /// Something worth telling happened. It changes no fact.
-    Told { at: Millis, event: Event },
-    /// What the clock showed when this was written. It changes no fact.
+    /// A call left the queue without a pod.
+    #[serde(rename = "left")]
+    LeftQueue { call: CallSid },
+    /// An event of the event log; changes no fact.
+    #[serde(rename = "told")]
+    EventRecorded { at: Millis, event: Event },
+    /// The time of the write; changes no fact.
     Time { at: Millis },
-    /// The clock was stepped by so many ms, and every time moved along.
+    /// The clock was stepped by `by` ms; all times move along.
     Shifted { by: i64 },
-    /// How a pod has fared, and until when it is given no calls for that.
+    /// The consecutive failures of a pod and its quarantine.
     Health {
         pod: PodName,
         failures: u32,
@@ -134,7 +147,7 @@ pub enum Change {
 }
 
 impl Fleet {
-    /// The facts as the changes that would make them, for a compacted journal.
+    /// The changes that rebuild the facts from an empty fleet, for compaction.
     pub fn facts(&self) -> Vec<Change> {
         let mut changes = vec![
             Change::Began { trusting_until: self.trusting_until },
@@ -153,7 +166,7 @@ impl Fleet {
         for (name, pod) in &self.pods {
             changes.push(Change::Pod { pod: name.clone(), facts: pod.facts.clone() });
             if let Some(pool) = pod.tier.clone() {
-                changes.push(Change::Home { pod: name.clone(), pool });
+                changes.push(Change::PoolAssigned { pod: name.clone(), pool });
             }
             if pod.draining_until.is_some() {
                 changes.push(Change::Draining { pod: name.clone(), until: pod.draining_until });
@@ -163,21 +176,21 @@ impl Fleet {
                 changes.push(Change::Health { pod: name.clone(), failures, quarantined_until });
             }
         }
-        // Any time at which we were trusting will do.
-        for call in &self.ended.order {
-            changes.push(Change::Ended { call: call.clone(), at: 0, cause: Cause::default() });
+        // Any time within the re-registration window rebuilds the entry.
+        for call in &self.recently_ended.order {
+            changes.push(Change::Ended { call: call.clone(), at: 0, cause: EndCause::default() });
         }
-        for (call, end) in self.ends.iter() {
-            changes.push(Change::Remembered { call: call.clone(), end: end.clone() });
+        for (call, end) in self.history.iter() {
+            changes.push(Change::CallEndRecorded { call: call.clone(), end: end.clone() });
         }
-        for (fingerprint, until) in self.seen.iter() {
-            changes.push(Change::Seen { fingerprint: fingerprint.clone(), at: 0, until });
+        for (fingerprint, until) in self.seen_requests.iter() {
+            changes.push(Change::RequestSeen { fingerprint: fingerprint.clone(), at: 0, until });
         }
         for (call, facts) in &self.calls {
             changes.push(Change::Call { call: call.clone(), facts: facts.clone() });
         }
-        for (call, place) in self.queue.iter() {
-            changes.push(Change::Waits { call: call.clone(), place: place.clone() });
+        for (call, entry) in self.queue.iter() {
+            changes.push(Change::Queued { call: call.clone(), entry: entry.clone() });
         }
         changes
     }

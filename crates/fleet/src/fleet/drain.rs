@@ -1,4 +1,4 @@
-//! Draining: a pod takes no new calls, and keeps those it has.
+//! Draining: a pod takes no new calls and keeps its live calls.
 
 use super::{Change, Fleet};
 use crate::{
@@ -23,14 +23,13 @@ pub struct Drained {
 pub struct Undrained {
     pub was_draining: bool,
     pub was_quarantined: bool,
-    /// It takes no calls all the same: it is on its way out.
+    /// The pod is being deleted, so it still takes no calls.
     pub is_terminating: bool,
     pub pool: Option<Pool>,
 }
 
 impl Fleet {
-    /// Takes a pod out of its pool for `ttl`. A mark that lasts longer stays:
-    /// whoever set it was promised that time.
+    /// Drains a pod for `ttl`. Never shortens a drain: an earlier request may rely on its deadline.
     pub fn drain(
         &mut self,
         name: &PodName,
@@ -46,7 +45,7 @@ impl Fleet {
         Ok(drained)
     }
 
-    /// Ends a drain or a quarantine before its time. A terminating pod stays out.
+    /// Ends a drain and a quarantine early. A terminating pod stays out of service.
     pub fn undrain(&mut self, name: &PodName) -> Result<Undrained, UnknownPod> {
         let pod = self.pods.get(name).ok_or(UnknownPod)?;
         let (was_draining, is_terminating) = (pod.draining_until.is_some(), pod.facts.terminating);
@@ -54,14 +53,14 @@ impl Fleet {
         if was_draining {
             self.record(Change::Draining { pod: name.clone(), until: None });
         }
-        self.absolve(name);
+        self.reset_health(name);
         self.settle(name);
         let pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(Undrained { was_draining, was_quarantined, is_terminating, pool })
     }
 
-    /// Pods that lost their last call while they were leaving, went, or serve again since the
-    /// last time: the answers of waiting drains.
+    /// Pods whose drain may have completed since the last call: a leaving pod without calls, a
+    /// removed pod, or an undrained pod. Drain requests wait for them.
     pub fn take_drained(&mut self) -> Vec<PodName> {
         std::mem::take(&mut self.drained)
     }

@@ -1,10 +1,10 @@
-//! What happened, in the words of people: one event for each thing worth telling.
+//! The event log: one event per change that matters to operators.
 
 use std::{collections::VecDeque, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Change, Fleet, PodFacts, Refusal, Tried, Why, calls::Allocate};
+use super::{Call, Change, Fleet, PodFacts, Refusal, RefusalReason, SkippedStep, calls::Allocate};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -12,14 +12,13 @@ use crate::{
 
 macro_rules! kinds {
     ($($(#[$doc:meta])* $kind:ident $text:literal)*) => {
-        /// What kind of thing happened.
+        /// The kind of an event.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-        #[serde(rename_all = "snake_case")]
-        pub enum Kind {
-            $($(#[$doc])* $kind,)*
+        pub enum EventKind {
+            $($(#[$doc])* #[serde(rename = $text)] $kind,)*
         }
 
-        impl Kind {
+        impl EventKind {
             pub const ALL: &[Self] = &[$(Self::$kind),*];
 
             pub fn as_str(self) -> &'static str {
@@ -30,48 +29,48 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A call was given a pod; the steps tried before.
+    /// A pod was allocated to a call; detail: the skipped steps.
     Allocated "allocated"
-    /// A call that waited was handed a pod.
-    Handed "handed"
-    /// It came for the pod that it was handed.
-    Fetched "fetched"
-    /// Its stream has started.
+    /// A free pod was handed off to a waiting call.
+    HandedOff "handed"
+    /// A call accepted its hand-off.
+    HandoffAccepted "fetched"
+    /// The stream of a provisional call has started.
     Confirmed "confirmed"
-    /// A call waits; the steps tried before.
+    /// A call joined the queue; detail: the skipped steps.
     Waiting "waiting"
-    /// It no longer waits, and has no pod.
-    Left "left"
-    /// A call was refused; why, and the steps tried.
+    /// A call left the queue without a pod.
+    LeftQueue "left"
+    /// A call was refused; detail: the reason and the skipped steps.
     Refused "refused"
-    /// A call ended; why, and how long it lasted (ms).
+    /// A call ended; detail: the cause and its duration (ms).
     Ended "ended"
-    /// A pod takes no new calls; until when (s).
+    /// A pod is draining; detail: until when (s).
     Drained "drained"
     Undrained "undrained"
-    /// A pod is new, or another of its name; its address.
+    /// A pod is new or replaced; detail: its address.
     Joined "joined"
     Ready "ready"
     NotReady "not_ready"
     Terminating "terminating"
     Gone "gone"
-    /// A pod is in another pool.
+    /// A pod was assigned to a pool.
     Moved "moved"
-    /// Calls fare badly on a pod, and it is given none; until when (s).
+    /// A pod was quarantined after failures; detail: until when (s).
     Quarantined "quarantined"
-    /// It is given calls again.
+    /// A quarantine ended.
     Restored "restored"
-    /// Another leader, or another list of pods; its epoch.
+    /// A new leader or a new list of pods; detail: its fencing epoch.
     Leader "leader"
-    /// The pods come from another origin; which.
+    /// The origin of the pods changed; detail: the new origin.
     Origin "origin"
-    /// Another tier table is in force.
+    /// A different tier table is in force.
     Tiers "tiers"
     MerchantSet "merchant_set"
     MerchantDeleted "merchant_deleted"
 }
 
-impl FromStr for Kind {
+impl FromStr for EventKind {
     type Err = ();
 
     fn from_str(text: &str) -> Result<Self, ()> {
@@ -79,10 +78,10 @@ impl FromStr for Kind {
     }
 }
 
-/// Something that happened, to whom.
+/// An event and its subjects.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Event {
-    pub kind: Kind,
+    pub kind: EventKind,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub call: Option<CallSid>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -91,30 +90,35 @@ pub struct Event {
     pub pool: Option<Pool>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merchant: Option<MerchantId>,
-    /// What belongs to the kind.
+    /// Further information; its format depends on the kind.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
 }
 
 impl Event {
-    fn new(kind: Kind) -> Self {
+    fn new(kind: EventKind) -> Self {
         Self { kind, call: None, pod: None, pool: None, merchant: None, detail: String::new() }
     }
 
-    fn of_call(kind: Kind, call: &CallSid, merchant: Option<&MerchantId>) -> Self {
+    fn of_call(kind: EventKind, call: &CallSid, merchant: Option<&MerchantId>) -> Self {
         Self { call: Some(call.clone()), merchant: merchant.cloned(), ..Self::new(kind) }
     }
 
-    fn of_pod(kind: Kind, pod: &PodName) -> Self {
+    fn of_live_call(kind: EventKind, call: &CallSid, facts: &Call) -> Self {
+        let pod = Some(facts.pod.clone());
+        Self { pod, ..Self::of_call(kind, call, facts.merchant.as_ref()) }
+    }
+
+    fn of_pod(kind: EventKind, pod: &PodName) -> Self {
         Self { pod: Some(pod.clone()), ..Self::new(kind) }
     }
 
-    fn with(self, detail: impl Into<String>) -> Self {
+    fn with_detail(self, detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..self }
     }
 
-    /// An event as Redis has it: call, pod, pool, merchant and more, between spaces. `None`
-    /// for one that this version does not know.
+    /// Parses an event of the Redis stream: call, pod, pool, merchant and detail, separated by
+    /// spaces. `None` for an unknown kind.
     pub fn read(kind: &str, text: &str) -> Option<Self> {
         let mut parts = text.splitn(5, ' ');
         let mut next = || parts.next().unwrap_or_default();
@@ -129,7 +133,7 @@ impl Event {
     }
 }
 
-/// Where an event stands: when it happened (ms), and which of that moment it is.
+/// Id of an event: its time (ms) and a sequence number within that time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct EventId {
     pub at: Millis,
@@ -152,172 +156,168 @@ impl FromStr for EventId {
             is_number.then(|| text.parse().ok()).flatten().ok_or(())
         };
         let id = Self { at: parse(at)?, number: parse(number)? };
-        // (nothing comes after the last there could be)
+        // Rejects the maximum time: no id could follow it.
         if id.at < Millis::MAX { Ok(id) } else { Err(()) }
     }
 }
 
-/// An event and where it stands.
+/// An event with its id and time.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Logged {
+pub struct LoggedEvent {
     pub id: EventId,
-    /// When it happened (ms). Earlier than its id says after the clock was set back: ids rise.
+    /// The time of the event (ms). Earlier than the time in its id after the clock was set back:
+    /// ids only increase.
     pub at: Millis,
     pub event: Event,
 }
 
-/// The last events.
+/// The latest events, up to a capacity.
 #[derive(Debug)]
 pub struct EventLog {
-    kept: VecDeque<Logged>,
-    most: usize,
-    last: EventId,
+    events: VecDeque<LoggedEvent>,
+    capacity: usize,
+    last_id: EventId,
 }
 
 impl EventLog {
-    pub fn keeping(most: usize) -> Self {
-        Self { kept: VecDeque::new(), most, last: EventId::default() }
+    pub fn with_capacity(capacity: usize) -> Self {
+        Self { events: VecDeque::new(), capacity, last_id: EventId::default() }
     }
 
     pub fn push(&mut self, event: Event, now: Millis) {
-        if self.most == 0 {
+        if self.capacity == 0 {
             return;
         }
-        self.last = if now > self.last.at {
+        self.last_id = if now > self.last_id.at {
             EventId { at: now, number: 0 }
         } else {
-            EventId { number: self.last.number + 1, ..self.last }
+            EventId { number: self.last_id.number + 1, ..self.last_id }
         };
-        if self.kept.len() == self.most {
-            self.kept.pop_front();
+        if self.events.len() == self.capacity {
+            self.events.pop_front();
         }
-        self.kept.push_back(Logged { id: self.last, at: now, event });
+        self.events.push_back(LoggedEvent { id: self.last_id, at: now, event });
     }
 
-    /// The first events after one.
-    pub fn after(&self, id: EventId, most: usize) -> Vec<Logged> {
-        let from = self.kept.partition_point(|logged| logged.id <= id);
-        self.kept.range(from..).take(most).cloned().collect()
+    /// The first events after `id`.
+    pub fn after(&self, id: EventId, limit: usize) -> Vec<LoggedEvent> {
+        let from = self.events.partition_point(|logged| logged.id <= id);
+        self.events.range(from..).take(limit).cloned().collect()
     }
 
-    /// The last events before one (before none: the last of all), the latest first.
-    pub fn before(&self, id: Option<EventId>, most: usize) -> Vec<Logged> {
-        let to = id.map_or(self.kept.len(), |id| self.kept.partition_point(|it| it.id < id));
-        self.kept.range(..to).rev().take(most).cloned().collect()
+    /// The last events before `id` (`None`: before the end), the latest first.
+    pub fn before(&self, id: Option<EventId>, limit: usize) -> Vec<LoggedEvent> {
+        let to = id.map_or(self.events.len(), |id| self.events.partition_point(|it| it.id < id));
+        self.events.range(..to).rev().take(limit).cloned().collect()
     }
 }
 
-/// `gold=at_capacity basic=empty`
-fn tried_text(tried: &[Tried]) -> String {
+/// Formats skipped steps: `gold=at_capacity basic=empty`.
+fn skipped_text(skipped: &[SkippedStep]) -> String {
     let steps: Vec<String> =
-        tried.iter().map(|it| format!("{}={}", it.step, it.reason.as_str())).collect();
+        skipped.iter().map(|it| format!("{}={}", it.step, it.reason.as_str())).collect();
     steps.join(" ")
 }
 
 impl Fleet {
-    /// From now on keeps what is worth telling, for [`Fleet::take_events`].
-    pub fn keep_events(&mut self) {
+    /// Starts to collect events for [`Fleet::take_events`].
+    pub fn enable_events(&mut self) {
         self.events = Some(Vec::new());
     }
 
-    /// What has happened since the last time, in order.
+    /// The events since the last call, in order.
     pub fn take_events(&mut self) -> Vec<Event> {
         self.events.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
-    pub(super) fn tell(&mut self, event: impl FnOnce(&Self) -> Option<Event>) {
+    pub(super) fn record_event(&mut self, event: impl FnOnce(&Self) -> Option<Event>) {
         let Some(mut events) = self.events.take() else { return };
         events.extend(event(self));
         self.events = Some(events);
     }
 
-    /// A call was refused, for good or for now.
-    pub(super) fn tell_refused(&mut self, request: &Allocate, refusal: &Refusal) {
-        if matches!(refusal.why, Why::Waiting { .. } | Why::Unsettled) {
+    /// Records the refusal of a call, unless the caller asks again for the result.
+    pub(super) fn record_refusal(&mut self, request: &Allocate, refusal: &Refusal) {
+        if matches!(refusal.reason, RefusalReason::Waiting { .. } | RefusalReason::Unsettled) {
             return;
         }
-        let steps = tried_text(&refusal.tried);
-        let why = refusal.why.as_str();
-        let detail = if steps.is_empty() { why.to_owned() } else { format!("{why} {steps}") };
-        let event = Event::of_call(Kind::Refused, &request.call, request.merchant.as_ref());
-        self.tell(|_| Some(event.with(detail)));
+        let steps = skipped_text(&refusal.tried);
+        let reason = refusal.reason.as_str();
+        let detail = if steps.is_empty() { reason.to_owned() } else { format!("{reason} {steps}") };
+        let event = Event::of_call(EventKind::Refused, &request.call, request.merchant.as_ref());
+        self.record_event(|_| Some(event.with_detail(detail)));
     }
 
-    /// What a change means to people, before it is made; nothing if it is a detail.
-    pub(super) fn meaning(&self, change: &Change) -> Option<Event> {
+    /// The event of a change, derived from the facts before the change; `None` for changes without
+    /// an event.
+    pub(super) fn event_of(&self, change: &Change) -> Option<Event> {
         Some(match change {
             Change::Call { call, facts } => {
-                let kind = if facts.place.is_some() { Kind::Handed } else { Kind::Allocated };
-                Event {
-                    pod: Some(facts.pod.clone()),
-                    pool: Some(facts.pool.clone()),
-                    ..Event::of_call(kind, call, facts.merchant.as_ref())
-                }
-                .with(tried_text(&facts.tried))
+                let kind = if facts.queue_entry.is_some() {
+                    EventKind::HandedOff
+                } else {
+                    EventKind::Allocated
+                };
+                let pool = Some(facts.pool.clone());
+                Event { pool, ..Event::of_live_call(kind, call, facts) }
+                    .with_detail(skipped_text(&facts.tried))
             }
-            Change::Fetched { call, .. } => {
+            Change::HandoffAccepted { call, .. } => {
                 let facts = self.calls.get(call)?;
-                Event {
-                    pod: Some(facts.pod.clone()),
-                    pool: Some(facts.pool.clone()),
-                    ..Event::of_call(Kind::Fetched, call, facts.merchant.as_ref())
-                }
+                let pool = Some(facts.pool.clone());
+                Event { pool, ..Event::of_live_call(EventKind::HandoffAccepted, call, facts) }
             }
             Change::Renewed { call, .. } => {
                 let facts = self.calls.get(call).filter(|facts| facts.provisional)?;
-                Event {
-                    pod: Some(facts.pod.clone()),
-                    ..Event::of_call(Kind::Confirmed, call, facts.merchant.as_ref())
-                }
+                Event::of_live_call(EventKind::Confirmed, call, facts)
             }
             Change::Ended { call, at, cause } => {
                 let facts = self.calls.get(call)?;
-                Event {
-                    pod: Some(facts.pod.clone()),
-                    ..Event::of_call(Kind::Ended, call, facts.merchant.as_ref())
-                }
-                .with(format!(
-                    "{} {}",
-                    cause.as_str(),
-                    at.saturating_sub(facts.at)
-                ))
+                let lasted = at.saturating_sub(facts.at);
+                Event::of_live_call(EventKind::Ended, call, facts)
+                    .with_detail(format!("{} {lasted}", cause.as_str()))
             }
-            Change::Waits { call, place } => {
-                Event::of_call(Kind::Waiting, call, place.merchant.as_ref())
-                    .with(tried_text(&place.tried))
+            Change::Queued { call, entry } => {
+                Event::of_call(EventKind::Waiting, call, entry.merchant.as_ref())
+                    .with_detail(skipped_text(&entry.tried))
             }
-            Change::Left { call } => {
-                let place = self.queue.get(call)?;
-                Event::of_call(Kind::Left, call, place.merchant.as_ref())
+            Change::LeftQueue { call } => {
+                let entry = self.queue.get(call)?;
+                Event::of_call(EventKind::LeftQueue, call, entry.merchant.as_ref())
             }
             Change::Draining { pod, until: Some(until) } => {
-                Event::of_pod(Kind::Drained, pod).with((until / 1_000).to_string())
+                Event::of_pod(EventKind::Drained, pod).with_detail((until / 1_000).to_string())
             }
-            Change::Draining { pod, until: None } => Event::of_pod(Kind::Undrained, pod),
+            Change::Draining { pod, until: None } => Event::of_pod(EventKind::Undrained, pod),
             Change::Pod { pod, facts } => return self.pod_event(pod, facts),
-            Change::Home { pod, pool } => {
-                Event { pool: Some(pool.clone()), ..Event::of_pod(Kind::Moved, pod) }
+            Change::PoolAssigned { pod, pool } => {
+                Event { pool: Some(pool.clone()), ..Event::of_pod(EventKind::Moved, pod) }
             }
-            Change::Gone { pod } => Event::of_pod(Kind::Gone, pod),
+            Change::Gone { pod } => Event::of_pod(EventKind::Gone, pod),
             Change::Health { pod, quarantined_until, .. } => {
                 return self.quarantine_event(pod, *quarantined_until);
             }
-            Change::Epoch { epoch } => Event::new(Kind::Leader).with(epoch.to_string()),
-            Change::Origin { origin } => Event::new(Kind::Origin).with(origin.to_string()),
-            Change::Tiers { by, .. } => Event::new(Kind::Tiers).with(by),
+            Change::Epoch { epoch } => Event::new(EventKind::Leader).with_detail(epoch.to_string()),
+            Change::Origin { origin } => {
+                Event::new(EventKind::Origin).with_detail(origin.to_string())
+            }
+            Change::Tiers { by, .. } => Event::new(EventKind::Tiers).with_detail(by),
             Change::Merchant { id, document, by } => {
-                let kind =
-                    if document.is_some() { Kind::MerchantSet } else { Kind::MerchantDeleted };
-                Event { merchant: Some(id.clone()), ..Event::new(kind).with(by) }
+                let kind = if document.is_some() {
+                    EventKind::MerchantSet
+                } else {
+                    EventKind::MerchantDeleted
+                };
+                Event { merchant: Some(id.clone()), ..Event::new(kind).with_detail(by) }
             }
             Change::Began { .. }
             | Change::List { .. }
-            | Change::Spared { .. }
-            | Change::Remembered { .. }
-            | Change::Forgotten { .. }
-            | Change::Seen { .. }
+            | Change::PendingExtended { .. }
+            | Change::CallEndRecorded { .. }
+            | Change::CallEndDropped { .. }
+            | Change::RequestSeen { .. }
             | Change::Polled { .. }
-            | Change::Told { .. }
+            | Change::EventRecorded { .. }
             | Change::Time { .. }
             | Change::Shifted { .. } => return None,
         })
@@ -326,23 +326,23 @@ impl Fleet {
     fn pod_event(&self, pod: &PodName, facts: &PodFacts) -> Option<Event> {
         let known = self.pods.get(pod).map(|known| &known.facts);
         let Some(known) = known.filter(|known| known.uid == facts.uid) else {
-            return Some(Event::of_pod(Kind::Joined, pod).with(&facts.address));
+            return Some(Event::of_pod(EventKind::Joined, pod).with_detail(&facts.address));
         };
         let kind = match facts.ready {
-            _ if facts.terminating && !known.terminating => Kind::Terminating,
+            _ if facts.terminating && !known.terminating => EventKind::Terminating,
             ready if ready == known.ready => return None,
-            true => Kind::Ready,
-            false => Kind::NotReady,
+            true => EventKind::Ready,
+            false => EventKind::NotReady,
         };
         Some(Event::of_pod(kind, pod))
     }
 
     fn quarantine_event(&self, pod: &PodName, until: Option<Millis>) -> Option<Event> {
         match (self.pods.get(pod)?.quarantined_until, until) {
-            (None, Some(until)) => {
-                Some(Event::of_pod(Kind::Quarantined, pod).with((until / 1_000).to_string()))
-            }
-            (Some(_), None) => Some(Event::of_pod(Kind::Restored, pod)),
+            (None, Some(until)) => Some(
+                Event::of_pod(EventKind::Quarantined, pod).with_detail((until / 1_000).to_string()),
+            ),
+            (Some(_), None) => Some(Event::of_pod(EventKind::Restored, pod)),
             _ => None,
         }
     }

@@ -1,41 +1,41 @@
-//! What follows from the facts: the views of each pool, and the one place that
-//! writes them.
+//! Indexes derived from the facts: the pods and counts of each pool.
 
 use std::collections::BTreeMap;
 
 use super::{Fleet, Pod};
 use crate::{
     names::{PodName, Pool},
-    tiers::Kind,
+    tiers::TierKind,
 };
 
-/// How a pool counts one of its pods.
+/// The state in which a pool counts a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Spot {
-    /// In the available view, with its live calls as the score.
-    Open,
-    /// In service, but not in the view: an exclusive pod with a call, or any
-    /// pod of a tier that is no more.
-    Taken,
+pub(super) enum ServiceState {
+    /// In service and in the availability index, with its live calls as the score.
+    Available,
+    /// In service but not available: an exclusive pod with a call, or any pod of a tier that is
+    /// not in the table.
+    Busy,
     Leaving,
     Unready,
     Quarantined,
 }
 
+/// The entry of a pod in the indexes of its pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Placed {
+pub(super) struct IndexedPod {
     pub(super) pool: Pool,
-    spot: Spot,
+    state: ServiceState,
     pub(super) calls: usize,
-    /// Orders pods of one score by how long they have been waiting.
-    turn: u64,
+    /// Orders pods with the same number of calls: the longest unchanged first.
+    sequence: u64,
 }
 
-/// The views of one pool.
+/// The indexes of one pool.
 #[derive(Debug, Default)]
-pub(super) struct PoolView {
-    /// Pods that may be drawn, by live calls, then by who has waited longest.
-    pub(super) open: BTreeMap<(usize, u64), PodName>,
+pub(super) struct PoolIndex {
+    /// Available pods, by live calls, then by sequence number.
+    pub(super) available: BTreeMap<(usize, u64), PodName>,
     pub(super) assigned: usize,
     pub(super) leaving: usize,
     pub(super) unready: usize,
@@ -43,28 +43,32 @@ pub(super) struct PoolView {
     pub(super) calls: usize,
 }
 
-impl PoolView {
-    fn count(&mut self, placed: &Placed, name: &PodName) {
+impl PoolIndex {
+    fn insert(&mut self, indexed: &IndexedPod, name: &PodName) {
         self.assigned += 1;
-        self.calls += placed.calls;
-        match placed.spot {
-            Spot::Open => drop(self.open.insert((placed.calls, placed.turn), name.clone())),
-            Spot::Taken => {}
-            Spot::Leaving => self.leaving += 1,
-            Spot::Unready => self.unready += 1,
-            Spot::Quarantined => self.quarantined += 1,
+        self.calls += indexed.calls;
+        match indexed.state {
+            ServiceState::Available => {
+                drop(self.available.insert((indexed.calls, indexed.sequence), name.clone()))
+            }
+            ServiceState::Busy => {}
+            ServiceState::Leaving => self.leaving += 1,
+            ServiceState::Unready => self.unready += 1,
+            ServiceState::Quarantined => self.quarantined += 1,
         }
     }
 
-    pub(super) fn discount(&mut self, placed: &Placed) {
+    pub(super) fn remove(&mut self, indexed: &IndexedPod) {
         self.assigned -= 1;
-        self.calls -= placed.calls;
-        match placed.spot {
-            Spot::Open => drop(self.open.remove(&(placed.calls, placed.turn))),
-            Spot::Taken => {}
-            Spot::Leaving => self.leaving -= 1,
-            Spot::Unready => self.unready -= 1,
-            Spot::Quarantined => self.quarantined -= 1,
+        self.calls -= indexed.calls;
+        match indexed.state {
+            ServiceState::Available => {
+                drop(self.available.remove(&(indexed.calls, indexed.sequence)))
+            }
+            ServiceState::Busy => {}
+            ServiceState::Leaving => self.leaving -= 1,
+            ServiceState::Unready => self.unready -= 1,
+            ServiceState::Quarantined => self.quarantined -= 1,
         }
     }
 
@@ -74,60 +78,62 @@ impl PoolView {
 }
 
 impl Pod {
-    /// Takes no new calls until it is gone or undrained.
+    /// Whether the pod is draining or terminating.
     pub(super) fn is_leaving(&self) -> bool {
         self.draining_until.is_some() || self.facts.terminating
     }
 
-    /// Takes calls, as far as it has room.
+    /// Whether the pod is in service: it takes calls while it has a free slot.
     pub(super) fn is_serving(&self) -> bool {
         self.facts.ready && !self.is_leaving() && self.quarantined_until.is_none()
     }
 
-    fn spot(&self, kind: Option<Kind>) -> Spot {
+    fn service_state(&self, kind: Option<TierKind>) -> ServiceState {
         match kind {
-            _ if self.is_leaving() => Spot::Leaving,
-            _ if !self.facts.ready => Spot::Unready,
-            _ if self.quarantined_until.is_some() => Spot::Quarantined,
-            Some(Kind::Shared { .. }) => Spot::Open,
-            Some(Kind::Exclusive | Kind::Dedicated) if self.calls.is_empty() => Spot::Open,
-            _ => Spot::Taken,
+            _ if self.is_leaving() => ServiceState::Leaving,
+            _ if !self.facts.ready => ServiceState::Unready,
+            _ if self.quarantined_until.is_some() => ServiceState::Quarantined,
+            Some(TierKind::Shared { .. }) => ServiceState::Available,
+            Some(TierKind::Exclusive | TierKind::Dedicated) if self.calls.is_empty() => {
+                ServiceState::Available
+            }
+            _ => ServiceState::Busy,
         }
     }
 }
 
 impl Fleet {
-    /// Brings the views of a pod in line with its facts. Answers whether they
-    /// were out of line.
+    /// Derives the indexes of a pod from its facts. Returns whether they differed.
     pub(super) fn place(&mut self, name: &PodName) -> bool {
         let Some(pod) = self.pods.get_mut(name) else {
             return false;
         };
-        let should_be = pod.tier.as_ref().map(|tier| {
-            let spot = pod.spot(self.tiers.kind(tier));
-            (tier, spot, pod.calls.len())
+        let expected = pod.tier.as_ref().map(|tier| {
+            let state = pod.service_state(self.tiers.kind(tier));
+            (tier, state, pod.calls.len())
         });
-        let is = pod.placed.as_ref().map(|placed| (&placed.pool, placed.spot, placed.calls));
-        if should_be == is {
+        let current =
+            pod.indexed.as_ref().map(|indexed| (&indexed.pool, indexed.state, indexed.calls));
+        if expected == current {
             return false;
         }
-        if let Some(before) = pod.placed.take()
-            && let Some(view) = self.pools.get_mut(&before.pool)
+        if let Some(before) = pod.indexed.take()
+            && let Some(index) = self.pools.get_mut(&before.pool)
         {
-            view.discount(&before);
+            index.remove(&before);
         }
         if pod.is_leaving() && pod.calls.is_empty() {
             self.drained.push(name.clone());
         }
-        if let Some((pool, spot, calls)) = should_be {
-            self.turn += 1;
-            let placed = Placed { pool: pool.clone(), spot, calls, turn: self.turn };
+        if let Some((pool, state, calls)) = expected {
+            self.sequence += 1;
+            let indexed = IndexedPod { pool: pool.clone(), state, calls, sequence: self.sequence };
             if !self.pools.contains_key(pool) {
-                self.pools.insert(pool.clone(), PoolView::default());
+                self.pools.insert(pool.clone(), PoolIndex::default());
             }
-            let view = self.pools.get_mut(pool).expect("just made");
-            view.count(&placed, name);
-            pod.placed = Some(placed);
+            let index = self.pools.get_mut(pool).expect("inserted above");
+            index.insert(&indexed, name);
+            pod.indexed = Some(indexed);
         }
         true
     }

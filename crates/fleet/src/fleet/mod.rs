@@ -1,9 +1,9 @@
-//! The fleet: all facts about pods and calls, the views that follow from them,
-//! and every operation of the router as a plain state machine.
+//! The fleet: the facts about pods and calls, the indexes derived from them, and every operation
+//! of the router as a synchronous state machine.
 //!
-//! An operation reads and checks, records [`Change`]s to the facts, and answers.
-//! [`Fleet::replay`] is the only place that changes a fact, and [`Fleet::place`]
-//! the only one that writes a view, so a journal of changes rebuilds everything.
+//! An operation checks the facts, records [`Change`]s to them and returns a result. Only
+//! [`Fleet::replay`] changes a fact, and only [`Fleet::place`] writes the indexes of a pod, so
+//! replaying the journal rebuilds the whole state.
 
 mod call_history;
 mod calls;
@@ -14,6 +14,7 @@ mod events;
 mod indexes;
 mod limits;
 mod moves;
+mod pod_health;
 mod pod_writers;
 mod pods;
 #[cfg(test)]
@@ -32,33 +33,33 @@ use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 use serde::{Deserialize, Serialize};
 
 use self::{
-    call_history::Ends,
-    indexes::{Placed, PoolView},
+    call_history::CallHistory,
+    indexes::{IndexedPod, PoolIndex},
     pod_writers::PodList,
     queue::Queue,
-    signed_requests::Seen,
+    signed_requests::SeenRequests,
 };
 pub use self::{
-    call_history::{Cause, End},
+    call_history::{CallEnd, EndCause},
     calls::{
-        After, Allocate, Allocation, Call, CallNotFound, NotReleased, Refusal, Release, Released,
-        Why,
+        Allocate, Allocation, Call, CallNotFound, NotReleased, PreviousPod, Refusal, RefusalReason,
+        Release, Released,
     },
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
-    events::{Event, EventId, EventLog, Kind as EventKind, Logged},
+    events::{Event, EventId, EventKind, EventLog, LoggedEvent},
     moves::{Move, moves, rebalance},
     pod_writers::{
-        Claim, ClaimRefused, Claimant, LIST_TTL, PodOrigin, PodWriter, SIMULATED, WriteRefused,
+        Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, SIMULATED_DIGEST, WriteRefused,
     },
-    pods::{Changed, Departure, Edit, MoveRefused, Observed, Removed},
+    pods::{Conflict, Edit, MoveRefused, Observed, RemovalMode, Removed},
     queries::{
-        CallCursor, CallPage, CallQuery, CallStatus, Found, PodCall, PodStatus, PoolStatus, Status,
-        WaitingCall,
+        CallCursor, CallLookup, CallPage, CallQuery, CallStatus, PodCall, PodStatus, PoolStatus,
+        Status, WaitingCall,
     },
-    queue::{Abandoned, Hold, Place},
+    queue::{AbandonedCall, Hold, QueueEntry},
     renew::{Confirm, Confirmed, Renew, Renewed},
-    signed_requests::Signed,
+    signed_requests::SignedRequest,
     sweep::{Audited, Swept},
 };
 use crate::{
@@ -68,21 +69,21 @@ use crate::{
     tiers::Tiers,
 };
 
-/// Why a step of a chain gave no pod.
+/// The reason why a chain step was skipped.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Reason {
-    /// No pod of the pool is in service, and none is leaving.
+pub enum SkipReason {
+    /// The pool has no pod in service and no draining or terminating pod.
     Empty,
-    /// Every pod that was in service is draining or terminating.
+    /// The pool has no pod in service; some are draining or terminating.
     AllDraining,
-    /// Every pod in service carries all the calls it may.
+    /// Every pod in service has its maximum number of calls.
     AtCapacity,
-    /// There is no such tier.
+    /// The tier is not in the table.
     Unknown,
 }
 
-impl Reason {
+impl SkipReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Empty => "empty",
@@ -93,21 +94,21 @@ impl Reason {
     }
 }
 
-/// A step of a chain that gave no pod, and why.
+/// A chain step without a free pod, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Tried {
+pub struct SkippedStep {
     pub step: Step,
-    pub reason: Reason,
+    pub reason: SkipReason,
 }
 
-/// A call that an operation ended on its own account.
+/// A call that ended without a release.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EndedCall {
     pub call: CallSid,
     pub pod: PodName,
     pub source_pool: Pool,
     pub lasted: Millis,
-    pub cause: Cause,
+    pub cause: EndCause,
 }
 
 #[derive(Debug, Clone)]
@@ -115,12 +116,12 @@ struct Pod {
     facts: PodFacts,
     tier: Option<Pool>,
     draining_until: Option<Millis>,
-    /// Calls in a row that never connected or broke at once.
+    /// Consecutive failures: calls that never connected or broke early.
     failures: u32,
     quarantined_until: Option<Millis>,
     calls: Vec<CallSid>,
-    /// Where the views hold this pod; nothing but `place` touches it.
-    placed: Option<Placed>,
+    /// The pod's entry in the indexes; written by `place` only.
+    indexed: Option<IndexedPod>,
 }
 
 impl Pod {
@@ -132,7 +133,7 @@ impl Pod {
             failures: 0,
             quarantined_until: None,
             calls: Vec::new(),
-            placed: None,
+            indexed: None,
         }
     }
 }
@@ -142,15 +143,16 @@ struct Merchant {
     config: Result<MerchantConfig, Malformed>,
 }
 
-/// The last calls that ended. A renewal that overtakes its own release comes
-/// within moments, so the last few are enough.
+/// Calls that ended during the re-registration window. A renewal that arrives after the release
+/// of its call must not re-register the call. Such renewals are at most seconds late, so a
+/// bounded number of calls suffices.
 #[derive(Default)]
-struct Ended {
+struct RecentlyEnded {
     order: VecDeque<CallSid>,
     calls: HashSet<CallSid>,
 }
 
-impl Ended {
+impl RecentlyEnded {
     fn insert(&mut self, call: CallSid) {
         if self.calls.insert(call.clone()) {
             self.order.push_back(call);
@@ -167,13 +169,12 @@ impl Ended {
     }
 }
 
-/// All pods, calls and pools of one router. See the module's own words.
+/// The state of all pods, calls and pools. See the module documentation.
 pub struct Fleet {
-    /// Until then a pod's word is enough for a call that nobody knows.
+    /// End of the re-registration window.
     trusting_until: Millis,
-    /// Calls that ended while we were trusting: they must not come back.
-    ended: Ended,
-    /// The origin of the pods, once one has written.
+    recently_ended: RecentlyEnded,
+    /// The origin of the pods; `None` until the first write.
     origin: Option<PodOrigin>,
     epoch: u64,
     list: Option<PodList>,
@@ -181,38 +182,37 @@ pub struct Fleet {
     merchants: HashMap<MerchantId, Merchant>,
     pods: HashMap<PodName, Pod>,
     calls: HashMap<CallSid, Call>,
-    pools: HashMap<Pool, PoolView>,
-    /// How many live calls a merchant has.
+    pools: HashMap<Pool, PoolIndex>,
+    /// Live and waiting calls per merchant.
     merchant_calls: HashMap<MerchantId, usize>,
-    /// When merchants with a rate had their last calls. Not worth a journal: after
-    /// a second it is of no use.
+    /// Times of the latest admissions, for merchants with `max_rate`. Not journaled: only the
+    /// last second counts.
     admissions: HashMap<MerchantId, VecDeque<Millis>>,
-    ends: Ends,
-    /// Signed requests that were answered.
-    seen: Seen,
+    history: CallHistory,
+    seen_requests: SeenRequests,
     queue: Queue,
-    /// Calls that were handed a pod and may be waiting to hear of it.
-    handed: Vec<CallSid>,
+    /// Hand-offs since the last [`Fleet::take_handoffs`].
+    handoffs: Vec<CallSid>,
     /// Pods whose drain may have ended; see [`Fleet::take_drained`].
     drained: Vec<PodName>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
-    /// Which pods calls are given where others would do as well: the choice of
-    /// another store, when the fleet judges it.
-    favoured: HashMap<CallSid, PodName>,
-    turn: u64,
-    log: Option<Vec<Change>>,
+    /// Preferred pods among equivalent candidates; see [`Fleet::prefer`].
+    preferred: HashMap<CallSid, PodName>,
+    /// The last sequence number of an index entry.
+    sequence: u64,
+    change_log: Option<Vec<Change>>,
     events: Option<Vec<Event>>,
 }
 
 impl Fleet {
-    /// An empty fleet. Until `trusting_until` it believes pods that it may have
-    /// forgotten their calls.
+    /// An empty fleet. Until `trusting_until`, renewals by pods re-register unknown calls: the
+    /// store may have lost them.
     pub fn new(tiers: Tiers, trusting_until: Millis) -> Self {
         Self {
             trusting_until,
-            ended: Ended::default(),
+            recently_ended: RecentlyEnded::default(),
             origin: None,
             epoch: 0,
             list: None,
@@ -223,29 +223,29 @@ impl Fleet {
             pools: HashMap::new(),
             merchant_calls: HashMap::new(),
             admissions: HashMap::new(),
-            ends: Ends::default(),
-            seen: Seen::default(),
+            history: CallHistory::default(),
+            seen_requests: SeenRequests::default(),
             queue: Queue::default(),
-            handed: Vec::new(),
+            handoffs: Vec::new(),
             drained: Vec::new(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),
-            favoured: HashMap::new(),
-            turn: 0,
-            log: None,
+            preferred: HashMap::new(),
+            sequence: 0,
+            change_log: None,
             events: None,
         }
     }
 
-    /// From now on keeps the changes it makes, for [`Fleet::take_changes`].
-    pub fn keep_changes(&mut self) {
-        self.log = Some(Vec::new());
+    /// Starts to collect changes for [`Fleet::take_changes`].
+    pub fn enable_change_log(&mut self) {
+        self.change_log = Some(Vec::new());
     }
 
-    /// The changes since the last time, in order.
+    /// The changes since the last call, in order.
     pub fn take_changes(&mut self) -> Vec<Change> {
-        self.log.as_mut().map(std::mem::take).unwrap_or_default()
+        self.change_log.as_mut().map(std::mem::take).unwrap_or_default()
     }
 
     pub fn tiers(&self) -> &Tiers {
@@ -256,54 +256,54 @@ impl Fleet {
         self.calls.len()
     }
 
-    /// Changes a fact and notes it for the journal.
+    /// Applies a change and appends it to the change log.
     fn record(&mut self, change: Change) {
-        self.tell(|fleet| fleet.meaning(&change));
-        if let Some(log) = &mut self.log {
+        self.record_event(|fleet| fleet.event_of(&change));
+        if let Some(log) = &mut self.change_log {
             log.push(change.clone());
         }
         self.replay(change);
     }
 
-    /// Gives an idle pod the pool it should be in: the one its label names, the
-    /// one it has if that is still wanted, or a new one. A pod gets its first
-    /// pool when it is first in service; a busy one keeps what it has. Then hands
-    /// what it has free to those who wait for it.
+    /// Assigns the pod its pool, then hands its free slots to waiting calls.
     fn settle(&mut self, name: &PodName) {
-        self.find_home(name);
-        self.serve(name);
+        self.assign_pool(name);
+        self.hand_off_free_slots(name);
     }
 
-    fn find_home(&mut self, name: &PodName) {
+    /// Assigns an idle pod the pool of its label, its current pool if the table still defines it,
+    /// or a new one. A pod gets its first pool when it is first in service; a busy pod keeps its
+    /// pool.
+    fn assign_pool(&mut self, name: &PodName) {
         let Some(pod) = self.pods.get(name) else {
             return;
         };
         if !pod.calls.is_empty() {
             return;
         }
-        let home = match (self.pinned(pod), &pod.tier) {
+        let assigned = match (self.pinned(pod), &pod.tier) {
             (Some(pin), Some(tier)) if pin == *tier => return,
-            (None, Some(tier)) if self.tiers.wants(tier) => return,
+            (None, Some(tier)) if self.tiers.defines(tier) => return,
             (_, None) if !pod.is_serving() => return,
             (Some(pin), _) => Some(pin),
-            (None, _) => assignment::home(&self.tiers, |pool| self.assigned(pool)),
+            (None, _) => assignment::default_pool(&self.tiers, |pool| self.assigned(pool)),
         };
-        if let Some(pool) = home {
-            self.record(Change::Home { pod: name.clone(), pool });
+        if let Some(pool) = assigned {
+            self.record(Change::PoolAssigned { pod: name.clone(), pool });
         }
     }
 
-    /// The pool a pod's labels ask for, if there is such a pool.
+    /// The pool that the pod's label names, if it exists.
     fn pinned(&self, pod: &Pod) -> Option<Pool> {
         pod.facts.pin.as_ref().and_then(|step| self.tiers.resolve(step))
     }
 
     fn assigned(&self, pool: &Pool) -> usize {
-        self.pools.get(pool).map_or(0, |view| view.assigned)
+        self.pools.get(pool).map_or(0, |index| index.assigned)
     }
 
-    /// Ends a call for a reason other than its release.
-    fn end(&mut self, call: &CallSid, cause: Cause, now: Millis) -> Option<EndedCall> {
+    /// Ends a call without a release.
+    fn end(&mut self, call: &CallSid, cause: EndCause, now: Millis) -> Option<EndedCall> {
         let facts = self.calls.get(call)?;
         let ended = EndedCall {
             call: call.clone(),
@@ -316,9 +316,9 @@ impl Fleet {
         Some(ended)
     }
 
-    /// From now on gives these calls these pods where others would do as well: so
-    /// the fleet follows another store's choices, if they are legal.
-    pub fn favour(&mut self, pods: HashMap<CallSid, PodName>) {
-        self.favoured = pods;
+    /// Prefers these pods among equivalent candidates. Tests use it to follow the choices of
+    /// another store.
+    pub fn prefer(&mut self, pods: HashMap<CallSid, PodName>) {
+        self.preferred = pods;
     }
 }

@@ -1,10 +1,10 @@
-//! Moves of pods between pools: the rebalancing, and what another tier table would move.
+//! Moves of pods between pools: rebalancing, and the preview for a new tier table.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::PodStatus;
 use crate::{
-    assignment::{self, Stock},
+    assignment::{self, PoolCounts},
     names::{PodName, Pool},
     tiers::Tiers,
 };
@@ -14,19 +14,18 @@ use crate::{
 pub struct Move {
     pub pod: PodName,
     pub from: Option<Pool>,
-    /// Nowhere, if no tier takes it.
+    /// `None` if no tier takes the pod.
     pub to: Option<Pool>,
-    /// It would move when its calls are over.
+    /// The pod moves when its calls have ended.
     pub is_busy: bool,
 }
 
-/// Idle pods and the pools that they should move to, so that the tiers of the chain come
-/// closer to their targets.
+/// Idle pods to move, with their new pools, to bring the chain tiers closer to their targets.
 pub fn rebalance<'a>(tiers: &Tiers, pods: &'a [PodStatus]) -> Vec<(&'a PodStatus, Pool)> {
     rebalance_from(tiers, pods, |pod| pod.pool.as_ref())
 }
 
-/// The same for pods that are in other pools than they say.
+/// Rebalances with the pools that `pool_of` returns instead of the current ones.
 fn rebalance_from<'a, 'b>(
     tiers: &Tiers,
     pods: &'a [PodStatus],
@@ -43,13 +42,13 @@ fn rebalance_from<'a, 'b>(
         *assigned += 1;
         movable.extend(is_movable(pod).then_some(pod));
     }
-    let stock = |pool: Pool| {
+    let counts = |pool: Pool| {
         let (assigned, movable) = members.get(&pool).map_or((0, 0), |it| (it.0, it.1.len()));
-        Stock { pool, assigned, movable }
+        PoolCounts { pool, assigned, movable }
     };
-    let stocks: Vec<Stock> = tiers.chain_pools().map(stock).collect();
+    let pools: Vec<PoolCounts> = tiers.chain_pools().map(counts).collect();
     let mut moved = Vec::new();
-    for shift in assignment::rebalance(tiers, &stocks) {
+    for shift in assignment::rebalance(tiers, &pools) {
         let from = members.get_mut(&shift.from).map(|it| &mut it.1);
         let taken = from.into_iter().flat_map(|movable| {
             let count = shift.pods.min(movable.len());
@@ -60,33 +59,33 @@ fn rebalance_from<'a, 'b>(
     moved
 }
 
-/// What putting a table in force would move, pods by name: those whose pool is no more or
-/// whose label asks for another, then those that bring tiers closer to their targets.
+/// The moves that a new tier table would cause, by pod name: pods whose pool no longer exists or
+/// whose label names another, then rebalancing.
 pub fn moves(tiers: &Tiers, pods: &[PodStatus]) -> Vec<Move> {
     let pinned = |pod: &PodStatus| pod.facts.pin.as_ref().and_then(|pin| tiers.resolve(pin));
     let stays = |pod: &PodStatus| match (pinned(pod), &pod.pool) {
         (Some(pin), Some(pool)) => pin == *pool,
-        (None, Some(pool)) => tiers.wants(pool),
+        (None, Some(pool)) => tiers.defines(pool),
         (_, None) => false,
     };
-    let mut homes: HashMap<&PodName, Option<Pool>> = HashMap::new();
+    let mut new_pools: HashMap<&PodName, Option<Pool>> = HashMap::new();
     let mut assigned: HashMap<Pool, usize> = HashMap::new();
     for pod in pods.iter().filter(|pod| stays(pod)) {
-        *assigned.entry(pod.pool.clone().expect("it stays somewhere")).or_default() += 1;
-        homes.insert(&pod.name, pod.pool.clone());
+        *assigned.entry(pod.pool.clone().expect("a staying pod has a pool")).or_default() += 1;
+        new_pools.insert(&pod.name, pod.pool.clone());
     }
     for pod in pods.iter().filter(|pod| !stays(pod)) {
         let count = |pool: &Pool| assigned.get(pool).copied().unwrap_or(0);
-        let home = pinned(pod).or_else(|| assignment::home(tiers, count));
-        if let Some(pool) = &home {
+        let new_pool = pinned(pod).or_else(|| assignment::default_pool(tiers, count));
+        if let Some(pool) = &new_pool {
             *assigned.entry(pool.clone()).or_default() += 1;
         }
-        homes.insert(&pod.name, home);
+        new_pools.insert(&pod.name, new_pool);
     }
-    let shifted = rebalance_from(tiers, pods, |pod| homes[&pod.name].as_ref());
-    homes.extend(shifted.into_iter().map(|(pod, pool)| (&pod.name, Some(pool))));
+    let rebalanced = rebalance_from(tiers, pods, |pod| new_pools[&pod.name].as_ref());
+    new_pools.extend(rebalanced.into_iter().map(|(pod, pool)| (&pod.name, Some(pool))));
     let moved = |pod: &PodStatus| {
-        let to = homes[&pod.name].clone();
+        let to = new_pools[&pod.name].clone();
         (to != pod.pool).then(|| Move {
             pod: pod.name.clone(),
             from: pod.pool.clone(),
@@ -102,17 +101,17 @@ mod tests {
     use super::*;
     use crate::{
         fleet::{Allocate, Edit, Fleet, PodFacts, PodOrigin, PodWriter},
-        tiers::Origin,
+        tiers::DocumentSource,
     };
 
     fn table(text: &str) -> Tiers {
-        Tiers::parse(text, Origin::Settings).unwrap().0
+        Tiers::parse(text, DocumentSource::Settings).unwrap().0
     }
 
     const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 
     #[test]
-    fn what_is_foretold_happens() {
+    fn the_preview_matches_the_applied_table() {
         let mut fleet = Fleet::new(table(r#"{"gold": 2, "silver": 2, "basic": 2}"#), 0);
         for number in 0..6 {
             let facts = PodFacts {
@@ -129,9 +128,9 @@ mod tests {
         let busy = Allocate::new("CA1".parse().unwrap(), None, 1_000);
         let busy = fleet.allocate(&busy, 0).unwrap().pod;
         let next = table(r#"{"platinum": 1, "bronze": 5}"#);
-        let foretold = moves(&next, &fleet.pods());
-        let is_busy: Vec<_> = foretold.iter().filter(|it| it.is_busy).map(|it| &it.pod).collect();
-        assert_eq!(is_busy, [&busy], "a busy pod is named as such");
+        let preview = moves(&next, &fleet.pods());
+        let is_busy: Vec<_> = preview.iter().filter(|it| it.is_busy).map(|it| &it.pod).collect();
+        assert_eq!(is_busy, [&busy], "a busy pod is marked");
         fleet.apply_tiers(&next, Edit::ANY).unwrap();
         fleet.release(&crate::fleet::Release::new("CA1".parse().unwrap(), None), 1).unwrap();
         for (pod, to) in rebalance(&next, &fleet.pods()) {
@@ -142,15 +141,15 @@ mod tests {
             pods.iter().filter(|(_, at)| at.as_ref() == Some(&pool)).count()
         };
         let now: Vec<_> = fleet.pods().into_iter().map(|pod| (pod.name, pod.pool)).collect();
-        let told: Vec<_> = now
+        let predicted: Vec<_> = now
             .iter()
             .map(|(name, pool)| {
-                let moved = foretold.iter().find(|it| it.pod == *name);
+                let moved = preview.iter().find(|it| it.pod == *name);
                 (name.clone(), moved.map_or(pool.clone(), |it| it.to.clone()))
             })
             .collect();
         for pool in ["pool:platinum", "pool:bronze"] {
-            assert_eq!(count(pool, &told), count(pool, &now), "{pool}");
+            assert_eq!(count(pool, &predicted), count(pool, &now), "{pool}");
         }
     }
 }

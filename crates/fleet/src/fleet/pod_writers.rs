@@ -1,39 +1,40 @@
-//! Fencing: which source of pods may write them. A store has one origin of pods, and within it
-//! the writer with the highest epoch.
+//! Fencing of pod writes: a store accepts pods of one origin, and within it only the highest
+//! epoch.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
 use super::{Change, Fleet};
-use crate::Millis;
+use crate::{Millis, rules::LIST_TTL};
 
-/// Where the pods of a store come from.
+/// The origin of the pods in a store.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub enum PodOrigin {
-    /// Agents inside of the routers.
+    /// Simulated agents inside the routers.
     Simulated,
     /// A static list: `PODS` or `PODS_FILE`.
     List,
-    /// The pods of a namespace of a cluster. Both, or the cluster alone, are empty in a store that
-    /// an earlier version wrote. A router whose cluster is not identified yet has no cluster.
+    /// The pods of a namespace in a Kubernetes cluster. Both fields, or `cluster` alone, are empty
+    /// in a store written by an earlier version. `cluster` is empty in a router that has not
+    /// identified its cluster yet.
     Kubernetes {
         namespace: String,
-        /// The UID of the namespace: other clusters may have one of the same name.
+        /// The UID of the namespace: other clusters may have a namespace of the same name.
         cluster: String,
     },
-    /// Of pods that were written by an earlier version, without a leader. No router has it.
+    /// Pods written by an earlier version without a leader. No router has this origin.
     Unknown,
 }
 
 impl PodOrigin {
-    /// Whether pods of this origin may be written where `owner` has written before.
+    /// Whether pods of this origin may be written to a store of `owner`.
     pub(super) fn may_follow(&self, owner: &Self) -> bool {
         match (self, owner) {
-            // Simulated agents must not replace pods that may be real.
+            // Simulated agents must not replace possibly real pods.
             (_, Self::Unknown) => *self != Self::Simulated,
-            // The first cluster that comes has the pods that an earlier version wrote.
+            // The first cluster to write takes over the pods of an earlier version.
             (Self::Kubernetes { namespace: ours, .. }, Self::Kubernetes { namespace, cluster })
                 if cluster.is_empty() =>
             {
@@ -71,7 +72,7 @@ impl FromStr for PodOrigin {
             }
             "simulated" if text == kind => Ok(Self::Simulated),
             "list" if text == kind => Ok(Self::List),
-            _ => Err(format!("no origin of pods: {text:?}")),
+            _ => Err(format!("unknown pod origin {text:?}")),
         }
     }
 }
@@ -90,51 +91,51 @@ impl From<PodOrigin> for String {
     }
 }
 
-/// A source of pods that writes, and the fencing epoch under which it does.
+/// A writer of pods: its origin and its fencing epoch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PodWriter<'a> {
     pub origin: &'a PodOrigin,
     pub epoch: u64,
 }
 
-/// Why a write of pods was refused; nothing has changed.
+/// The reason why a write of pods was refused without effect.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WriteRefused {
-    /// A newer leader, or a newer list of pods, has begun to write.
+    /// A newer leader or a newer list of pods has taken over.
     #[error("epoch {epoch} was replaced by {current}")]
     Fenced { epoch: u64, current: u64 },
     /// The store holds pods of another origin.
     #[error("the store holds the pods of another origin: {owner}")]
     Foreign {
-        /// As the store has it: a newer version may have recorded an origin that this one
-        /// does not know.
+        /// The text in the store: a newer version may have recorded an origin that this version
+        /// cannot parse.
         owner: String,
     },
 }
 
-/// A source of pods asks to write them.
+/// A request for the right to write pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Claim {
     pub origin: PodOrigin,
     pub by: Claimant,
-    /// Takes the store over from another origin.
+    /// Take the store over from another origin.
     pub force: bool,
 }
 
-/// What entitles a source to write.
+/// The basis of a claim.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Claimant {
-    /// A leader, with the epoch of its Lease; `None` asks for the epoch in force.
+    /// A leader with the epoch of its Lease; `None` queries the current epoch.
     Leader { epoch: Option<u64> },
-    /// One of several replicas with the same list of pods, which `digest` stands for.
+    /// One of several replicas that follow the same list of pods, identified by its digest.
     List {
         digest: String,
-        /// The list was just read: it replaces another one.
+        /// The list was just read, so it replaces another one.
         is_new: bool,
     },
 }
 
-/// Why a claim was refused.
+/// The reason why a claim was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ClaimRefused {
     #[error(transparent)]
@@ -144,44 +145,43 @@ pub enum ClaimRefused {
     Superseded,
 }
 
-/// How long a list of pods stays in force without a replica that follows it.
-pub const LIST_TTL: Millis = 30_000;
-
-/// The digest that stands for simulated agents: they follow the tiers, which all replicas share.
-pub const SIMULATED: &str = "simulated";
+/// The digest of simulated agents: they follow the tier table, which all replicas share.
+pub const SIMULATED_DIGEST: &str = "simulated";
 
 /// The list of pods in force.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct PodList {
     pub digest: String,
-    /// When a replica last followed it. It is no fact: a restart counts as following.
+    /// Time of the last claim by a replica that follows it. Not a fact: repeated claims are not
+    /// journaled.
     pub followed_at: Millis,
 }
 
 impl Fleet {
-    /// The origin of the pods in the store. One that was lost follows from the list in force. A
-    /// store with an epoch and without both was written by a leader of an earlier version.
+    /// The origin of the pods in the store. A missing origin is derived from the list in force. A
+    /// store with an epoch but without origin and list was written by a leader of an earlier
+    /// version.
     pub(super) fn owner(&self) -> Option<PodOrigin> {
-        let lost = || match &self.list {
-            Some(list) if list.digest == SIMULATED => Some(PodOrigin::Simulated),
+        let derived = || match &self.list {
+            Some(list) if list.digest == SIMULATED_DIGEST => Some(PodOrigin::Simulated),
             Some(_) => Some(PodOrigin::List),
             None if self.epoch > 0 => {
                 Some(PodOrigin::Kubernetes { namespace: String::new(), cluster: String::new() })
             }
             None => (!self.pods.is_empty()).then_some(PodOrigin::Unknown),
         };
-        self.origin.clone().or_else(lost)
+        self.origin.clone().or_else(derived)
     }
 
-    /// The origin that keeps pods of `origin` from being written.
-    fn foreign(&self, origin: &PodOrigin) -> Option<String> {
+    /// The current origin, if it excludes writes of `origin`.
+    fn conflicting_owner(&self, origin: &PodOrigin) -> Option<String> {
         Some(self.owner().filter(|owner| !origin.may_follow(owner))?.to_string())
     }
 
-    /// Refuses another origin and a smaller epoch; adopts a first origin and a larger epoch.
+    /// Refuses another origin and a lower epoch; adopts a first origin and a higher epoch.
     pub(super) fn fence(&mut self, writer: PodWriter<'_>) -> Result<(), WriteRefused> {
         let PodWriter { origin, epoch } = writer;
-        if let Some(owner) = self.foreign(origin) {
+        if let Some(owner) = self.conflicting_owner(origin) {
             return Err(WriteRefused::Foreign { owner });
         }
         if epoch < self.epoch {
@@ -200,14 +200,14 @@ impl Fleet {
         }
     }
 
-    /// Claims the pods of the store; the epoch under which they may be written.
+    /// Claims the right to write pods. Returns the epoch for the writes.
     pub fn claim_pods(&mut self, claim: &Claim, now: Millis) -> Result<u64, ClaimRefused> {
         let origin = &claim.origin;
-        if let Some(owner) = self.foreign(origin) {
+        if let Some(owner) = self.conflicting_owner(origin) {
             if !claim.force {
                 return Err(WriteRefused::Foreign { owner }.into());
             }
-            // The epoch rises, so that the origin before is fenced off.
+            // The higher epoch fences the previous origin.
             let epoch = self.epoch + 1;
             self.adopt_writer(PodWriter { origin, epoch });
         }
@@ -230,7 +230,7 @@ impl Fleet {
     ) -> Result<(), ClaimRefused> {
         let mut epoch = self.epoch;
         if let Some(list) = self.list.as_mut().filter(|list| list.digest != digest) {
-            // A clock that was set back must not keep an abandoned list in force.
+            // After a clock step backwards, an abandoned list must still expire.
             list.followed_at = list.followed_at.min(now);
             if !is_new && now < list.followed_at + LIST_TTL {
                 return Err(ClaimRefused::Superseded);

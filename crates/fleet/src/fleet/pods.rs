@@ -1,70 +1,70 @@
-//! Pods come, change, move and go; so do tiers and merchants. These are the
-//! writes of a leader, and carry its epoch.
+//! Writes of pods, tiers and merchants. Writes of pods are fenced by origin and epoch; writes of
+//! tiers and merchants use optimistic concurrency.
 
-use super::{Cause, Change, EndedCall, Fleet, Pod, PodFacts, PodWriter, WriteRefused};
+use super::{Change, EndCause, EndedCall, Fleet, Pod, PodFacts, PodWriter, WriteRefused};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
-/// A change of what people have set.
+/// Terms of a write to a tier table or a merchant's document.
 #[derive(Debug)]
 pub struct Edit<'a, T: ?Sized> {
-    /// What it replaces, as far as its author knows.
-    pub instead_of: Option<&'a T>,
-    /// Who it is, if that is known.
+    /// The value that the write replaces; `None` replaces any value.
+    pub expected: Option<&'a T>,
+    /// The author, for the event log; empty if unknown.
     pub by: &'a str,
 }
 
 impl<T: ?Sized> Edit<'_, T> {
-    /// Whatever is there, and whoever asks.
-    pub const ANY: Self = Self { instead_of: None, by: "" };
+    /// Replaces any value, without an author.
+    pub const ANY: Self = Self { expected: None, by: "" };
 }
 
-/// It is no longer what the author of a change believed.
+/// The current value is not the expected one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("somebody else has changed it meanwhile: look again")]
-pub struct Changed;
+#[error("changed by another request in the meantime: read it again, then retry")]
+pub struct Conflict;
 
-/// What an observation changed.
+/// The result of an observation.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Observed {
-    /// The pod was not known before, or under this name only as another one.
+    /// The pod is new: its name was unknown or had a different UID.
     pub joined: bool,
-    /// Calls that ended because the agent that had them is gone.
+    /// Calls that ended because the pod was replaced or restarted.
     pub ended: Vec<EndedCall>,
     pub pool: Option<Pool>,
 }
 
-/// When a pod is to be forgotten.
+/// When a pod is removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Departure {
-    /// It is no more, and its calls are over.
-    Now,
-    /// It leaves, and stays for as long as it has calls.
+pub enum RemovalMode {
+    /// At once; its calls end.
+    Immediate,
+    /// Only if it has no calls.
     WhenIdle,
 }
 
-/// What became of a removal.
+/// The result of a removal.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Removed {
     Gone {
         ended: Vec<EndedCall>,
     },
-    /// The pod has calls, and was to go only without.
+    /// The pod has calls, and the mode is [`RemovalMode::WhenIdle`].
     Busy,
-    /// No such pod, or another one under its name: nothing was removed.
-    NotThere,
+    /// No pod has this name and UID.
+    NotFound,
 }
 
-/// Why a pod stays where it is.
+/// The reason why a pod was not moved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MoveRefused {
     #[error(transparent)]
     Write(#[from] WriteRefused),
     #[error("no such pod")]
-    NotThere,
+    NotFound,
     #[error("the pod is busy, draining, not ready, or pinned by a label")]
     NotIdle,
     #[error("no such pool")]
@@ -72,8 +72,8 @@ pub enum MoveRefused {
 }
 
 impl Fleet {
-    /// Takes note of a pod as it is now. Another UID, or a restarted agent,
-    /// means that the calls on it are over.
+    /// Records the current facts about a pod. A different UID or a restarted container ends the
+    /// calls of the pod.
     pub fn observe_pod(
         &mut self,
         name: &PodName,
@@ -82,68 +82,68 @@ impl Fleet {
         now: Millis,
     ) -> Result<Observed, WriteRefused> {
         self.fence(writer)?;
-        let (mut observed, mut seatless) = (Observed::default(), Vec::new());
+        let (mut observed, mut requeued) = (Observed::default(), Vec::new());
         let known = self.pods.get(name);
         let replaced = known.is_some_and(|pod| pod.facts.uid != facts.uid);
         let restarted = known.is_some_and(|pod| pod.facts.restarts < facts.restarts);
         observed.joined = known.is_none() || replaced;
         if replaced || restarted {
-            (observed.ended, seatless) = self.end_calls_of(name, now);
-            self.absolve(name);
+            (observed.ended, requeued) = self.end_calls_of(name, now);
+            self.reset_health(name);
         }
         if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
             self.record(Change::Draining { pod: name.clone(), until: None });
         }
         let mut facts = facts.clone();
         if let Some(pod) = self.pods.get(name).filter(|_| !replaced) {
-            // A status may come without a count; that is no news.
+            // A status without a restart count must not reset the count.
             facts.restarts = facts.restarts.max(pod.facts.restarts);
         }
         if self.pods.get(name).is_none_or(|pod| pod.facts != facts) {
             self.record(Change::Pod { pod: name.clone(), facts });
         }
         self.settle(name);
-        self.reseat(seatless);
+        self.hand_off_requeued(requeued);
         observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
         Ok(observed)
     }
 
-    /// Ends the calls of a pod. Those that were handed it and have not come for it
-    /// yet have their places back, and are the second part of the answer.
+    /// Ends the calls of a pod. Returns the ended calls, and the handed-off calls that were
+    /// requeued instead.
     fn end_calls_of(&mut self, name: &PodName, now: Millis) -> (Vec<EndedCall>, Vec<CallSid>) {
         let mut calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
         calls.sort();
-        let (mut over, mut seatless) = (Vec::new(), Vec::new());
+        let (mut ended, mut requeued) = (Vec::new(), Vec::new());
         for call in calls {
             if self.requeue(&call, now) {
-                seatless.push(call);
+                requeued.push(call);
             } else {
-                over.extend(self.end(&call, Cause::PodGone, now));
+                ended.extend(self.end(&call, EndCause::PodGone, now));
             }
         }
-        (over, seatless)
+        (ended, requeued)
     }
 
-    /// Forgets a pod that has left, with its calls.
+    /// Removes a pod and ends its calls.
     pub fn remove_pod(
         &mut self,
         name: &PodName,
         uid: &str,
-        departure: Departure,
+        mode: RemovalMode,
         writer: PodWriter<'_>,
         now: Millis,
     ) -> Result<Removed, WriteRefused> {
         self.fence(writer)?;
         match self.pods.get(name).filter(|pod| pod.facts.uid == uid) {
-            None => return Ok(Removed::NotThere),
-            Some(pod) if departure == Departure::WhenIdle && !pod.calls.is_empty() => {
+            None => return Ok(Removed::NotFound),
+            Some(pod) if mode == RemovalMode::WhenIdle && !pod.calls.is_empty() => {
                 return Ok(Removed::Busy);
             }
             Some(_) => {}
         }
-        let (ended, seatless) = self.end_calls_of(name, now);
+        let (ended, requeued) = self.end_calls_of(name, now);
         self.record(Change::Gone { pod: name.clone() });
-        self.reseat(seatless);
+        self.hand_off_requeued(requeued);
         Ok(Removed::Gone { ended })
     }
 
@@ -156,27 +156,27 @@ impl Fleet {
         writer: PodWriter<'_>,
     ) -> Result<(), MoveRefused> {
         self.fence(writer)?;
-        if !self.tiers.wants(to) {
+        if !self.tiers.defines(to) {
             return Err(MoveRefused::UnknownPool);
         }
         let pod =
-            self.pods.get(name).filter(|pod| pod.facts.uid == uid).ok_or(MoveRefused::NotThere)?;
+            self.pods.get(name).filter(|pod| pod.facts.uid == uid).ok_or(MoveRefused::NotFound)?;
         if !self.is_movable(pod) {
             return Err(MoveRefused::NotIdle);
         }
         if pod.tier.as_ref() != Some(to) {
-            self.record(Change::Home { pod: name.clone(), pool: to.clone() });
-            self.serve(name);
+            self.record(Change::PoolAssigned { pod: name.clone(), pool: to.clone() });
+            self.hand_off_free_slots(name);
         }
         Ok(())
     }
 
-    /// Puts another tier table in force. Pods whose pool is gone get a new one,
-    /// busy ones when their calls end.
-    pub fn apply_tiers(&mut self, tiers: &Tiers, edit: Edit<'_, Tiers>) -> Result<(), Changed> {
+    /// Replaces the tier table. Pods whose pool no longer exists get a new one; busy pods when
+    /// their calls end.
+    pub fn apply_tiers(&mut self, tiers: &Tiers, edit: Edit<'_, Tiers>) -> Result<(), Conflict> {
         if *tiers != self.tiers {
-            if edit.instead_of.is_some_and(|known| *known != self.tiers) {
-                return Err(Changed);
+            if edit.expected.is_some_and(|known| *known != self.tiers) {
+                return Err(Conflict);
             }
             self.record(Change::Tiers { tiers: tiers.clone(), by: edit.by.into() });
             let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
@@ -186,18 +186,19 @@ impl Fleet {
         Ok(())
     }
 
-    /// Writes a merchant's document, or takes it away. No document is an empty one.
+    /// Writes or deletes a merchant's document. For the expected value, no document equals an
+    /// empty one.
     pub fn set_merchant(
         &mut self,
         id: &MerchantId,
         document: Option<&str>,
         edit: Edit<'_, str>,
-    ) -> Result<(), Changed> {
+    ) -> Result<(), Conflict> {
         let present = self.merchant(id);
         if present != document {
             let present = present.unwrap_or_default();
-            if edit.instead_of.is_some_and(|known| known != present) {
-                return Err(Changed);
+            if edit.expected.is_some_and(|known| known != present) {
+                return Err(Conflict);
             }
             let (document, by) = (document.map(str::to_owned), edit.by.into());
             self.record(Change::Merchant { id: id.clone(), document, by });
@@ -210,7 +211,7 @@ impl Fleet {
         self.merchants.get(id).map(|merchant| merchant.document.as_str())
     }
 
-    /// Idle, in service, and not where a label wants it.
+    /// Whether the pod is idle, in service and not pinned by a label.
     fn is_movable(&self, pod: &Pod) -> bool {
         pod.calls.is_empty() && pod.is_serving() && self.pinned(pod).is_none()
     }

@@ -1,44 +1,44 @@
-//! What can be read about pools, pods and calls.
+//! Read models of pools, pods and calls.
 
 use std::{collections::BTreeSet, ops::Bound};
 
-use super::{Call, Fleet, Place, Pod, PodFacts, Tried};
+use super::{Call, Fleet, Pod, PodFacts, QueueEntry, SkippedStep};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
-    tiers::Kind,
+    tiers::TierKind,
 };
 
-/// How all pools stand.
+/// The status of all pools.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Status {
     pub pools: Vec<PoolStatus>,
     pub active_calls: usize,
-    /// Calls that wait for a pod.
+    /// Number of waiting calls.
     pub waiting: usize,
 }
 
-/// How a pool stands.
+/// The status of a pool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PoolStatus {
     pub pool: Pool,
-    /// `None` for a tier that is no more, but still has busy pods.
-    pub kind: Option<Kind>,
+    /// `None` for a tier that is not in the table but still has busy pods.
+    pub kind: Option<TierKind>,
     pub target: u32,
     pub assigned: usize,
-    /// Pods in the available view.
+    /// Pods in the availability index.
     pub available: usize,
     pub draining: usize,
     pub not_ready: usize,
     pub quarantined: usize,
     pub active_calls: usize,
-    /// How many more calls the pool can take.
+    /// Free call slots of the available pods.
     pub free_slots: usize,
-    /// Calls that wait and may use it.
+    /// Waiting calls that may use the pool.
     pub waiting: usize,
 }
 
-/// A pod and what it does.
+/// The status of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodStatus {
     pub name: PodName,
@@ -46,11 +46,11 @@ pub struct PodStatus {
     pub pool: Option<Pool>,
     pub draining_until: Option<Millis>,
     pub quarantined_until: Option<Millis>,
-    /// Its live calls, the latest deadline first.
+    /// Live calls, the latest lease deadline first.
     pub calls: Vec<PodCall>,
 }
 
-/// A live call, seen from its pod.
+/// A live call of a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodCall {
     pub call: CallSid,
@@ -58,7 +58,7 @@ pub struct PodCall {
     pub lease_until: Millis,
 }
 
-/// A live call, where it is, and why there.
+/// A live call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallStatus {
     pub call: CallSid,
@@ -67,72 +67,73 @@ pub struct CallStatus {
     pub merchant: Option<MerchantId>,
     pub allocated_at: Millis,
     pub lease_until: Millis,
-    pub tried: Vec<Tried>,
-    /// Its stream has not started yet.
+    pub tried: Vec<SkippedStep>,
+    /// The stream has not started yet.
     pub provisional: bool,
-    /// It was handed the pod while it waited, and has not come for it yet.
+    /// The pod was handed off to the call, and the call has not accepted it yet.
     pub is_handed: bool,
-    /// Which pod of the call this is; 0 where nobody counts.
-    pub attempt: u32,
+    /// Ordinal of the pod that the call has been given; 0 if the call may not return.
+    pub pod_attempt: u32,
 }
 
-/// A call that waits for a pod.
+/// A waiting call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WaitingCall {
     pub call: CallSid,
     pub merchant: Option<MerchantId>,
     pub since: Millis,
     pub until: Millis,
-    /// It is taken for gone after that, unless it asks again.
+    /// Poll deadline: the call leaves the queue after that.
     pub poll_by: Millis,
-    pub tried: Vec<Tried>,
+    pub tried: Vec<SkippedStep>,
 }
 
-/// Where a call was found.
+/// The result of a call lookup.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Found {
+pub enum CallLookup {
     Live(CallStatus),
     Waiting(WaitingCall),
 }
 
-/// Which calls are asked for.
+/// A query for calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CallQuery {
-    /// Those that wait for a pod, and not those that have one.
+    /// Selects waiting calls instead of live calls.
     pub waiting: bool,
     pub pool: Option<Pool>,
     pub merchant: Option<MerchantId>,
     pub pod: Option<PodName>,
-    /// Those that come after this one.
+    /// The page begins after this cursor.
     pub after: Option<CallCursor>,
-    pub most: usize,
+    pub limit: usize,
 }
 
-/// Where a page of calls ends: calls come by the end of their lease, or of their patience.
+/// Position of a call in a listing: live calls are ordered by lease deadline, waiting calls by
+/// poll deadline.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct CallCursor {
     pub until: Millis,
     pub call: CallSid,
 }
 
-/// Some calls, and where to go on, if there may be more.
+/// A page of calls, and the cursor of the next page if there may be more.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CallPage {
-    pub calls: Vec<Found>,
+    pub calls: Vec<CallLookup>,
     pub next: Option<CallCursor>,
 }
 
 impl CallCursor {
-    /// Where a page ends whose last call this is.
-    pub fn of(found: &Found) -> Self {
+    /// The cursor after this call.
+    pub fn of(found: &CallLookup) -> Self {
         match found {
-            Found::Live(call) => Self { until: call.lease_until, call: call.call.clone() },
-            Found::Waiting(call) => Self { until: call.poll_by, call: call.call.clone() },
+            CallLookup::Live(call) => Self { until: call.lease_until, call: call.call.clone() },
+            CallLookup::Waiting(call) => Self { until: call.poll_by, call: call.call.clone() },
         }
     }
 }
 
-impl Found {
+impl CallLookup {
     pub fn merchant(&self) -> Option<&MerchantId> {
         match self {
             Self::Live(call) => call.merchant.as_ref(),
@@ -140,10 +141,10 @@ impl Found {
         }
     }
 
-    /// Whether a query asks for it, wherever it stands.
-    fn is_asked_for(&self, query: &CallQuery) -> bool {
-        let is_of = query.merchant.is_none() || query.merchant.as_ref() == self.merchant();
-        is_of
+    /// Whether the call matches the filters of a query; ignores the cursor.
+    fn matches(&self, query: &CallQuery) -> bool {
+        let is_merchant = query.merchant.is_none() || query.merchant.as_ref() == self.merchant();
+        is_merchant
             && match self {
                 Self::Waiting(_) => query.waiting,
                 Self::Live(call) => {
@@ -156,12 +157,12 @@ impl Found {
 }
 
 impl PodStatus {
-    /// Takes no new calls until it is gone or undrained.
+    /// Whether the pod is draining or terminating.
     pub fn is_leaving(&self) -> bool {
         self.draining_until.is_some() || self.facts.terminating
     }
 
-    /// Takes calls, as far as it has room.
+    /// Whether the pod is in service: it takes calls while it has a free slot.
     pub fn is_serving(&self) -> bool {
         self.facts.ready && !self.is_leaving() && self.quarantined_until.is_none()
     }
@@ -169,10 +170,10 @@ impl PodStatus {
 
 impl Fleet {
     pub fn status(&self) -> Status {
-        let wanted = self.tiers.iter().filter_map(|(name, _)| self.tiers.pool(name));
-        let held =
-            self.pools.iter().filter(|(_, view)| view.assigned > 0).map(|(pool, _)| pool.clone());
-        let pools: BTreeSet<Pool> = wanted.chain(held).collect();
+        let defined = self.tiers.iter().filter_map(|(name, _)| self.tiers.pool(name));
+        let in_use =
+            self.pools.iter().filter(|(_, index)| index.assigned > 0).map(|(pool, _)| pool.clone());
+        let pools: BTreeSet<Pool> = defined.chain(in_use).collect();
         Status {
             pools: pools.into_iter().map(|pool| self.pool_status(pool)).collect(),
             active_calls: self.calls.len(),
@@ -182,24 +183,24 @@ impl Fleet {
 
     fn pool_status(&self, pool: Pool) -> PoolStatus {
         let kind = self.tiers.kind(&pool);
-        let view = self.pools.get(&pool);
-        let open = view.map(|view| &view.open);
+        let index = self.pools.get(&pool);
+        let available = index.map(|index| &index.available);
         let cap = match kind {
-            Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
+            Some(TierKind::Shared { max_concurrent, .. }) => max_concurrent as usize,
             _ => 1,
         };
-        let room = |((calls, _), _): (&(usize, u64), _)| cap.saturating_sub(*calls);
+        let free_slots = |((calls, _), _): (&(usize, u64), _)| cap.saturating_sub(*calls);
         PoolStatus {
             kind,
             target: self.tiers.target(&pool),
-            assigned: view.map_or(0, |view| view.assigned),
-            available: open.map_or(0, |open| open.len()),
-            draining: view.map_or(0, |view| view.leaving),
-            not_ready: view.map_or(0, |view| view.unready),
-            quarantined: view.map_or(0, |view| view.quarantined),
+            assigned: index.map_or(0, |index| index.assigned),
+            available: available.map_or(0, |pods| pods.len()),
+            draining: index.map_or(0, |index| index.leaving),
+            not_ready: index.map_or(0, |index| index.unready),
+            quarantined: index.map_or(0, |index| index.quarantined),
             waiting: self.queue.len_of(&pool),
-            active_calls: view.map_or(0, |view| view.calls),
-            free_slots: open.map_or(0, |open| open.iter().map(room).sum()),
+            active_calls: index.map_or(0, |index| index.calls),
+            free_slots: available.map_or(0, |pods| pods.iter().map(free_slots).sum()),
             pool,
         }
     }
@@ -237,7 +238,7 @@ impl Fleet {
     }
 
     pub fn call(&self, call: &CallSid) -> Option<CallStatus> {
-        let Call { pod, pool, merchant, at, until, tried, provisional, attempts, place } =
+        let Call { pod, pool, merchant, at, until, tried, provisional, pod_attempt, queue_entry } =
             self.calls.get(call)?;
         Some(CallStatus {
             call: call.clone(),
@@ -248,32 +249,33 @@ impl Fleet {
             lease_until: *until,
             tried: tried.clone(),
             provisional: *provisional,
-            is_handed: place.is_some(),
-            attempt: *attempts,
+            is_handed: queue_entry.is_some(),
+            pod_attempt: *pod_attempt,
         })
     }
 
-    /// Where a call is, if it is anywhere.
-    pub fn find(&self, call: &CallSid) -> Option<Found> {
+    /// Looks a call up among live and waiting calls.
+    pub fn find(&self, call: &CallSid) -> Option<CallLookup> {
         if let Some(live) = self.call(call) {
-            return Some(Found::Live(live));
+            return Some(CallLookup::Live(live));
         }
-        let Place { merchant, since, until, poll_by, tried, .. } = self.queue.get(call)?.clone();
+        let QueueEntry { merchant, since, until, poll_by, tried, .. } =
+            self.queue.get(call)?.clone();
         let call = call.clone();
-        Some(Found::Waiting(WaitingCall { call, merchant, since, until, poll_by, tried }))
+        Some(CallLookup::Waiting(WaitingCall { call, merchant, since, until, poll_by, tried }))
     }
 
-    /// Some calls, by deadline.
+    /// A page of calls, by deadline.
     pub fn calls(&self, query: &CallQuery) -> CallPage {
         let index = if query.waiting { self.queue.polls() } else { &self.leases };
         let after = query.after.clone().map(|CallCursor { until, call }| (until, call));
         let after = after.map_or(Bound::Unbounded, Bound::Excluded);
         let mut page = CallPage::default();
         for (until, call) in index.range((after, Bound::Unbounded)) {
-            let Some(found) = self.find(call).filter(|found| found.is_asked_for(query)) else {
+            let Some(found) = self.find(call).filter(|found| found.matches(query)) else {
                 continue;
             };
-            if page.calls.len() == query.most {
+            if page.calls.len() == query.limit {
                 return page;
             }
             page.calls.push(found);
@@ -283,19 +285,19 @@ impl Fleet {
         page
     }
 
-    /// All merchants with a document after one, by name.
-    pub fn merchants(&self, after: Option<&MerchantId>, most: usize) -> Vec<(MerchantId, String)> {
+    /// Merchants with a document, by name, that follow `after`.
+    pub fn merchants(&self, after: Option<&MerchantId>, limit: usize) -> Vec<(MerchantId, String)> {
         let mut names: Vec<&MerchantId> =
             self.merchants.keys().filter(|id| after.is_none_or(|after| *id > after)).collect();
         names.sort();
         let document = |id: &MerchantId| (id.clone(), self.merchants[id].document.clone());
-        names.into_iter().take(most).map(document).collect()
+        names.into_iter().take(limit).map(document).collect()
     }
 
-    /// The available view of a pool: its pods and their live calls, by name.
+    /// The availability index of a pool: its pods and their live calls, by name.
     pub fn available(&self, pool: &Pool) -> Vec<(PodName, usize)> {
-        let open = self.pools.get(pool).into_iter().flat_map(|view| &view.open);
-        let mut pods: Vec<_> = open.map(|((calls, _), pod)| (pod.clone(), *calls)).collect();
+        let available = self.pools.get(pool).into_iter().flat_map(|index| &index.available);
+        let mut pods: Vec<_> = available.map(|((calls, _), pod)| (pod.clone(), *calls)).collect();
         pods.sort();
         pods
     }

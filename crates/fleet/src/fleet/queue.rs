@@ -1,13 +1,13 @@
-//! Waiting: calls for which there is no pod yet, in one queue per pool. A pod that
-//! becomes free goes to the first who may use it, in the same step.
+//! The queue: waiting calls, in one queue per pool. A pod that becomes free is handed off to the
+//! first call that may use it, in the same operation.
 
 use std::collections::{BTreeSet, HashMap};
 
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Allocate, Allocation, Cause, Change, Fleet, Pod, Refusal, Tried,
-    calls::{Call, Why},
+    Allocate, Allocation, Change, EndCause, Fleet, Pod, Refusal, SkippedStep,
+    calls::{Call, RefusalReason},
     clock_shift::shift_deadlines,
 };
 use crate::rules::REQUEUE_ADVANTAGE;
@@ -16,166 +16,167 @@ use crate::{
     names::{CallSid, MerchantId, PodName, Pool},
 };
 
-/// How a call may wait for a pod.
+/// The terms under which a call may wait for a pod.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Hold {
-    /// For so long.
+    /// The hold time.
     pub time: Millis,
-    /// Who has not asked again for so long has gone.
-    pub patience: Millis,
-    /// So many may wait.
-    pub most: usize,
-    /// So many of one merchant.
-    pub most_per_merchant: usize,
+    /// A call that has not polled for this long has left.
+    pub poll_timeout: Millis,
+    /// Maximum number of waiting calls.
+    pub max_waiting: usize,
+    /// Maximum number of waiting calls per merchant.
+    pub max_waiting_per_merchant: usize,
 }
 
 impl Hold {
-    /// When a call that asks now has to ask again: three times it may miss, and once
-    /// when its time is over.
+    /// The next poll deadline of a call that polls now. Past the hold time it has a third of the
+    /// timeout, for the poll that reports the refusal.
     fn poll_by(&self, until: Millis, now: Millis) -> Millis {
-        (now + self.patience).min(until + self.patience / 3)
+        (now + self.poll_timeout).min(until + self.poll_timeout / 3)
     }
 }
 
-/// A call's place in the queues of the pools that it may use.
+/// A call's position in the queues of the pools that it may use.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Place {
+pub struct QueueEntry {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub merchant: Option<MerchantId>,
     pub(super) priority: i32,
+    /// Orders calls of one priority; negative for calls that had a pod before.
     pub(super) ticket: i64,
     pub(super) pools: Vec<Pool>,
     pub since: Millis,
-    /// The call is refused after that.
+    /// End of the hold time: the call is refused after that.
     pub until: Millis,
-    /// The place is lost after that.
+    /// Poll deadline: the entry is removed after that.
     pub poll_by: Millis,
-    pub tried: Vec<Tried>,
-    /// As the call that it will be.
-    #[serde(default)]
-    pub(super) attempts: u32,
+    pub tried: Vec<SkippedStep>,
+    /// The pod attempt of the hand-off to come.
+    #[serde(rename = "attempts", default)]
+    pub(super) pod_attempt: u32,
 }
 
-/// Higher priorities first, then who came first.
-type Turn = (i32, i64, CallSid);
+/// Sort key of a queue: higher priorities first, then by ticket.
+type Position = (i32, i64, CallSid);
 
-impl Place {
-    fn turn(&self, call: &CallSid) -> Turn {
+impl QueueEntry {
+    fn position(&self, call: &CallSid) -> Position {
         (-self.priority, self.ticket, call.clone())
     }
 }
 
-/// A call that left without a pod because nobody asked for it any more.
+/// A waiting call that missed its poll deadline.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Abandoned {
+pub struct AbandonedCall {
     pub call: CallSid,
     pub waited: Millis,
 }
 
-/// All places, and the queues that follow from them.
+/// All queue entries and the indexes derived from them.
 #[derive(Debug, Default)]
 pub(super) struct Queue {
-    places: HashMap<CallSid, Place>,
-    by_pool: HashMap<Pool, BTreeSet<Turn>>,
-    of_merchant: HashMap<MerchantId, usize>,
+    entries: HashMap<CallSid, QueueEntry>,
+    by_pool: HashMap<Pool, BTreeSet<Position>>,
+    by_merchant: HashMap<MerchantId, usize>,
     polls: BTreeSet<(Millis, CallSid)>,
     last_ticket: i64,
 }
 
 impl Queue {
-    pub(super) fn insert(&mut self, call: CallSid, place: Place) {
-        let turn = place.turn(&call);
-        for pool in &place.pools {
-            self.by_pool.entry(pool.clone()).or_default().insert(turn.clone());
+    pub(super) fn insert(&mut self, call: CallSid, entry: QueueEntry) {
+        let position = entry.position(&call);
+        for pool in &entry.pools {
+            self.by_pool.entry(pool.clone()).or_default().insert(position.clone());
         }
-        if let Some(id) = &place.merchant {
-            *self.of_merchant.entry(id.clone()).or_default() += 1;
+        if let Some(id) = &entry.merchant {
+            *self.by_merchant.entry(id.clone()).or_default() += 1;
         }
-        self.polls.insert((place.poll_by, call.clone()));
-        let number = place.ticket + if place.ticket < 0 { REQUEUE_ADVANTAGE } else { 0 };
-        self.last_ticket = self.last_ticket.max(number);
-        self.places.insert(call, place);
+        self.polls.insert((entry.poll_by, call.clone()));
+        let ticket = entry.ticket + if entry.ticket < 0 { REQUEUE_ADVANTAGE } else { 0 };
+        self.last_ticket = self.last_ticket.max(ticket);
+        self.entries.insert(call, entry);
     }
 
-    pub(super) fn remove(&mut self, call: &CallSid) -> Option<Place> {
-        let place = self.places.remove(call)?;
-        let turn = place.turn(call);
-        for pool in &place.pools {
+    pub(super) fn remove(&mut self, call: &CallSid) -> Option<QueueEntry> {
+        let entry = self.entries.remove(call)?;
+        let position = entry.position(call);
+        for pool in &entry.pools {
             if let Some(queue) = self.by_pool.get_mut(pool) {
-                queue.remove(&turn);
+                queue.remove(&position);
                 if queue.is_empty() {
                     self.by_pool.remove(pool);
                 }
             }
         }
-        if let Some(id) = &place.merchant
-            && let Some(waiting) = self.of_merchant.get_mut(id)
+        if let Some(id) = &entry.merchant
+            && let Some(waiting) = self.by_merchant.get_mut(id)
         {
             *waiting -= 1;
             if *waiting == 0 {
-                self.of_merchant.remove(id);
+                self.by_merchant.remove(id);
             }
         }
-        self.polls.remove(&(place.poll_by, call.clone()));
-        Some(place)
+        self.polls.remove(&(entry.poll_by, call.clone()));
+        Some(entry)
     }
 
-    pub(super) fn poll(&mut self, call: &CallSid, poll_by: Millis) {
-        if let Some(place) = self.places.get_mut(call) {
-            self.polls.remove(&(place.poll_by, call.clone()));
-            place.poll_by = poll_by;
+    pub(super) fn set_poll_by(&mut self, call: &CallSid, poll_by: Millis) {
+        if let Some(entry) = self.entries.get_mut(call) {
+            self.polls.remove(&(entry.poll_by, call.clone()));
+            entry.poll_by = poll_by;
             self.polls.insert((poll_by, call.clone()));
         }
     }
 
     pub(super) fn shift(&mut self, by: i64) {
-        self.places.values_mut().for_each(|place| place.shift(by));
+        self.entries.values_mut().for_each(|entry| entry.shift(by));
         shift_deadlines(&mut self.polls, by);
     }
 
-    pub(super) fn get(&self, call: &CallSid) -> Option<&Place> {
-        self.places.get(call)
+    pub(super) fn get(&self, call: &CallSid) -> Option<&QueueEntry> {
+        self.entries.get(call)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (&CallSid, &Place)> {
-        self.places.iter()
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&CallSid, &QueueEntry)> {
+        self.entries.iter()
     }
 
-    /// Who waits, by when each has to ask again.
+    /// Waiting calls by poll deadline.
     pub(super) fn polls(&self) -> &BTreeSet<(Millis, CallSid)> {
         &self.polls
     }
 
     pub(super) fn len(&self) -> usize {
-        self.places.len()
+        self.entries.len()
     }
 
     pub(super) fn len_of(&self, pool: &Pool) -> usize {
         self.by_pool.get(pool).map_or(0, BTreeSet::len)
     }
 
-    /// The first who may use a pool.
+    /// The first call in the queue of a pool.
     pub(super) fn first(&self, pool: &Pool) -> Option<&CallSid> {
         self.by_pool.get(pool)?.first().map(|(_, _, call)| call)
     }
 
-    /// Whose time to ask again has passed.
+    /// The call with the earliest poll deadline, if that has passed.
     pub(super) fn overdue(&self, now: Millis) -> Option<&CallSid> {
         self.polls.first().filter(|(poll_by, _)| *poll_by <= now).map(|(_, call)| call)
     }
 }
 
 impl Fleet {
-    /// Gives a call that was refused a place, if there is one left.
-    pub(super) fn wait(
+    /// Adds a refused call to the queue, if the call may wait and the queue is not full.
+    pub(super) fn enqueue(
         &mut self,
         request: &Allocate,
         refusal: Refusal,
-        is_rescue: bool,
+        is_reconnect: bool,
         now: Millis,
     ) -> Refusal {
         let Some(hold) = &request.hold else { return refusal };
-        let config = self.config_of(request.merchant.as_ref());
+        let config = self.merchant_config_of(request.merchant.as_ref());
         let priority = config.map_or(0, |config| config.priority);
         let steps = merchant::chain(&self.tiers, config);
         let pools: Vec<Pool> = steps.filter_map(|step| self.tiers.resolve(step)).collect();
@@ -183,146 +184,147 @@ impl Fleet {
             return refusal;
         }
         let merchant = request.merchant.as_ref();
-        let of_merchant = merchant.and_then(|id| self.queue.of_merchant.get(id)).copied();
-        if self.queue.len() >= hold.most || of_merchant.unwrap_or(0) >= hold.most_per_merchant {
-            return Refusal { why: Why::QueueFull, ..refusal };
+        let waiting = merchant.and_then(|id| self.queue.by_merchant.get(id)).copied();
+        if self.queue.len() >= hold.max_waiting
+            || waiting.unwrap_or(0) >= hold.max_waiting_per_merchant
+        {
+            return Refusal { reason: RefusalReason::QueueFull, ..refusal };
         }
-        if !is_rescue {
-            self.admitted(request, now);
+        if !is_reconnect {
+            self.count_admission(request, now);
         }
         let until = now + hold.time;
-        let place = Place {
+        let entry = QueueEntry {
             merchant: request.merchant.clone(),
             priority,
-            // A call that had a pod came before all who wait.
-            ticket: self.queue.last_ticket + 1 - if is_rescue { REQUEUE_ADVANTAGE } else { 0 },
+            // A reconnect precedes all new calls of its priority.
+            ticket: self.queue.last_ticket + 1 - if is_reconnect { REQUEUE_ADVANTAGE } else { 0 },
             pools,
             since: now,
             until,
             poll_by: hold.poll_by(until, now),
             tried: refusal.tried.clone(),
-            attempts: request.attempts(),
+            pod_attempt: request.pod_attempt(),
         };
-        self.record(Change::Waits { call: request.call.clone(), place });
-        Refusal { why: Why::Waiting { is_new: true, until }, ..refusal }
+        self.record(Change::Queued { call: request.call.clone(), entry });
+        Refusal { reason: RefusalReason::Waiting { is_new: true, until }, ..refusal }
     }
 
-    /// A call that waits asks again.
-    pub(super) fn poll(&mut self, request: &Allocate, now: Millis) -> Option<Refusal> {
-        let place = self.queue.get(&request.call)?;
-        if place.pools.iter().all(|pool| self.tiers.kind(pool).is_none()) {
-            // No pool that it waits for is there any more: it begins again.
-            self.leave(&request.call);
+    /// Answers the poll of a waiting call; `None` if the call does not wait.
+    pub(super) fn poll_queue(&mut self, request: &Allocate, now: Millis) -> Option<Refusal> {
+        let entry = self.queue.get(&request.call)?;
+        if entry.pools.iter().all(|pool| self.tiers.kind(pool).is_none()) {
+            // None of its pools exists any more: the request is handled as a new one.
+            self.leave_queue(&request.call);
             return None;
         }
-        let (until, waited) = (place.until, now.saturating_sub(place.since));
-        let tried = place.tried.clone();
-        let why = match &request.hold {
-            None => Why::NoPods,
+        let (until, waited) = (entry.until, now.saturating_sub(entry.since));
+        let tried = entry.tried.clone();
+        let reason = match &request.hold {
+            None => RefusalReason::NoPods,
             Some(_) if now >= until => {
-                self.record(Change::Left { call: request.call.clone() });
-                Why::TimeOver { waited }
+                self.record(Change::LeftQueue { call: request.call.clone() });
+                RefusalReason::HoldExpired { waited }
             }
             Some(hold) => {
                 let poll_by = hold.poll_by(until, now);
                 self.record(Change::Polled { call: request.call.clone(), poll_by });
-                Why::Waiting { is_new: false, until }
+                RefusalReason::Waiting { is_new: false, until }
             }
         };
-        Some(Refusal { tried, malformed_merchant: None, why })
+        Some(Refusal { tried, malformed_merchant: None, reason })
     }
 
-    /// A call asks for the pod that it was handed while it waited. Its lease begins. If the pod
-    /// has left service since, the call is handed another pod, or waits again in its old place.
-    pub(super) fn fetch(&mut self, request: &Allocate, now: Millis) -> Option<Allocation> {
+    /// Accepts the hand-off of a call: its lease begins. If the pod has left service since, the
+    /// call gets another pod, or waits again with its old queue entry.
+    pub(super) fn accept_handoff(&mut self, request: &Allocate, now: Millis) -> Option<Allocation> {
         let pod = self.calls.get(&request.call)?.pod.clone();
         if !self.pods.get(&pod).is_some_and(Pod::is_serving) && self.requeue(&request.call, now) {
             self.settle(&pod);
-            self.reseat(vec![request.call.clone()]);
+            self.hand_off_requeued(vec![request.call.clone()]);
         }
         let call = self.calls.get(&request.call)?;
-        let since = call.place.as_ref()?.since;
+        let since = call.queue_entry.as_ref()?.since;
         let allocation = Allocation {
             waited: Some(now.saturating_sub(since)),
             was_existing: false,
             ..call.allocation()
         };
-        self.record(Change::Fetched {
+        self.record(Change::HandoffAccepted {
             call: request.call.clone(),
             at: now,
             until: now + request.lease_ttl,
             provisional: request.provisional,
         });
-        self.start_over(request);
+        self.drop_call_end(request);
         Some(allocation)
     }
 
-    /// Takes a handed-off call back from its pod: it has its old place in the queues again.
-    /// Answers false for any other call.
+    /// Takes a handed-off call off its pod and restores its queue entry. Returns false for any
+    /// other call.
     pub(super) fn requeue(&mut self, call: &CallSid, now: Millis) -> bool {
         let Some(known) = self.calls.get(call) else { return false };
-        let Some(place) = known.place.clone() else { return false };
-        let place = Place { poll_by: known.until, ..place };
-        self.end(call, Cause::PodGone, now);
-        self.record(Change::Waits { call: call.clone(), place });
+        let Some(entry) = known.queue_entry.clone() else { return false };
+        let entry = QueueEntry { poll_by: known.until, ..entry };
+        self.end(call, EndCause::PodGone, now);
+        self.record(Change::Queued { call: call.clone(), entry });
         true
     }
 
-    /// A call gives its place up, if it has one.
-    pub(super) fn leave(&mut self, call: &CallSid) {
+    /// Removes a call from the queue, if it waits.
+    pub(super) fn leave_queue(&mut self, call: &CallSid) {
         if self.queue.get(call).is_some() {
-            self.record(Change::Left { call: call.clone() });
+            self.record(Change::LeftQueue { call: call.clone() });
         }
     }
 
-    /// Hands what a pod has free to those who wait for it.
-    pub(super) fn serve(&mut self, pod: &PodName) {
-        while let Some(pool) = self.has_room(pod)
+    /// Hands the free slots of a pod to waiting calls.
+    pub(super) fn hand_off_free_slots(&mut self, pod: &PodName) {
+        while let Some(pool) = self.pool_with_free_slot(pod)
             && let Some(call) = self.queue.first(&pool).cloned()
         {
-            self.hand(call, pod.clone(), pool);
+            self.hand_off(call, pod.clone(), pool);
         }
     }
 
-    fn hand(&mut self, call: CallSid, pod: PodName, pool: Pool) {
-        let Some(place) = self.queue.get(&call).cloned() else { return };
-        self.handed.push(call.clone());
+    fn hand_off(&mut self, call: CallSid, pod: PodName, pool: Pool) {
+        let Some(entry) = self.queue.get(&call).cloned() else { return };
+        self.handoffs.push(call.clone());
         let facts = Call {
             pod,
             pool,
-            merchant: place.merchant.clone(),
-            // Until it comes for the pod, what counts is how long it has waited.
-            at: place.since,
-            until: place.poll_by,
-            tried: place.tried.clone(),
+            merchant: entry.merchant.clone(),
+            // Until the call accepts the hand-off, its time counts from its arrival in the queue.
+            at: entry.since,
+            until: entry.poll_by,
+            tried: entry.tried.clone(),
             provisional: false,
-            attempts: place.attempts,
-            place: Some(place),
+            pod_attempt: entry.pod_attempt,
+            queue_entry: Some(entry),
         };
         self.record(Change::Call { call, facts });
     }
 
-    /// Gives calls that wait again, because the pod they were handed has gone, any
-    /// other that is free.
-    pub(super) fn reseat(&mut self, calls: Vec<CallSid>) {
-        let place = |call: CallSid| self.queue.get(&call).map(|place| place.turn(&call));
-        let mut turns: Vec<Turn> = calls.into_iter().filter_map(place).collect();
-        turns.sort();
-        for (_, _, call) in &turns {
-            let pools = self.queue.get(call).map(|place| place.pools.clone()).unwrap_or_default();
+    /// Hands free pods to requeued calls: calls whose hand-off failed because the pod left.
+    pub(super) fn hand_off_requeued(&mut self, calls: Vec<CallSid>) {
+        let position = |call: CallSid| self.queue.get(&call).map(|entry| entry.position(&call));
+        let mut positions: Vec<Position> = calls.into_iter().filter_map(position).collect();
+        positions.sort();
+        for (_, _, call) in &positions {
+            let pools = self.queue.get(call).map(|entry| entry.pools.clone()).unwrap_or_default();
             let free = pools.into_iter().find_map(|pool| {
                 let pod = self.draw(&pool, None, call).ok()?.clone();
                 Some((pod, pool))
             });
             if let Some((pod, pool)) = free {
-                self.hand(call.clone(), pod, pool);
+                self.hand_off(call.clone(), pod, pool);
             }
         }
     }
 
-    /// Calls that were handed a pod since the last time: somebody may be waiting
-    /// for that.
-    pub fn take_handed(&mut self) -> Vec<CallSid> {
-        std::mem::take(&mut self.handed)
+    /// Calls that were handed a pod since the last call of this function: long polls may wait for
+    /// them.
+    pub fn take_handoffs(&mut self) -> Vec<CallSid> {
+        std::mem::take(&mut self.handoffs)
     }
 }

@@ -1,97 +1,96 @@
-//! Calls that go on: renewed by their agents, confirmed by their streams, spared
-//! after an outage.
+//! Lease renewal, re-registration of unknown calls, confirmation, and extension after an outage.
 
-use super::{Call, Cause, Change, Fleet};
+use super::{Call, Change, EndCause, Fleet};
 use crate::{
     Millis, assignment,
     names::{CallSid, PodName, Pool},
-    tiers::Kind,
+    tiers::TierKind,
 };
 
-/// Calls say that they are still alive.
+/// A request to renew leases.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Renew {
     pub calls: Vec<CallSid>,
-    /// The pod that speaks for them, if it is one.
+    /// The pod that renews its calls; `None` for other clients.
     pub pod: Option<PodName>,
     pub lease_ttl: Millis,
 }
 
-/// What became of a renewal.
+/// The result of a renewal.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Renewed {
-    /// Until when the renewed calls are safe.
+    /// The new deadline of the renewed leases.
     pub until: Millis,
-    /// Calls that are no longer known (on that pod).
+    /// Calls that are not live, or not on that pod.
     pub unknown: Vec<CallSid>,
-    /// Calls that were not known, and were registered on the pod that has them.
-    pub adopted: Vec<CallSid>,
-    /// Calls whose pod is not known yet, in a store that began a short while ago.
-    pub later: Vec<CallSid>,
+    /// Unknown calls that were re-registered on the pod.
+    pub registered: Vec<CallSid>,
+    /// Calls whose pod is unknown within the re-registration window: renew again later.
+    pub retry: Vec<CallSid>,
 }
 
-/// What became of a call that only its pod knew.
-enum Adoption {
+/// The result of a re-registration.
+enum Reregistration {
     Done,
-    /// The pod is not known either, and may be soon.
-    TooEarly,
+    /// The pod is unknown too, and may be observed soon.
+    PodUnknown,
     Refused,
 }
 
 impl Fleet {
-    /// Extends the leases of live calls. For a while after the fleet began, a
-    /// pod's word is enough to register a call that nobody knows: the store may
-    /// just have lost it.
+    /// Renews the leases of live calls. Within the re-registration window, a renewal by a pod
+    /// registers unknown calls: the store may have lost them.
     pub fn renew(&mut self, request: &Renew, now: Millis) -> Renewed {
         let mut renewed = Renewed { until: now + request.lease_ttl, ..Renewed::default() };
         for call in &request.calls {
             let on = self.calls.get(call).map(|known| &known.pod);
-            let is_theirs = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
-            let told = match on {
-                Some(_) if is_theirs => {
+            let is_match = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
+            let outcome = match on {
+                Some(_) if is_match => {
                     self.record(Change::Renewed { call: call.clone(), until: renewed.until });
                     continue;
                 }
-                Some(_) => Adoption::Refused,
-                None => self.adopt(call, request, now),
+                Some(_) => Reregistration::Refused,
+                None => self.reregister(call, request, now),
             };
-            match told {
-                Adoption::Done => &mut renewed.adopted,
-                Adoption::TooEarly => &mut renewed.later,
-                Adoption::Refused => &mut renewed.unknown,
+            match outcome {
+                Reregistration::Done => &mut renewed.registered,
+                Reregistration::PodUnknown => &mut renewed.retry,
+                Reregistration::Refused => &mut renewed.unknown,
             }
             .push(call.clone());
         }
         renewed
     }
 
-    fn adopt(&mut self, call: &CallSid, request: &Renew, now: Millis) -> Adoption {
-        let Some(name) = &request.pod else { return Adoption::Refused };
-        if now >= self.trusting_until || self.ended.contains(call) {
-            return Adoption::Refused;
+    fn reregister(&mut self, call: &CallSid, request: &Renew, now: Millis) -> Reregistration {
+        let Some(name) = &request.pod else { return Reregistration::Refused };
+        if now >= self.trusting_until || self.recently_ended.contains(call) {
+            return Reregistration::Refused;
         }
         let Some((name, pod)) = self.pods.get_key_value(name) else {
-            return Adoption::TooEarly;
+            return Reregistration::PodUnknown;
         };
         let (name, calls) = (name.clone(), pod.calls.len());
         let tier = match &pod.tier {
             Some(tier) => tier.clone(),
             None => {
-                let Some(pool) = assignment::home(&self.tiers, |pool| self.assigned(pool)) else {
-                    return Adoption::Refused;
+                let Some(pool) = assignment::default_pool(&self.tiers, |pool| self.assigned(pool))
+                else {
+                    return Reregistration::Refused;
                 };
-                self.record(Change::Home { pod: name.clone(), pool: pool.clone() });
+                self.record(Change::PoolAssigned { pod: name.clone(), pool: pool.clone() });
                 pool
             }
         };
         let cap = match self.tiers.kind(&tier) {
-            Some(Kind::Shared { max_concurrent, .. }) => max_concurrent as usize,
+            Some(TierKind::Shared { max_concurrent, .. }) => max_concurrent as usize,
             _ => 1,
         };
         if calls >= cap {
-            return Adoption::Refused;
+            return Reregistration::Refused;
         }
-        self.leave(call);
+        self.leave_queue(call);
         self.record(Change::Call {
             call: call.clone(),
             facts: Call {
@@ -102,59 +101,62 @@ impl Fleet {
                 until: now + request.lease_ttl,
                 tried: Vec::new(),
                 provisional: false,
-                attempts: 0,
-                place: None,
+                pod_attempt: 0,
+                queue_entry: None,
             },
         });
-        Adoption::Done
+        Reregistration::Done
     }
 }
 
-/// The stream of a call has started.
+/// A report that the stream of a call has started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Confirm {
     pub call: CallSid,
     pub pod: PodName,
-    /// Which of the call's attempts this was, if that was told.
-    pub attempt: Option<u32>,
+    /// If given, the report applies only to this pod attempt.
+    pub pod_attempt: Option<u32>,
     pub lease_ttl: Millis,
 }
 
-/// What became of a confirmation.
+/// The result of a confirmation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Confirmed {
-    /// The call is sure of its pod.
-    Sure,
-    /// It came too late, and has taken the pod again.
-    Retaken { pool: Pool },
-    /// The call is over, or on another pod, or its pod has another call.
+    /// The call is live and no longer provisional.
+    Live,
+    /// The provisional allocation had expired; the pod was free and is allocated again.
+    Reallocated { pool: Pool },
+    /// The call is over or on another pod, or its pod is no longer free.
     Unknown,
 }
 
 impl Fleet {
-    /// Makes a call sure of its pod, because its stream has started there.
+    /// Confirms a provisional call: its stream has started. A late confirmation reallocates the pod
+    /// if it has a free slot.
     pub fn confirm(&mut self, request: &Confirm, now: Millis) -> Confirmed {
         let until = now + request.lease_ttl;
         if let Some(call) = self.calls.get(&request.call) {
-            let is_other = request.attempt.is_some_and(|attempt| attempt != call.attempts);
-            if call.pod != request.pod || is_other {
+            let is_other_attempt =
+                request.pod_attempt.is_some_and(|pod_attempt| pod_attempt != call.pod_attempt);
+            if call.pod != request.pod || is_other_attempt {
                 return Confirmed::Unknown;
             }
             if call.provisional {
                 self.record(Change::Renewed { call: request.call.clone(), until });
             }
-            return Confirmed::Sure;
+            return Confirmed::Live;
         }
-        let remembered = self.ends.get(&request.call, now);
-        let missed = remembered.filter(|it| {
-            let is_that = request.attempt.is_none_or(|attempt| attempt == it.attempts);
-            it.pod == request.pod && it.cause == Cause::Unconfirmed && is_that
+        let ended = self.history.get(&request.call, now);
+        let expired = ended.filter(|end| {
+            let is_same_attempt =
+                request.pod_attempt.is_none_or(|pod_attempt| pod_attempt == end.pod_attempt);
+            end.pod == request.pod && end.cause == EndCause::Unconfirmed && is_same_attempt
         });
-        let Some(missed) = missed else { return Confirmed::Unknown };
-        let (merchant, attempts) = (missed.merchant.clone(), missed.attempts);
-        let Some(pool) = self.has_room(&request.pod) else { return Confirmed::Unknown };
-        self.leave(&request.call);
-        self.record(Change::Forgotten { call: request.call.clone() });
+        let Some(expired) = expired else { return Confirmed::Unknown };
+        let (merchant, pod_attempt) = (expired.merchant.clone(), expired.pod_attempt);
+        let Some(pool) = self.pool_with_free_slot(&request.pod) else { return Confirmed::Unknown };
+        self.leave_queue(&request.call);
+        self.record(Change::CallEndDropped { call: request.call.clone() });
         self.record(Change::Call {
             call: request.call.clone(),
             facts: Call {
@@ -165,33 +167,34 @@ impl Fleet {
                 until,
                 tried: Vec::new(),
                 provisional: false,
-                attempts,
-                place: None,
+                pod_attempt,
+                queue_entry: None,
             },
         });
-        Confirmed::Retaken { pool }
+        Confirmed::Reallocated { pool }
     }
 
-    /// The pool of a pod in service that can carry one more call.
-    pub(super) fn has_room(&self, pod: &PodName) -> Option<Pool> {
+    /// The pool of a pod in service with a free slot.
+    pub(super) fn pool_with_free_slot(&self, pod: &PodName) -> Option<Pool> {
         let pod = self.pods.get(pod).filter(|pod| pod.is_serving())?;
         let tier = pod.tier.clone()?;
         let cap = self.tiers.kind(&tier)?.cap();
         (pod.calls.len() < cap as usize).then_some(tier)
     }
 
-    /// Gives calls that could not tell us of themselves at least so much more time:
-    /// those whose stream has not started yet, and those that wait.
-    pub fn spare(&mut self, time: Millis, now: Millis) {
+    /// Extends pending calls by at least `time` after an outage: the leases of provisional and
+    /// handed-off calls, and the poll deadlines of waiting calls. They could not confirm or poll.
+    pub fn extend_pending(&mut self, time: Millis, now: Millis) {
         let until = now + time;
-        let short = self.calls.iter().filter(|(_, it)| it.provisional || it.place.is_some());
+        let pending =
+            self.calls.iter().filter(|(_, it)| it.provisional || it.queue_entry.is_some());
         let early: Vec<CallSid> =
-            short.filter(|(_, it)| it.until < until).map(|(call, _)| call.clone()).collect();
+            pending.filter(|(_, it)| it.until < until).map(|(call, _)| call.clone()).collect();
         for call in early {
-            self.record(Change::Spared { call, until });
+            self.record(Change::PendingExtended { call, until });
         }
-        let places = self.queue.iter().filter(|(_, place)| place.poll_by < until);
-        let early: Vec<CallSid> = places.map(|(call, _)| call.clone()).collect();
+        let waiting = self.queue.iter().filter(|(_, entry)| entry.poll_by < until);
+        let early: Vec<CallSid> = waiting.map(|(call, _)| call.clone()).collect();
         for call in early {
             self.record(Change::Polled { call, poll_by: until });
         }

@@ -1,6 +1,6 @@
-//! The one place that changes a fact.
+//! Replay of changes: the only code that changes facts.
 
-use super::{Cause, Change, Fleet, Merchant, Pod, PodList, calls::Call};
+use super::{Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call};
 use crate::{
     Millis,
     merchant::MerchantConfig,
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Fleet {
-    /// Changes a fact as it was decided before, and derives the views again.
+    /// Applies a change to the facts and derives the indexes from them.
     pub fn replay(&mut self, change: Change) {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
@@ -39,60 +39,62 @@ impl Fleet {
                 }
                 self.place(&pod);
             }
-            Change::Home { pod, pool } => {
+            Change::PoolAssigned { pod, pool } => {
                 if let Some(known) = self.pods.get_mut(&pod) {
                     known.tier = Some(pool);
                 }
                 self.place(&pod);
             }
             Change::Gone { pod } => {
-                self.forget(&pod);
+                self.remove(&pod);
                 self.drained.push(pod);
             }
             Change::Draining { pod, until } => self.set_draining(&pod, until),
             Change::Health { pod, failures, quarantined_until } => {
                 self.set_health(&pod, failures, quarantined_until);
             }
-            Change::Call { call, facts } => self.begin(call, facts),
-            Change::Fetched { call, at, until, provisional } => {
-                self.lease(&call, until);
+            Change::Call { call, facts } => self.insert_call(call, facts),
+            Change::HandoffAccepted { call, at, until, provisional } => {
+                self.set_lease(&call, until);
                 if let Some(known) = self.calls.get_mut(&call) {
-                    (known.at, known.provisional, known.place) = (at, provisional, None);
+                    (known.at, known.provisional, known.queue_entry) = (at, provisional, None);
                 }
             }
             Change::Renewed { call, until } => {
-                self.lease(&call, until);
+                self.set_lease(&call, until);
                 if let Some(known) = self.calls.get_mut(&call) {
-                    (known.provisional, known.place) = (false, None);
+                    (known.provisional, known.queue_entry) = (false, None);
                 }
             }
-            Change::Spared { call, until } => self.lease(&call, until),
-            Change::Ended { call, at, cause } => self.finish(call, at, cause),
-            Change::Remembered { call, end } => self.ends.insert(call, end),
-            Change::Seen { fingerprint, at, until } => self.seen.insert(fingerprint, at, until),
-            Change::Forgotten { call } => self.ends.remove(&call),
-            Change::Told { .. } | Change::Time { .. } => {}
-            Change::Shifted { by } => self.shift_times(by),
-            Change::Waits { call, place } => {
-                self.count(place.merchant.as_ref());
-                self.queue.insert(call, place);
+            Change::PendingExtended { call, until } => self.set_lease(&call, until),
+            Change::Ended { call, at, cause } => self.remove_call(call, at, cause),
+            Change::CallEndRecorded { call, end } => self.history.insert(call, end),
+            Change::RequestSeen { fingerprint, at, until } => {
+                self.seen_requests.insert(fingerprint, at, until);
             }
-            Change::Polled { call, poll_by } => self.queue.poll(&call, poll_by),
-            Change::Left { call } => {
-                if let Some(place) = self.queue.remove(&call) {
-                    self.uncount(place.merchant.as_ref());
+            Change::CallEndDropped { call } => self.history.remove(&call),
+            Change::EventRecorded { .. } | Change::Time { .. } => {}
+            Change::Shifted { by } => self.shift_times(by),
+            Change::Queued { call, entry } => {
+                self.count_call(entry.merchant.as_ref());
+                self.queue.insert(call, entry);
+            }
+            Change::Polled { call, poll_by } => self.queue.set_poll_by(&call, poll_by),
+            Change::LeftQueue { call } => {
+                if let Some(entry) = self.queue.remove(&call) {
+                    self.uncount_call(entry.merchant.as_ref());
                 }
             }
         }
     }
 
-    /// A call has a pod. One that waited for it leaves the queues.
-    fn begin(&mut self, call: CallSid, facts: Call) {
+    /// Inserts a live call and removes it from the queue if it waited.
+    fn insert_call(&mut self, call: CallSid, facts: Call) {
         let name = facts.pod.clone();
         if let Some(pod) = self.pods.get_mut(&name) {
             pod.calls.push(call.clone());
             if self.queue.remove(&call).is_none() {
-                self.count(facts.merchant.as_ref());
+                self.count_call(facts.merchant.as_ref());
             }
             self.leases.insert((facts.until, call.clone()));
             self.calls.insert(call, facts);
@@ -100,18 +102,18 @@ impl Fleet {
         self.place(&name);
     }
 
-    fn finish(&mut self, call: CallSid, at: Millis, cause: Cause) {
+    fn remove_call(&mut self, call: CallSid, at: Millis, cause: EndCause) {
         if at < self.trusting_until {
-            self.ended.insert(call.clone());
+            self.recently_ended.insert(call.clone());
         }
         if let Some(ended) = self.calls.remove(&call) {
-            self.uncount(ended.merchant.as_ref());
+            self.uncount_call(ended.merchant.as_ref());
             if let Some(pod) = self.pods.get_mut(&ended.pod) {
                 pod.calls.retain(|other| *other != call);
             }
             self.leases.remove(&(ended.until, call.clone()));
             self.place(&ended.pod);
-            self.ends.note(call, &ended, cause, at);
+            self.history.record(call, &ended, cause, at);
         }
     }
 
@@ -137,7 +139,7 @@ impl Fleet {
         self.place(name);
     }
 
-    fn lease(&mut self, call: &CallSid, until: Millis) {
+    fn set_lease(&mut self, call: &CallSid, until: Millis) {
         if let Some(known) = self.calls.get_mut(call) {
             self.leases.remove(&(known.until, call.clone()));
             known.until = until;
@@ -145,13 +147,13 @@ impl Fleet {
         }
     }
 
-    fn count(&mut self, merchant: Option<&MerchantId>) {
+    fn count_call(&mut self, merchant: Option<&MerchantId>) {
         if let Some(id) = merchant {
             *self.merchant_calls.entry(id.clone()).or_default() += 1;
         }
     }
 
-    fn uncount(&mut self, merchant: Option<&MerchantId>) {
+    fn uncount_call(&mut self, merchant: Option<&MerchantId>) {
         if let Some(id) = merchant
             && let Some(live) = self.merchant_calls.get_mut(id)
         {
@@ -162,8 +164,8 @@ impl Fleet {
         }
     }
 
-    /// The calls of a pod that leaves have ended before.
-    fn forget(&mut self, name: &PodName) {
+    /// Removes a pod. Its calls have ended before.
+    fn remove(&mut self, name: &PodName) {
         let Some(pod) = self.pods.remove(name) else {
             return;
         };
@@ -173,10 +175,10 @@ impl Fleet {
         if let Some(until) = pod.quarantined_until {
             self.quarantines.remove(&(until, name.clone()));
         }
-        if let Some(placed) = &pod.placed
-            && let Some(view) = self.pools.get_mut(&placed.pool)
+        if let Some(indexed) = &pod.indexed
+            && let Some(index) = self.pools.get_mut(&indexed.pool)
         {
-            view.discount(placed);
+            index.remove(indexed);
         }
     }
 }

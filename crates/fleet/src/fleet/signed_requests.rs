@@ -1,28 +1,30 @@
-//! Signed requests that were answered: each is good for one call. A repeat is answered from the
-//! call that it began; when that has ended, the request is a replay.
+//! Replay protection: a signed request may begin one call. A repeat returns the state of that
+//! call; after the call has ended, the request is a replay and is refused.
 
 use std::collections::{BTreeSet, HashMap};
 
-use super::{Allocate, Allocation, Change, Fleet, Refusal, Why, clock_shift::shift_deadlines};
+use super::{
+    Allocate, Allocation, Change, Fleet, Refusal, RefusalReason, clock_shift::shift_deadlines,
+};
 use crate::{Millis, names::Fingerprint};
 
-/// The signature with which a call asks.
+/// The signature of an allocate request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Signed {
+pub struct SignedRequest {
     pub fingerprint: Fingerprint,
-    /// How long it is remembered.
+    /// How long replays are detected.
     pub window: Millis,
 }
 
-/// Fingerprints, and until when they are remembered.
+/// Fingerprints of answered requests, with their expiry.
 #[derive(Debug, Default)]
-pub(super) struct Seen {
+pub(super) struct SeenRequests {
     until: HashMap<Fingerprint, Millis>,
     order: BTreeSet<(Millis, Fingerprint)>,
 }
 
-impl Seen {
-    /// Remembers a fingerprint, and forgets those whose time is over.
+impl SeenRequests {
+    /// Inserts a fingerprint and removes expired ones.
     pub(super) fn insert(&mut self, fingerprint: Fingerprint, at: Millis, until: Millis) {
         if let Some(before) = self.until.insert(fingerprint.clone(), until) {
             self.order.remove(&(before, fingerprint.clone()));
@@ -52,32 +54,38 @@ impl Seen {
 }
 
 impl Fleet {
-    /// Whether a signed request was answered before, and what it began is over.
+    /// Whether a signed request was answered before and its call is over.
     pub(super) fn is_replay(&self, request: &Allocate, now: Millis) -> bool {
         let is_live =
             self.calls.contains_key(&request.call) || self.queue.get(&request.call).is_some();
-        let is_seen = |signed: &Signed| self.seen.contains(&signed.fingerprint, now);
+        let is_seen =
+            |signed: &SignedRequest| self.seen_requests.contains(&signed.fingerprint, now);
         !is_live && request.signed.as_ref().is_some_and(is_seen)
     }
 
-    /// Remembers a signed request that is not to be answered again with a pod. One that was
-    /// refused for want of pods may come again: it has begun nothing.
-    pub(super) fn note_seen(
+    /// Records a signed request that must not get another pod. A request refused for lack of pods
+    /// is not recorded: it began no call and may be repeated.
+    pub(super) fn record_signed_request(
         &mut self,
         request: &Allocate,
         outcome: &Result<Allocation, Refusal>,
         now: Millis,
     ) {
-        let Some(Signed { fingerprint, window }) = &request.signed else { return };
-        let is_spent = match outcome {
+        let Some(SignedRequest { fingerprint, window }) = &request.signed else { return };
+        let is_used = match outcome {
             Ok(_) => true,
             Err(refusal) => {
-                matches!(refusal.why, Why::Waiting { .. } | Why::Over | Why::Spent)
+                matches!(
+                    refusal.reason,
+                    RefusalReason::Waiting { .. }
+                        | RefusalReason::CallEnded
+                        | RefusalReason::RetriesExhausted
+                )
             }
         };
-        if is_spent {
+        if is_used {
             let (fingerprint, until) = (fingerprint.clone(), now + window);
-            self.record(Change::Seen { fingerprint, at: now, until });
+            self.record(Change::RequestSeen { fingerprint, at: now, until });
         }
     }
 }

@@ -1,67 +1,67 @@
-//! What time and mishaps ask for: the sweep ends what is overdue, the audit
-//! derives every view again.
+//! The sweep ends overdue queue entries, leases, drains and quarantines. The audit derives the
+//! indexes again.
 
-use super::{Abandoned, Cause, Change, EndedCall, Fleet, call_history::speaks_for};
+use super::{AbandonedCall, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of};
 use crate::{
     Millis,
     names::{CallSid, PodName},
 };
 
-/// What a sweep ended.
+/// The result of a sweep.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Swept {
-    /// Calls that waited, and did not ask again.
-    pub abandoned: Vec<Abandoned>,
-    /// Calls whose lease ran out.
+    /// Waiting calls that missed their poll deadline.
+    pub abandoned: Vec<AbandonedCall>,
+    /// Calls whose lease expired.
     pub expired: Vec<EndedCall>,
-    /// Pods whose drain ran out.
+    /// Pods whose drain expired.
     pub undrained: Vec<PodName>,
-    /// Pods whose quarantine ran out.
+    /// Pods whose quarantine expired.
     pub restored: Vec<PodName>,
 }
 
 impl Swept {
-    /// How many of one kind there were at most.
-    pub fn most(&self) -> usize {
+    /// The largest count of one kind: below the sweep's limit, nothing overdue is left.
+    pub fn max_count(&self) -> usize {
         let (calls, pods) = (&self.expired, &self.undrained);
         calls.len().max(pods.len()).max(self.abandoned.len()).max(self.restored.len())
     }
 }
 
-/// What an audit found.
+/// The result of an audit.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Audited {
     pub pods: usize,
-    /// Pods whose views disagreed with the facts.
+    /// Pods whose indexes differed from their facts.
     pub repaired: usize,
 }
 
 impl Fleet {
-    /// Ends the places, leases, drains and quarantines whose deadline has come,
-    /// oldest first, at most `most` of each.
-    pub fn sweep(&mut self, most: usize, now: Millis) -> Swept {
+    /// Ends queue entries, leases, drains and quarantines past their deadline, oldest first, at
+    /// most `limit` of each.
+    pub fn sweep(&mut self, limit: usize, now: Millis) -> Swept {
         let mut swept = Swept::default();
-        for _ in 0..most {
+        for _ in 0..limit {
             let Some(call) = self.queue.overdue(now).cloned() else { break };
-            let since = self.queue.get(&call).map_or(now, |place| place.since);
-            self.record(Change::Left { call: call.clone() });
-            swept.abandoned.push(Abandoned { call, waited: now.saturating_sub(since) });
+            let since = self.queue.get(&call).map_or(now, |entry| entry.since);
+            self.record(Change::LeftQueue { call: call.clone() });
+            swept.abandoned.push(AbandonedCall { call, waited: now.saturating_sub(since) });
         }
-        let due = self.leases.iter().take_while(|(until, _)| *until <= now).take(most);
+        let due = self.leases.iter().take_while(|(until, _)| *until <= now).take(limit);
         let due: Vec<CallSid> = due.map(|(_, call)| call.clone()).collect();
         for call in due {
             let cause = match self.calls.get(&call) {
-                Some(facts) if facts.place.is_some() => Cause::Abandoned,
-                Some(facts) if facts.provisional => Cause::Unconfirmed,
-                _ => Cause::Lease,
+                Some(facts) if facts.queue_entry.is_some() => EndCause::Abandoned,
+                Some(facts) if facts.provisional => EndCause::Unconfirmed,
+                _ => EndCause::Lease,
             };
             if let Some(ended) = self.end(&call, cause, now) {
-                self.fared(&ended.pod, speaks_for(cause, ended.lasted), now);
+                self.record_outcome(&ended.pod, outcome_of(cause, ended.lasted), now);
                 self.settle(&ended.pod);
                 swept.expired.push(ended);
             }
         }
-        for _ in 0..most {
+        for _ in 0..limit {
             let Some((_, pod)) = self.drains.first().filter(|(until, _)| *until <= now).cloned()
             else {
                 break;
@@ -70,10 +70,10 @@ impl Fleet {
             self.settle(&pod);
             swept.undrained.push(pod);
         }
-        for _ in 0..most {
+        for _ in 0..limit {
             let due = self.quarantines.first().filter(|(until, _)| *until <= now);
             let Some((_, pod)) = due.cloned() else { break };
-            // One more bad call, and it is back there.
+            // The failure count stays: one more failure quarantines the pod again.
             let failures = self.pods.get(&pod).map_or(0, |pod| pod.failures);
             let quarantined_until = None;
             self.record(Change::Health { pod: pod.clone(), failures, quarantined_until });
@@ -83,12 +83,12 @@ impl Fleet {
         swept
     }
 
-    /// All pods, in no order: what an audit walks through.
+    /// The names of all pods, in no order.
     pub fn pod_names(&self) -> Vec<PodName> {
         self.pods.keys().cloned().collect()
     }
 
-    /// Derives the views of some pods from their facts again.
+    /// Derives the indexes of these pods from their facts.
     pub fn audit(&mut self, names: &[PodName]) -> Audited {
         let mut audited = Audited { pods: names.len(), repaired: 0 };
         for name in names {

@@ -1,6 +1,6 @@
-//! Random numbers from a seed.
+//! A seeded random number generator.
 
-/// SplitMix64: the same sequence everywhere.
+/// SplitMix64: the same sequence on every platform.
 #[derive(Default)]
 pub struct Dice(pub u64);
 
@@ -17,11 +17,11 @@ impl Dice {
         (self.next() % sides as u64) as usize
     }
 
-    pub fn between(&mut self, least: u64, most: u64) -> u64 {
-        least + self.next() % (most - least + 1)
+    pub fn between(&mut self, min: u64, max: u64) -> u64 {
+        min + self.next() % (max - min + 1)
     }
 
-    /// True in `chance` of a hundred cases.
+    /// Returns true with a probability of `chance` percent.
     pub fn percent(&mut self, chance: usize) -> bool {
         self.roll(100) < chance
     }

@@ -1,23 +1,23 @@
-//! The invariants of one state (docs/reliability.md), whichever store it was read from.
+//! Invariant checker for a state read from any store; docs/reliability.md lists the invariants.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{CallQuery, Fleet, Found, PodStatus, tiers::Kind};
+use crate::{CallLookup, CallQuery, Fleet, PodStatus, tiers::TierKind};
 
-/// An invariant that does not hold.
+/// A violated invariant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Violation {
     pub invariant: &'static str,
-    pub what: String,
-    /// The pod or the call that it is about.
+    pub message: String,
+    /// The pod or the call concerned.
     pub subject: String,
 }
 
-/// Pods, pools and calls at one moment.
+/// A snapshot of pods, pools and calls.
 #[derive(Debug, Default)]
 pub struct State {
     pub pods: BTreeMap<String, PodState>,
-    /// By their names as a `source_pool`: `pool:gold`, `merchant:acme`.
+    /// Keyed by the form of `source_pool`: `pool:gold`, `merchant:acme`.
     pub pools: BTreeMap<String, PoolState>,
     /// The pod of each live call.
     pub calls: BTreeMap<String, String>,
@@ -31,15 +31,15 @@ pub struct PodState {
 
 #[derive(Debug, Default)]
 pub struct PoolState {
-    /// `None` for a tier that is no more.
-    pub kind: Option<Kind>,
+    /// `None` for a tier that is not in the table.
+    pub kind: Option<TierKind>,
     pub assigned: BTreeSet<String>,
-    /// Pods that may be given a call, each with its live calls; an exclusive one has none.
+    /// The availability index: pods with their live calls; 0 for exclusive pods.
     pub available: BTreeMap<String, usize>,
 }
 
 impl State {
-    /// The state of a fleet, as its queries show it.
+    /// The state of a fleet, read through its queries.
     pub fn of(fleet: &Fleet) -> Self {
         let mut state = Self::default();
         for pool in fleet.status().pools {
@@ -56,27 +56,27 @@ impl State {
             let calls = pod.calls.iter().map(|call| call.call.to_string()).collect();
             state.pods.insert(name, PodState { is_serving: is_serving(&pod), calls });
         }
-        let all = fleet.calls(&CallQuery { most: usize::MAX, ..CallQuery::default() });
+        let all = fleet.calls(&CallQuery { limit: usize::MAX, ..CallQuery::default() });
         for found in all.calls {
-            if let Found::Live(call) = found {
+            if let CallLookup::Live(call) = found {
                 state.calls.insert(call.call.to_string(), call.pod.to_string());
             }
         }
         state
     }
 
-    /// What is wrong with it. Calls beyond the cap of a pod are not: another tier table may
-    /// have come after them ([`State::overloads`]).
+    /// The violated invariants, except [`State::overloads`]: a new tier table may lower the cap of
+    /// a pod below its number of calls.
     pub fn violations(&self) -> Vec<Violation> {
-        let mut found = self.wrong_calls();
-        found.extend(self.wrong_homes());
+        let mut found = self.call_violations();
+        found.extend(self.pool_violations());
         for (name, pool) in &self.pools {
-            found.extend(self.wrong_view(name, pool));
+            found.extend(self.index_violations(name, pool));
         }
         found
     }
 
-    /// I1, I3: pods with more calls than they may carry.
+    /// I1, I3: pods with more calls than their cap.
     pub fn overloads(&self) -> Vec<Violation> {
         let mut found = Vec::new();
         for pool in self.pools.values() {
@@ -84,89 +84,90 @@ impl State {
             for name in &pool.assigned {
                 let calls = self.pods.get(name).map_or(0, |pod| pod.calls.len());
                 if calls > cap {
-                    let what = format!("{name} has {calls} calls, {cap} at most");
+                    let message = format!("{name} has {calls} calls, more than its cap of {cap}");
                     let invariant = if cap == 1 { "I1" } else { "I3" };
-                    found.push(Violation { invariant, what, subject: name.clone() });
+                    found.push(Violation { invariant, message, subject: name.clone() });
                 }
             }
         }
         found
     }
 
-    /// I2, I6: every live call is on one pod, and pods have no other calls.
-    fn wrong_calls(&self) -> Vec<Violation> {
+    /// I2, I6: every live call is on exactly one pod, and pods have no other calls.
+    fn call_violations(&self) -> Vec<Violation> {
         let mut found = Vec::new();
-        let mut wrong = |invariant, call: &String, what| {
-            found.push(Violation { invariant, what, subject: call.clone() });
+        let mut report = |invariant, call: &String, message| {
+            found.push(Violation { invariant, message, subject: call.clone() });
         };
         let mut on: BTreeMap<&String, &String> = BTreeMap::new();
         for (name, pod) in &self.pods {
             for call in &pod.calls {
                 if let Some(other) = on.insert(call, name) {
-                    wrong("I2", call, format!("{call} is on {other} and on {name}"));
+                    report("I2", call, format!("{call} is on {other} and on {name}"));
                 }
                 if self.calls.get(call) != Some(name) {
                     let known = self.calls.get(call);
-                    wrong("I6", call, format!("{name} has {call}, which is live on {known:?}"));
+                    report("I6", call, format!("{name} lists {call}, which is live on {known:?}"));
                 }
             }
         }
         for (call, pod) in self.calls.iter().filter(|(call, _)| !on.contains_key(call)) {
-            wrong("I6", call, format!("{call} is live on {pod}, which does not have it"));
+            report("I6", call, format!("{call} is live on {pod}, which does not list it"));
         }
         found
     }
 
-    /// I11: a pod in service is in one pool, and pools have no pods that are not there.
-    fn wrong_homes(&self) -> Vec<Violation> {
-        let mut homes: BTreeMap<&String, Vec<&String>> = BTreeMap::new();
+    /// I11: a pod in service is in exactly one pool, and pools contain only existing pods.
+    fn pool_violations(&self) -> Vec<Violation> {
+        let mut pools_of: BTreeMap<&String, Vec<&String>> = BTreeMap::new();
         for (pool, shown) in &self.pools {
             for pod in shown.assigned.iter().chain(shown.available.keys()) {
-                let homes = homes.entry(pod).or_default();
-                if homes.last() != Some(&pool) {
-                    homes.push(pool);
+                let pools = pools_of.entry(pod).or_default();
+                if pools.last() != Some(&pool) {
+                    pools.push(pool);
                 }
             }
         }
-        let wrong = |pod: &String, what| Violation { invariant: "I11", what, subject: pod.clone() };
+        let violation =
+            |pod: &String, message| Violation { invariant: "I11", message, subject: pod.clone() };
         let mut found = Vec::new();
-        for (pod, pools) in &homes {
+        for (pod, pools) in &pools_of {
             if !self.pods.contains_key(*pod) {
-                found.push(wrong(pod, format!("{pod} is in {pools:?}, and is not there")));
+                found.push(violation(pod, format!("{pod} is in {pools:?} but does not exist")));
             } else if pools.len() > 1 {
-                found.push(wrong(pod, format!("{pod} is in {pools:?}")));
+                found.push(violation(pod, format!("{pod} is in several pools: {pools:?}")));
             }
         }
         for (name, pod) in &self.pods {
-            if pod.is_serving && !homes.contains_key(name) {
-                found.push(wrong(name, format!("{name} is in service and in no pool")));
+            if pod.is_serving && !pools_of.contains_key(name) {
+                found.push(violation(name, format!("{name} is in service but in no pool")));
             }
         }
         found
     }
 
-    /// I3, I11: the available view of a pool has its pods in service that may have room.
-    fn wrong_view(&self, pool: &str, shown: &PoolState) -> Vec<Violation> {
-        let is_shared = matches!(shown.kind, Some(Kind::Shared { .. }));
-        let open = |name: &String| {
+    /// I3, I11: the availability index of a pool lists its pods in service that take calls.
+    fn index_violations(&self, pool: &str, shown: &PoolState) -> Vec<Violation> {
+        let is_shared = matches!(shown.kind, Some(TierKind::Shared { .. }));
+        let available = |name: &String| {
             let pod = self.pods.get(name).filter(|pod| pod.is_serving)?;
-            let is_open = shown.kind.is_some() && (is_shared || pod.calls.is_empty());
-            is_open.then(|| (name.clone(), pod.calls.len()))
+            let is_available = shown.kind.is_some() && (is_shared || pod.calls.is_empty());
+            is_available.then(|| (name.clone(), pod.calls.len()))
         };
-        let expected: BTreeMap<String, usize> = shown.assigned.iter().filter_map(open).collect();
+        let expected: BTreeMap<String, usize> =
+            shown.assigned.iter().filter_map(available).collect();
         let names: BTreeSet<&String> = expected.keys().chain(shown.available.keys()).collect();
         let differs = |name: &&&String| expected.get(**name) != shown.available.get(**name);
-        let wrong = |name: &&String| {
-            let (is, due) = (shown.available.get(*name), expected.get(*name));
-            let what =
-                format!("{name} stands in {pool} with {is:?} calls, and should with {due:?}");
-            Violation { invariant: "I3, I11", what, subject: name.to_string() }
+        let violation = |name: &&String| {
+            let (indexed, due) = (shown.available.get(*name), expected.get(*name));
+            let message = format!("{name} in {pool}: indexed calls {indexed:?}, expected {due:?}");
+            Violation { invariant: "I3, I11", message, subject: name.to_string() }
         };
-        names.iter().filter(differs).map(wrong).collect()
+        names.iter().filter(differs).map(violation).collect()
     }
 }
 
-/// Whether a pod takes calls, as far as it has room.
+/// Whether a pod is in service.
 fn is_serving(pod: &PodStatus) -> bool {
     pod.facts.ready && !pod.is_leaving() && pod.quarantined_until.is_none()
 }

@@ -1,5 +1,5 @@
-//! Shared by the tests of this crate and of the stores (feature `testing`): random operations,
-//! and the invariants of a state.
+//! Test support for this crate and the stores (feature `testing`): random operations and the
+//! invariant checker.
 
 pub mod dice;
 pub mod invariants;

@@ -1,17 +1,17 @@
-//! Random operations on a fleet, for all tests that compare or judge what they do.
+//! Random operations on a fleet, for property tests and differential tests.
 
 use super::dice::Dice;
 use crate::{
-    After, Allocate, Cause, Claim, Claimant, Confirm, Departure, Fleet, Hold, Millis, PodFacts,
-    PodOrigin, PodWriter, Release, Renew, Signed,
+    Allocate, Claim, Claimant, Confirm, EndCause, Fleet, Hold, Millis, PodFacts, PodOrigin,
+    PodWriter, PreviousPod, Release, RemovalMode, Renew, SignedRequest,
     names::{CallSid, MerchantId, PodName, Pool},
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 
-pub const LEASE: Millis = 10_000;
-pub const CONNECT: Millis = 3_000;
-/// How long the store believes pods about calls: a good part of a run.
-pub const TRUST: Millis = 300_000;
+pub const LEASE_TTL: Millis = 10_000;
+pub const CONNECT_TIMEOUT: Millis = 3_000;
+/// Lasts for a large part of a test run.
+pub const REREGISTRATION_WINDOW: Millis = 300_000;
 
 const TABLES: [&str; 5] = [
     r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3},
@@ -53,61 +53,28 @@ const MERCHANTS: [Option<&str>; 24] = [
 
 const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
 
-/// Something that a client, an agent, a leader or an operator does, or that time does.
+/// An operation of a client, an agent, a leader or an operator, or the passage of time.
 #[derive(Debug, Clone)]
 pub enum Operation {
     Allocate(Allocate),
     Release(Release),
     Renew(Renew),
     Confirm(Confirm),
-    /// More time for calls that could not report, after an outage.
-    ExtendPending {
-        time: Millis,
-    },
-    Drain {
-        pod: PodName,
-        ttl: Millis,
-    },
-    Undrain {
-        pod: PodName,
-    },
-    Observe {
-        pod: PodName,
-        facts: PodFacts,
-        writer: Writer,
-    },
-    Remove {
-        pod: PodName,
-        uid: String,
-        departure: Departure,
-        writer: Writer,
-    },
-    Move {
-        pod: PodName,
-        uid: String,
-        to: Pool,
-        writer: Writer,
-    },
+    ExtendPending { time: Millis },
+    Drain { pod: PodName, ttl: Millis },
+    Undrain { pod: PodName },
+    Observe { pod: PodName, facts: PodFacts, writer: Writer },
+    Remove { pod: PodName, uid: String, mode: RemovalMode, writer: Writer },
+    Move { pod: PodName, uid: String, to: Pool, writer: Writer },
     Claim(Claim),
-    Tiers {
-        tiers: Tiers,
-        instead_of: Option<Tiers>,
-    },
-    Merchant {
-        id: MerchantId,
-        document: Option<&'static str>,
-        instead_of: Option<&'static str>,
-    },
-    Sweep {
-        most: usize,
-    },
+    Tiers { tiers: Tiers, expected: Option<Tiers> },
+    Merchant { id: MerchantId, document: Option<&'static str>, expected: Option<&'static str> },
+    Sweep { limit: usize },
     Audit,
-    Wait {
-        time: Millis,
-    },
+    Advance { time: Millis },
 }
 
-/// A source of pods, and the epoch under which it writes.
+/// The owned form of [`PodWriter`].
 #[derive(Debug, Clone)]
 pub struct Writer {
     pub origin: PodOrigin,
@@ -129,7 +96,7 @@ impl Dice {
             21..=23 => {
                 let calls = (0..=self.roll(3)).map(|_| self.call()).collect();
                 let pod = (self.roll(2) == 0).then(|| self.pod());
-                Operation::Renew(Renew { calls, pod, lease_ttl: LEASE })
+                Operation::Renew(Renew { calls, pod, lease_ttl: LEASE_TTL })
             }
             24..=25 => Operation::Drain { pod: self.pod(), ttl: 1 + self.roll(15_000) as u64 },
             26..=27 => Operation::Undrain { pod: self.pod() },
@@ -139,8 +106,8 @@ impl Dice {
             }
             35 => {
                 let (pod, uid) = (self.pod(), format!("u{}", self.roll(2)));
-                let departure = [Departure::Now, Departure::WhenIdle][self.roll(2)];
-                Operation::Remove { pod, uid, departure, writer: self.writer(fleet, now) }
+                let mode = [RemovalMode::Immediate, RemovalMode::WhenIdle][self.roll(2)];
+                Operation::Remove { pod, uid, mode, writer: self.writer(fleet, now) }
             }
             36 => {
                 let (pod, uid) = (self.pod(), format!("u{}", self.roll(2)));
@@ -149,24 +116,29 @@ impl Dice {
             }
             37 => {
                 let (tiers, known) = (self.table(), self.table());
-                Operation::Tiers { tiers, instead_of: (self.roll(2) == 0).then_some(known) }
+                Operation::Tiers { tiers, expected: (self.roll(2) == 0).then_some(known) }
             }
             38 => {
                 let (id, document) = (self.merchant(), MERCHANTS[self.roll(MERCHANTS.len())]);
                 let known = MERCHANTS[self.roll(MERCHANTS.len())].unwrap_or_default();
-                let instead_of = (self.roll(2) == 0).then_some(known);
-                Operation::Merchant { id, document, instead_of }
+                let expected = (self.roll(2) == 0).then_some(known);
+                Operation::Merchant { id, document, expected }
             }
-            39..=40 => Operation::Sweep { most: 1 + self.roll(3) },
+            39..=40 => Operation::Sweep { limit: 1 + self.roll(3) },
             41 => Operation::Audit,
             42 => Operation::Claim(self.claim(fleet, now)),
             43..=45 => {
-                let (call, attempt) = (self.call(), self.roll(3) as u32);
-                let attempt = self.sometimes(attempt);
-                Operation::Confirm(Confirm { call, pod: self.pod(), attempt, lease_ttl: LEASE })
+                let (call, pod_attempt) = (self.call(), self.roll(3) as u32);
+                let pod_attempt = self.sometimes(pod_attempt);
+                Operation::Confirm(Confirm {
+                    call,
+                    pod: self.pod(),
+                    pod_attempt,
+                    lease_ttl: LEASE_TTL,
+                })
             }
-            46 => Operation::ExtendPending { time: CONNECT },
-            _ => Operation::Wait { time: 1 + self.roll(2_000) as u64 },
+            46 => Operation::ExtendPending { time: CONNECT_TIMEOUT },
+            _ => Operation::Advance { time: 1 + self.roll(2_000) as u64 },
         }
     }
 
@@ -187,12 +159,13 @@ impl Dice {
 
     fn release(&mut self) -> Release {
         let pod = self.pod();
-        let (call, attempt) = (self.call(), self.roll(3) as u32);
+        let (call, pod_attempt) = (self.call(), self.roll(3) as u32);
         Release {
             call,
             pod: self.sometimes(pod),
-            attempt: (self.roll(4) == 0).then_some(attempt),
-            cause: [Cause::Agent, Cause::Provider, Cause::Operator, Cause::Stream][self.roll(4)],
+            pod_attempt: (self.roll(4) == 0).then_some(pod_attempt),
+            cause: [EndCause::Agent, EndCause::Provider, EndCause::Operator, EndCause::Stream]
+                [self.roll(4)],
         }
     }
 
@@ -213,14 +186,14 @@ impl Dice {
         origins[self.roll(5)].parse().unwrap()
     }
 
-    /// A writer of pods: mostly the one in force, else one of another origin or epoch.
+    /// A writer of pods: mostly the current one, else one with another origin or epoch.
     fn writer(&mut self, fleet: &mut Fleet, now: Millis) -> Writer {
         let is_owner = self.roll(12) > 0;
         loop {
             let origin = self.origin();
             let by = Claimant::Leader { epoch: None };
-            let ask = Claim { origin: origin.clone(), by, force: false };
-            match fleet.claim_pods(&ask, now) {
+            let query = Claim { origin: origin.clone(), by, force: false };
+            match fleet.claim_pods(&query, now) {
                 Ok(epoch) if self.roll(12) == 0 => {
                     return Writer { origin, epoch: (epoch + 1).saturating_sub(2) };
                 }
@@ -248,30 +221,31 @@ impl Dice {
         let (call, merchant, provisional) = (self.call(), self.merchant(), self.roll(3) == 0);
         let hold = Hold {
             time: 500 + self.roll(8_000) as u64,
-            patience: 1_000 + self.roll(3_000) as u64,
-            most: 3 + self.roll(3),
-            most_per_merchant: 1 + self.roll(2),
+            poll_timeout: 1_000 + self.roll(3_000) as u64,
+            max_waiting: 3 + self.roll(3),
+            max_waiting_per_merchant: 1 + self.roll(2),
         };
-        // Mostly what a provider says of the attempt that is over.
+        // Mostly the pod attempt that is live, as a provider reports its end.
         let live = fleet.call(&call);
-        let (pod, attempt) = match live.filter(|_| self.roll(4) > 0) {
-            Some(live) => (live.pod, live.attempt),
+        let (pod, pod_attempt) = match live.filter(|_| self.roll(4) > 0) {
+            Some(live) => (live.pod, live.pod_attempt),
             None => (self.pod(), self.roll(4) as u32),
         };
-        let after = After { pod, attempt, is_final: self.roll(2) == 0, retries: 2 };
-        let (returns, is_after) = (self.roll(2) == 0, self.roll(4) == 0);
-        // Few fingerprints, so that different calls have the same.
-        let signed = Signed {
+        let previous =
+            PreviousPod { pod, pod_attempt, is_settled: self.roll(2) == 0, max_retries: 2 };
+        let (may_return, is_reconnect) = (self.roll(2) == 0, self.roll(4) == 0);
+        // Few fingerprints, so that calls share them.
+        let signed = SignedRequest {
             fingerprint: format!("signed-{:09}", self.roll(12)).parse().unwrap(),
             window: 1_000 + self.roll(20_000) as u64,
         };
         Allocate {
             merchant: self.sometimes(merchant),
-            lease_ttl: if provisional { CONNECT } else { LEASE },
+            lease_ttl: if provisional { CONNECT_TIMEOUT } else { LEASE_TTL },
             provisional,
-            returns: returns || is_after,
+            may_return: may_return || is_reconnect,
             hold: (self.roll(2) == 0).then_some(hold),
-            after: is_after.then_some(after),
+            previous: is_reconnect.then_some(previous),
             signed: (self.roll(4) == 0).then_some(signed),
             call,
         }
@@ -284,5 +258,5 @@ impl Dice {
 
 /// One of five tier tables.
 pub fn table(index: usize) -> Tiers {
-    Tiers::parse(TABLES[index], Origin::Settings).unwrap().0
+    Tiers::parse(TABLES[index], DocumentSource::Settings).unwrap().0
 }

@@ -1,20 +1,20 @@
-//! Who may do what: the roles of API tokens, and the keys of providers.
+//! Authentication: API tokens with their roles, and the keys that verify webhooks.
 
 pub mod secrets;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-use self::secrets::{Followed, Source};
+use self::secrets::{Source, Watched};
 use telephony::{Dialect, Provider, Secret};
 
-/// What the bearer of a token may do.
+/// Permissions of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// Look at everything.
+    /// Read everything.
     Viewer,
     /// Allocate, release, renew and drain.
     Agent,
-    /// All of it.
+    /// Everything.
     Admin,
 }
 
@@ -29,17 +29,17 @@ impl Role {
         }
     }
 
-    /// Whether this role may do what is a matter of `needed`.
+    /// Whether this role includes the permissions of `needed`.
     pub fn may(self, needed: Self) -> bool {
         self == needed || self == Self::Admin
     }
 }
 
-/// Someone with a token: the role, and which of the tokens it is.
+/// An authenticated client: its role and the number of its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bearer {
     pub role: Role,
-    /// Counted from 1, in the order in which the tokens were given.
+    /// Position in `API_TOKENS`, from 1.
     number: usize,
 }
 
@@ -54,7 +54,7 @@ impl fmt::Display for Bearer {
 pub struct Tokens(Vec<(Role, Secret)>);
 
 impl Tokens {
-    /// Reads `role:token` entries. What is wrong is said without showing any.
+    /// Parses `role:token` entries. Errors show no token.
     pub fn parse(text: &str) -> Result<Self, String> {
         const EXPECTED: &str =
             "role:token entries, separated by commas, with the roles viewer, agent or admin";
@@ -63,12 +63,12 @@ impl Tokens {
             let wrong = |what: &str| format!("{EXPECTED}; entry {} {what}", index + 1);
             let (role, token) = entry.split_once(':').ok_or_else(|| wrong("has no colon"))?;
             let role = Role::ALL.into_iter().find(|known| known.as_str() == role.trim());
-            let role = role.ok_or_else(|| wrong("names no role"))?;
+            let role = role.ok_or_else(|| wrong("has an unknown role"))?;
             let token = token.trim();
             if token.is_empty() || !token.bytes().all(|byte| byte.is_ascii_graphic()) {
                 return Err(wrong("has no token of printable characters"));
             }
-            if tokens.iter().any(|(_, other)| other.is(token)) {
+            if tokens.iter().any(|(_, other)| other.matches(token)) {
                 return Err(wrong("repeats a token"));
             }
             tokens.push((role, token.into()));
@@ -76,11 +76,11 @@ impl Tokens {
         if tokens.is_empty() { Err(EXPECTED.into()) } else { Ok(Self(tokens)) }
     }
 
-    /// Whose token this is. Every one is compared, in constant time.
+    /// Returns the client with this token. Compares with every token, in constant time.
     pub fn bearer(&self, given: &str) -> Option<Bearer> {
         let mut found = None;
         for (index, (role, token)) in self.0.iter().enumerate() {
-            if token.is(given) {
+            if token.matches(given) {
                 found = Some(Bearer { role: *role, number: index + 1 });
             }
         }
@@ -88,7 +88,7 @@ impl Tokens {
     }
 }
 
-/// What the edge was told: keys and tokens, and where we are.
+/// Sources of the provider keys and API tokens, with their variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AccessConfig {
     pub providers: BTreeMap<Provider, (&'static str, Source)>,
@@ -98,12 +98,11 @@ pub struct AccessConfig {
 /// The keys and tokens in force.
 #[derive(Default)]
 pub struct Access {
-    providers: BTreeMap<Provider, Followed<Vec<Secret>>>,
-    tokens: Option<Followed<Tokens>>,
+    providers: BTreeMap<Provider, Watched<Vec<Secret>>>,
+    tokens: Option<Watched<Tokens>>,
 }
 
-/// A source of secrets that can't be used: its variable, what may be shown of it,
-/// and what was expected.
+/// An unusable source of secrets: its variable, its printable part, and what was expected.
 #[derive(Debug)]
 pub struct BadSource {
     pub name: &'static str,
@@ -126,36 +125,36 @@ impl Access {
         let mut access = Self::default();
         for (provider, (name, source)) in &config.providers {
             let dialect: &'static dyn Dialect = provider.dialect();
-            let read = Arc::new(move |text: &str| dialect.keys(text));
-            let keys = Followed::new(name, source, read)
+            let parse = Arc::new(move |text: &str| dialect.keys(text));
+            let keys = Watched::new(name, source, parse)
                 .map_err(|expected| BadSource::new(name, source, expected))?;
             access.providers.insert(*provider, keys);
         }
         if let Some((name, source)) = &config.api_tokens {
-            let tokens = Followed::new(name, source, Arc::new(Tokens::parse));
+            let tokens = Watched::new(name, source, Arc::new(Tokens::parse));
             access.tokens =
                 Some(tokens.map_err(|expected| BadSource::new(name, source, expected))?);
         }
         Ok(access)
     }
 
-    /// The keys of a provider; `None` if its webhooks are not checked.
+    /// Returns the keys of a provider; `None` if its webhooks are not verified.
     pub fn keys(&self, provider: Provider) -> Option<Arc<Vec<Secret>>> {
-        self.providers.get(&provider).map(Followed::current)
+        self.providers.get(&provider).map(Watched::current)
     }
 
-    /// The tokens; `None` if the API is open.
+    /// Returns the API tokens; `None` if the API needs no authentication.
     pub fn tokens(&self) -> Option<Arc<Tokens>> {
-        self.tokens.as_ref().map(Followed::current)
+        self.tokens.as_ref().map(Watched::current)
     }
 
-    /// Looks at the files from which secrets came.
-    pub fn look(&self) {
-        self.providers.values().for_each(Followed::look);
-        self.tokens.iter().for_each(Followed::look);
+    /// Reloads secrets whose files changed.
+    pub fn reload_if_changed(&self) {
+        self.providers.values().for_each(Watched::reload_if_changed);
+        self.tokens.iter().for_each(Watched::reload_if_changed);
     }
 
-    /// Warns of webhooks and an API that need no authentication.
+    /// Logs a warning for webhooks and an API without authentication.
     pub fn warn_if_unauthenticated(&self, served: &[Provider]) {
         let open: Vec<&str> = served
             .iter()
@@ -166,11 +165,13 @@ impl Access {
             let providers = open.join(", ");
             tracing::warn!(
                 providers,
-                "webhooks of these providers are not verified: set their secrets (TWILIO_AUTH_TOKEN and so on), or leave them out of PROVIDERS"
+                "webhooks of these providers are not verified: set their secrets (such as TWILIO_AUTH_TOKEN), or leave them out of PROVIDERS"
             );
         }
         if self.tokens.is_none() {
-            tracing::warn!("the API is open to everyone who reaches it: set API_TOKENS");
+            tracing::warn!(
+                "the API needs no authentication and is open to every client: set API_TOKENS"
+            );
         }
     }
 }
@@ -180,7 +181,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn tokens_have_roles_and_several_may_share_one() {
+    fn several_tokens_may_have_the_same_role() {
         let tokens = Tokens::parse("agent:a1, agent:a2\nviewer:v:1,admin:x").unwrap();
         let role = |token| tokens.bearer(token).map(|bearer| bearer.role);
         assert_eq!(role("a1"), Some(Role::Agent));
@@ -202,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn an_admin_may_do_all_and_the_others_what_is_theirs() {
+    fn admin_includes_every_role_and_the_others_only_themselves() {
         for role in Role::ALL {
             assert!(Role::Admin.may(role) && role.may(role));
         }

@@ -1,5 +1,5 @@
-//! Secrets: never shown, several at a time so that they can be changed one after
-//! the other, and read again when their file changes.
+//! Secrets: never printed, several valid at a time so that they can be rotated, and reloaded
+//! when their file changes.
 
 use std::{
     path::PathBuf,
@@ -8,42 +8,41 @@ use std::{
 
 use telephony::Secret;
 
-use crate::watched_file::{FollowedFile, Read, ReadAll};
+use crate::watched_file::{Parse, ParseAll, WatchedFile};
 
-/// Where secrets come from.
+/// Source of secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
     Text(Secret),
     File(PathBuf),
 }
 
-/// Secrets that may change while they are in use.
-pub struct Followed<T> {
+/// A value that is reloaded when its file changes.
+pub struct Watched<T> {
     current: RwLock<Arc<T>>,
-    file: Option<Mutex<FollowedFile<T>>>,
+    file: Option<Mutex<WatchedFile<T>>>,
 }
 
-impl<T: 'static> Followed<T> {
-    /// Reads the secrets for the first time. What `read` says of bad ones must
-    /// show nothing of them.
-    pub fn new(what: &'static str, source: &Source, read: Read<T>) -> Result<Self, String> {
+impl<T: 'static> Watched<T> {
+    /// Parses the secrets. Errors of `parse` must not contain any part of them.
+    pub fn new(variable: &'static str, source: &Source, parse: Parse<T>) -> Result<Self, String> {
         let (first, file) = match source {
-            Source::Text(text) => (read(text.expose())?, None),
+            Source::Text(text) => (parse(text.expose())?, None),
             Source::File(path) => {
-                let (first, file) = FollowedFile::open(what, path.clone(), read)?;
+                let (first, file) = WatchedFile::open(variable, path.clone(), parse)?;
                 (first, Some(Mutex::new(file)))
             }
         };
         Ok(Self { current: RwLock::new(Arc::new(first)), file })
     }
 
-    /// The same with files that belong together.
+    /// Parses files that belong together.
     pub fn files(
-        what: &'static str,
+        variable: &'static str,
         paths: Vec<PathBuf>,
-        read: ReadAll<T>,
+        parse: ParseAll<T>,
     ) -> Result<Self, String> {
-        let (first, file) = FollowedFile::open_all(what, paths, read)?;
+        let (first, file) = WatchedFile::open_all(variable, paths, parse)?;
         Ok(Self { current: RwLock::new(Arc::new(first)), file: Some(Mutex::new(file)) })
     }
 
@@ -51,10 +50,12 @@ impl<T: 'static> Followed<T> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Looks at the file, if there is one. What can't be used changes nothing.
-    pub fn look(&self) {
+    /// Reloads the value if its file changed. An unusable file changes nothing.
+    pub fn reload_if_changed(&self) {
         let Some(file) = &self.file else { return };
-        if let Some(changed) = file.lock().unwrap_or_else(PoisonError::into_inner).look() {
+        if let Some(changed) =
+            file.lock().unwrap_or_else(PoisonError::into_inner).reload_if_changed()
+        {
             *self.current.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(changed);
         }
     }
@@ -70,7 +71,7 @@ mod tests {
     fn secrets_are_not_shown() {
         let secret = Secret::from("hunter2");
         assert_eq!(format!("{secret:?} {:?}", Source::Text(secret.clone())), "*** Text(***)");
-        assert!(secret.is("hunter2") && !secret.is("hunter") && !secret.is(""));
+        assert!(secret.matches("hunter2") && !secret.matches("hunter") && !secret.matches(""));
     }
 
     #[test]
@@ -81,23 +82,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_changes_is_read_again_and_a_bad_one_is_not_taken() {
+    fn a_changed_file_is_reloaded_and_a_malformed_one_is_ignored() {
         let path = std::env::temp_dir().join(format!("secrets-{}", std::process::id()));
         std::fs::write(&path, "one").unwrap();
-        let followed = Followed::new("TEST", &Source::File(path.clone()), Arc::new(list)).unwrap();
-        let now = || followed.current().iter().map(|it| it.expose().to_owned()).collect::<Vec<_>>();
+        let watched = Watched::new("TEST", &Source::File(path.clone()), Arc::new(list)).unwrap();
+        let now = || watched.current().iter().map(|it| it.expose().to_owned()).collect::<Vec<_>>();
         std::fs::write(&path, "one,two").unwrap();
-        followed.look();
+        watched.reload_if_changed();
         assert_eq!(now(), ["one"], "the file may be half written");
-        followed.look();
+        watched.reload_if_changed();
         assert_eq!(now(), ["one", "two"]);
         for bad in [Some(""), Some(","), None] {
             match bad {
                 Some(text) => std::fs::write(&path, text).unwrap(),
                 None => std::fs::remove_file(&path).unwrap(),
             }
-            followed.look();
-            followed.look();
+            watched.reload_if_changed();
+            watched.reload_if_changed();
             assert_eq!(now(), ["one", "two"]);
         }
     }

@@ -1,5 +1,4 @@
-//! `smart-router agent`: one simulated agent as a process of its own, as a pod
-//! would run it.
+//! `smart-router agent`: one simulated agent as a separate process, as in a pod.
 
 use std::net::SocketAddr;
 
@@ -21,13 +20,13 @@ use crate::{
     },
     telemetry::logs::{self, LogConfig, LogFormat},
     tls::ListenerTls,
-    tools::agent::{Agents, Desk},
+    tools::agent::{Agents, RouterApi},
 };
 use fleet::names::PodName;
 
 #[derive(Debug, Args)]
 pub(super) struct AgentArgs {
-    /// Name of the pod that this agent is
+    /// Name of this agent's pod
     #[arg(long, env, value_name = "NAME", value_parser = pod_name)]
     pod_name: PodName,
     #[command(flatten)]
@@ -35,8 +34,8 @@ pub(super) struct AgentArgs {
     /// Address to listen on
     #[arg(long, env = "AGENT_BIND", value_name = "IP:PORT", default_value = "0.0.0.0:8000")]
     bind: SocketAddr,
-    /// How often calls are renewed
-    #[arg(long, value_name = "TIME", default_value = "1m")]
+    /// Interval at which calls are renewed
+    #[arg(long, value_name = "DURATION", default_value = "1m")]
     renew: HumanDuration,
 }
 
@@ -49,15 +48,17 @@ pub(super) async fn agent(args: AgentArgs) -> anyhow::Result<()> {
         level: tracing_subscriber::filter::LevelFilter::INFO,
         format: LogFormat::Console,
     });
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let mut terminate =
+        signal(SignalKind::terminate()).context("cannot install a signal handler")?;
+    let mut interrupt =
+        signal(SignalKind::interrupt()).context("cannot install a signal handler")?;
     let client = args.router.client()?;
     let stopping = CancellationToken::new();
-    let agents = Agents::new(Desk::Remote(client), args.renew.0, stopping.clone());
+    let agents = Agents::new(RouterApi::Remote(client), args.renew.0, stopping.clone());
     let listener = TcpListener::bind(args.bind)
         .await
         .with_context(|| format!("cannot listen on {}", args.bind))?;
-    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router.router, "agent listens");
+    tracing::info!(pod = %args.pod_name, address = %args.bind, router = args.router.router, "the simulated agent is listening");
     let timeouts = Timeouts {
         read: args.renew.0,
         idle: args.renew.0,

@@ -1,4 +1,4 @@
-//! `smart-router call`: one call from the outside, step by step.
+//! `smart-router call`: places one test call, step by step.
 
 use std::time::{Duration, Instant};
 
@@ -15,28 +15,29 @@ use super::{
 };
 use crate::{client::Client, config::HumanDuration};
 
-/// Twilio sends 20 ms of sound in a frame: 160 bytes, here of silence.
-const FRAME: Duration = Duration::from_millis(20);
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Interval of media frames: Twilio sends 20 ms of audio per frame, 160 bytes, here of silence.
+const FRAME_INTERVAL: Duration = Duration::from_millis(20);
+/// How long the agent may take to connect, to echo a frame and to release the call.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct CallArgs {
     #[command(flatten)]
     router: RouterArgs,
-    /// Id of the call. Default: a new one
+    /// Id of the call. Default: a random one
     #[arg(long, value_name = "SID")]
     call_sid: Option<String>,
-    /// Merchant the call is for
+    /// Merchant of the call
     #[arg(long, value_name = "ID")]
     merchant: Option<String>,
-    /// Name of the provider in the stream URL
+    /// Provider in the stream URL
     #[arg(long, value_name = "NAME", default_value = "twilio")]
     provider: String,
-    /// Template the agent is asked for
+    /// Template in the stream URL
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
-    /// How long to talk
-    #[arg(long, value_name = "TIME", default_value = "2s")]
+    /// Duration of the conversation
+    #[arg(long, value_name = "DURATION", default_value = "2s")]
     talk: HumanDuration,
 }
 
@@ -53,30 +54,30 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
         "template": args.template,
     });
 
-    tell(&format!("1. call {call_sid} asks {} for a pod", args.router.router))?;
-    let asked = Instant::now();
+    print_line(&format!("1. allocate a pod for call {call_sid} at {}", args.router.router))?;
+    let started = Instant::now();
     let (status, answer) = client.post("/api/v1/allocate", &request).await.map_err(no_answer)?;
     if status != StatusCode::OK {
         bail!("the router refused with {status}: {answer}");
     }
     let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
     let (pod, pool, ws_url) = (text("pod_name"), text("source_pool"), text("ws_url"));
-    let again = if answer["was_existing"] == true { ", which it had before" } else { "" };
-    tell(&format!("   {pod} from {pool}{again} ({})", ms(asked.elapsed())))?;
+    let existing = if answer["was_existing"] == true { ", allocated before" } else { "" };
+    print_line(&format!("   {pod} from {pool}{existing} ({})", ms(started.elapsed())))?;
 
-    tell(&format!("2. stream to {ws_url}"))?;
-    let dialled = Instant::now();
-    let dial = async {
+    print_line(&format!("2. connect the stream to {ws_url}"))?;
+    let started = Instant::now();
+    let connect = async {
         let stream = client.connect(&ws_url.parse()?).await?;
         anyhow::Ok(client_async(&ws_url, stream).await?)
     };
-    let (mut socket, _) = tokio::time::timeout(PATIENCE, dial)
+    let (mut socket, _) = tokio::time::timeout(RESPONSE_TIMEOUT, connect)
         .await
-        .context("the agent does not answer")?
+        .context("the agent did not accept the stream in time")?
         .with_context(|| format!("the agent at {ws_url} refused the stream"))?;
-    tell(&format!("   connected ({})", ms(dialled.elapsed())))?;
+    print_line(&format!("   connected ({})", ms(started.elapsed())))?;
 
-    tell(&format!("3. talk for {}", args.talk))?;
+    print_line(&format!("3. send audio for {}", args.talk))?;
     let stream_sid = format!("MZ{:08x}", crate::random_u32());
     let start = json!({"streamSid": stream_sid, "callSid": call_sid, "call_sid": call_sid, "callId": call_sid});
     socket
@@ -86,42 +87,43 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
         .send(text_frame(&json!({"event": "start", "streamSid": stream_sid, "start": start})))
         .await?;
     let (mut sent, mut slowest) = (0, Duration::ZERO);
-    let talking = Instant::now();
-    while talking.elapsed() < args.talk.0 {
+    let started = Instant::now();
+    while started.elapsed() < args.talk.0 {
         let media = json!({"event": "media", "streamSid": stream_sid, "media": {"payload": "/".repeat(216), "chunk": sent.to_string()}});
-        let spoke = Instant::now();
+        let sent_at = Instant::now();
         socket.send(text_frame(&media)).await?;
         sent += 1;
-        let heard =
-            tokio::time::timeout(PATIENCE, socket.next()).await.context("the agent fell silent")?;
-        if !matches!(heard, Some(Ok(Message::Text(_)))) {
-            bail!("the agent hung up after {sent} frames");
+        let echo = tokio::time::timeout(RESPONSE_TIMEOUT, socket.next())
+            .await
+            .context("the agent did not echo a frame in time")?;
+        if !matches!(echo, Some(Ok(Message::Text(_)))) {
+            bail!("the agent closed the stream after {sent} frames");
         }
-        slowest = slowest.max(spoke.elapsed());
-        tokio::time::sleep(FRAME).await;
+        slowest = slowest.max(sent_at.elapsed());
+        tokio::time::sleep(FRAME_INTERVAL).await;
     }
-    tell(&format!("   {sent} frames sent and heard back, the slowest in {}", ms(slowest)))?;
+    print_line(&format!("   {sent} frames sent and echoed, the slowest in {}", ms(slowest)))?;
 
-    tell("4. hang up")?;
+    print_line("4. hang up")?;
     socket.send(text_frame(&json!({"event": "stop", "streamSid": stream_sid}))).await?;
     socket.close(None).await?;
     let released = wait_for_release(&client, &call_sid).await?;
-    tell(&format!("   the call is over and {pod} is free again ({})", ms(released)))?;
+    print_line(&format!("   the call has ended and {pod} is free again ({})", ms(released)))?;
     let (_, status) = client.get("/api/v1/status").await.map_err(no_answer)?;
-    let stand = standing(&status, &pool);
-    tell(&format!("   {pool}: {} of {} available", stand["available"], stand["assigned"]))?;
+    let counts = pool_status(&status, &pool);
+    print_line(&format!("   {pool}: {} of {} available", counts["available"], counts["assigned"]))?;
     Ok(())
 }
 
 async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Duration> {
     let hung_up = Instant::now();
-    while hung_up.elapsed() < PATIENCE {
+    while hung_up.elapsed() < RESPONSE_TIMEOUT {
         let (status, _) =
             client.get(&format!("/api/v1/calls/{call_sid}")).await.map_err(no_answer)?;
         match status {
             StatusCode::NOT_FOUND => return Ok(hung_up.elapsed()),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
-                bail!("the token may not look at calls: give one of the role admin")
+                bail!("the token may not read calls: use one with the role admin")
             }
             _ => {}
         }
@@ -130,7 +132,7 @@ async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Dur
     bail!("the agent did not release the call")
 }
 
-fn standing<'a>(status: &'a Value, pool: &str) -> &'a Value {
+fn pool_status<'a>(status: &'a Value, pool: &str) -> &'a Value {
     match pool.split_once(':') {
         Some(("merchant", id)) => &status["merchants"][id],
         Some((_, tier)) => &status["pools"][tier],
@@ -138,7 +140,7 @@ fn standing<'a>(status: &'a Value, pool: &str) -> &'a Value {
     }
 }
 
-fn tell(line: &str) -> anyhow::Result<()> {
+fn print_line(line: &str) -> anyhow::Result<()> {
     print(&format!("{line}\n"))
 }
 

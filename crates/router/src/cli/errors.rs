@@ -1,4 +1,4 @@
-//! Bad values on the command line or in a variable: one line each.
+//! Reports invalid values of flags and variables, one line each.
 
 use std::process::ExitCode;
 
@@ -9,11 +9,11 @@ use clap::{
 
 use crate::config::{ConfigError, without_password};
 
-/// Prints what is wrong, in one line where a value is, and answers how to exit.
+/// Prints an error, in one line if a value is invalid; returns the exit code.
 pub(super) fn report(error: &Error) -> ExitCode {
-    match bad_value(error) {
-        Some(bad) => {
-            eprintln!("smart-router: {bad}");
+    match invalid_value(error) {
+        Some(invalid) => {
+            eprintln!("smart-router: {invalid}");
             ExitCode::FAILURE
         }
         None => {
@@ -23,7 +23,7 @@ pub(super) fn report(error: &Error) -> ExitCode {
     }
 }
 
-fn bad_value(error: &Error) -> Option<ConfigError> {
+fn invalid_value(error: &Error) -> Option<ConfigError> {
     if !matches!(error.kind(), ErrorKind::ValueValidation | ErrorKind::InvalidValue) {
         return None;
     }
@@ -35,7 +35,7 @@ fn bad_value(error: &Error) -> Option<ConfigError> {
     let name = flag.split_whitespace().next()?.trim_start_matches("--").to_owned();
     let variable = name.replace('-', "_").to_uppercase();
     let value = text(ContextKind::InvalidValue)?;
-    // The value may hold a password, and a bad one can't be taken apart.
+    // An invalid URL may contain a password that can't be located.
     let shown = match variable.as_str() {
         "REDIS_URL" => "(hidden)".into(),
         _ if value.contains("://") => without_password(&value),

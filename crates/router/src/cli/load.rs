@@ -1,4 +1,4 @@
-//! `smart-router load`: calls as many as you like, and a look at what they meet.
+//! `smart-router load`: generates load and checks the router's invariants.
 
 use std::{
     fmt::{self, Write},
@@ -14,16 +14,16 @@ use super::{
 };
 use crate::{
     config::HumanDuration,
-    tools::load::{self, Arrivals, Flaw, Format, Latency, Plan, Report, Target},
+    tools::load::{self, Arrivals, Format, Latency, LoadFailure, Plan, Report, Target},
 };
 use telephony::Secret;
 
-/// How the program exits when requests failed.
+/// Exit code when requests failed.
 const REQUESTS_FAILED: u8 = 6;
 
 #[derive(Debug, Args)]
 pub(super) struct LoadArgs {
-    /// The router to load
+    /// URL of the router to load
     #[arg(
         long,
         env = "SMART_ROUTER_URL",
@@ -31,37 +31,43 @@ pub(super) struct LoadArgs {
         default_value = "http://localhost:8080"
     )]
     router: String,
-    /// A token of its API, where it wants one
+    /// API token, if the router requires one
     #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
     token: Option<Secret>,
-    /// In whose format calls ask: json or the name of a provider (unsigned)
+    /// Format of requests: json, or the name of a provider (unsigned webhooks)
     #[arg(long, value_name = "FORMAT", default_value = "json")]
     format: Format,
-    /// Merchant the calls are for
+    /// Merchant of the calls
     #[arg(long, value_name = "ID")]
     merchant: Option<String>,
-    /// Connections. Default: 64, with --rate 256
-    #[arg(short, long, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// Number of connections. Default: 64; with --rate 256
+    #[arg(
+        short,
+        long,
+        value_name = "1..10000",
+        value_parser = clap::value_parser!(u32).range(1..=10_000)
+    )]
     connections: Option<u32>,
-    /// Calls a second that arrive whether the router keeps up or not. Default: each connection begins a call when its last is over
+    /// Arrival rate in calls per second (open loop). Default: each connection begins a call when
+    /// its last one has ended (closed loop)
     #[arg(long, value_name = "NUMBER", value_parser = rate)]
     rate: Option<f64>,
-    /// How long a call keeps its pod. Default: not at all
-    #[arg(long, value_name = "TIME")]
+    /// Duration of a call. Default: release at once
+    #[arg(long, value_name = "DURATION")]
     hold: Option<HumanDuration>,
-    /// How long to go on
-    #[arg(short, long, value_name = "TIME", default_value = "10s")]
+    /// Duration of the load
+    #[arg(short, long, value_name = "DURATION", default_value = "10s")]
     duration: HumanDuration,
-    /// Stop after so many calls, if that is sooner
+    /// Stop after this many calls, if earlier
     #[arg(long, value_name = "NUMBER")]
     calls: Option<u64>,
-    /// One call in so many asks a second time, which must get it the same pod; 0 for none
+    /// Repeat every n-th allocate request and check that it gets the same pod; 0 for none
     #[arg(long, value_name = "NUMBER", default_value = "100")]
     repeat: u64,
-    /// Print the result as JSON, and no progress
+    /// Print the result as JSON, without progress
     #[arg(long)]
     json: bool,
-    /// Load a target that is not on this machine: it is yours, and may be loaded
+    /// Confirm that you may load a target that is not on this machine
     #[arg(long)]
     i_own_this_target: bool,
 }
@@ -78,7 +84,7 @@ pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
         .map_err(|error| anyhow::anyhow!("{}: {error}", args.router))?;
     if !target.is_loopback() && !args.i_own_this_target {
         bail!(
-            "{} is not on this machine; to load it all the same, say --i-own-this-target",
+            "{} is not on this machine; confirm with --i-own-this-target that you may load it",
             args.router
         );
     }
@@ -89,18 +95,18 @@ pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
         merchant: args.merchant.clone(),
         arrivals: args.rate.map_or(Arrivals::Closed, |per_second| Arrivals::Open { per_second }),
         connections: connections as usize,
-        hold: args.hold.map_or(Duration::ZERO, |span| span.0),
+        hold: args.hold.map_or(Duration::ZERO, |hold| hold.0),
         duration: args.duration.0,
         calls: args.calls,
         repeat: args.repeat,
     };
-    let report = load::run(plan, |tally| {
+    let report = load::run(plan, |progress| {
         if !args.json {
             eprintln!(
                 "{:>4.0} s  {:>8.0} requests/s  {} errors",
-                tally.elapsed.as_secs_f64(),
-                tally.per_second(),
-                tally.errors
+                progress.elapsed.as_secs_f64(),
+                progress.per_second(),
+                progress.errors
             );
         }
     })
@@ -119,15 +125,15 @@ pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
     print(&text)?;
     match verdict {
         Ok(_) => Ok(()),
-        Err(Flaw::Check(text)) => bail!(text),
-        Err(Flaw::Requests(text)) => Err(Failed { code: REQUESTS_FAILED, text }.into()),
+        Err(LoadFailure::Check(text)) => bail!(text),
+        Err(LoadFailure::Requests(text)) => Err(Failed { code: REQUESTS_FAILED, text }.into()),
     }
 }
 
 fn describe(out: &mut String, report: &Report) -> fmt::Result {
     writeln!(
         out,
-        "{} calls in {:.1} s, {:.0} requests/s, at most {} at the same time, {} asked twice",
+        "{} calls in {:.1} s, {:.0} requests/s, at most {} at the same time, {} repeated",
         report.calls, report.seconds, report.requests_per_second, report.overlap, report.repeated
     )?;
     writeln!(out, "ms           p50      p90      p99    p99.9      max")?;

@@ -2,11 +2,11 @@
 
 mod agent;
 mod call;
-mod change;
 mod drain;
 mod errors;
+mod inspect;
 mod load;
-mod look;
+mod manage;
 mod router;
 mod serve;
 mod table;
@@ -22,12 +22,12 @@ use std::{
 use anyhow::Context;
 use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{Config, Settings};
+use crate::config::{self, Config, Settings};
 
 /// A call router for voice agents: gives every phone call a pod, exactly once.
 ///
-/// Without a command it serves. Without settings it serves on
-/// http://localhost:8080 with an embedded store and simulated agents.
+/// Without a command, runs `serve`. Without settings, serves on http://localhost:8080 with an
+/// embedded store and simulated agents.
 #[derive(Debug, Parser)]
 #[command(name = "smart-router", version, args_conflicts_with_subcommands = true)]
 pub struct Cli {
@@ -39,38 +39,47 @@ pub struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Action {
-    /// Serve requests; this is what happens without a command
+    /// Serve requests (default)
     Serve(Settings),
-    /// Print the effective configuration, or what is wrong with it
-    CheckConfig(Settings),
-    /// How all pools stand
-    Status(look::StatusArgs),
-    /// All pods and what they do
-    Pods(look::PodsArgs),
-    /// Live and waiting calls, or the story of one
-    Calls(look::CallsArgs),
-    /// Pools, rates and events in this terminal, live; once where there is no terminal
+    /// Print the effective configuration, or the first invalid setting
+    CheckConfig(CheckConfigArgs),
+    /// Show all pools with their pods and calls
+    Status(inspect::StatusArgs),
+    /// List pods with their state and calls
+    Pods(inspect::PodsArgs),
+    /// List live or waiting calls, or show the events of one call
+    Calls(inspect::CallsArgs),
+    /// Show pools, rates and events live in this terminal; print them once if it is none
     Top(top::TopArgs),
-    /// What happened, and what happens
-    Events(look::EventsArgs),
-    /// Take a pod out of service, and wait for its calls
+    /// Show recent events; --follow streams new ones
+    Events(inspect::EventsArgs),
+    /// Drain a pod; --wait waits until it has no calls
     Drain(drain::DrainArgs),
-    /// Give a pod calls again before its drain or quarantine ends
-    Undrain(change::UndrainArgs),
-    /// End a call and give its pod back
-    Release(change::ReleaseArgs),
-    /// What merchants' calls may use: all of them, or get, set, delete
-    Merchants(change::MerchantsArgs),
-    /// The tiers in force, or set
-    Tiers(change::TiersArgs),
-    /// Print what completes commands in a shell
+    /// End the drain or quarantine of a pod
+    Undrain(manage::UndrainArgs),
+    /// Release a call and free its pod
+    Release(manage::ReleaseArgs),
+    /// List merchant documents, or get, set or delete one
+    Merchants(manage::MerchantsArgs),
+    /// Show the tiers in force, or set them
+    Tiers(manage::TiersArgs),
+    /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
-    /// Be one simulated agent, as a process of its own
+    /// Run one simulated agent
     Agent(agent::AgentArgs),
-    /// Place one call through a running router and tell each step
+    /// Place one test call through a running router, and print each step
     Call(call::CallArgs),
-    /// Load a running router, and check that it gives no pod twice
+    /// Generate load on a running router, and check that no pod is allocated twice
     Load(load::LoadArgs),
+}
+
+#[derive(Debug, Args)]
+struct CheckConfigArgs {
+    /// Print the reference of all settings (Markdown) instead
+    #[arg(long)]
+    reference: bool,
+    #[command(flatten)]
+    settings: Settings,
 }
 
 /// Runs the program.
@@ -90,19 +99,20 @@ pub fn main() -> ExitCode {
         Some(Action::Serve(settings)) => {
             configure(settings).and_then(|config| block_on(serve::serve(config)))
         }
-        Some(Action::CheckConfig(settings)) => {
-            configure(settings).and_then(|config| print_config(&config))
+        Some(Action::CheckConfig(args)) if args.reference => print(&config::reference()),
+        Some(Action::CheckConfig(args)) => {
+            configure(args.settings).and_then(|config| print_config(&config))
         }
-        Some(Action::Status(args)) => block_on(look::status(args)),
-        Some(Action::Pods(args)) => block_on(look::pods(args)),
-        Some(Action::Calls(args)) => block_on(look::calls(args)),
+        Some(Action::Status(args)) => block_on(inspect::status(args)),
+        Some(Action::Pods(args)) => block_on(inspect::pods(args)),
+        Some(Action::Calls(args)) => block_on(inspect::calls(args)),
         Some(Action::Top(args)) => block_on(top::top(args)),
-        Some(Action::Events(args)) => block_on(look::events(args)),
+        Some(Action::Events(args)) => block_on(inspect::events(args)),
         Some(Action::Drain(args)) => block_on(drain::drain(args)),
-        Some(Action::Undrain(args)) => block_on(change::undrain(args)),
-        Some(Action::Release(args)) => block_on(change::release(args)),
-        Some(Action::Merchants(args)) => block_on(change::merchants(args)),
-        Some(Action::Tiers(args)) => block_on(change::tiers(args)),
+        Some(Action::Undrain(args)) => block_on(manage::undrain(args)),
+        Some(Action::Release(args)) => block_on(manage::release(args)),
+        Some(Action::Merchants(args)) => block_on(manage::merchants(args)),
+        Some(Action::Tiers(args)) => block_on(manage::tiers(args)),
         Some(Action::Completions { shell }) => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "smart-router", &mut text);
@@ -122,7 +132,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Prints; who no longer reads has had enough.
+/// Prints to standard output; a closed pipe ends the program without an error.
 fn print(text: &str) -> anyhow::Result<()> {
     let mut out = std::io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
@@ -132,19 +142,18 @@ fn print(text: &str) -> anyhow::Result<()> {
 }
 
 fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Cli, clap::Error> {
-    let matches = with_discreet_variables(Cli::command()).try_get_matches_from(args)?;
+    let matches = with_hidden_values(Cli::command()).try_get_matches_from(args)?;
     Cli::from_arg_matches(&matches)
 }
 
-/// A variable that is set to nothing counts as not set, and no help text shows
-/// what a variable holds.
-fn with_discreet_variables(command: Command) -> Command {
+/// Treats an empty variable as unset, and hides the values of variables in help texts.
+fn with_hidden_values(command: Command) -> Command {
     let is_empty = |name: &OsStr| std::env::var_os(name).is_some_and(|value| value.is_empty());
     let adapt = |arg: Arg| match arg.get_env().is_some_and(is_empty) {
         true => arg.env(None::<&str>),
         false => arg.hide_env_values(true),
     };
-    command.mut_args(adapt).mut_subcommands(with_discreet_variables)
+    command.mut_args(adapt).mut_subcommands(with_hidden_values)
 }
 
 fn configure(settings: Settings) -> anyhow::Result<Config> {
@@ -154,13 +163,13 @@ fn configure(settings: Settings) -> anyhow::Result<Config> {
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {
     let mut runtime = tokio::runtime::Builder::new_multi_thread();
     if std::env::var_os("TOKIO_WORKER_THREADS").is_none() {
-        // One is enough for what one Redis can do; more of them wake each other up.
+        // Half the cores saturate one Redis; more threads only wake each other up.
         let cores = std::thread::available_parallelism().map_or(1, |cores| cores.get());
         runtime.worker_threads((cores / 2).max(1));
     }
     let runtime = runtime.enable_all().build()?;
     let done = runtime.block_on(work);
-    // Nobody waits for a disk that does not answer.
+    // A blocked disk must not block the exit.
     runtime.shutdown_timeout(Duration::from_secs(1));
     done
 }
@@ -173,7 +182,7 @@ fn print_config(config: &Config) -> anyhow::Result<()> {
     print(&lines.map(|(variable, value)| format!("{variable}={value}\n")).collect::<String>())
 }
 
-/// Every setting's variable, in the order of `--help`.
+/// Returns the settings as arguments, in the order of `--help`.
 pub fn variables() -> Vec<Arg> {
     let command = Settings::augment_args(Command::new("settings"));
     command.get_arguments().cloned().collect()

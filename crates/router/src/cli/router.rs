@@ -1,4 +1,4 @@
-//! Which router a command talks to, as whom, and how it says what came of it.
+//! Access of commands to a router: URL, credentials, requests, exit codes.
 
 use std::path::PathBuf;
 
@@ -15,7 +15,7 @@ use telephony::Secret;
 
 #[derive(Debug, Args)]
 pub(super) struct RouterArgs {
-    /// The router
+    /// URL of the router
     #[arg(
         long,
         env = "SMART_ROUTER_URL",
@@ -24,13 +24,13 @@ pub(super) struct RouterArgs {
         global = true
     )]
     pub router: String,
-    /// A token of its API, where it wants one
+    /// API token, if the router requires one
     #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN", global = true)]
     token: Option<Secret>,
-    /// Certificate authority of a router with https://, besides the system's (PEM)
+    /// Certificate authority to trust for https://, besides the system's (PEM)
     #[arg(long, env = "SMART_ROUTER_CA_FILE", value_name = "PATH", global = true)]
     ca_file: Option<PathBuf>,
-    /// Certificate to show to a router that wants one (PEM)
+    /// Client certificate, if the router requires one (PEM)
     #[arg(
         long,
         env = "SMART_ROUTER_CERT_FILE",
@@ -39,7 +39,7 @@ pub(super) struct RouterArgs {
         global = true
     )]
     cert_file: Option<PathBuf>,
-    /// The certificate's private key (PEM)
+    /// Private key of the client certificate (PEM)
     #[arg(
         long,
         env = "SMART_ROUTER_KEY_FILE",
@@ -60,9 +60,8 @@ impl RouterArgs {
     }
 }
 
-/// A command that did not come off, and how the program exits with that: 3 where there is
-/// no such thing, 4 where no router answers, 5 where a drain left calls, 6 where requests of a
-/// load failed, else 1.
+/// A failed command with its exit code: 3 not found, 4 no response from a router, 5 calls left
+/// after a drain, 6 failed requests of a load, else 1.
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(super) struct Failed {
@@ -70,8 +69,8 @@ pub(super) struct Failed {
     pub text: String,
 }
 
-/// The answer of a router, if it is a good one.
-pub(super) async fn ask(
+/// Sends a request; returns the body of a successful response.
+pub(super) async fn request(
     client: &Client,
     method: Method,
     path: &str,
@@ -84,7 +83,7 @@ pub(super) async fn ask(
     }
 }
 
-/// What a router says from now on.
+/// Opens an event stream.
 pub(super) async fn listen(client: &Client, path: &str) -> anyhow::Result<Messages> {
     let opened = client.stream(&format!("/api/v1{path}")).await.map_err(no_answer)?;
     opened.map_err(|(status, answer)| refused(status, &answer).into())
@@ -105,29 +104,30 @@ pub(super) fn refused(status: StatusCode, answer: &Value) -> Failed {
     Failed { code, text }
 }
 
-/// All rows of a list that comes in pages, at most so many.
+/// Reads all pages of a list, at most `limit` rows.
 pub(super) async fn all_pages(
     client: &Client,
     path: &str,
     rows: &str,
-    most: usize,
+    limit: usize,
 ) -> anyhow::Result<Vec<Value>> {
     let (mut found, mut cursor) = (Vec::new(), None);
     loop {
         let join = if path.contains('?') { '&' } else { '?' };
         let next = cursor.map(|cursor: String| format!("{join}cursor={cursor}"));
         let answer =
-            ask(client, Method::GET, &format!("{path}{}", next.unwrap_or_default()), None).await?;
-        let page = answer[rows].as_array().context("the router answered something else")?;
-        found.extend(page.iter().take(most - found.len()).cloned());
+            request(client, Method::GET, &format!("{path}{}", next.unwrap_or_default()), None)
+                .await?;
+        let page = answer[rows].as_array().context("the response has no list of rows")?;
+        found.extend(page.iter().take(limit - found.len()).cloned());
         match answer["next"].as_str() {
-            Some(next) if found.len() < most => cursor = Some(next.to_owned()),
+            Some(next) if found.len() < limit => cursor = Some(next.to_owned()),
             _ => return Ok(found),
         }
     }
 }
 
-/// What a value of an answer is in a table.
+/// Formats a JSON value for a table.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::Null => "-".into(),

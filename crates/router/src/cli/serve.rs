@@ -13,11 +13,13 @@ use crate::{
 
 pub(super) async fn serve(config: Config) -> anyhow::Result<()> {
     let logging = logs::init(config.log);
-    let mut terminate = signal(SignalKind::terminate()).context("cannot wait for signals")?;
-    let mut interrupt = signal(SignalKind::interrupt()).context("cannot wait for signals")?;
+    let mut terminate =
+        signal(SignalKind::terminate()).context("cannot install a signal handler")?;
+    let mut interrupt =
+        signal(SignalKind::interrupt()).context("cannot install a signal handler")?;
     let running = app::start(config).await?;
-    if running.simulated {
-        // Nobody needs to be there to read it.
+    if running.has_simulated_agents {
+        // A closed standard output is no error.
         let _ = write!(std::io::stdout(), "{}", welcome(&running));
     }
     let mut second = tokio::time::interval(Duration::from_secs(1));
@@ -32,24 +34,24 @@ pub(super) async fn serve(config: Config) -> anyhow::Result<()> {
     }
     tokio::select! {
         () = running.stop() => Ok(()),
-        _ = terminate.recv() => anyhow::bail!("told to stop twice"),
-        _ = interrupt.recv() => anyhow::bail!("told to stop twice"),
+        _ = terminate.recv() => anyhow::bail!("second signal received; stopping without a graceful shutdown"),
+        _ = interrupt.recv() => anyhow::bail!("second signal received; stopping without a graceful shutdown"),
     }
 }
 
-/// What to try on a router with simulated agents.
+/// Text with commands to try on a router with simulated agents.
 fn welcome(running: &Running) -> String {
     let program = std::env::args().next().unwrap_or("smart-router".into());
     let url = format!("{}://localhost:{}", running.context.scheme, running.admin.port());
     format!(
         r#"
-smart-router serves on {url} with simulated agents. Open that in a browser to see it. Try:
+smart-router serves on {url} with simulated agents. Open it in a browser. Try:
 
   curl -s {url}/api/v1/status
   curl -s {url}/api/v1/allocate -H 'Content-Type: application/json' -d '{{"call_sid": "CA1"}}'
 
-Open the ws_url of the answer with any WebSocket client, say something, hang up:
-the pod is free again. Or let one command do all of it:
+Open the ws_url of the response with any WebSocket client, send a message, and close it:
+the pod is free again. Or run one command that does all of it:
 
   {program} call --router {url}
 

@@ -1,6 +1,6 @@
-//! Tables for people: columns as wide as what is in them.
+//! Text tables.
 
-/// Rows under their titles, as text.
+/// Formats rows under their titles, with columns as wide as their widest cell.
 pub(super) fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     let width = |column: usize| {
         let cells = rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
@@ -19,8 +19,8 @@ pub(super) fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
     text
 }
 
-/// A length of time, short: `42s`, `7m`, `3h`.
-pub(super) fn spoken(seconds: i64) -> String {
+/// Formats a duration in its largest unit: `42s`, `7m`, `3h`.
+pub(super) fn short_duration(seconds: i64) -> String {
     match seconds {
         ..0 => "0s".into(),
         0..120 => format!("{seconds}s"),
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_are_as_wide_as_what_is_in_them() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [vec!["gold".into(), "1".into()], vec!["b".into(), "1000".into()]];
         assert_eq!(table(&["POOL", "N"], &rows), "POOL  N\ngold  1\nb     1000\n");
     }

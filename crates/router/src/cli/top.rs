@@ -1,4 +1,4 @@
-//! `smart-router top`: pools, calls and events in a terminal, live.
+//! `smart-router top`: pools, rates and events live in a terminal.
 
 use std::{collections::VecDeque, io::Write, time::Duration};
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
-    look::{POOL_TITLES, event_line, pool_row},
+    inspect::{POOL_TITLES, event_line, pool_row},
     print,
     router::{RouterArgs, listen, no_answer, text},
     table::table,
@@ -20,21 +20,21 @@ pub(super) struct TopArgs {
     router: RouterArgs,
 }
 
-/// How long to wait before a router that is gone is asked again.
-const PAUSE: Duration = Duration::from_secs(1);
-/// As many events are remembered; more lines no terminal has.
-const MOST: usize = 200;
-/// Lines that are printed where there is no screen.
-const FEW: usize = 40;
-/// The screen of its own that a full view has, and the way back.
+/// Pause before a reconnect to the router.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(1);
+/// Events held for display.
+const MAX_EVENTS: usize = 200;
+/// Lines printed without a terminal.
+const PLAIN_LINES: usize = 40;
+/// Escape sequences that enter and leave the alternate screen.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// Gives the terminal back whatever happens.
+/// The alternate screen; left when dropped.
 struct Screen;
 
 impl Screen {
-    fn take() -> Self {
+    fn enter() -> Self {
         let _ = write!(std::io::stdout(), "{ENTER}");
         Self
     }
@@ -49,84 +49,84 @@ impl Drop for Screen {
 
 pub(super) async fn top(args: TopArgs) -> anyhow::Result<()> {
     let client = args.router.client()?;
-    // Who is refused at the start hears it; later a router may come and go.
+    // A refusal at the start is an error; later the stream is reopened.
     let stream = listen(&client, "/live").await?;
     if !terminal::takes_escapes(&std::io::stdout()) {
-        return once(stream).await;
+        return print_once(stream).await;
     }
-    let (mut stream, mut seen) = (Some(stream), Seen::default());
+    let (mut stream, mut live) = (Some(stream), LiveState::default());
     let mut terminate = signal(SignalKind::terminate())?;
-    let _screen = Screen::take();
+    let _screen = Screen::enter();
     loop {
-        let told = async {
+        let message = async {
             match &mut stream {
                 Some(stream) => stream.next().await,
                 None => {
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(RECONNECT_PAUSE).await;
                     stream = Some(listen(&client, "/live").await?);
                     Ok(Some(Default::default()))
                 }
             }
         };
-        let told = tokio::select! {
-            told = told => told,
+        let message = tokio::select! {
+            message = message => message,
             _ = tokio::signal::ctrl_c() => return Ok(()),
             _ = terminate.recv() => return Ok(()),
         };
-        match told {
-            Ok(Some((name, data))) => seen.take(&name, &data)?,
+        match message {
+            Ok(Some((name, data))) => live.apply(&name, &data)?,
             Ok(None) | Err(_) => {
                 stream = None;
-                seen.is_lost = true;
+                live.is_disconnected = true;
             }
         }
         let size = terminal_size::terminal_size();
         let (width, height) = size.map_or((100, 30), |(width, height)| (width.0, height.0));
-        print(&format!("\x1b[H{}", view(&seen, width.into(), height.into())))?;
+        print(&format!("\x1b[H{}", view(&live, width.into(), height.into())))?;
     }
 }
 
-/// Prints one view, for what is no screen.
-async fn once(mut stream: Messages) -> anyhow::Result<()> {
-    let mut seen = Seen::default();
-    while !seen.is_whole() {
-        let told = stream.next().await.map_err(no_answer)?;
-        let Some((name, data)) = told else {
-            return Err(no_answer(anyhow::anyhow!("the router has ended the stream")).into());
+/// Prints the state once, without a terminal.
+async fn print_once(mut stream: Messages) -> anyhow::Result<()> {
+    let mut live = LiveState::default();
+    while !live.is_complete() {
+        let message = stream.next().await.map_err(no_answer)?;
+        let Some((name, data)) = message else {
+            return Err(no_answer(anyhow::anyhow!("the router closed the event stream")).into());
         };
-        seen.take(&name, &data)?;
+        live.apply(&name, &data)?;
     }
-    print(&lines(&seen, FEW).iter().map(|line| format!("{line}\n")).collect::<String>())
+    print(&lines(&live, PLAIN_LINES).iter().map(|line| format!("{line}\n")).collect::<String>())
 }
 
-/// What the router has said.
+/// The last state and events of the router.
 #[derive(Default)]
-struct Seen {
+struct LiveState {
     state: Value,
     events: VecDeque<Value>,
-    /// It has said which events there were, if any.
+    /// The past events were received, if there are any.
     has_events: bool,
-    /// It no longer says anything.
-    is_lost: bool,
+    /// The stream is closed.
+    is_disconnected: bool,
 }
 
-impl Seen {
-    /// Whether there is something to show in every part of a view.
-    fn is_whole(&self) -> bool {
+impl LiveState {
+    /// Whether every part of the view has data.
+    fn is_complete(&self) -> bool {
         !self.state.is_null() && self.has_events
     }
 
-    fn take(&mut self, name: &str, data: &str) -> anyhow::Result<()> {
+    fn apply(&mut self, name: &str, data: &str) -> anyhow::Result<()> {
         match name {
             "state" => {
                 self.state = serde_json::from_str(data)?;
-                self.is_lost = false;
+                self.is_disconnected = false;
             }
             "events" => {
-                let told: Value = serde_json::from_str(data)?;
+                let page: Value = serde_json::from_str(data)?;
                 self.has_events = true;
-                self.events.extend(told["events"].as_array().into_iter().flatten().cloned());
-                let extra = self.events.len().saturating_sub(MOST);
+                self.events.extend(page["events"].as_array().into_iter().flatten().cloned());
+                let extra = self.events.len().saturating_sub(MAX_EVENTS);
                 self.events.drain(..extra);
             }
             _ => {}
@@ -135,15 +135,15 @@ impl Seen {
     }
 }
 
-/// Renders the screen in `height` lines; the latest events fill what the rest leaves.
-fn lines(seen: &Seen, height: usize) -> Vec<String> {
-    let Seen { state, events, is_lost, .. } = seen;
+/// Renders `height` lines; the latest events fill the lines below the pools.
+fn lines(live: &LiveState, height: usize) -> Vec<String> {
+    let LiveState { state, events, is_disconnected, .. } = live;
     let rate = |name: &str| text(&state["rates"][name]);
     let latency = |name: &str| text(&state["latency_ms"]["allocate"][name]);
     let store = match state["store"]["is_up"].as_bool() {
-        None => "not heard of yet",
+        None => "unknown",
         Some(true) => "up",
-        Some(false) => "OUT",
+        Some(false) => "DOWN",
     };
     let mut lines = vec![
         format!(
@@ -164,8 +164,8 @@ fn lines(seen: &Seen, height: usize) -> Vec<String> {
         ),
         String::new(),
     ];
-    if *is_lost {
-        lines.push("! the router does not answer; this is what it said last".into());
+    if *is_disconnected {
+        lines.push("! the router does not answer; showing its last state".into());
     }
     for warning in state["warnings"].as_array().into_iter().flatten() {
         lines.push(format!("! {}", text(&warning["text"])));
@@ -179,16 +179,16 @@ fn lines(seen: &Seen, height: usize) -> Vec<String> {
         .collect();
     lines.extend(table(&POOL_TITLES, &rows).lines().map(str::to_owned));
     lines.push(String::new());
-    let room = height.saturating_sub(lines.len() + 1);
+    let free_lines = height.saturating_sub(lines.len() + 1);
     lines.extend(
-        events.iter().rev().take(room).map(|event| event_line(event).trim_end().to_owned()),
+        events.iter().rev().take(free_lines).map(|event| event_line(event).trim_end().to_owned()),
     );
     lines
 }
 
-/// A full screen: each line cut to its width and cleared to its end.
-fn view(seen: &Seen, width: usize, height: usize) -> String {
-    let mut lines = lines(seen, height);
+/// Renders a full screen: each line is cut to the width and cleared to its end.
+fn view(live: &LiveState, width: usize, height: usize) -> String {
+    let mut lines = lines(live, height);
     lines.resize(height, String::new());
     let cut = |line: &String| {
         let line: String = line.chars().take(width).collect();
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_screen_is_filled_and_never_overfilled() {
+    fn a_screen_has_exactly_its_lines_and_columns() {
         let state = json!({
             "router": {"name": "r"}, "active_calls": 3, "waiting": 0,
             "store": {"kind": "redis", "is_up": false},
@@ -213,8 +213,8 @@ mod tests {
         });
         let event = json!({"at": 3_661_001, "event": "allocated", "call_sid": "CA1"});
         let events: VecDeque<Value> = std::iter::repeat_n(event, 50).collect();
-        let seen = Seen { state, events, has_events: true, is_lost: true };
-        let screen = view(&seen, 40, 20);
+        let live = LiveState { state, events, has_events: true, is_disconnected: true };
+        let screen = view(&live, 40, 20);
         let lines: Vec<&str> = screen.split("\r\n").collect();
         assert_eq!(lines.len(), 20);
         assert!(lines.iter().all(|line| line.trim_end_matches("\x1b[K").chars().count() <= 40));

@@ -1,5 +1,5 @@
-//! The Lease that makes one replica the leader. Clocks of replicas may differ: a
-//! lease has run out when it has not changed for its duration by our own clock.
+//! The Lease that makes one replica the leader. Clocks of replicas may differ: a Lease has
+//! expired when it has not changed for its duration by the local clock.
 
 use std::time::{Duration, Instant};
 
@@ -10,12 +10,12 @@ use k8s_openapi::{
 };
 use kube::{Api, Error, api::PostParams};
 
-/// What became of a renewal.
+/// Outcome of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Renewal {
     Done,
     Lost,
-    /// Somebody has changed the lease in between; it may still be ours.
+    /// The Lease changed between the read and the write; this replica may still hold it.
     Conflict,
 }
 
@@ -24,9 +24,9 @@ pub struct Lock {
     name: String,
     identity: String,
     duration: Duration,
-    /// The version of the lease we saw last, and when it was new to us.
+    /// The last seen version of the Lease, and when it was first seen.
     seen: Option<(String, Instant)>,
-    /// Who held it then.
+    /// Its holder at that version.
     pub holder: String,
 }
 
@@ -40,14 +40,14 @@ impl Lock {
         Self { leases, name, identity, duration, seen: None, holder: String::new() }
     }
 
-    /// When the lease last changed, by our own clock: its holder was alive then.
+    /// Returns when the Lease last changed, by the local clock: its holder was alive then.
     pub fn changed_at(&self) -> Option<Instant> {
         self.seen.as_ref().map(|(_, since)| *since)
     }
 
-    /// Tries once to take the lease; the epoch of our new term, if it is ours. It is
-    /// above `floor` and above all terms before.
-    pub async fn take(&mut self, floor: u64) -> Result<Option<u64>, Error> {
+    /// Tries once to acquire the Lease; returns the epoch of the new term, which is above
+    /// `floor` and above all previous terms.
+    pub async fn acquire(&mut self, floor: u64) -> Result<Option<u64>, Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
             let fresh = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
@@ -65,12 +65,12 @@ impl Lock {
         self.seen = Some((version, since));
         let before = lease.spec.clone().unwrap_or_default();
         self.holder = before.holder_identity.clone().unwrap_or_default();
-        let lasts = before
+        let duration = before
             .lease_duration_seconds
             .and_then(|seconds| u64::try_from(seconds).ok())
             .map_or(self.duration, Duration::from_secs);
         let is_free = self.holder.is_empty() || self.holder == self.identity;
-        if !is_free && now < since + lasts {
+        if !is_free && now < since + duration {
             return Ok(None);
         }
         let terms =
@@ -80,8 +80,8 @@ impl Lock {
         Ok(self.write(lease, spec).await?.then_some(epoch))
     }
 
-    /// Renews the lease of our term. One that was deleted is lost: the next one
-    /// begins a new term.
+    /// Renews the Lease of the current term. A deleted Lease is lost: the next one begins a new
+    /// term.
     pub async fn renew(&mut self) -> Result<Renewal, Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
             return Ok(Renewal::Lost);
@@ -100,7 +100,7 @@ impl Lock {
         })
     }
 
-    /// Gives the lease back, so that another replica need not wait.
+    /// Releases the Lease, so that another replica need not wait for its expiry.
     pub async fn release(&mut self) -> Result<(), Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
         let before = lease.spec.clone().unwrap_or_default();
@@ -122,19 +122,18 @@ impl Lock {
             lease_duration_seconds: self.seconds(),
             acquire_time: Some(now.clone()),
             renew_time: Some(now),
-            // Beyond what a Lease can hold, the store alone counts on.
+            // Above the range of this field, only the store counts the epoch.
             lease_transitions: Some(i32::try_from(epoch).unwrap_or(i32::MAX)),
             ..LeaseSpec::default()
         }
     }
 
-    /// Whole seconds, and not less than we were told.
+    /// The duration in seconds, rounded up.
     fn seconds(&self) -> Option<i32> {
         i32::try_from(self.duration.as_millis().div_ceil(1_000).max(1)).ok()
     }
 
-    /// Writes over the version we have read, and no other; answers whether nobody
-    /// was faster.
+    /// Replaces the version that was read (optimistic concurrency); returns false on a conflict.
     async fn write(&mut self, lease: Lease, spec: LeaseSpec) -> Result<bool, Error> {
         let changed = Lease { metadata: lease.metadata, spec: Some(spec) };
         let written = self.leases.replace(&self.name, &PostParams::default(), &changed).await;

@@ -1,8 +1,9 @@
-//! The only module that names Kubernetes: which pods there are, and who leads.
+//! The Kubernetes client: the watch of pods and the Lease of the leader. No other module names
+//! Kubernetes types.
 
+mod api_errors;
 pub mod lease;
 pub mod pods;
-mod trouble;
 mod view;
 mod watch;
 
@@ -20,17 +21,17 @@ use kube::{
 
 pub(crate) use self::watch::PodWatch;
 pub use self::{
+    api_errors::ApiErrors,
     lease::{Lock, Renewal},
     pods::ClusterPod,
-    trouble::Trouble,
     view::{PodState, PodView, Sighting},
 };
 
-/// Pods in one page of a list.
-const PAGE: u32 = 500;
-const CONNECT: Duration = Duration::from_secs(5);
+/// Pods per page of a list.
+const PAGE_SIZE: u32 = 500;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What to watch, and how pods are to be read.
+/// Selection of the pods to watch, and how to read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
     pub namespace: String,
@@ -51,7 +52,7 @@ pub struct LeaderConfig {
     pub retry_period: Duration,
 }
 
-/// A cluster we can ask.
+/// A client of the cluster's API.
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
@@ -59,9 +60,9 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Finds the cluster by the service account of our pod, or by `KUBECONFIG`.
+    /// Connects by the pod's service account, or by `KUBECONFIG`.
     pub async fn find(config: ClusterConfig) -> anyhow::Result<Self> {
-        // Fails only where a provider is installed already, which is as good.
+        // Fails only if a provider is already installed, which serves as well.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut found = match std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
             Some(path) => kube::Config::from_kubeconfig(&KubeConfigOptions::default())
@@ -69,53 +70,54 @@ impl Cluster {
                 .with_context(|| format!("KUBECONFIG={}", path.display()))?,
             None => kube::Config::incluster().context("cannot use the pod's service account")?,
         };
-        found.connect_timeout = Some(CONNECT);
+        found.connect_timeout = Some(CONNECT_TIMEOUT);
         let client = Client::try_from(found).context("cannot reach the cluster")?;
         Ok(Self { client, config })
     }
 
-    /// The UID of the namespace, which tells it from one of the same name in another cluster. It
-    /// lasts as long as the namespace, and a Role of the namespace can allow to read it.
+    /// Reads the UID of the namespace, which distinguishes it from a namespace of the same name
+    /// in another cluster. It is stable for the life of the namespace, and a Role of the
+    /// namespace can grant reading it.
     pub async fn namespace_uid(&self) -> Result<String, Error> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let found = namespaces.get_metadata(&self.config.namespace).await?;
         Ok(found.metadata.uid.unwrap_or_default())
     }
 
-    /// The origin of its pods, by the UID of the namespace.
+    /// Returns the origin of its pods, by the UID of the namespace.
     pub fn origin(&self, uid: String) -> PodOrigin {
         PodOrigin::Kubernetes { namespace: self.config.namespace.clone(), cluster: uid }
     }
 
-    /// What is wrong with an answer about the namespace, and whether the Role forbids it.
+    /// Describes a failed read of the namespace, and returns whether the Role forbids it.
     pub fn explain_identity(&self, error: &Error) -> (String, bool) {
         let rule = format!("get on namespaces in the namespace {}", self.config.namespace);
         (explain(error, &rule), is_status(Some(error), 403))
     }
 
-    /// All pods, and then what becomes of them. An error is followed by another
-    /// try when the stream is asked again.
+    /// Lists all pods, then streams their changes. After an error, polling the stream retries.
     pub fn watch(
         &self,
     ) -> impl Stream<Item = Result<Event<ClusterPod>, watcher::Error>> + Send + use<> {
         let pods: Api<ClusterPod> = Api::namespaced(self.client.clone(), &self.config.namespace);
-        let selected = watcher::Config::default().labels(&self.config.selector).page_size(PAGE);
+        let selected =
+            watcher::Config::default().labels(&self.config.selector).page_size(PAGE_SIZE);
         watcher::watcher(pods, selected)
     }
 
-    /// The lock that makes one replica the leader.
+    /// Returns the lock for leader election.
     pub fn lock(&self, config: &LeaderConfig, identity: String) -> Lock {
         let leases = Api::namespaced(self.client.clone(), &config.namespace);
         Lock::new(leases, config.lock_name.clone(), identity, config.duration)
     }
 
-    /// The rights that watching pods needs.
+    /// Names the permissions that the watch needs.
     pub fn watch_rule(&self) -> String {
         format!("list and watch on pods in the namespace {}", self.config.namespace)
     }
 }
 
-/// The error of the API behind the error of a watch, if there is one.
+/// Returns the API error behind an error of a watch, if any.
 pub fn cause_of(error: &watcher::Error) -> Option<&Error> {
     match error {
         watcher::Error::InitialListFailed(error)
@@ -125,7 +127,7 @@ pub fn cause_of(error: &watcher::Error) -> Option<&Error> {
     }
 }
 
-/// Whether a watch can't go on from where it was.
+/// Whether a watch can't resume from its last resource version (410 Gone).
 pub fn is_expired(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchError(status) => status.code == 410,
@@ -133,23 +135,23 @@ pub fn is_expired(error: &watcher::Error) -> bool {
     }
 }
 
-/// Whether the API answered with this status.
+/// Whether the error is an API response with this status.
 fn is_status(error: Option<&Error>, code: u16) -> bool {
     matches!(error, Some(Error::Api(status)) if status.code == code)
 }
 
-/// What went wrong, naming the rule that is missing where one is.
+/// Describes an error; for a 403 it names the missing permission.
 fn explain(error: &Error, rule: &str) -> String {
     match error {
         Error::Api(status) if status.code == 401 => {
-            format!("the cluster does not know us: {}; is the token still good?", status.message)
+            format!("the cluster rejects the credentials: {}; check the token", status.message)
         }
         Error::Api(status) if status.code == 403 => {
             format!("{}; the service account needs a Role that allows {rule}", status.message)
         }
         Error::Api(status) => format!("the cluster answered {}: {}", status.code, status.message),
         other => {
-            // The cause stands at the end of the chain.
+            // The root cause is the last of the chain.
             let mut text = other.to_string();
             let mut source = std::error::Error::source(other);
             while let Some(error) = source {

@@ -1,4 +1,4 @@
-//! What a pod of the cluster means to us.
+//! Reads pods of the cluster.
 
 use std::borrow::Cow;
 
@@ -15,20 +15,20 @@ use fleet::{PodFacts, merchant::Step, names::PodName};
 const TIER_LABEL: &str = "smart-router/tier";
 const MERCHANT_LABEL: &str = "smart-router/merchant";
 
-/// A pod as the cluster tells of it. One that makes no sense is kept apart, so
-/// that it does not take a whole list with it.
+/// A pod object of the API. A malformed one is held as an error, so that it does not fail a
+/// whole list.
 #[derive(Debug, Clone)]
 pub struct ClusterPod {
     metadata: ObjectMeta,
     pod: Result<Box<Pod>, String>,
 }
 
-/// What is to be done about a pod.
+/// A pod object as read.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Seen {
-    /// It is there.
+pub enum PodObject {
+    /// Exists and may serve.
     Present { name: PodName, facts: PodFacts, warnings: Vec<String> },
-    /// It has run to its end and will never serve again.
+    /// Ran to completion and never serves again.
     Finished { name: PodName, uid: String },
 }
 
@@ -36,7 +36,7 @@ impl<'de> Deserialize<'de> for ClusterPod {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let value = Value::deserialize(deserializer)?;
         let metadata = serde_json::from_value(value["metadata"].clone()).unwrap_or_else(|_| {
-            // The watch goes on from the version of what it saw last.
+            // The watch resumes from the version of the last object it saw.
             let text = |field: &str| value["metadata"][field].as_str().map(str::to_owned);
             ObjectMeta {
                 name: text("name"),
@@ -79,8 +79,8 @@ impl Resource for ClusterPod {
 }
 
 impl ClusterPod {
-    /// How the cluster calls it, for the log.
-    pub fn shown_name(&self) -> &str {
+    /// The name in the cluster, for the log.
+    pub fn display_name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or("?")
     }
 
@@ -88,22 +88,23 @@ impl ClusterPod {
         self.metadata.uid.clone()
     }
 
-    /// The resource version. Versions of one kind of object are numbers that grow with every
-    /// change; one that is no number can't be compared with others.
+    /// The resource version: a number that grows with every change of an object of this kind.
+    /// A version that is not a number can't be compared.
     pub fn version(&self) -> Option<u64> {
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 
-    /// The pod as the store knows pods, or what is wrong with it.
-    pub fn read(&self, config: &ClusterConfig) -> Result<Seen, String> {
+    /// Returns the facts that the store records about the pod, or why they can't be read.
+    pub fn read(&self, config: &ClusterConfig) -> Result<PodObject, String> {
         let pod = self.pod.as_ref().map_err(Clone::clone)?;
         let name = self.metadata.name.as_deref().unwrap_or_default();
         let name: PodName = name.parse().map_err(|error| format!("{error}"))?;
-        let uid = self.metadata.uid.clone().filter(|uid| !uid.is_empty()).ok_or("it has no UID")?;
+        let uid =
+            self.metadata.uid.clone().filter(|uid| !uid.is_empty()).ok_or("the pod has no UID")?;
         let status = pod.status.clone().unwrap_or_default();
         let phase = status.phase.as_deref().unwrap_or_default();
         if matches!(phase, "Succeeded" | "Failed") {
-            return Ok(Seen::Finished { name, uid });
+            return Ok(PodObject::Finished { name, uid });
         }
         let ip = status.pod_ip.filter(|ip| !ip.is_empty());
         let is_ready = status
@@ -124,7 +125,8 @@ impl ClusterPod {
         if let Some(agent) = &config.agent_container
             && !names.into_iter().any(|name| name == agent)
         {
-            warnings.push(format!("it has no container {agent}; restarts are not noticed"));
+            warnings
+                .push(format!("the pod has no container {agent}; its restarts are not detected"));
         }
         let facts = PodFacts {
             uid,
@@ -134,10 +136,10 @@ impl ClusterPod {
             restarts: u32::try_from(restarts).unwrap_or(0),
             pin,
         };
-        Ok(Seen::Present { name, facts, warnings })
+        Ok(PodObject::Present { name, facts, warnings })
     }
 
-    /// The pool that the labels ask for.
+    /// Returns the pool that the labels pin the pod to, and warnings about them.
     fn pin(&self) -> (Option<Step>, Vec<String>) {
         let label = |name: &str| {
             let value = self.metadata.labels.as_ref()?.get(name)?;
@@ -175,7 +177,7 @@ mod tests {
     }
 
     /// A pod in service, with changes.
-    fn pod(change: impl FnOnce(&mut Value)) -> Result<Seen, String> {
+    fn pod(change: impl FnOnce(&mut Value)) -> Result<PodObject, String> {
         let mut value = json!({
             "metadata": {"name": "voice-agent-0", "uid": "u1", "resourceVersion": "7"},
             "spec": {"containers": [{"name": "agent"}, {"name": "sidecar"}]},
@@ -195,16 +197,22 @@ mod tests {
 
     fn facts(change: impl FnOnce(&mut Value)) -> PodFacts {
         match pod(change).unwrap() {
-            Seen::Present { facts, .. } => facts,
+            PodObject::Present { facts, .. } => facts,
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn a_pod_in_service_is_running_ready_and_has_an_address() {
-        let there = facts(|_| {});
-        assert_eq!((there.ready, there.terminating, there.restarts), (true, false, 1));
-        assert_eq!((there.uid.as_str(), there.address.as_str()), ("u1", "10.0.0.1:8000"));
+        let facts_of_pod = facts(|_| {});
+        assert_eq!(
+            (facts_of_pod.ready, facts_of_pod.terminating, facts_of_pod.restarts),
+            (true, false, 1)
+        );
+        assert_eq!(
+            (facts_of_pod.uid.as_str(), facts_of_pod.address.as_str()),
+            ("u1", "10.0.0.1:8000")
+        );
         assert_eq!(
             facts(|pod| pod["status"]["podIP"] = json!("fd00::1")).address,
             "[fd00::1]:8000"
@@ -222,21 +230,21 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_deleted_terminates_and_one_that_has_ended_is_over() {
+    fn a_deleted_pod_terminates_and_a_completed_one_is_finished() {
         assert!(
             facts(|pod| pod["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z"))
                 .terminating
         );
         for phase in ["Succeeded", "Failed"] {
-            let over = pod(|pod| pod["status"]["phase"] = json!(phase)).unwrap();
-            assert!(matches!(over, Seen::Finished { .. }), "{over:?}");
+            let finished = pod(|pod| pod["status"]["phase"] = json!(phase)).unwrap();
+            assert!(matches!(finished, PodObject::Finished { .. }), "{finished:?}");
         }
     }
 
     #[test]
     fn labels_pin_a_pod_to_a_pool() {
         let pin = |labels: Value| {
-            let Seen::Present { facts, warnings, .. } =
+            let PodObject::Present { facts, warnings, .. } =
                 pod(|pod| pod["metadata"]["labels"] = labels).unwrap()
             else {
                 panic!()
@@ -254,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn what_makes_no_sense_is_an_error_and_not_a_panic() {
+    fn a_malformed_pod_is_an_error_and_not_a_panic() {
         let bad: [fn(&mut Value); 5] = [
             |pod| pod["status"] = json!("broken"),
             |pod| pod["metadata"]["name"] = json!("Not.A.Label"),

@@ -1,5 +1,5 @@
-//! The pods of the cluster as this replica's own watch shows them. Every replica keeps such a
-//! view; the leader writes it to the store, and the others drain pods that it shows out of service.
+//! The pods of the cluster as this replica's own watch shows them. Every replica has such a view;
+//! the leader writes it to the store, the others drain pods that it shows out of service.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -11,19 +11,19 @@ use tokio::{sync::Notify, time::Instant};
 
 use fleet::{PodFacts, names::PodName};
 
-/// How long a deleted pod is remembered: longer than a cluster is without a leader when one
-/// replica dies, and than a list of pods takes.
+/// How long a deleted pod stays in the view: longer than a failover of the leader and than a
+/// list of pods take.
 const TOMBSTONE_AGE: Duration = Duration::from_secs(300);
 
-/// A pod by the last event about it.
+/// State of a pod by its last event.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodState {
     Present(PodFacts),
-    /// Deleted, run to its end, or no longer selected.
+    /// Deleted, completed, or no longer selected.
     Gone {
         uid: String,
     },
-    /// It exists, and its object can't be read.
+    /// Exists, but its object is malformed.
     Unreadable,
 }
 
@@ -41,7 +41,7 @@ impl PodState {
     }
 }
 
-/// A pod and the resource version it was seen with.
+/// A pod's state and resource version.
 pub type Sighting = (PodState, Option<u64>);
 
 #[derive(Debug)]
@@ -51,24 +51,24 @@ struct Entry {
     at: Instant,
 }
 
-/// Why a pod should get no call, as far as this replica can see.
+/// Evidence that a pod should get no call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Doubt {
-    /// The pod it is about; `None` for any of its name.
+pub struct Staleness {
+    /// The pod it applies to; `None` for any pod of that name.
     uid: Option<String>,
-    pub reason: Reason,
+    pub reason: StaleReason,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Reason {
+pub enum StaleReason {
     Gone,
     Terminating,
     NotReady,
-    /// The cluster has no pod of this name.
+    /// No pod of this name is in the cluster.
     Unknown,
 }
 
-impl Reason {
+impl StaleReason {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Gone => "gone",
@@ -78,16 +78,16 @@ impl Reason {
         }
     }
 
-    /// It holds for a UID for ever, however old the view is. The others pass: this replica's
-    /// watch may only lag behind the leader's.
-    pub fn is_lasting(self) -> bool {
+    /// Holds for this UID forever, however old the view is. The other reasons may pass: this
+    /// replica's watch may lag behind the leader's.
+    pub fn is_permanent(self) -> bool {
         matches!(self, Self::Gone | Self::Terminating)
     }
 }
 
-impl Doubt {
-    /// Whether it concerns the pod with this UID.
-    pub fn concerns(&self, uid: &str) -> bool {
+impl Staleness {
+    /// Whether it applies to the pod with this UID.
+    pub fn applies_to(&self, uid: &str) -> bool {
         self.uid.as_deref().is_none_or(|other| other == uid)
     }
 }
@@ -95,31 +95,31 @@ impl Doubt {
 #[derive(Debug, Default)]
 pub struct PodView {
     inner: Mutex<Inner>,
-    /// Wakes the leader.
+    /// Notified about every change, for the leader.
     pub changed: Notify,
-    /// Pods terminate or are gone: see [`Self::take_departed`].
+    /// Notified when pods terminate or are gone: see [`Self::take_departed`].
     pub departed: Notify,
-    /// Asks the watch for a new list of all pods.
+    /// Requests a new list of all pods from the watch.
     pub relist: Notify,
 }
 
 #[derive(Debug, Default)]
 struct Inner {
     pods: HashMap<PodName, Entry>,
-    /// Pods that went, in order.
+    /// Deleted pods in order of deletion.
     tombstones: VecDeque<(Instant, PodName)>,
     in_service: usize,
-    /// Whole lists read so far, and when the last one was.
+    /// Number of complete lists, and when the last one was read.
     lists: u64,
     listed_at: Option<Instant>,
-    /// Pods that changed since the leader last looked.
+    /// Pods that changed since the leader last took them.
     dirty: HashSet<PodName>,
-    /// Pods that began to terminate or went, since they were last taken.
+    /// Pods that began to terminate or were deleted since they were last taken.
     departed: HashSet<PodName>,
 }
 
-/// Whether something seen with version `new` adds nothing to what was seen with `known`.
-/// Versions that can't be compared are taken for news.
+/// Whether version `new` is no newer than `known`. A version that can't be compared counts as
+/// newer.
 fn is_stale(known: Option<u64>, new: Option<u64>) -> bool {
     matches!((known, new), (Some(known), Some(new)) if new <= known)
 }
@@ -129,8 +129,8 @@ impl PodView {
         self.inner.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes an event of the watch; answers whether it is news. A watch that replaces another
-    /// repeats what that one told since the list; such repeats have an older version.
+    /// Applies an event of the watch; returns whether it is newer than the view. A watch that
+    /// replaces another repeats its events since the list, with versions already seen.
     pub fn apply(&self, name: &PodName, state: PodState, version: Option<u64>) -> bool {
         let mut inner = self.inner();
         if inner.pods.get(name).is_some_and(|known| is_stale(known.version, version)) {
@@ -141,8 +141,8 @@ impl PodView {
         true
     }
 
-    /// Takes a whole list. `touched` are the pods that a watch told of while the list was read:
-    /// the list may be older than that.
+    /// Replaces the view by a complete list. `touched` are the pods with events while the list
+    /// was read: the list may be older than these events.
     pub fn replace(&self, listed: HashMap<PodName, Sighting>, touched: &HashSet<PodName>) {
         let mut inner = self.inner();
         let newest = listed.values().filter_map(|(_, version)| *version).max();
@@ -150,7 +150,7 @@ impl PodView {
             .pods
             .iter()
             .filter(|(name, known)| {
-                // A list that is newer than the last event of a pod would contain it.
+                // A list newer than the pod's last event would contain the pod.
                 let may_be_older = known.version.is_none() || known.version > newest;
                 let is_newer_event = touched.contains(*name) && may_be_older;
                 !listed.contains_key(*name) && !is_newer_event
@@ -158,7 +158,7 @@ impl PodView {
             .map(|(name, _)| name.clone())
             .collect();
         for name in missing {
-            inner.lose(name);
+            inner.remove_missing(name);
         }
         for (name, (state, version)) in listed {
             let known = inner.pods.get(&name).filter(|_| touched.contains(&name));
@@ -183,23 +183,23 @@ impl PodView {
         }
     }
 
-    /// The pods that began to terminate or went since the last time.
+    /// Takes the pods that began to terminate or were deleted since the last call.
     pub fn take_departed(&self) -> HashSet<PodName> {
         std::mem::take(&mut self.inner().departed)
     }
 
-    /// How many whole lists were read, and when the last one was.
+    /// Returns the number of complete lists, and when the last one was read.
     pub fn lists(&self) -> (u64, Option<Instant>) {
         let inner = self.inner();
         (inner.lists, inner.listed_at)
     }
 
-    /// How many pods are ready and not terminating.
+    /// Returns the number of pods that are ready and not terminating.
     pub fn in_service(&self) -> usize {
         self.inner().in_service
     }
 
-    /// All pods, for a comparison; nothing is left to do after it.
+    /// Returns all pods for a reconciliation, and clears the pending changes.
     pub fn all(&self) -> HashMap<PodName, PodState> {
         let mut inner = self.inner();
         inner.dirty.clear();
@@ -207,7 +207,7 @@ impl PodView {
         pods.map(|(name, entry)| (name.clone(), entry.state.clone())).collect()
     }
 
-    /// The pods that changed since the last time.
+    /// Takes the pods that changed since the last call.
     pub fn take_changes(&self) -> Vec<(PodName, PodState)> {
         let mut inner = self.inner();
         let dirty = std::mem::take(&mut inner.dirty);
@@ -215,24 +215,25 @@ impl PodView {
         dirty.into_iter().filter_map(state).collect()
     }
 
-    /// Why this pod should get no call; `None` if it may, or before the first list.
-    pub fn doubt(&self, pod: &PodName) -> Option<Doubt> {
+    /// Returns why this pod should get no call; `None` if it may get calls, or before the first
+    /// list.
+    pub fn staleness(&self, pod: &PodName) -> Option<Staleness> {
         let inner = self.inner();
         if inner.lists == 0 {
             return None;
         }
         let (uid, reason) = match inner.pods.get(pod).map(|entry| &entry.state) {
-            None => (None, Reason::Unknown),
-            Some(PodState::Gone { uid }) => (Some(uid), Reason::Gone),
+            None => (None, StaleReason::Unknown),
+            Some(PodState::Gone { uid }) => (Some(uid), StaleReason::Gone),
             Some(PodState::Present(PodFacts { uid, terminating: true, .. })) => {
-                (Some(uid), Reason::Terminating)
+                (Some(uid), StaleReason::Terminating)
             }
             Some(PodState::Present(PodFacts { uid, ready: false, .. })) => {
-                (Some(uid), Reason::NotReady)
+                (Some(uid), StaleReason::NotReady)
             }
             Some(PodState::Present(_) | PodState::Unreadable) => return None,
         };
-        Some(Doubt { uid: uid.cloned(), reason })
+        Some(Staleness { uid: uid.cloned(), reason })
     }
 }
 
@@ -259,8 +260,8 @@ impl Inner {
         }
     }
 
-    /// A pod is missing in a list: it went unnoticed.
-    fn lose(&mut self, name: PodName) {
+    /// Marks a pod that a list no longer contains as gone.
+    fn remove_missing(&mut self, name: PodName) {
         let Some(known) = self.pods.get(&name) else { return };
         match &known.state {
             PodState::Gone { .. } => {}
@@ -300,7 +301,7 @@ mod tests {
         pods.iter().map(|(pod, uid, at)| (name(pod), (present(uid), Some(*at)))).collect()
     }
 
-    /// A view of one list, and the pods that changed since it was read.
+    /// A view after one list, without pending changes.
     fn view(pods: &[(&str, &str, u64)]) -> PodView {
         let view = PodView::default();
         view.replace(list(pods), &HashSet::new());
@@ -308,28 +309,28 @@ mod tests {
         view
     }
 
-    fn reason(view: &PodView, pod: &str) -> Option<Reason> {
-        view.doubt(&name(pod)).map(|doubt| doubt.reason)
+    fn reason(view: &PodView, pod: &str) -> Option<StaleReason> {
+        view.staleness(&name(pod)).map(|stale| stale.reason)
     }
 
     #[test]
-    fn an_event_that_is_not_newer_than_the_last_of_its_pod_is_ignored() {
+    fn an_event_no_newer_than_the_pods_last_one_is_ignored() {
         let view = view(&[("a", "u1", 100)]);
         assert!(view.apply(&name("a"), gone("u1"), Some(105)));
         for version in [100, 104, 105] {
             assert!(!view.apply(&name("a"), present("u1"), Some(version)), "{version}");
         }
         assert_eq!(view.take_changes(), [(name("a"), gone("u1"))]);
-        // The same pod, selected again.
+        // The same pod is selected again.
         assert!(view.apply(&name("a"), present("u1"), Some(106)));
         assert_eq!(view.take_changes(), [(name("a"), present("u1"))]);
-        // Versions that are no numbers can't be compared.
+        // Versions that are not numbers can't be compared.
         assert!(view.apply(&name("a"), gone("u1"), None));
         assert!(view.apply(&name("a"), present("u1"), Some(1)));
     }
 
     #[test]
-    fn a_list_does_not_undo_what_a_watch_told_while_it_was_read() {
+    fn a_list_does_not_undo_newer_events_of_the_watch() {
         let view = view(&[("deleted", "u1", 90), ("changed", "u2", 91), ("lost", "u3", 92)]);
         let mut touched = HashSet::new();
         for (pod, state, version) in [
@@ -341,7 +342,7 @@ mod tests {
             touched.insert(name(pod));
         }
         view.all();
-        // Read at 103: older than two of the events, and newer than one.
+        // Read at version 103: older than two of the events, newer than one.
         view.replace(list(&[("deleted", "u1", 90), ("changed", "u6", 103)]), &touched);
         let pods = view.all();
         assert_eq!(pods[&name("deleted")], gone("u1"));
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_newer_than_the_last_event_of_a_pod_shows_that_it_is_gone() {
+    fn a_pod_missing_from_a_list_newer_than_its_last_event_is_gone() {
         let view = view(&[("a", "u1", 90), ("b", "u2", 91)]);
         assert!(view.apply(&name("a"), present("u1"), Some(100)));
         view.replace(list(&[("b", "u2", 101)]), &HashSet::from([name("a")]));
@@ -360,42 +361,47 @@ mod tests {
     }
 
     #[test]
-    fn a_list_with_smaller_versions_replaces_all() {
+    fn a_list_with_smaller_versions_replaces_the_view() {
         // The cluster was restored from a backup.
         let view = view(&[("a", "u1", 1_000)]);
         view.replace(list(&[("a", "u1", 10), ("b", "u2", 11)]), &HashSet::new());
         assert!(view.apply(&name("a"), gone("u1"), Some(12)));
-        assert_eq!((reason(&view, "a"), reason(&view, "b")), (Some(Reason::Gone), None));
+        assert_eq!((reason(&view, "a"), reason(&view, "b")), (Some(StaleReason::Gone), None));
     }
 
     #[test]
-    fn doubts_name_what_speaks_against_a_pod_and_which_pod_it_is() {
-        assert_eq!(PodView::default().doubt(&name("a")), None, "nothing is known yet");
+    fn staleness_names_the_reason_and_the_uid() {
+        assert_eq!(PodView::default().staleness(&name("a")), None, "nothing is known yet");
         let view = view(&[("a", "u1", 1)]);
-        assert_eq!((reason(&view, "a"), reason(&view, "b")), (None, Some(Reason::Unknown)));
+        assert_eq!((reason(&view, "a"), reason(&view, "b")), (None, Some(StaleReason::Unknown)));
         let with = |change: fn(&mut PodFacts)| {
             let PodState::Present(mut facts) = present("u1") else { unreachable!() };
             change(&mut facts);
             PodState::Present(facts)
         };
         view.apply(&name("a"), with(|facts| facts.ready = false), Some(2));
-        assert_eq!((reason(&view, "a"), view.in_service()), (Some(Reason::NotReady), 0));
+        assert_eq!((reason(&view, "a"), view.in_service()), (Some(StaleReason::NotReady), 0));
         view.apply(&name("a"), with(|facts| facts.terminating = true), Some(3));
-        assert_eq!(reason(&view, "a"), Some(Reason::Terminating));
+        assert_eq!(reason(&view, "a"), Some(StaleReason::Terminating));
         view.apply(&name("a"), PodState::Unreadable, Some(4));
         assert_eq!(reason(&view, "a"), None);
         view.apply(&name("a"), gone("u1"), Some(5));
-        let doubt = view.doubt(&name("a")).unwrap();
+        let stale = view.staleness(&name("a")).unwrap();
         assert_eq!(
-            (doubt.reason, doubt.concerns("u1"), doubt.concerns("u2")),
-            (Reason::Gone, true, false)
+            (stale.reason, stale.applies_to("u1"), stale.applies_to("u2")),
+            (StaleReason::Gone, true, false)
         );
-        let lasting = [Reason::Gone, Reason::Terminating, Reason::NotReady, Reason::Unknown];
-        assert_eq!(lasting.map(Reason::is_lasting), [true, true, false, false]);
+        let reasons = [
+            StaleReason::Gone,
+            StaleReason::Terminating,
+            StaleReason::NotReady,
+            StaleReason::Unknown,
+        ];
+        assert_eq!(reasons.map(StaleReason::is_permanent), [true, true, false, false]);
     }
 
     #[test]
-    fn deleted_pods_are_forgotten_after_a_while() {
+    fn deleted_pods_leave_the_view_after_the_tombstone_age() {
         let view = view(&[("a", "u1", 1), ("b", "u2", 2)]);
         view.apply(&name("a"), gone("u1"), Some(3));
         let past = Instant::now() - TOMBSTONE_AGE - Duration::from_secs(1);

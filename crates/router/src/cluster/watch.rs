@@ -1,7 +1,7 @@
-//! Watches the pods of the cluster and keeps this replica's view true to them.
+//! Watches the pods of the cluster and updates this replica's view.
 //!
-//! A new list of all pods is read by a second watch, which takes the place of the first when
-//! its list is whole; until then the first one is followed.
+//! A new list of all pods is read by a second watch, which replaces the first when its list is
+//! complete; until then the first one stays in use.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -18,33 +18,36 @@ use tokio::time::{Instant, sleep_until};
 use fleet::names::PodName;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::{Cluster, ClusterPod, PodState, PodView, Sighting, Trouble, is_expired, pods::Seen};
+use super::{
+    ApiErrors, Cluster, ClusterPod, PodState, PodView, Sighting, is_expired, pods::PodObject,
+};
 use crate::lifecycle::Lifecycle;
 
-/// Pause after an error, at first and at most.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(100), Duration::from_secs(2));
-/// Events that are taken at once.
-const AT_ONCE: usize = 512;
+/// Backoff after an error.
+const MIN_BACKOFF: Duration = Duration::from_millis(100);
+const MAX_BACKOFF: Duration = Duration::from_secs(2);
+/// Events processed per wake-up.
+const MAX_EVENTS: usize = 512;
 /// How long a list may make no progress.
-const LIST: Duration = Duration::from_secs(30);
-/// The two watches, where they stand in a pair.
+const LIST_TIMEOUT: Duration = Duration::from_secs(30);
+/// Indexes of the two watches in [`Watching::retry_at`].
 const CURRENT: usize = 0;
 const FRESH: usize = 1;
 
-type Told = Result<Event<ClusterPod>, watcher::Error>;
-type Events = Pin<Box<dyn Stream<Item = Vec<Told>> + Send>>;
+type WatchEvent = Result<Event<ClusterPod>, watcher::Error>;
+type Events = Pin<Box<dyn Stream<Item = Vec<WatchEvent>> + Send>>;
 
-/// A watch whose list is not whole yet.
+/// A watch whose list is not complete yet.
 struct Fresh {
     events: Events,
     listed: HashMap<PodName, Sighting>,
-    /// When it is given up for want of progress.
-    limit: Instant,
+    /// When the watch is restarted for lack of progress.
+    deadline: Instant,
 }
 
 impl Fresh {
     fn new(events: Events) -> Self {
-        Self { events, listed: HashMap::new(), limit: Instant::now() + LIST }
+        Self { events, listed: HashMap::new(), deadline: Instant::now() + LIST_TIMEOUT }
     }
 }
 
@@ -52,26 +55,26 @@ impl Fresh {
 struct Watching<'a> {
     cluster: &'a Cluster,
     view: &'a PodView,
-    /// The watch that is followed.
+    /// The watch in use.
     current: Option<Events>,
     fresh: Option<Fresh>,
-    /// The pods that the one that is followed told of since the fresh one began.
+    /// Pods with events of the current watch since the fresh one began.
     touched: HashSet<PodName>,
-    trouble: Trouble,
-    /// Until when a watch that failed is left alone: the one that is followed, the fresh one.
-    rest: [Instant; 2],
-    pause: Duration,
+    errors: ApiErrors,
+    /// When a failed watch is polled again: the current one, the fresh one.
+    retry_at: [Instant; 2],
+    backoff: Duration,
 }
 
-/// The next events of a watch, if there is one.
-async fn next(events: Option<&mut Events>) -> Vec<Told> {
+/// Returns the next events of a watch; never without a watch.
+async fn next(events: Option<&mut Events>) -> Vec<WatchEvent> {
     match events {
         Some(events) => events.next().await.unwrap_or_default(),
         None => std::future::pending().await,
     }
 }
 
-/// Keeps a view of the pods true to the cluster.
+/// Updates a view from the pods of the cluster.
 pub(crate) struct PodWatch {
     pub(crate) cluster: Cluster,
     pub(crate) view: Arc<PodView>,
@@ -80,18 +83,17 @@ pub(crate) struct PodWatch {
 }
 
 impl PodWatch {
-    /// Watches for as long as the process lives.
+    /// Watches until shutdown.
     pub(crate) async fn run(self: Arc<Self>) {
-        let rest = [Instant::now(); 2];
         let mut watching = Watching {
             cluster: &self.cluster,
             view: &self.view,
             current: None,
             fresh: None,
             touched: HashSet::new(),
-            trouble: Trouble::default(),
-            rest,
-            pause: PAUSE.0,
+            errors: ApiErrors::default(),
+            retry_at: [Instant::now(); 2],
+            backoff: MIN_BACKOFF,
         };
         tokio::select! {
             never = self.watch(&mut watching) => match never {},
@@ -100,44 +102,44 @@ impl PodWatch {
     }
 
     async fn watch(&self, watching: &mut Watching<'_>) -> Infallible {
-        watching.begin();
+        watching.start_list();
         loop {
-            let is_resting = watching.rest.map(|rest| rest > Instant::now());
-            let rested = watching.rest.into_iter().filter(|rest| *rest > Instant::now()).min();
-            let limit = watching.fresh.as_ref().map_or(Instant::now(), |fresh| fresh.limit);
+            let is_in_backoff = watching.retry_at.map(|at| at > Instant::now());
+            let retry = watching.retry_at.into_iter().filter(|at| *at > Instant::now()).min();
+            let deadline = watching.fresh.as_ref().map_or(Instant::now(), |fresh| fresh.deadline);
             let has_fresh = watching.fresh.is_some();
             tokio::select! {
-                told = next(watching.fresh.as_mut().map(|fresh| &mut fresh.events)), if !is_resting[FRESH] => {
-                    let told = self.read_list(watching, told);
-                    self.follow_events(watching, told, FRESH);
+                events = next(watching.fresh.as_mut().map(|fresh| &mut fresh.events)), if !is_in_backoff[FRESH] => {
+                    let events = self.read_list(watching, events);
+                    self.apply_events(watching, events, FRESH);
                 }
-                told = next(watching.current.as_mut()), if !is_resting[CURRENT] => {
-                    if told.iter().any(|event| matches!(event, Ok(Event::Init))) {
-                        // It lists anew by itself, and is followed again when that is done.
+                events = next(watching.current.as_mut()), if !is_in_backoff[CURRENT] => {
+                    if events.iter().any(|event| matches!(event, Ok(Event::Init))) {
+                        // The watcher lists again by itself, and is in use again after that.
                         watching.fresh = watching.current.take().map(Fresh::new);
                         watching.touched.clear();
-                        let told = self.read_list(watching, told);
-                        self.follow_events(watching, told, FRESH);
+                        let events = self.read_list(watching, events);
+                        self.apply_events(watching, events, FRESH);
                     } else {
-                        self.follow_events(watching, told, CURRENT);
+                        self.apply_events(watching, events, CURRENT);
                     }
                 }
-                () = sleep_until(rested.unwrap_or(limit)), if rested.is_some() => {}
-                () = sleep_until(limit), if has_fresh => {
-                    tracing::warn!("the list of pods makes no progress; beginning anew");
-                    watching.begin();
+                () = sleep_until(retry.unwrap_or(deadline)), if retry.is_some() => {}
+                () = sleep_until(deadline), if has_fresh => {
+                    tracing::warn!("the list of pods makes no progress; starting a new one");
+                    watching.start_list();
                 }
-                () = watching.view.relist.notified() => if !has_fresh { watching.begin() },
+                () = watching.view.relist.notified() => if !has_fresh { watching.start_list() },
             }
             self.ready_pods.set(watching.view.in_service() as i64);
         }
     }
 
-    /// Takes from a fresh watch what belongs to its list; when that is whole, the view is
-    /// replaced, and the watch is the one that is followed. Answers what is not part of it.
-    fn read_list(&self, watching: &mut Watching<'_>, told: Vec<Told>) -> Vec<Told> {
+    /// Reads the list of a fresh watch. A complete list replaces the view, and the watch becomes
+    /// the current one. Returns the events that are not part of the list.
+    fn read_list(&self, watching: &mut Watching<'_>, events: Vec<WatchEvent>) -> Vec<WatchEvent> {
         let mut rest = Vec::new();
-        for event in told {
+        for event in events {
             let Some(fresh) = &mut watching.fresh else {
                 rest.push(event);
                 continue;
@@ -145,18 +147,19 @@ impl PodWatch {
             match event {
                 Ok(Event::Init) => fresh.listed.clear(),
                 Ok(Event::InitApply(pod)) => {
-                    fresh.limit = Instant::now() + LIST;
+                    fresh.deadline = Instant::now() + LIST_TIMEOUT;
                     fresh.listed.extend(watching.cluster.sighting(&pod));
                 }
                 Ok(Event::InitDone) => {
-                    let fresh = watching.fresh.take().expect("its list has just ended");
+                    let fresh =
+                        watching.fresh.take().expect("the fresh watch has just sent this event");
                     watching.view.replace(fresh.listed, &watching.touched);
                     watching.current = Some(fresh.events);
-                    watching.pause = PAUSE.0;
+                    watching.backoff = MIN_BACKOFF;
                     self.lifecycle.is_cluster_lost.store(false, Ordering::Relaxed);
-                    if let Some(time) = watching.trouble.over() {
+                    if let Some(time) = watching.errors.clear() {
                         let after_ms = time.as_millis() as u64;
-                        tracing::info!(after_ms, "the pods of the cluster are followed again");
+                        tracing::info!(after_ms, "the watch of pods works again");
                     }
                 }
                 other => rest.push(other),
@@ -165,9 +168,9 @@ impl PodWatch {
         rest
     }
 
-    /// Takes what a watch tells after its list.
-    fn follow_events(&self, watching: &mut Watching<'_>, told: Vec<Told>, from: usize) {
-        for event in told {
+    /// Applies the events of a watch after its list.
+    fn apply_events(&self, watching: &mut Watching<'_>, events: Vec<WatchEvent>, from: usize) {
+        for event in events {
             let seen = match event {
                 Ok(Event::Apply(pod)) => watching.cluster.sighting(&pod),
                 Ok(Event::Delete(pod)) => deleted(&pod),
@@ -181,54 +184,54 @@ impl PodWatch {
             if watching.view.apply(&name, state, version) {
                 watching.touched.insert(name);
             } else {
-                tracing::debug!(pod = %name, version, "an event that is older than the view is ignored");
+                tracing::debug!(pod = %name, version, "ignoring an event older than the view");
             }
         }
     }
 
-    /// A watch failed. If it is the one that is followed, it tries to go on, and a new list is
-    /// read as well: the end of that list shows that the pods are followed again.
+    /// Handles a failed watch. The current one tries to resume while a new list is read; its
+    /// completion shows that the watch works again.
     fn watch_failed(&self, watching: &mut Watching<'_>, error: &watcher::Error, from: usize) {
         let rule = watching.cluster.watch_rule();
-        if let Some(report) = watching.trouble.met_watching(error, &rule) {
-            report.log("cannot follow the pods of the cluster; trying again");
+        if let Some(report) = watching.errors.record_watch_error(error, &rule) {
+            report.log("cannot watch the pods of the cluster; retrying");
         }
         self.lifecycle.is_cluster_lost.store(true, Ordering::Relaxed);
-        watching.rest[from] = Instant::now() + watching.pause;
+        watching.retry_at[from] = Instant::now() + watching.backoff;
         if is_expired(error) && from == CURRENT {
-            // There is nothing from which it could go on.
+            // The API no longer has the version to resume from.
             watching.current = None;
         }
         if watching.fresh.is_none() {
-            watching.begin();
-            watching.rest[FRESH] = Instant::now() + watching.pause;
+            watching.start_list();
+            watching.retry_at[FRESH] = Instant::now() + watching.backoff;
         }
-        watching.pause = (watching.pause * 2).min(PAUSE.1);
+        watching.backoff = (watching.backoff * 2).min(MAX_BACKOFF);
     }
 }
 
 impl Watching<'_> {
-    fn begin(&mut self) {
-        let events = Box::pin(self.cluster.watch().ready_chunks(AT_ONCE));
+    fn start_list(&mut self) {
+        let events = Box::pin(self.cluster.watch().ready_chunks(MAX_EVENTS));
         self.fresh = Some(Fresh::new(events));
         self.touched.clear();
     }
 }
 
 impl Cluster {
-    /// What a pod of the cluster means; one that can't be read is reported.
+    /// Reads a pod object; logs one that is malformed.
     fn sighting(&self, pod: &ClusterPod) -> Option<(PodName, Sighting)> {
         let (name, state) = match pod.read(&self.config) {
-            Ok(Seen::Present { name, facts, warnings }) => {
+            Ok(PodObject::Present { name, facts, warnings }) => {
                 for warning in warnings {
                     tracing::warn!(pod = %name, warning);
                 }
                 (name, PodState::Present(facts))
             }
-            Ok(Seen::Finished { name, uid }) => (name, PodState::Gone { uid }),
+            Ok(PodObject::Finished { name, uid }) => (name, PodState::Gone { uid }),
             Err(error) => {
-                let pod = pod.shown_name();
-                tracing::warn!(pod, error, "a pod that makes no sense is passed over");
+                let pod = pod.display_name();
+                tracing::warn!(pod, error, "ignoring a malformed pod");
                 (pod.parse().ok()?, PodState::Unreadable)
             }
         };
@@ -236,8 +239,8 @@ impl Cluster {
     }
 }
 
-/// A pod that was deleted or is no longer selected: the API tells both in the same way.
+/// Reads a delete event: the pod was deleted, or is no longer selected.
 fn deleted(pod: &ClusterPod) -> Option<(PodName, Sighting)> {
-    let (name, uid) = (pod.shown_name().parse().ok()?, pod.uid()?);
+    let (name, uid) = (pod.display_name().parse().ok()?, pod.uid()?);
     Some((name, (PodState::Gone { uid }, pod.version())))
 }

@@ -1,4 +1,4 @@
-//! What the edge is told: whose webhooks there are, where, and who may come in.
+//! Checks the settings of webhooks, TLS and access.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -14,70 +14,70 @@ pub(super) fn join(providers: &[Provider]) -> String {
 }
 
 pub(super) fn providers(settings: &Settings) -> Result<Vec<Provider>, ConfigError> {
-    let Some(text) = &settings.providers else { return Ok(Provider::ALL.into()) };
+    let Some(text) = &settings.edge.providers else { return Ok(Provider::ALL.into()) };
     let names = text.split(',').map(str::trim).filter(|name| !name.is_empty());
-    let known = names.map(str::parse).collect::<Result<Vec<Provider>, _>>();
-    known.ok().filter(|known| !known.is_empty()).ok_or_else(|| {
-        ConfigError::new("PROVIDERS", text, format!("some of {}", join(&Provider::ALL)))
+    let parsed = names.map(str::parse).collect::<Result<Vec<Provider>, _>>();
+    parsed.ok().filter(|providers| !providers.is_empty()).ok_or_else(|| {
+        ConfigError::new("PROVIDERS", text, format!("one or more of {}", join(&Provider::ALL)))
     })
 }
 
 pub(super) fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
-    let api = SocketAddr::new(bind, settings.http_port);
-    match settings.admin_bind {
+    let api = SocketAddr::new(bind, settings.http.http_port);
+    match settings.edge.admin_bind {
         Some(admin) if admin == api && admin.port() != 0 => Err(ConfigError::new(
             "ADMIN_BIND",
             admin,
-            format!("another address than that of the webhooks, {api}"),
+            format!("an address other than that of the webhooks, {api}"),
         )),
         admin => Ok(admin),
     }
 }
 
-/// Checks that every secret can be read, and that what needs our URL has it.
+/// Checks that every secret can be read, and that `PUBLIC_URL` is set if a setting needs it.
 pub(super) fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
     let config = settings.secrets.access()?;
     Access::new(&config).map_err(|bad| ConfigError::new(bad.name, bad.shown, bad.expected))?;
     let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
     let needs_url = match signs_urls {
-        Some((_, (name, _))) => Some(format!("{name} is set: signatures cover our URL")),
-        None if settings.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
-        None if settings.hold_time.is_some() => Some("HOLD_TIME is set".into()),
-        None if settings.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
-        None => settings.stream_status.then(|| "STREAM_STATUS is on".into()),
+        Some((_, (name, _))) => Some(format!("{name} is set and its signatures cover the URL")),
+        None if settings.calls.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
+        None if settings.calls.hold_time.is_some() => Some("HOLD_TIME is set".into()),
+        None if settings.calls.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
+        None => settings.calls.stream_status.then(|| "STREAM_STATUS is on".into()),
     };
-    match (needs_url, &settings.public_url) {
-        (Some(why), None) => Err(ConfigError::new(
+    match (needs_url, &settings.edge.public_url) {
+        (Some(reason), None) => Err(ConfigError::new(
             "PUBLIC_URL",
             "",
-            format!("the URL under which providers reach this router, because {why}"),
+            format!("the URL under which providers reach this router, because {reason}"),
         )),
         _ => Ok(config),
     }
 }
 
-/// Checks that the files of TLS can be used.
+/// Checks that the TLS files are usable.
 pub(super) fn tls(settings: &Settings) -> Result<Option<TlsConfig>, ConfigError> {
-    let (certificate, key) = match (&settings.tls_cert_file, &settings.tls_key_file) {
+    let (certificate, key) = match (&settings.edge.tls_cert_file, &settings.edge.tls_key_file) {
         (Some(certificate), Some(key)) => (certificate.clone(), key.clone()),
         (Some(_), None) => {
-            let expected = "the file with the key of TLS_CERT_FILE";
+            let expected = "the private key of TLS_CERT_FILE";
             return Err(ConfigError::new("TLS_KEY_FILE", "", expected));
         }
         (None, Some(path)) => {
-            let expected = "its certificate in TLS_CERT_FILE";
+            let expected = "TLS_CERT_FILE to be set as well";
             return Err(ConfigError::new("TLS_KEY_FILE", path.display(), expected));
         }
-        (None, None) => match &settings.tls_client_ca_file {
+        (None, None) => match &settings.edge.tls_client_ca_file {
             None => return Ok(None),
             Some(path) => {
-                let expected = "TLS_CERT_FILE and TLS_KEY_FILE, too";
+                let expected = "TLS_CERT_FILE and TLS_KEY_FILE to be set as well";
                 return Err(ConfigError::new("TLS_CLIENT_CA_FILE", path.display(), expected));
             }
         },
     };
     let config =
-        TlsConfig { certificate, key, client_authority: settings.tls_client_ca_file.clone() };
+        TlsConfig { certificate, key, client_authority: settings.edge.tls_client_ca_file.clone() };
     match Tls::new(&config) {
         Ok(_) => Ok(Some(config)),
         Err(expected) => {

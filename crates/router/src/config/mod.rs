@@ -1,7 +1,8 @@
-//! The configuration: settings that have been checked, each on its own and
-//! against each other, in one small struct per concern.
+//! The configuration: settings checked individually and against each other, in one small struct
+//! per concern.
 
 mod edge;
+mod reference;
 mod secret_settings;
 mod settings;
 mod trace_settings;
@@ -23,6 +24,7 @@ use store::Ttls;
 use serde_json::Value;
 
 pub use self::{
+    reference::reference,
     secret_settings::SecretSettings,
     settings::Settings,
     values::{HumanDuration, without_password},
@@ -34,22 +36,22 @@ use crate::{
         ListFile,
         pod_list::{self, ListedPod},
     },
-    networks::Networks,
     telemetry::traces::TraceConfig,
     tls::TlsConfig,
+    trusted_proxies::TrustedProxies,
 };
 use fleet::{
     Millis, PodOrigin,
-    tiers::{Origin, Tiers},
+    tiers::{DocumentSource, Tiers},
 };
 use telephony::{Provider, WsPath};
 
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
-const TIERS: &str = r#"{"gold": 10, "standard": 20, "overflow": 5}"#;
+const DEFAULT_TIERS: &str = r#"{"gold": 10, "standard": 20, "overflow": 5}"#;
 const SIMULATED_TIERS: &str = r#"{"tiers": {"gold": {"target": 1}, "standard": {"target": 1},
     "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}}"#;
 
-/// A setting that stops the start: which, what it held, what was expected.
+/// An invalid setting: its variable, its value, and what was expected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{variable}={value}: expected {expected}")]
 pub struct ConfigError {
@@ -64,7 +66,7 @@ impl ConfigError {
     }
 }
 
-/// Where the facts are kept.
+/// The store of the facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum StoreConfig {
     Memory,
@@ -72,7 +74,7 @@ pub enum StoreConfig {
     Redis { url: String, key_prefix: String, ca_file: Option<PathBuf> },
 }
 
-/// Where the pods come from.
+/// The source of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodSource {
     /// Agents inside this process.
@@ -86,7 +88,7 @@ pub enum PodSource {
 pub struct HttpConfig {
     pub api: SocketAddr,
     pub metrics: SocketAddr,
-    /// Where everything but the webhooks is served, if not on the address of the API.
+    /// Address of everything but the webhooks, if separate.
     pub admin: Option<SocketAddr>,
     pub read_timeout: Duration,
     pub idle_timeout: Duration,
@@ -95,54 +97,54 @@ pub struct HttpConfig {
 }
 
 fn hold_config(settings: &Settings) -> Option<HoldConfig> {
-    let message = settings.hold_message.trim();
+    let message = settings.calls.hold_message.trim();
     Some(HoldConfig {
-        time: settings.hold_time?.millis(),
-        poll: settings.hold_poll.0,
-        most: settings.hold_max,
-        most_per_merchant: most_per_merchant(settings),
+        time: settings.calls.hold_time?.millis(),
+        poll_interval: settings.calls.hold_poll.0,
+        max_waiting: settings.calls.hold_max,
+        max_waiting_per_merchant: max_waiting_per_merchant(settings),
         message: if message == "none" { String::new() } else { message.to_owned() },
-        audio: settings.hold_audio.clone(),
+        audio: settings.calls.hold_audio.clone(),
     })
 }
 
-fn most_per_merchant(settings: &Settings) -> usize {
-    settings.hold_max_per_merchant.unwrap_or(settings.hold_max.div_ceil(2))
+fn max_waiting_per_merchant(settings: &Settings) -> usize {
+    settings.calls.hold_max_per_merchant.unwrap_or(settings.calls.hold_max.div_ceil(2))
 }
 
-/// Everything the program was told, checked.
+/// The checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
     pub http: HttpConfig,
     pub store: StoreConfig,
     pub pods: PodSource,
-    /// Takes the store over from another origin of pods.
+    /// Take the store over from another origin of pods.
     pub force_pod_origin: bool,
     pub agent_port: u16,
-    /// Base of WebSocket URLs; with simulated agents it may depend on the port
-    /// that is found free at start-up.
+    /// Base of WebSocket URLs; `None` with simulated agents if it depends on the port chosen at
+    /// start-up.
     pub agent_base_url: Option<String>,
     pub ws_path: WsPath,
     pub public_url: Option<String>,
-    /// Whose webhooks are there.
+    /// Providers whose webhooks are served.
     pub providers: Vec<Provider>,
     pub access: AccessConfig,
-    /// What HTTPS is served with, if it is.
+    /// Certificate of the listeners; `None` for plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// How many requests a second of one source that is not authenticated; 0 for any.
+    /// Unauthenticated requests per second of one source; 0 for no limit.
     pub rate_limit: u32,
-    pub trusted_proxies: Networks,
-    /// How long a signed request is remembered, and gives no pod to a call that is over.
+    pub trusted_proxies: TrustedProxies,
+    /// How long the fingerprint of a signed request is stored.
     pub replay_window: Millis,
     pub stream_status: bool,
     pub busy_action: BusyAction,
     pub hold: Option<HoldConfig>,
-    /// How often a call whose stream is gone is given another pod.
+    /// How many times a call gets another pod after its stream disconnects.
     pub retries: u32,
-    /// About how many events are kept.
+    /// Approximate number of stored events.
     pub events: usize,
     pub identity: String,
-    /// What is traced, if anything is.
+    /// Export of traces, if enabled.
     pub traces: Option<TraceConfig>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
@@ -150,13 +152,13 @@ pub struct Config {
     pub tiers: Tiers,
     pub leader: LeaderConfig,
     pub log: LogConfig,
-    /// What was ignored in the settings, and why.
+    /// Ignored parts of the settings, with the reason.
     pub warnings: Vec<String>,
     settings: Settings,
 }
 
 impl PodSource {
-    /// What the store calls the origin of these pods, as far as the settings tell.
+    /// Returns the origin of these pods, as far as the settings define it.
     pub fn origin(&self) -> PodOrigin {
         match self {
             Self::Simulated => PodOrigin::Simulated,
@@ -175,8 +177,8 @@ impl Config {
         let simulated = pods == PodSource::Simulated;
         let in_cluster = matches!(pods, PodSource::Cluster(_));
         let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
-        let bind = settings.http_bind.unwrap_or(IpAddr::V4(default_bind));
-        if settings.voice_agent_base_url.is_none() && !simulated {
+        let bind = settings.http.http_bind.unwrap_or(IpAddr::V4(default_bind));
+        if settings.streams.voice_agent_base_url.is_none() && !simulated {
             return Err(ConfigError::new(
                 "VOICE_AGENT_BASE_URL",
                 "",
@@ -184,55 +186,55 @@ impl Config {
             ));
         }
         let (tiers, warnings) = tiers(&settings, simulated)?;
-        let identity = settings.pod_name.clone().unwrap_or_else(host_name);
+        let identity = settings.cluster.pod_name.clone().unwrap_or_else(host_name);
         Ok(Self {
             http: HttpConfig {
-                api: SocketAddr::new(bind, settings.http_port),
-                // Metrics are none of the world's business either.
+                api: SocketAddr::new(bind, settings.http.http_port),
+                // Metrics are not public either.
                 metrics: SocketAddr::new(
-                    settings.admin_bind.map_or(bind, |admin| admin.ip()),
-                    settings.metrics_port,
+                    settings.edge.admin_bind.map_or(bind, |admin| admin.ip()),
+                    settings.http.metrics_port,
                 ),
                 admin: edge::admin(&settings, bind)?,
-                read_timeout: settings.http_read_timeout.0,
-                idle_timeout: settings.http_idle_timeout.0,
-                max_connections: settings.max_connections.get(),
-                shutdown_timeout: settings.http_shutdown_timeout.0,
+                read_timeout: settings.http.http_read_timeout.0,
+                idle_timeout: settings.http.http_idle_timeout.0,
+                max_connections: settings.http.max_connections.get(),
+                shutdown_timeout: settings.http.http_shutdown_timeout.0,
             },
             store: store(&settings)?,
             pods,
-            force_pod_origin: settings.force_pod_origin,
-            agent_port: settings.voice_agent_port,
-            agent_base_url: settings.voice_agent_base_url.clone(),
-            ws_path: settings.ws_path_template.clone(),
+            force_pod_origin: settings.pods.force_pod_origin,
+            agent_port: settings.streams.voice_agent_port,
+            agent_base_url: settings.streams.voice_agent_base_url.clone(),
+            ws_path: settings.streams.ws_path_template.clone(),
             providers: edge::providers(&settings)?,
             access: edge::access(&settings)?,
             tls: edge::tls(&settings)?,
-            rate_limit: settings.rate_limit,
-            trusted_proxies: settings.trusted_proxies.clone().unwrap_or_default(),
-            public_url: settings.public_url.clone(),
-            replay_window: settings.replay_window.millis(),
-            stream_status: settings.stream_status || settings.connect_timeout.is_some(),
-            busy_action: settings.busy_action,
+            rate_limit: settings.edge.rate_limit,
+            trusted_proxies: settings.edge.trusted_proxies.clone().unwrap_or_default(),
+            public_url: settings.edge.public_url.clone(),
+            replay_window: settings.edge.replay_window.millis(),
+            stream_status: settings.calls.stream_status || settings.calls.connect_timeout.is_some(),
+            busy_action: settings.calls.busy_action,
             hold: hold(&settings)?,
-            retries: settings.retry_on_disconnect,
-            events: settings.events,
+            retries: settings.calls.retry_on_disconnect,
+            events: settings.calls.events,
             traces: settings.traces.config(&identity)?,
             identity,
-            cleanup_interval: settings.cleanup_interval.0,
-            reconcile_interval: settings.reconcile_interval.0,
+            cleanup_interval: settings.fleet.cleanup_interval.0,
+            reconcile_interval: settings.fleet.reconcile_interval.0,
             ttls: Ttls {
-                lease: settings.lease_ttl.millis(),
-                draining: settings.draining_ttl.millis(),
-                call_info: settings.call_info_ttl.millis(),
-                connect: settings.connect_timeout.map(HumanDuration::millis),
-                patience: hold_config(&settings).map(|hold| hold.patience()),
+                lease: settings.fleet.lease_ttl.millis(),
+                draining: settings.fleet.draining_ttl.millis(),
+                call_info: settings.fleet.call_info_ttl.millis(),
+                connect: settings.calls.connect_timeout.map(HumanDuration::millis),
+                poll_timeout: hold_config(&settings).map(|hold| hold.poll_timeout()),
             },
             tiers,
             leader: leader(&settings, in_cluster)?,
             log: LogConfig {
-                level: settings.log_level,
-                format: settings.log_format.unwrap_or_else(|| {
+                level: settings.log.log_level,
+                format: settings.log.log_format.unwrap_or_else(|| {
                     if std::io::stderr().is_terminal() {
                         LogFormat::Console
                     } else {
@@ -245,13 +247,13 @@ impl Config {
         })
     }
 
-    /// The base of WebSocket URLs, once the port of the API is known.
+    /// Returns the base of WebSocket URLs for the API's port.
     pub fn agent_base_url(&self, api_port: u16) -> String {
         let scheme = if self.tls.is_some() { "wss" } else { "ws" };
         self.agent_base_url.clone().unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
     }
 
-    /// The effective value of every variable, secrets hidden.
+    /// Returns the effective value of every variable, with secrets hidden.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
         let s = &self.settings;
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
@@ -259,60 +261,63 @@ impl Config {
             value.as_ref().map(|path| path.display().to_string()).unwrap_or_default()
         };
         let mut described = vec![
-            ("REDIS_URL", s.redis_url.as_deref().map(without_password).unwrap_or_default()),
-            ("REDIS_CA_FILE", path(&s.redis_ca_file)),
-            ("KEY_PREFIX", s.key_prefix.clone()),
-            ("DATA_DIR", path(&s.data_dir)),
-            ("PODS", text(&s.pods)),
-            ("PODS_FILE", path(&s.pods_file)),
-            ("FORCE_POD_ORIGIN", if s.force_pod_origin { "on" } else { "off" }.into()),
+            ("REDIS_URL", s.store.redis_url.as_deref().map(without_password).unwrap_or_default()),
+            ("REDIS_CA_FILE", path(&s.store.redis_ca_file)),
+            ("KEY_PREFIX", s.store.key_prefix.clone()),
+            ("DATA_DIR", path(&s.store.data_dir)),
+            ("PODS", text(&s.pods.pods)),
+            ("PODS_FILE", path(&s.pods.pods_file)),
+            ("FORCE_POD_ORIGIN", if s.pods.force_pod_origin { "on" } else { "off" }.into()),
             ("HTTP_BIND", self.http.api.ip().to_string()),
-            ("HTTP_PORT", s.http_port.to_string()),
-            ("METRICS_PORT", s.metrics_port.to_string()),
-            ("HTTP_READ_TIMEOUT", s.http_read_timeout.to_string()),
-            ("HTTP_IDLE_TIMEOUT", s.http_idle_timeout.to_string()),
-            ("MAX_CONNECTIONS", s.max_connections.to_string()),
-            ("HTTP_SHUTDOWN_TIMEOUT", s.http_shutdown_timeout.to_string()),
-            ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http_port)),
-            ("VOICE_AGENT_PORT", s.voice_agent_port.to_string()),
-            ("WS_PATH_TEMPLATE", s.ws_path_template.to_string()),
-            ("PUBLIC_URL", text(&s.public_url)),
+            ("HTTP_PORT", s.http.http_port.to_string()),
+            ("METRICS_PORT", s.http.metrics_port.to_string()),
+            ("HTTP_READ_TIMEOUT", s.http.http_read_timeout.to_string()),
+            ("HTTP_IDLE_TIMEOUT", s.http.http_idle_timeout.to_string()),
+            ("MAX_CONNECTIONS", s.http.max_connections.to_string()),
+            ("HTTP_SHUTDOWN_TIMEOUT", s.http.http_shutdown_timeout.to_string()),
+            ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http.http_port)),
+            ("VOICE_AGENT_PORT", s.streams.voice_agent_port.to_string()),
+            ("WS_PATH_TEMPLATE", s.streams.ws_path_template.to_string()),
+            ("PUBLIC_URL", text(&s.edge.public_url)),
             ("PROVIDERS", edge::join(&self.providers)),
-            ("ADMIN_BIND", s.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
-            ("TLS_CERT_FILE", path(&s.tls_cert_file)),
-            ("TLS_KEY_FILE", path(&s.tls_key_file)),
-            ("TLS_CLIENT_CA_FILE", path(&s.tls_client_ca_file)),
-            ("RATE_LIMIT", number_or_off(s.rate_limit as usize)),
+            ("ADMIN_BIND", s.edge.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
+            ("TLS_CERT_FILE", path(&s.edge.tls_cert_file)),
+            ("TLS_KEY_FILE", path(&s.edge.tls_key_file)),
+            ("TLS_CLIENT_CA_FILE", path(&s.edge.tls_client_ca_file)),
+            ("RATE_LIMIT", number_or_off(s.edge.rate_limit as usize)),
             ("TRUSTED_PROXIES", self.trusted_proxies.to_string()),
-            ("REPLAY_WINDOW", s.replay_window.to_string()),
+            ("REPLAY_WINDOW", s.edge.replay_window.to_string()),
             ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
-            ("CONNECT_TIMEOUT", s.connect_timeout.map(|it| it.to_string()).unwrap_or_default()),
-            ("BUSY_ACTION", format!("{:?}", s.busy_action).to_lowercase()),
-            ("HOLD_TIME", s.hold_time.map(|it| it.to_string()).unwrap_or_default()),
-            ("HOLD_POLL", s.hold_poll.to_string()),
-            ("HOLD_MAX", s.hold_max.to_string()),
-            ("HOLD_MAX_PER_MERCHANT", most_per_merchant(s).to_string()),
-            ("HOLD_MESSAGE", s.hold_message.clone()),
-            ("HOLD_AUDIO", text(&s.hold_audio)),
-            ("EVENTS", number_or_off(s.events)),
-            ("RETRY_ON_DISCONNECT", s.retry_on_disconnect.to_string()),
-            ("NAMESPACE", s.namespace.clone()),
-            ("POD_LABEL_SELECTOR", s.pod_label_selector.clone()),
-            ("AGENT_CONTAINER", text(&s.agent_container)),
+            (
+                "CONNECT_TIMEOUT",
+                s.calls.connect_timeout.map(|it| it.to_string()).unwrap_or_default(),
+            ),
+            ("BUSY_ACTION", format!("{:?}", s.calls.busy_action).to_lowercase()),
+            ("HOLD_TIME", s.calls.hold_time.map(|it| it.to_string()).unwrap_or_default()),
+            ("HOLD_POLL", s.calls.hold_poll.to_string()),
+            ("HOLD_MAX", s.calls.hold_max.to_string()),
+            ("HOLD_MAX_PER_MERCHANT", max_waiting_per_merchant(s).to_string()),
+            ("HOLD_MESSAGE", s.calls.hold_message.clone()),
+            ("HOLD_AUDIO", text(&s.calls.hold_audio)),
+            ("EVENTS", number_or_off(s.calls.events)),
+            ("RETRY_ON_DISCONNECT", s.calls.retry_on_disconnect.to_string()),
+            ("NAMESPACE", s.cluster.namespace.clone()),
+            ("POD_LABEL_SELECTOR", s.cluster.pod_label_selector.clone()),
+            ("AGENT_CONTAINER", text(&s.cluster.agent_container)),
             ("POD_NAME", self.identity.clone()),
-            ("CLEANUP_INTERVAL", s.cleanup_interval.to_string()),
-            ("RECONCILE_INTERVAL", s.reconcile_interval.to_string()),
-            ("LEASE_TTL", s.lease_ttl.to_string()),
-            ("DRAINING_TTL", s.draining_ttl.to_string()),
-            ("CALL_INFO_TTL", s.call_info_ttl.to_string()),
+            ("CLEANUP_INTERVAL", s.fleet.cleanup_interval.to_string()),
+            ("RECONCILE_INTERVAL", s.fleet.reconcile_interval.to_string()),
+            ("LEASE_TTL", s.fleet.lease_ttl.to_string()),
+            ("DRAINING_TTL", s.fleet.draining_ttl.to_string()),
+            ("CALL_INFO_TTL", s.fleet.call_info_ttl.to_string()),
             ("TIER_CONFIG", Value::from(self.tiers.clone()).to_string()),
             ("LEADER_ELECTION_ENABLED", self.leader.enabled.to_string()),
             ("LEADER_ELECTION_NAMESPACE", self.leader.namespace.clone()),
-            ("LEADER_ELECTION_LOCK_NAME", s.leader_election_lock_name.clone()),
-            ("LEADER_ELECTION_DURATION", s.leader_election_duration.to_string()),
-            ("LEADER_ELECTION_RENEW_DEADLINE", s.leader_election_renew_deadline.to_string()),
-            ("LEADER_ELECTION_RETRY_PERIOD", s.leader_election_retry_period.to_string()),
-            ("LOG_LEVEL", s.log_level.to_string()),
+            ("LEADER_ELECTION_LOCK_NAME", s.leader.leader_election_lock_name.clone()),
+            ("LEADER_ELECTION_DURATION", s.leader.leader_election_duration.to_string()),
+            ("LEADER_ELECTION_RENEW_DEADLINE", s.leader.leader_election_renew_deadline.to_string()),
+            ("LEADER_ELECTION_RETRY_PERIOD", s.leader.leader_election_retry_period.to_string()),
+            ("LOG_LEVEL", s.log.log_level.to_string()),
             ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
         ];
         described.extend(s.traces.describe());
@@ -327,10 +332,10 @@ fn number_or_off(number: usize) -> String {
 
 fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {
     let hold = hold_config(settings);
-    match settings.hold_time {
-        Some(time) if settings.hold_poll > time => Err(ConfigError::new(
+    match settings.calls.hold_time {
+        Some(time) if settings.calls.hold_poll > time => Err(ConfigError::new(
             "HOLD_POLL",
-            settings.hold_poll,
+            settings.calls.hold_poll,
             format!("at most HOLD_TIME, which is {time}"),
         )),
         _ => Ok(hold),
@@ -338,7 +343,7 @@ fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {
 }
 
 fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
-    match (&settings.redis_url, &settings.data_dir) {
+    match (&settings.store.redis_url, &settings.store.data_dir) {
         (Some(url), Some(_)) => Err(ConfigError::new(
             "REDIS_URL",
             without_password(url),
@@ -346,8 +351,8 @@ fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
         )),
         (Some(url), None) => Ok(StoreConfig::Redis {
             url: url.clone(),
-            key_prefix: settings.key_prefix.clone(),
-            ca_file: settings.redis_ca_file.clone(),
+            key_prefix: settings.store.key_prefix.clone(),
+            ca_file: settings.store.redis_ca_file.clone(),
         }),
         (None, Some(path)) => Ok(StoreConfig::Journal(path.clone())),
         (None, None) => Ok(StoreConfig::Memory),
@@ -355,25 +360,25 @@ fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
 }
 
 fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
-    if let (Some(list), Some(_)) = (&settings.pods, &settings.pods_file) {
+    if let (Some(list), Some(_)) = (&settings.pods.pods, &settings.pods.pods_file) {
         return Err(ConfigError::new("PODS", list, "either PODS or PODS_FILE, not both"));
     }
-    if let Some(list) = &settings.pods {
-        let pods = pod_list::parse(list, settings.voice_agent_port);
+    if let Some(list) = &settings.pods.pods {
+        let pods = pod_list::parse(list, settings.streams.voice_agent_port);
         return pods.map(PodSource::List).map_err(|error| ConfigError::new("PODS", list, error));
     }
-    if let Some(path) = &settings.pods_file {
-        return match ListFile::open(path.clone(), settings.voice_agent_port) {
+    if let Some(path) = &settings.pods.pods_file {
+        return match ListFile::open(path.clone(), settings.streams.voice_agent_port) {
             Ok(_) => Ok(PodSource::File(path.clone())),
             Err(error) => Err(ConfigError::new("PODS_FILE", path.display(), error)),
         };
     }
-    // A developer's default kubeconfig alone never counts as a cluster.
-    let set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    // A default kubeconfig without KUBECONFIG does not count as a cluster.
+    let is_set = |name| std::env::var_os(name).is_some_and(|value| !value.is_empty());
     let host = std::env::var("KUBERNETES_SERVICE_HOST").unwrap_or_default();
     let has_token = Path::new(SERVICE_ACCOUNT).exists();
-    if !host.is_empty() && !has_token && !set("KUBECONFIG") {
-        // Simulated agents instead would take the pods of the fleet out of a shared store.
+    if !host.is_empty() && !has_token && !is_set("KUBECONFIG") {
+        // A fallback to simulated agents would remove the pods of the fleet from a shared store.
         return Err(ConfigError::new(
             "KUBERNETES_SERVICE_HOST",
             host,
@@ -383,21 +388,21 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
             ),
         ));
     }
-    if !host.is_empty() || set("KUBECONFIG") {
+    if !host.is_empty() || is_set("KUBECONFIG") {
         return Ok(PodSource::Cluster(ClusterConfig {
-            namespace: settings.namespace.clone(),
-            selector: settings.pod_label_selector.clone(),
-            agent_container: settings.agent_container.clone(),
-            agent_port: settings.voice_agent_port,
+            namespace: settings.cluster.namespace.clone(),
+            selector: settings.cluster.pod_label_selector.clone(),
+            agent_container: settings.cluster.agent_container.clone(),
+            agent_port: settings.streams.voice_agent_port,
         }));
     }
     Ok(PodSource::Simulated)
 }
 
 fn tiers(settings: &Settings, simulated: bool) -> Result<(Tiers, Vec<String>), ConfigError> {
-    let default = if simulated { SIMULATED_TIERS } else { TIERS };
-    let text = settings.tier_config.as_deref().unwrap_or(default);
-    let (tiers, warnings) = Tiers::parse(text, Origin::Settings).map_err(|error| {
+    let default = if simulated { SIMULATED_TIERS } else { DEFAULT_TIERS };
+    let text = settings.fleet.tier_config.as_deref().unwrap_or(default);
+    let (tiers, warnings) = Tiers::parse(text, DocumentSource::Settings).map_err(|error| {
         ConfigError::new("TIER_CONFIG", text, format!("a tier document; {error}"))
     })?;
     let warnings = warnings.into_iter().map(|warning| format!("TIER_CONFIG: {warning}")).collect();
@@ -406,9 +411,9 @@ fn tiers(settings: &Settings, simulated: bool) -> Result<(Tiers, Vec<String>), C
 
 fn leader(settings: &Settings, in_cluster: bool) -> Result<LeaderConfig, ConfigError> {
     let (duration, deadline, retry) = (
-        settings.leader_election_duration,
-        settings.leader_election_renew_deadline,
-        settings.leader_election_retry_period,
+        settings.leader.leader_election_duration,
+        settings.leader.leader_election_renew_deadline,
+        settings.leader.leader_election_retry_period,
     );
     if deadline >= duration {
         return Err(ConfigError::new(
@@ -424,11 +429,12 @@ fn leader(settings: &Settings, in_cluster: bool) -> Result<LeaderConfig, ConfigE
             format!("less than LEADER_ELECTION_RENEW_DEADLINE, which is {deadline}"),
         ));
     }
-    let namespace = settings.leader_election_namespace.as_ref().unwrap_or(&settings.namespace);
+    let namespace =
+        settings.leader.leader_election_namespace.as_ref().unwrap_or(&settings.cluster.namespace);
     Ok(LeaderConfig {
-        enabled: settings.leader_election_enabled.unwrap_or(in_cluster),
+        enabled: settings.leader.leader_election_enabled.unwrap_or(in_cluster),
         namespace: namespace.clone(),
-        lock_name: settings.leader_election_lock_name.clone(),
+        lock_name: settings.leader.leader_election_lock_name.clone(),
         duration: duration.0,
         renew_deadline: deadline.0,
         retry_period: retry.0,

@@ -1,4 +1,4 @@
-//! Settings that hold secrets: each a variable, or a file.
+//! Settings of secrets: each is a variable or a file.
 
 use std::path::PathBuf;
 
@@ -10,82 +10,84 @@ use telephony::{Provider, Secret};
 
 /// The secrets as given.
 #[derive(Debug, Clone, Args)]
-#[command(
-    next_help_heading = "Secrets (each a variable, or a file that is read again when it changes)"
-)]
+#[command(next_help_heading = "Secrets")]
 pub struct SecretSettings {
-    /// Auth tokens that check the signatures of Twilio's webhooks, separated by commas. Unset: they are not checked
+    /// Auth tokens that verify Twilio's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub twilio_auth_token: Option<Secret>,
 
-    /// The same in a file
+    /// File with TWILIO_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub twilio_auth_token_file: Option<PathBuf>,
 
-    /// Auth tokens for Plivo's webhooks; also those of the main account
+    /// Auth tokens that verify Plivo's webhooks, those of the main account included, separated by
+    /// commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub plivo_auth_token: Option<Secret>,
 
-    /// The same in a file
+    /// File with PLIVO_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub plivo_auth_token_file: Option<PathBuf>,
 
-    /// Secrets of which one must stand in the query of Exotel's webhooks as auth_token
+    /// Secrets, one of which Exotel's webhooks must have in the query as auth_token, separated by
+    /// commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub exotel_auth_token: Option<Secret>,
 
-    /// The same in a file
+    /// File with EXOTEL_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub exotel_auth_token_file: Option<PathBuf>,
 
-    /// Signing keys for SignalWire's webhooks
+    /// Signing keys that verify SignalWire's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub signalwire_auth_token: Option<Secret>,
 
-    /// The same in a file
+    /// File with SIGNALWIRE_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub signalwire_auth_token_file: Option<PathBuf>,
 
-    /// Public keys (Base64) for Telnyx's webhooks
+    /// Public keys (Base64) that verify Telnyx's webhooks, separated by commas. Unset: not
+    /// verified
     #[arg(long, env, value_name = "SECRETS")]
     pub telnyx_public_key: Option<Secret>,
 
-    /// The same in a file
+    /// File with TELNYX_PUBLIC_KEY, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub telnyx_public_key_file: Option<PathBuf>,
 
-    /// Signature secrets for Vonage's webhooks
+    /// Signature secrets that verify Vonage's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub vonage_signature_secret: Option<Secret>,
 
-    /// The same in a file
+    /// File with VONAGE_SIGNATURE_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub vonage_signature_secret_file: Option<PathBuf>,
 
-    /// Webhook secrets for jambonz's webhooks
+    /// Webhook secrets that verify jambonz's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
     pub jambonz_webhook_secret: Option<Secret>,
 
-    /// The same in a file
+    /// File with JAMBONZ_WEBHOOK_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub jambonz_webhook_secret_file: Option<PathBuf>,
 
-    /// Tokens of the API as role:token, separated by commas; roles are viewer, agent and admin. Unset: the API is open
+    /// Tokens of the API as role:token, separated by commas; the roles are viewer, agent and
+    /// admin. Unset: the API needs no authentication
     #[arg(long, env, value_name = "SECRETS")]
     pub api_tokens: Option<Secret>,
 
-    /// The same in a file
+    /// File with API_TOKENS, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
     pub api_tokens_file: Option<PathBuf>,
 }
 
-/// A variable that may hold secrets, and the one that may name their file.
+/// A variable for secrets, and the variable for their file.
 struct Pair<'a> {
     name: &'static str,
     file_name: &'static str,
     text: &'a Option<Secret>,
     file: &'a Option<PathBuf>,
-    /// Whose they are; `None` for the tokens of the API.
+    /// `None` for the tokens of the API.
     provider: Option<Provider>,
 }
 
@@ -149,7 +151,7 @@ impl SecretSettings {
         ]
     }
 
-    /// Which secrets are given, and where; not both ways at once.
+    /// Returns the source of each secret; fails if both variables of a pair are set.
     pub fn access(&self) -> Result<AccessConfig, ConfigError> {
         let mut config = AccessConfig::default();
         for pair in self.pairs() {
@@ -170,7 +172,7 @@ impl SecretSettings {
         Ok(config)
     }
 
-    /// What `check-config` prints: whether there is a secret, never which.
+    /// Returns what `check-config` prints: whether a secret is set, never its value.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
         let shown = |pair: Pair<'_>| {
             let text = if pair.text.is_some() { "(hidden)" } else { "" };

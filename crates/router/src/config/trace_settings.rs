@@ -1,4 +1,4 @@
-//! Settings of traces, by the names that OpenTelemetry gives them.
+//! Settings of traces, by their OpenTelemetry names.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -17,69 +17,81 @@ use telephony::Secret;
 
 /// The settings of traces as given.
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Traces (OpenTelemetry's variables)")]
+#[command(next_help_heading = "Traces")]
 pub struct TraceSettings {
-    /// Collector that takes traces by OTLP over HTTP, http://host:4318 or https://. Unset: no traces
+    /// Collector that accepts traces by OTLP over HTTP, http://host:4318 or https://; /v1/traces is
+    /// appended. Unset: no traces
     #[arg(long, env, value_name = "URL", value_parser = collector_url)]
     pub otel_exporter_otlp_endpoint: Option<String>,
 
-    /// The same, but the whole URL, its path included
+    /// Full URL of the collector, path included; takes precedence over
+    /// OTEL_EXPORTER_OTLP_ENDPOINT
     #[arg(long, env, value_name = "URL", value_parser = collector_url)]
     pub otel_exporter_otlp_traces_endpoint: Option<String>,
 
-    /// Headers for the collector: name=value, separated by commas, values percent-encoded. A secret
+    /// Headers of requests to the collector: name=value, separated by commas, values
+    /// percent-encoded. The value is a secret
     #[arg(long, env, value_name = "SECRETS")]
     pub otel_exporter_otlp_headers: Option<Secret>,
 
-    /// Certificate authority of a collector with https://, besides the system's (PEM)
+    /// Certificate authority to trust for a collector with https://, besides the system's (PEM);
+    /// read at the start
     #[arg(long, env, value_name = "PATH")]
     pub otel_exporter_otlp_certificate: Option<PathBuf>,
 
-    /// Certificate to show to a collector that wants one (PEM)
+    /// Client certificate, if the collector requires one (PEM); read at the start
     #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_key")]
     pub otel_exporter_otlp_client_certificate: Option<PathBuf>,
 
-    /// The certificate's private key (PEM)
+    /// Private key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE (PEM); read at the start
     #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_certificate")]
     pub otel_exporter_otlp_client_key: Option<PathBuf>,
 
-    /// How the collector is spoken to: OTLP's JSON over HTTP, whichever of the two is named
-    #[arg(long, env, value_name = "NAME", default_value = "http/json")]
+    /// Protocol of the export. JSON over HTTP is sent for both values, which collectors accept on
+    /// the same port; grpc is refused
+    #[arg(long, env, value_name = "http/json|http/protobuf", default_value = "http/json")]
     pub otel_exporter_otlp_protocol: String,
 
-    /// No traces, whatever else is set: true
-    #[arg(long, env, value_name = "BOOLEAN", default_value = "false", value_parser = boolean)]
+    /// Disable traces, whatever else is set; values other than true count as false
+    #[arg(long, env, value_name = "true|false", default_value = "false", value_parser = boolean)]
     pub otel_sdk_disabled: bool,
 
-    /// How long the collector may take to answer (milliseconds)
-    #[arg(long, env, value_name = "NUMBER", default_value = "10000", value_parser = millis)]
+    /// How long a request to the collector may take, in milliseconds
+    #[arg(long, env, value_name = "1..600000", default_value = "10000", value_parser = millis)]
     pub otel_exporter_otlp_timeout: u64,
 
-    /// What this program is called in traces. Default: smart-router
+    /// Service name in traces. Default: service.name of OTEL_RESOURCE_ATTRIBUTES, else smart-router
     #[arg(long, env, value_name = "NAME")]
     pub otel_service_name: Option<String>,
 
-    /// What else is said of it: name=value, separated by commas, values percent-encoded
+    /// Resource attributes in traces: name=value, separated by commas, values percent-encoded
     #[arg(long, env, value_name = "LIST")]
     pub otel_resource_attributes: Option<String>,
 
-    /// Which traces are recorded
-    #[arg(long, env, value_name = "NAME", default_value = "parentbased_always_on", value_parser = sampler)]
+    /// Sampler: always_on, always_off or traceidratio, each also with the prefix parentbased_,
+    /// which follows the decision of a parent span
+    #[arg(
+        long,
+        env,
+        value_name = "NAME",
+        default_value = "parentbased_always_on",
+        value_parser = sampler
+    )]
     pub otel_traces_sampler: String,
 
-    /// The ratio of a traceidratio sampler, 0 to 1. Default: 1
-    #[arg(long, env, value_name = "NUMBER", value_parser = ratio)]
+    /// Ratio of a traceidratio sampler. Default: 1
+    #[arg(long, env, value_name = "0..1", value_parser = ratio)]
     pub otel_traces_sampler_arg: Option<f64>,
 }
 
-/// JSON is sent either way: whoever takes one of these takes it on the same port.
+/// JSON is sent for both: collectors accept it on the same port.
 const PROTOCOLS: [&str; 2] = ["http/json", "http/protobuf"];
-const SERVICE: &str = "smart-router";
+const SERVICE_NAME: &str = "smart-router";
 const PAIRS: &str = "name=value, separated by commas, values percent-encoded";
 
 impl TraceSettings {
-    /// What is recorded and where it goes; nothing without a collector. `identity` is
-    /// that of this replica.
+    /// Returns the configuration of traces; `None` without a collector. `identity` is that of this
+    /// replica.
     pub fn config(&self, identity: &str) -> Result<Option<TraceConfig>, ConfigError> {
         let headers = self.headers()?;
         let resource = self.resource(identity)?;
@@ -98,7 +110,7 @@ impl TraceSettings {
             let expected = PROTOCOLS.join(" or ");
             return Err(ConfigError::new("OTEL_EXPORTER_OTLP_PROTOCOL", protocol, expected));
         }
-        let url = url_of(&url).expect("it was checked when it was read");
+        let url = parse_url(&url).expect("checked by the value parser");
         let tls = self.tls(&url)?;
         let sampler = Sampler::named(&self.otel_traces_sampler, ratio);
         Ok(Some(TraceConfig {
@@ -106,9 +118,9 @@ impl TraceSettings {
                 url,
                 tls,
                 headers,
-                patience: Duration::from_millis(self.otel_exporter_otlp_timeout),
+                timeout: Duration::from_millis(self.otel_exporter_otlp_timeout),
             },
-            sampler: sampler.expect("it was checked when it was read"),
+            sampler: sampler.expect("checked by the value parser"),
             resource,
         }))
     }
@@ -119,11 +131,11 @@ impl TraceSettings {
             authority: self.otel_exporter_otlp_certificate.clone(),
             identity: certificate.clone().zip(self.otel_exporter_otlp_client_key.clone()),
         };
-        let is_safe = url.scheme_str() == Some("https");
-        let settings = is_safe.then(|| trust.settings()).transpose();
-        settings.map_err(|wrong| {
+        let is_tls = url.scheme_str() == Some("https");
+        let config = is_tls.then(|| trust.client_config()).transpose();
+        config.map_err(|error| {
             let file = path(&self.otel_exporter_otlp_certificate);
-            let expected = format!("files that can be used; {wrong}");
+            let expected = format!("usable certificate files; {error}");
             ConfigError::new("OTEL_EXPORTER_OTLP_CERTIFICATE", file, expected)
         })
     }
@@ -139,7 +151,7 @@ impl TraceSettings {
         headers.ok_or_else(|| ConfigError::new("OTEL_EXPORTER_OTLP_HEADERS", "(hidden)", PAIRS))
     }
 
-    /// What is given counts before what we know ourselves; a name of its own before both.
+    /// Given attributes take precedence over the defaults; `OTEL_SERVICE_NAME` over both.
     fn resource(&self, identity: &str) -> Result<Vec<(String, String)>, ConfigError> {
         let text = self.otel_resource_attributes.as_deref().unwrap_or_default();
         let mut resource =
@@ -148,7 +160,7 @@ impl TraceSettings {
             resource.retain(|(name, _)| name != "service.name");
         }
         for (name, value) in [
-            ("service.name", self.otel_service_name.as_deref().unwrap_or(SERVICE)),
+            ("service.name", self.otel_service_name.as_deref().unwrap_or(SERVICE_NAME)),
             ("service.version", env!("CARGO_PKG_VERSION")),
             ("service.instance.id", identity),
         ] {
@@ -159,7 +171,7 @@ impl TraceSettings {
         Ok(resource)
     }
 
-    /// What `check-config` prints.
+    /// Returns what `check-config` prints.
     pub fn describe(&self) -> Vec<(&'static str, String)> {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let hidden = if self.otel_exporter_otlp_headers.is_some() { "(hidden)" } else { "" };
@@ -177,7 +189,7 @@ impl TraceSettings {
             ("OTEL_EXPORTER_OTLP_PROTOCOL", self.otel_exporter_otlp_protocol.clone()),
             ("OTEL_SDK_DISABLED", self.otel_sdk_disabled.to_string()),
             ("OTEL_EXPORTER_OTLP_TIMEOUT", self.otel_exporter_otlp_timeout.to_string()),
-            ("OTEL_SERVICE_NAME", self.otel_service_name.clone().unwrap_or(SERVICE.into())),
+            ("OTEL_SERVICE_NAME", self.otel_service_name.clone().unwrap_or(SERVICE_NAME.into())),
             ("OTEL_RESOURCE_ATTRIBUTES", text(&self.otel_resource_attributes)),
             ("OTEL_TRACES_SAMPLER", self.otel_traces_sampler.clone()),
             ("OTEL_TRACES_SAMPLER_ARG", ratio.unwrap_or_default()),
@@ -200,33 +212,33 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
     parts.map(pair).collect()
 }
 
-/// Where a collector is.
-fn url_of(text: &str) -> Option<Uri> {
+/// Parses the URL of a collector.
+fn parse_url(text: &str) -> Option<Uri> {
     let url: Uri = text.parse().ok()?;
     url.host().filter(|host| !host.is_empty())?;
-    let is_known = matches!(url.scheme_str(), Some("http" | "https")) && !text.contains(['@', '#']);
-    (is_known && url.query().is_none()).then_some(url)
+    let is_valid = matches!(url.scheme_str(), Some("http" | "https")) && !text.contains(['@', '#']);
+    (is_valid && url.query().is_none()).then_some(url)
 }
 
 fn collector_url(text: &str) -> Result<String, String> {
     let expected = || "a URL that begins with http:// or https:// and has no query".to_owned();
-    url_of(text).map(|_| text.to_owned()).ok_or_else(expected)
+    parse_url(text).map(|_| text.to_owned()).ok_or_else(expected)
 }
 
-/// As OpenTelemetry reads it: true is true, and all else is not.
+/// OpenTelemetry's rule: every value other than true is false.
 fn boolean(text: &str) -> Result<bool, String> {
     Ok(text.eq_ignore_ascii_case("true"))
 }
 
 fn sampler(text: &str) -> Result<String, String> {
-    let known = Sampler::named(text, 1.0);
-    known.map(|_| text.to_owned()).ok_or_else(|| format!("one of {}", SAMPLERS.join(", ")))
+    let sampler = Sampler::named(text, 1.0);
+    sampler.map(|_| text.to_owned()).ok_or_else(|| format!("one of {}", SAMPLERS.join(", ")))
 }
 
 fn millis(text: &str) -> Result<u64, String> {
     let number: Option<u64> = text.parse().ok();
-    let sane = number.filter(|millis| (1..=600_000).contains(millis));
-    sane.ok_or("milliseconds from 1 to 600000".into())
+    let valid = number.filter(|millis| (1..=600_000).contains(millis));
+    valid.ok_or("milliseconds from 1 to 600000".into())
 }
 
 fn ratio(text: &str) -> Result<f64, String> {
@@ -239,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_are_read_as_the_specification_writes_them() {
+    fn pairs_are_parsed_by_the_specification() {
         let read = pairs(" a=1, b.c=x%2Cy%3D ,,d=").unwrap();
         let read: Vec<_> = read.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect();
         assert_eq!(read, [("a", "1"), ("b.c", "x,y="), ("d", "")]);
@@ -249,12 +261,12 @@ mod tests {
     }
 
     #[test]
-    fn a_collector_is_reached_by_http() {
+    fn the_url_of_a_collector_has_http_or_https_and_no_query() {
         for good in ["http://c:4318/a/v1", "http://[::1]", "https://c"] {
-            assert!(url_of(good).is_some(), "{good}");
+            assert!(parse_url(good).is_some(), "{good}");
         }
         for bad in ["", "c:4318", "ftp://c", "http://", "http://c?a", "http://u:p@c"] {
-            assert_eq!(url_of(bad), None, "{bad}");
+            assert_eq!(parse_url(bad), None, "{bad}");
         }
     }
 }

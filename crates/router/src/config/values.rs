@@ -1,28 +1,28 @@
-//! How single values of settings are read. Each error says what was expected.
+//! Parsers of single values. Each error names what was expected.
 
 use std::{fmt, ops::RangeInclusive, str::FromStr, time::Duration};
 
 use hyper::Uri;
 use jiff::fmt::friendly::SpanParser;
 
-/// A length of time, written `15m`, `30s`, `500ms` or `1h30m`.
+/// A duration, written `15m`, `30s`, `500ms` or `1h30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct HumanDuration(pub Duration);
 
-const LONGEST: Duration = Duration::from_secs(366 * 24 * 3600);
+const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
 
 impl FromStr for HumanDuration {
     type Err = String;
 
-    /// Of jiff's "friendly" format, whole numbers of hours, minutes, seconds and
-    /// milliseconds with their shortest names, without spaces: h, m, s and ms.
+    /// Parses a subset of jiff's "friendly" format: whole numbers of h, m, s and ms, without
+    /// spaces.
     fn from_str(text: &str) -> Result<Self, String> {
         let is_short = text.bytes().all(|byte| byte.is_ascii_digit() || b"hms".contains(&byte));
         let duration = SpanParser::new().parse_unsigned_duration(text).ok();
         duration
-            .filter(|duration| is_short && !duration.is_zero() && *duration <= LONGEST)
+            .filter(|duration| is_short && !duration.is_zero() && *duration <= MAX_DURATION)
             .map(Self)
-            .ok_or_else(|| "a length of time above zero such as 15m, 30s or 500ms".into())
+            .ok_or_else(|| "a duration above zero such as 15m, 30s or 500ms".into())
     }
 }
 
@@ -55,23 +55,25 @@ pub(super) fn socket_address(text: &str) -> Result<std::net::SocketAddr, String>
 pub(super) fn port(text: &str) -> Result<u16, String> {
     text.parse().map_err(|_| match text.contains("://") {
         false => "a port from 0 to 65535".into(),
-        true => "a port from 0 to 65535; Kubernetes sets such a variable for every Service: set \
+        true => {
+            "a port from 0 to 65535; Kubernetes sets this variable for a Service of that name: set \
                  enableServiceLinks: false in the pod's spec, or rename the Service"
-            .into(),
+                .into()
+        }
     })
 }
 
-/// How many events are kept.
+/// The number of stored events.
 pub(super) fn events(text: &str) -> Result<usize, String> {
     number_or_off(text, 100..=100_000).map(|number| number as usize)
 }
 
-/// How many requests a second.
+/// Requests per second.
 pub(super) fn rate_limit(text: &str) -> Result<u32, String> {
     number_or_off(text, 1..=1_000_000)
 }
 
-/// 0 stands for off.
+/// Returns 0 for off.
 fn number_or_off(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> {
     if text == "off" {
         return Ok(0);
@@ -81,10 +83,10 @@ fn number_or_off(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> 
 }
 
 pub(super) fn on_off(text: &str) -> Result<bool, String> {
-    switch(text).map_err(|_| "on or off".into())
+    boolean(text).map_err(|_| "on or off".into())
 }
 
-pub(super) fn switch(text: &str) -> Result<bool, String> {
+pub(super) fn boolean(text: &str) -> Result<bool, String> {
     match text {
         "true" | "1" | "on" | "yes" => Ok(true),
         "false" | "0" | "off" | "no" => Ok(false),
@@ -92,8 +94,8 @@ pub(super) fn switch(text: &str) -> Result<bool, String> {
     }
 }
 
-/// Reads an absolute URL of one of the given schemes, without query, fragment
-/// or a slash at its end.
+/// Parses an absolute URL of one of the given schemes, without query and fragment; removes
+/// trailing slashes.
 fn base_url(text: &str, schemes: [&str; 2]) -> Result<String, String> {
     let expected = || {
         format!("a URL that begins with {}:// or {}:// and has no query", schemes[0], schemes[1])
@@ -116,7 +118,7 @@ pub(super) fn public_url(text: &str) -> Result<String, String> {
     base_url(text, ["http", "https"])
 }
 
-/// Providers pause for whole seconds.
+/// Providers accept pauses of whole seconds only.
 pub(super) fn whole_seconds(text: &str) -> Result<HumanDuration, String> {
     let duration: Result<HumanDuration, String> = text.parse();
     let whole = duration.ok().filter(|duration| duration.millis().is_multiple_of(1_000));
@@ -128,13 +130,13 @@ pub(super) fn retries(text: &str) -> Result<u32, String> {
     number.filter(|number| *number <= 9).ok_or_else(|| "a whole number from 0 to 9".into())
 }
 
-pub(super) fn places(text: &str) -> Result<usize, String> {
+pub(super) fn queue_limit(text: &str) -> Result<usize, String> {
     let number: Option<usize> = text.parse().ok();
-    let sane = number.filter(|number| (1..=1_000_000).contains(number));
-    sane.ok_or_else(|| "a whole number from 1 to 1000000".into())
+    let valid = number.filter(|number| (1..=1_000_000).contains(number));
+    valid.ok_or_else(|| "a whole number from 1 to 1000000".into())
 }
 
-/// What providers fetch and play.
+/// A URL that providers fetch.
 pub(super) fn audio_url(text: &str) -> Result<String, String> {
     let uri: Option<Uri> = text.parse().ok();
     let known = uri.filter(|uri| {
@@ -152,7 +154,7 @@ pub(super) fn redis_url(text: &str) -> Result<String, String> {
     Err(format!("a URL that begins with {}", known.join(" or ")))
 }
 
-/// A URL as it may be shown: without what stands before the `@`, or in a query.
+/// Removes the credentials and the query of a URL, for display.
 pub fn without_password(url: &str) -> String {
     let (url, query) = match url.split_once('?') {
         Some((url, _)) => (url, "?***"),
@@ -177,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_of_time_are_read_as_written() {
+    fn durations_are_parsed_and_printed_in_the_same_format() {
         for (text, millis) in [
             ("15m", 900_000),
             ("30s", 30_000),
@@ -212,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn base_urls_have_a_scheme_a_host_and_nothing_after_the_path() {
+    fn base_urls_have_a_scheme_and_a_host_and_no_query() {
         assert_eq!(agent_url("wss://voice.example.com/").unwrap(), "wss://voice.example.com");
         assert_eq!(agent_url("ws://localhost:8080/a").unwrap(), "ws://localhost:8080/a");
         for bad in [

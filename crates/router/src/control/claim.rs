@@ -1,4 +1,4 @@
-//! The claim of this router's pods on the store: one origin of pods, one list at a time.
+//! The claim of this router on the pods of the store: one origin, and one list at a time.
 
 use std::sync::atomic::Ordering;
 
@@ -10,26 +10,26 @@ use fleet::{Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, WriteRefused};
 use store::StoreError;
 
 impl Control {
-    /// Claims the pods of the store; the epoch of this router's writes.
+    /// Claims the pods of the store; returns the fencing epoch of this router's writes.
     pub async fn claim(&self, by: Claimant) -> Result<Result<u64, ClaimRefused>, StoreError> {
         let force = self.force_origin.load(Ordering::Relaxed);
         let claim = Claim { origin: self.origin().clone(), by, force };
         let claimed = self.store.claim_pods(&claim).await?;
         if claimed.is_ok() {
-            // Only the first claim takes over: a later one must not fight with another router.
+            // Only the first claim takes over: later ones must not compete with another router.
             self.force_origin.store(false, Ordering::Relaxed);
         }
-        self.note_claim(claimed.as_ref().err());
+        self.record_claim(claimed.as_ref().err());
         Ok(claimed)
     }
 
-    /// The origin of this router's pods. Claims and writes begin when it is known.
+    /// The origin of this router's pods. Claims and writes start once it is known.
     fn origin(&self) -> &PodOrigin {
         self.origin.get().expect("the origin is known before pods are claimed")
     }
 
-    /// Identifies the cluster if that was not possible at the start. Calls are served meanwhile,
-    /// and no pods are written.
+    /// Identifies the cluster if start-up could not. Meanwhile calls are served, and no pods are
+    /// written.
     pub(crate) async fn identify(&self, cluster: &Cluster, config: &LeaderConfig) {
         if config.enabled {
             self.begin_election(config);
@@ -54,22 +54,22 @@ impl Control {
         PodWriter { origin: self.origin(), epoch }
     }
 
-    /// Reports that the store takes this router's pods no longer, or again.
-    pub(crate) fn note_claim(&self, refused: Option<&ClaimRefused>) {
+    /// Records whether the store accepts this router's pods, and logs a change.
+    pub(crate) fn record_claim(&self, refused: Option<&ClaimRefused>) {
         let is_foreign = matches!(refused, Some(ClaimRefused::Write(WriteRefused::Foreign { .. })));
         self.lifecycle.is_foreign.store(is_foreign, Ordering::Relaxed);
-        let told = refused.map(|refused| self.explain(refused));
-        self.metrics.pods_refused.set(told.is_some().into());
-        if !self.lifecycle.set_pods_refused(told.clone()) {
+        let reason = refused.map(|refused| self.explain(refused));
+        self.metrics.pods_refused.set(reason.is_some().into());
+        if !self.lifecycle.set_pods_refused(reason.clone()) {
             return;
         }
-        match told {
+        match reason {
             Some(reason) => tracing::error!(reason, "the store refuses this router's pods"),
-            None => tracing::info!("the store takes this router's pods"),
+            None => tracing::info!("the store accepts this router's pods"),
         }
     }
 
-    /// What an operator has to know about a refused claim.
+    /// Explains a refused claim to an operator.
     pub fn explain(&self, refused: &ClaimRefused) -> String {
         match refused {
             ClaimRefused::Write(WriteRefused::Foreign { owner }) => {
@@ -84,8 +84,7 @@ impl Control {
     }
 }
 
-/// What an operator has to know about a store of another origin. `key` says where that is
-/// recorded.
+/// Explains to an operator that the store has another origin; `key` names where it is recorded.
 pub fn explain_foreign(owner: &str, key: &str, origin: &PodOrigin) -> String {
     format!(
         "the store holds the pods of origin {owner}{key}, and the origin of this router's pods is {origin}; \

@@ -1,12 +1,12 @@
-//! What happens without being asked: sweeps, audits, and pods that come and go.
+//! Background tasks: sweep, audit, reconciliation of pods, leader election, reload of secrets.
 
 mod claim;
-mod follow;
 mod leader;
 pub mod pod_list;
-mod pods;
+mod reconcile_cluster;
+mod reconcile_list;
 mod stale_pods;
-mod upkeep;
+mod sweep;
 
 use std::{
     future::Future,
@@ -24,7 +24,7 @@ use tokio_util::task::TaskTracker;
 
 pub use self::{
     claim::explain_foreign,
-    pods::{ListFile, PodFeed, Reconciled},
+    reconcile_list::{ListFile, PodFeed, Reconciled},
 };
 use crate::{
     auth::Access,
@@ -36,52 +36,51 @@ use crate::{
 use fleet::PodOrigin;
 use store::Store;
 
-/// How often overdue leases and drains are looked for.
+/// Interval of the sweep of expired leases and drains.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often the files of secrets are looked at; a change counts when two looks
-/// agree.
+/// Interval at which files of secrets are read; a change takes effect when two reads agree.
 const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Where pods come from.
+/// The source of pods.
 pub enum Source {
-    /// A list, which every replica follows by itself.
+    /// A list, which every replica reconciles by itself.
     Feed(PodFeed),
-    /// A cluster, which every replica watches and one leader writes to the store.
+    /// A cluster, which every replica watches and the leader writes to the store.
     Cluster { cluster: Cluster, view: Arc<PodView>, leader: LeaderConfig, identity: String },
 }
 
-/// The router's own work, beside requests.
+/// State of the background tasks.
 pub struct Control {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
     pub lifecycle: Arc<Lifecycle>,
-    /// Told when something has changed that the pods should follow at once.
-    pub nudge: Arc<Notify>,
+    /// Notified when the pods must be reconciled at once, such as after a change of tiers.
+    pub reconcile_now: Arc<Notify>,
     pub access: Arc<Access>,
     pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
-    /// Where this router's pods come from; empty until its cluster is identified.
+    /// The origin of this router's pods; empty until its cluster is identified.
     pub origin: OnceLock<PodOrigin>,
-    /// Where the store records the origin of its pods, for messages.
+    /// The key under which the store records the origin, for messages.
     pub origin_key: String,
     /// The next claim takes the store over from another origin.
     pub force_origin: AtomicBool,
 }
 
 impl Control {
-    /// Starts all loops; they end when the process is stopping.
+    /// Starts all tasks; they end at shutdown.
     pub fn start(self: Arc<Self>, source: Source) -> TaskTracker {
         let tasks = TaskTracker::new();
-        tasks.spawn(self.clone().supervise("sweep", Self::sweeps));
-        tasks.spawn(self.clone().supervise("audit", Self::audits));
-        tasks.spawn(self.clone().supervise("secrets", Self::follow_secrets));
+        tasks.spawn(self.clone().supervise("sweep", Self::run_sweeps));
+        tasks.spawn(self.clone().supervise("audit", Self::run_audits));
+        tasks.spawn(self.clone().supervise("secrets", Self::reload_secrets));
         match source {
             Source::Feed(feed) => {
                 let is_new = !self.lifecycle.is_ready();
                 tasks.spawn(
-                    self.supervise("pods", move |control| control.follow(feed.clone(), is_new)),
+                    self.supervise("pods", move |control| control.run_list(feed.clone(), is_new)),
                 )
             }
             Source::Cluster { cluster, view, leader, identity } => {
@@ -92,9 +91,9 @@ impl Control {
                     ready_pods: self.metrics.cluster_ready_pods.clone(),
                 });
                 tasks.spawn(self.clone().supervise("watch", move |_| watch.clone().run()));
-                let seen = view.clone();
+                let stale_view = view.clone();
                 tasks.spawn(self.clone().supervise("stale pods", move |control| {
-                    control.drain_stale_pods(seen.clone())
+                    control.drain_stale_pods(stale_view.clone())
                 }));
                 tasks.spawn(self.supervise("leader", move |control| {
                     let lock = cluster.lock(&leader, identity.clone());
@@ -110,15 +109,14 @@ impl Control {
         tasks
     }
 
-    /// Runs a loop again if it panics: a router whose sweep is gone looks
-    /// healthy and loses pods.
+    /// Restarts a task that panics: a router without its sweep would look healthy and lose pods.
     async fn supervise<F>(self: Arc<Self>, name: &'static str, run: impl Fn(Arc<Self>) -> F + Send)
     where
         F: Future<Output = ()> + Send,
     {
         while AssertUnwindSafe(run(self.clone())).catch_unwind().await.is_err() {
             self.metrics.panics_recovered.inc();
-            tracing::error!(name, "a loop panicked; starting it again");
+            tracing::error!(name, "a background task panicked; restarting it");
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
                 () = self.lifecycle.stopping.cancelled() => return,
@@ -126,45 +124,45 @@ impl Control {
         }
     }
 
-    async fn sweeps(self: Arc<Self>) {
+    async fn run_sweeps(self: Arc<Self>) {
         let mut ticks = ticks(SWEEP_INTERVAL);
-        while self.goes_on(&mut ticks).await {
+        while self.next_tick(&mut ticks).await {
             self.sweep().await;
         }
     }
 
-    async fn audits(self: Arc<Self>) {
+    async fn run_audits(self: Arc<Self>) {
         let mut ticks = ticks(self.cleanup_interval);
-        while self.goes_on(&mut ticks).await {
-            // The leader's is enough. Without a leader every replica audits: what one repairs
-            // the others find in order.
+        while self.next_tick(&mut ticks).await {
+            // The leader's audit is enough. Without a leader every replica audits: repairs are
+            // idempotent.
             if self.metrics.leader.get() == 1 || self.lifecycle.is_leaderless() {
                 self.audit().await;
             }
         }
     }
 
-    async fn follow_secrets(self: Arc<Self>) {
+    async fn reload_secrets(self: Arc<Self>) {
         let mut ticks = ticks(SECRETS_INTERVAL);
-        while self.goes_on(&mut ticks).await {
+        while self.next_tick(&mut ticks).await {
             let control = self.clone();
-            // Files may lie on a disk that is slow.
-            let look = tokio::task::spawn_blocking(move || {
-                control.access.look();
+            // Reading a file may block on a slow disk.
+            let reload = tokio::task::spawn_blocking(move || {
+                control.access.reload_if_changed();
                 if let Some(tls) = &control.tls {
-                    tls.look();
+                    tls.reload_if_changed();
                     control.metrics.certificate_ends(tls.ends_at());
                 }
             });
             tokio::select! {
-                _ = look => {}
+                _ = reload => {}
                 () = self.lifecycle.stopping.cancelled() => return,
             }
         }
     }
 
-    /// Waits for the next tick; answers whether there is one.
-    async fn goes_on(&self, ticks: &mut Interval) -> bool {
+    /// Waits for the next tick; returns false at shutdown.
+    async fn next_tick(&self, ticks: &mut Interval) -> bool {
         tokio::select! {
             _ = ticks.tick() => true,
             () = self.lifecycle.stopping.cancelled() => false,

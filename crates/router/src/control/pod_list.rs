@@ -1,4 +1,4 @@
-//! Pods without a cluster: a list of names and addresses.
+//! Lists of pods by name and address, for use without a cluster.
 
 use aws_lc_rs::digest::{Context, SHA256};
 use data_encoding::HEXLOWER;
@@ -14,7 +14,7 @@ pub struct ListedPod {
 }
 
 impl ListedPod {
-    /// A listed pod is always ready, and its address is its identity, so that
+    /// Returns the pod's facts. A listed pod is always ready, and its address is its UID, so that
     /// its calls survive a restart of the router.
     pub fn facts(&self) -> PodFacts {
         PodFacts {
@@ -28,7 +28,7 @@ impl ListedPod {
     }
 }
 
-/// What tells a list from others: a hash of its pods, which are sorted by name.
+/// Returns a hash that identifies a list; its pods are sorted by name.
 pub fn digest(pods: &[ListedPod]) -> String {
     let mut context = Context::new(&SHA256);
     for pod in pods {
@@ -37,8 +37,8 @@ pub fn digest(pods: &[ListedPod]) -> String {
     HEXLOWER.encode(&context.finish().as_ref()[..16])
 }
 
-/// Reads `name=host:port` entries, separated by commas or lines; a missing port
-/// is the agents' usual one, and `#` begins a comment.
+/// Parses `name=host:port` entries, separated by commas or lines. A missing port is `agent_port`;
+/// `#` begins a comment.
 pub fn parse(text: &str, agent_port: u16) -> Result<Vec<ListedPod>, String> {
     let mut pods: Vec<ListedPod> = Vec::new();
     let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default());
@@ -49,7 +49,7 @@ pub fn parse(text: &str, agent_port: u16) -> Result<Vec<ListedPod>, String> {
             .ok_or_else(|| format!("name=host:port entries; {entry:?} is not one"))?;
         let name: PodName =
             name.trim().parse().map_err(|error| format!("name=host:port entries; {error}"))?;
-        let address = read_address(address.trim(), agent_port)
+        let address = parse_address(address.trim(), agent_port)
             .ok_or_else(|| format!("name=host:port entries; {entry:?} has no valid address"))?;
         pods.push(ListedPod { name, address });
     }
@@ -61,7 +61,7 @@ pub fn parse(text: &str, agent_port: u16) -> Result<Vec<ListedPod>, String> {
     }
 }
 
-fn read_address(text: &str, agent_port: u16) -> Option<String> {
+fn parse_address(text: &str, agent_port: u16) -> Option<String> {
     let with_port = match text.rsplit_once(':') {
         Some((host, port)) if !host.ends_with(':') && port.parse::<u16>().is_ok() => {
             text.to_owned()
@@ -70,9 +70,9 @@ fn read_address(text: &str, agent_port: u16) -> Option<String> {
         None => format!("{text}:{agent_port}"),
     };
     let authority: hyper::http::uri::Authority = with_port.parse().ok()?;
-    let plain =
+    let is_valid =
         !authority.host().is_empty() && authority.port_u16().is_some() && !with_port.contains('@');
-    plain.then_some(with_port)
+    is_valid.then_some(with_port)
 }
 
 #[cfg(test)]
@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_are_read_from_one_line_or_many() {
+    fn lists_are_parsed_from_one_line_or_several() {
         let pods = parse("b=10.0.0.2:9000, a=host\n# none\n\nc=[::1]:8000 # last\n", 8000).unwrap();
         let shown: Vec<_> =
             pods.iter().map(|pod| format!("{}={}", pod.name, pod.address)).collect();

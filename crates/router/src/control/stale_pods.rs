@@ -1,5 +1,5 @@
-//! Drains pods that the store still offers although this replica's own watch shows that they
-//! cannot serve. Only the leader writes facts about pods; this covers the time without one
+//! Drains pods that the store still allocates although this replica's own watch shows that they
+//! can't serve. Only the leader writes facts about pods; this covers the time without one
 //! (decision 0022).
 
 use std::{collections::HashSet, sync::Arc, time::Duration};
@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{Control, pods::AT_ONCE, ticks};
+use super::{Control, reconcile_list::MAX_CONCURRENT, ticks};
 use crate::cluster::PodView;
 use fleet::{Millis, PodStatus, names::PodName};
 use store::StoreError;
@@ -16,9 +16,9 @@ use store::StoreError;
 const DRAIN_TIME: Millis = 15_000;
 /// A drain that ends later than this is not renewed yet.
 const RENEW_BELOW: Millis = 9_000;
-/// How often all pods of the store are compared with the view while the leader is silent.
+/// Interval at which all pods of the store are compared with the view while the leader is silent.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(4);
-/// How often the silence of the leader is checked, and failed drains are retried.
+/// Interval at which the leader's silence is checked, and failed drains are retried.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 impl Control {
@@ -63,9 +63,9 @@ impl Control {
         departed: &mut HashSet<PodName>,
     ) -> Result<(), StoreError> {
         let names: Vec<PodName> = departed.iter().cloned().collect();
-        for some in names.chunks(AT_ONCE) {
-            let pods = join_all(some.iter().map(|name| self.store.pod(name))).await;
-            for (name, pod) in some.iter().zip(pods) {
+        for batch in names.chunks(MAX_CONCURRENT) {
+            let pods = join_all(batch.iter().map(|name| self.store.pod(name))).await;
+            for (name, pod) in batch.iter().zip(pods) {
                 if let Some(pod) = pod? {
                     self.drain_if_stale(view, &pod).await?;
                 }
@@ -85,21 +85,22 @@ impl Control {
     /// Without a leader, a drain is the weakest sufficient write: it ends no call, expires, and
     /// a new pod under the same name clears it.
     async fn drain_if_stale(&self, view: &PodView, pod: &PodStatus) -> Result<(), StoreError> {
-        let Some(doubt) = view.doubt(&pod.name).filter(|doubt| doubt.concerns(&pod.facts.uid))
+        let Some(stale) =
+            view.staleness(&pod.name).filter(|stale| stale.applies_to(&pod.facts.uid))
         else {
             return Ok(());
         };
-        // A pod that is not ready may be this watch's lag while a leader is at work.
-        if !doubt.reason.is_lasting() && !self.lifecycle.is_leader_silent() {
+        // With an active leader, this replica's watch may only lag behind.
+        if !stale.reason.is_permanent() && !self.lifecycle.is_leader_silent() {
             return Ok(());
         }
-        let is_out = pod.facts.terminating || !pod.facts.ready || pod.pool.is_none();
+        let is_out_of_service = pod.facts.terminating || !pod.facts.ready || pod.pool.is_none();
         let drained_until = pod.draining_until.unwrap_or(0);
-        if is_out || drained_until > self.store.now() + RENEW_BELOW {
+        if is_out_of_service || drained_until > self.store.now() + RENEW_BELOW {
             return Ok(());
         }
         if self.store.drain(&pod.name, DRAIN_TIME).await?.is_ok() && drained_until == 0 {
-            let reason = doubt.reason.as_str();
+            let reason = stale.reason.as_str();
             tracing::warn!(pod = %pod.name, reason, "drained a pod that the cluster shows out of service");
             self.metrics.stale_pods_drained.inc();
         }

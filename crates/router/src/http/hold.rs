@@ -1,43 +1,42 @@
-//! Calls for which there is no pod: on hold, or refused.
+//! Configuration of calls without a free pod: put on hold, or refused.
 
 use std::time::Duration;
 
 use fleet::{Hold, Millis};
 
-/// What is done about a call for which there is no pod.
+/// Response to a call that is refused because no pod is free.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum BusyAction {
     Say,
     Reject,
 }
 
-/// How calls wait for a pod.
+/// Limits and messages for waiting calls.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HoldConfig {
     pub time: Millis,
-    /// How often they ask again.
-    pub poll: Duration,
-    pub most: usize,
-    pub most_per_merchant: usize,
+    pub poll_interval: Duration,
+    pub max_waiting: usize,
+    pub max_waiting_per_merchant: usize,
     pub message: String,
     pub audio: Option<String>,
 }
 
-/// So many times a call that waits may forget to ask.
-const MISSED_POLLS: Millis = 3;
+/// Polls that a waiting call may miss before it loses its queue entry.
+const MAX_MISSED_POLLS: Millis = 3;
 
 impl HoldConfig {
-    pub fn patience(&self) -> Millis {
-        MISSED_POLLS * self.poll.as_millis() as Millis
+    pub fn poll_timeout(&self) -> Millis {
+        MAX_MISSED_POLLS * self.poll_interval.as_millis() as Millis
     }
 
-    /// What a call that may wait for so long is told the store.
+    /// Hold parameters of one call; `time` is capped at the configured hold time.
     pub fn hold(&self, time: Millis) -> Hold {
         Hold {
             time: time.min(self.time),
-            patience: self.patience(),
-            most: self.most,
-            most_per_merchant: self.most_per_merchant,
+            poll_timeout: self.poll_timeout(),
+            max_waiting: self.max_waiting,
+            max_waiting_per_merchant: self.max_waiting_per_merchant,
         }
     }
 }

@@ -1,5 +1,4 @@
-//! The HTTP API: every route stands in [`routes`], every endpoint in a file of
-//! its name.
+//! The HTTP API. [`routes`] lists every route; each endpoint has a file of its name.
 
 pub mod api;
 mod dashboard;
@@ -17,107 +16,114 @@ use axum::{extract::State, response::Response};
 use tokio::sync::Notify;
 
 pub use self::{
-    api::events::Stories,
+    api::events::CallTimelines,
     hold::{BusyAction, HoldConfig},
-    reply::{ApiError, Noted},
+    reply::{ApiError, RequestLog},
     routes::{admin_routes, metrics_routes, public_routes, routes},
 };
 use self::{
     api::{live::Live, snapshots::Snapshots},
-    middleware::{rate_limit::Rates, stream_limit::Streams},
+    middleware::{rate_limit::RateLimiter, stream_limit::StreamLimiter},
 };
 use crate::{auth::Access, lifecycle::Lifecycle, telemetry::metrics::Metrics};
-use fleet::{After, Allocation, Millis};
+use fleet::{Allocation, Millis, PreviousPod};
 use spans::Tracer;
 use store::{Store, Ttls};
 use telephony::{CallRequest, Provider, WsUrls};
 
-/// What every endpoint may use.
+/// State shared by all handlers.
 pub struct Context {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
     pub urls: WsUrls,
     pub access: Arc<Access>,
-    /// What URLs of ours begin with: `http`, or `https`.
+    /// Scheme of this router's own URLs: `http` or `https`.
     pub scheme: &'static str,
-    /// The URL under which providers reach us; empty if nobody said.
+    /// Base URL under which providers reach the router; empty if not configured.
     pub public_url: String,
-    /// Whose webhooks are there.
+    /// Providers whose webhooks are served.
     pub providers: Vec<Provider>,
-    /// Whether documents ask providers to tell us about streams.
+    /// Whether call documents request stream status callbacks.
     pub stream_status: bool,
     pub busy_action: BusyAction,
-    /// How calls wait for a pod, if they may.
+    /// Hold configuration; `None` if calls never wait for a pod.
     pub hold: Option<HoldConfig>,
-    /// How often a call whose stream is gone is given another pod.
-    pub retries: u32,
+    /// Reconnects of a call whose stream disconnected.
+    pub max_retries: u32,
     pub ttls: Ttls,
-    /// How long a signed request is remembered.
+    /// Time for which fingerprints of signed requests are kept, for replay protection.
     pub replay_window: Millis,
     pub read_timeout: Duration,
-    /// Tells the pods' loop that the tiers have changed.
-    pub nudge: Arc<Notify>,
+    /// Triggers a reconciliation of the pods after the tiers changed.
+    pub reconcile_now: Arc<Notify>,
     pub lifecycle: Arc<Lifecycle>,
-    /// Readings of the whole fleet, shared by all requests.
+    /// Cached reads of the whole fleet, shared by all requests.
     pub snapshots: Arc<Snapshots>,
-    /// What the page shows.
+    /// Data of the dashboard.
     pub live: Arc<Live>,
-    pub stories: Stories,
-    /// Open event streams.
-    pub streams: Arc<Streams>,
-    /// How often who is not authenticated may ask.
-    pub rates: Rates,
-    /// Where the spans of requests begin, if anything is traced.
-    pub traces: Option<Arc<Tracer>>,
+    pub timelines: CallTimelines,
+    pub stream_limiter: Arc<StreamLimiter>,
+    /// Limits unauthenticated requests.
+    pub rate_limiter: RateLimiter,
+    /// `None` if tracing is off.
+    pub tracer: Option<Arc<Tracer>>,
 }
 
 impl Context {
-    /// Where a provider shall tell what becomes of the stream to a pod.
+    /// Callback URL for the status of the stream to a pod.
     fn stream_status_url(&self, provider: Provider, given: &Allocation) -> Option<String> {
         let base = Some(&self.public_url).filter(|_| self.stream_status)?;
         let url = format!("{base}/api/v1/{provider}/stream-status?pod_name={}", given.pod);
-        Some(match given.attempt {
+        Some(match given.pod_attempt {
             0 => url,
-            attempt => format!("{url}&attempt={attempt}"),
+            number => format!("{url}&attempt={number}"),
         })
     }
 
-    /// Where a call goes when its stream is gone.
+    /// Webhook URL that the provider requests when the stream ends.
     fn after_stream_url(&self, request: &CallRequest, given: &Allocation) -> Option<String> {
-        let Allocation { pod, attempt, .. } = given;
-        (*attempt > 0).then(|| {
-            self.return_url(request, "after-stream", &format!("pod_name={pod}&attempt={attempt}"))
+        let Allocation { pod, pod_attempt, .. } = given;
+        (*pod_attempt > 0).then(|| {
+            self.webhook_url(
+                request,
+                "after-stream",
+                &format!("pod_name={pod}&attempt={pod_attempt}"),
+            )
         })
     }
 
-    /// Where a call that waits asks again. `since` is when it began to (unix seconds), `poll`
-    /// how often it will have asked.
-    fn waiting_url(&self, request: &CallRequest, since: u64, poll: u32) -> String {
-        self.return_url(request, "allocate", &format!("waiting_since={since}&poll={poll}"))
+    /// Poll URL of a waiting call. `since` is the start of the wait in unix seconds, `poll` the
+    /// number of the next poll.
+    fn poll_url(&self, request: &CallRequest, since: u64, poll: u32) -> String {
+        self.webhook_url(request, "allocate", &format!("waiting_since={since}&poll={poll}"))
     }
 
-    /// Where a call comes back to whose stream is gone, and whose answer has to wait until the
-    /// store is there.
-    fn after_stream_again_url(&self, request: &CallRequest, since: u64, after: &After) -> String {
-        let After { pod, attempt, .. } = after;
-        let what = format!("pod_name={pod}&attempt={attempt}&waiting_since={since}");
-        self.return_url(request, "after-stream", &what)
+    /// URL that repeats an after-stream webhook while the store is unavailable.
+    fn after_stream_retry_url(
+        &self,
+        request: &CallRequest,
+        since: u64,
+        previous: &PreviousPod,
+    ) -> String {
+        let PreviousPod { pod, pod_attempt, .. } = previous;
+        let query = format!("pod_name={pod}&attempt={pod_attempt}&waiting_since={since}");
+        self.webhook_url(request, "after-stream", &query)
     }
 
-    fn return_url(&self, request: &CallRequest, endpoint: &str, what: &str) -> String {
+    fn webhook_url(&self, request: &CallRequest, endpoint: &str, query: &str) -> String {
         let CallRequest { merchant, provider, flow, template, .. } = request;
         let merchant = merchant.as_ref().map(|id| format!("&merchant_id={id}")).unwrap_or_default();
         let base = &self.public_url;
         format!(
-            "{base}/api/v1/{provider}/{endpoint}?{what}{merchant}&flow={flow}&template={template}"
+            "{base}/api/v1/{provider}/{endpoint}?{query}{merchant}&flow={flow}&template={template}"
         )
     }
 }
 
 pub type Shared = State<Arc<Context>>;
 
-/// Tells every client that the connection ends here.
-fn close(mut response: Response) -> Response {
+/// Adds `Connection: close` to a response.
+fn close_connection(mut response: Response) -> Response {
     let close = axum::http::HeaderValue::from_static("close");
     response.headers_mut().insert(axum::http::header::CONNECTION, close);
     response
@@ -126,14 +132,14 @@ fn close(mut response: Response) -> Response {
 #[cfg(test)]
 impl Context {
     fn for_tests() -> Arc<Self> {
-        use fleet::tiers::{Origin, Tiers};
+        use fleet::tiers::{DocumentSource, Tiers};
         use store::Embedded;
         use telephony::DEFAULT_WS_PATH;
         let metrics = Arc::new(Metrics::default());
-        let tiers = Tiers::parse(r#"{"gold": 1}"#, Origin::Settings).unwrap().0;
+        let tiers = Tiers::parse(r#"{"gold": 1}"#, DocumentSource::Settings).unwrap().0;
         let store: Arc<dyn Store> = Arc::new(Embedded::in_memory(tiers, 0, metrics.store.clone()));
         let lifecycle = Arc::new(Lifecycle::default());
-        let about = api::live::About {
+        let info = api::live::RouterInfo {
             name: String::new(),
             store: "embedded",
             has_cluster: false,
@@ -143,12 +149,12 @@ impl Context {
         let snapshots = Snapshots::new(store.clone());
         let (live_store, shared) = (store.clone(), snapshots.clone());
         Arc::new(Self {
-            live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), about),
+            live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), info),
             snapshots,
-            stories: Stories::default(),
-            streams: Streams::new(metrics.clone()),
-            rates: Rates::new(0, Default::default()),
-            traces: None,
+            timelines: CallTimelines::default(),
+            stream_limiter: StreamLimiter::new(metrics.clone()),
+            rate_limiter: RateLimiter::new(0, Default::default()),
+            tracer: None,
             store,
             metrics,
             urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
@@ -158,18 +164,18 @@ impl Context {
             stream_status: false,
             busy_action: BusyAction::Say,
             hold: None,
-            retries: 0,
+            max_retries: 0,
             providers: Provider::ALL.into(),
             ttls: Ttls {
                 lease: 1_000,
                 draining: 1_000,
                 call_info: 1_000,
                 connect: None,
-                patience: None,
+                poll_timeout: None,
             },
             replay_window: 1_000,
             read_timeout: Duration::from_secs(1),
-            nudge: Arc::default(),
+            reconcile_now: Arc::default(),
             lifecycle,
         })
     }

@@ -1,4 +1,4 @@
-//! Answers that all endpoints share: JSON, errors, and notes for the log.
+//! Response parts shared by all endpoints: errors, access log fields, fallbacks.
 
 use axum::{
     Json,
@@ -17,24 +17,24 @@ use super::{
 
 use crate::auth::Bearer;
 use fleet::{
-    CallNotFound, Refusal, Tried, UnknownPod, Why,
+    CallNotFound, Refusal, RefusalReason, SkippedStep, UnknownPod,
     names::{CallSid, InvalidName, PodName},
 };
 use store::StoreError;
 
-/// An error as it is sent.
+/// JSON body of an error response.
 #[derive(Serialize, ToSchema)]
 #[schema(as = Error)]
 pub(super) struct ErrorBody<'a> {
-    /// What would help to understand it.
+    /// Context of the error, such as the field or the skipped steps.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Object>, nullable = false)]
     details: Option<&'a Value>,
-    /// What happened, to what, and what to do.
+    /// Condition, subject and remedy.
     error: &'a str,
 }
 
-/// An error in the format of JSON callers.
+/// An error response of the JSON API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiError {
     pub status: StatusCode,
@@ -51,11 +51,11 @@ impl ApiError {
         Self::new(StatusCode::BAD_REQUEST, error)
     }
 
-    /// A call has no pod; says why, and for each step that was tried.
+    /// Refused allocation, with the reason for each skipped step of the chain.
     pub fn refused(refusal: &Refusal) -> Self {
-        let mut details = json!({"reason": refusal.why.as_str()});
-        let error = match refusal.why {
-            Why::Limit(_) => "the merchant has as many calls as it may",
+        let mut details = json!({"reason": refusal.reason.as_str()});
+        let error = match refusal.reason {
+            RefusalReason::Limit(_) => "the merchant has reached its call limit",
             _ => {
                 details["chain"] = json!(refusal.tried);
                 "no pods available"
@@ -69,21 +69,21 @@ impl IntoResponse for ApiError {
     fn into_response(self) -> Response {
         let body = ErrorBody { details: self.details.as_ref(), error: &self.error };
         let mut response = (self.status, Json(body)).into_response();
-        let mut tell = |name, value| {
+        let mut set_header = |name, value| {
             response.headers_mut().insert(name, HeaderValue::from_static(value));
         };
         match self.status {
             StatusCode::SERVICE_UNAVAILABLE | StatusCode::TOO_MANY_REQUESTS => {
-                tell(header::RETRY_AFTER, "1");
+                set_header(header::RETRY_AFTER, "1");
             }
-            StatusCode::UNAUTHORIZED => tell(header::WWW_AUTHENTICATE, "Bearer"),
+            StatusCode::UNAUTHORIZED => set_header(header::WWW_AUTHENTICATE, "Bearer"),
             _ => {}
         }
-        // What is left of such a request is not worth reading.
+        // The rest of the request is not read, so the connection cannot be reused.
         match self.status {
             StatusCode::PAYLOAD_TOO_LARGE
             | StatusCode::REQUEST_TIMEOUT
-            | StatusCode::TOO_MANY_REQUESTS => super::close(response),
+            | StatusCode::TOO_MANY_REQUESTS => super::close_connection(response),
             _ => response,
         }
     }
@@ -122,24 +122,22 @@ impl From<UnknownPod> for ApiError {
     }
 }
 
-/// What a request was about, for its line in the log.
+/// Fields of the access log, attached to a response as an extension.
 #[derive(Debug, Clone, Default)]
-pub struct Noted {
+pub struct RequestLog {
     pub call: Option<CallSid>,
     pub pod: Option<PodName>,
     pub pool: Option<String>,
-    /// In a word, what came of it.
     pub outcome: &'static str,
-    /// Steps of the chain that were tried in vain.
-    pub tried: Vec<Tried>,
-    /// Whose token it came with.
+    pub tried: Vec<SkippedStep>,
+    /// Bearer of the request's token.
     pub by: Option<Bearer>,
-    /// Why it was refused.
-    pub why: Option<String>,
+    /// Reason of a refusal.
+    pub reason: Option<String>,
 }
 
-impl Noted {
-    pub fn on(self, response: impl IntoResponse) -> Response {
+impl RequestLog {
+    pub fn attach(self, response: impl IntoResponse) -> Response {
         let mut response = response.into_response();
         response.extensions_mut().insert(self);
         response
@@ -147,13 +145,12 @@ impl Noted {
 }
 
 pub(super) async fn not_found(State(context): Shared, uri: Uri, request: Request) -> Response {
-    if let Some(refused) = rate_limit::charge(&context, request.extensions(), request.headers()) {
+    if let Some(refused) = rate_limit::check(&context, request.extensions(), request.headers()) {
         return refused;
     }
-    // Who still sends would not hear the answer.
+    // A client that is still sending would not receive the response.
     let _ = body::read(request.into_body(), context.read_timeout).await;
-    ApiError::new(StatusCode::NOT_FOUND, format!("there is nothing at {}", uri.path()))
-        .into_response()
+    ApiError::new(StatusCode::NOT_FOUND, format!("no such path: {}", uri.path())).into_response()
 }
 
 pub(super) async fn method_not_allowed(
@@ -162,7 +159,7 @@ pub(super) async fn method_not_allowed(
     uri: Uri,
     request: Request,
 ) -> Response {
-    if let Some(refused) = rate_limit::charge(&context, request.extensions(), request.headers()) {
+    if let Some(refused) = rate_limit::check(&context, request.extensions(), request.headers()) {
         return refused;
     }
     let _ = body::read(request.into_body(), context.read_timeout).await;
@@ -170,10 +167,10 @@ pub(super) async fn method_not_allowed(
     ApiError::new(StatusCode::METHOD_NOT_ALLOWED, error).into_response()
 }
 
-/// A checked name from the path of a request.
-pub struct Named<T>(pub T);
+/// Extractor of a validated name from the path.
+pub struct PathName<T>(pub T);
 
-impl<T, S> FromRequestParts<S> for Named<T>
+impl<T, S> FromRequestParts<S> for PathName<T>
 where
     T: TryFrom<String, Error = InvalidName> + Send,
     S: Send + Sync,

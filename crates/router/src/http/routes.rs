@@ -1,4 +1,4 @@
-//! All routes, with the role that each needs.
+//! All routes, with the role that each requires.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use super::{
     reply,
     webhooks::{
         self,
-        callbacks::{self, About},
+        callbacks::{self, CallbackKind},
     },
 };
 use crate::auth::Role;
@@ -26,27 +26,27 @@ pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
     finish(routes, context, agents)
 }
 
-/// What the world may reach where the rest has an address of its own.
+/// Webhooks and health checks: the public routes if the admin API has its own address.
 pub fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
     finish(webhook_routes(context).merge(health_routes()), context, agents)
 }
 
-/// The rest.
+/// The API without webhooks, for its own address.
 pub fn admin_routes(context: &Arc<Context>) -> Router {
     finish(api_routes(context).merge(probe_routes()), context, None)
 }
 
-/// What stands on the port of the metrics.
+/// Metrics and health checks, for the metrics port.
 pub fn metrics_routes(context: &Arc<Context>) -> Router {
     finish(probe_routes(), context, None)
 }
 
-/// A path of the API. (A nested router would do the same again for every request.)
+/// A path of the API. (Prefixes are joined once here; a nested router joins them per request.)
 fn api(path: &str) -> String {
     format!("/api/v1{path}")
 }
 
-/// What providers ask, each guarded by the provider's signature.
+/// Webhooks, authenticated by the provider's signature.
 fn webhook_routes(context: &Context) -> Routes {
     context.providers.iter().copied().fold(Routes::default(), |routes, provider| {
         let allocate =
@@ -54,11 +54,11 @@ fn webhook_routes(context: &Context) -> Routes {
         let after_stream = move |context: Shared, request: Request| {
             webhooks::after_stream(context, provider, request)
         };
-        let callback = |about: About| {
+        let callback = |kind: CallbackKind| {
             let handler = move |context: Shared, request: Request| {
-                callbacks::callback(context, provider, about, request)
+                callbacks::callback(context, provider, kind, request)
             };
-            let [by_get, by_post] = openapi::webhooks::callback(provider, about);
+            let [by_get, by_post] = openapi::webhooks::callback(provider, kind);
             get(handler, by_get).post(handler, by_post).without_head()
         };
         let path = |endpoint: &str| api(&format!("/{provider}/{endpoint}"));
@@ -70,58 +70,64 @@ fn webhook_routes(context: &Context) -> Routes {
                 &path("after-stream"),
                 get(after_stream, after_by_get).post(after_stream, after_by_post).without_head(),
             )
-            .route(&path("call-status"), callback(About::Call))
-            .route(&path("stream-status"), callback(About::Stream))
+            .route(&path("call-status"), callback(CallbackKind::Call))
+            .route(&path("stream-status"), callback(CallbackKind::Stream))
     })
 }
 
-/// Everything else, with the role that each route needs where there are tokens.
+/// The JSON API and the dashboard. Roles apply if tokens are configured.
 fn api_routes(context: &Arc<Context>) -> Routes {
-    let viewer = |route: Route| route.needs(context, Role::Viewer);
-    let agent = |route: Route| route.needs(context, Role::Agent);
-    let admin = |route: Route| route.needs(context, Role::Admin);
+    let viewer = |route: Route| route.requires(context, Role::Viewer);
+    let agent = |route: Route| route.requires(context, Role::Agent);
+    let admin = |route: Route| route.requires(context, Role::Admin);
     Routes::default()
-        .route(&api("/allocate"), agent(post(allocate::allocate, allocate::described())))
-        .route(&api("/release"), agent(post(release::release, release::described())))
-        .route(&api("/renew"), agent(post(renew::renew, renew::described())))
-        .route(&api("/drain"), agent(post(drain::drain, drain::drain_described())))
-        .route(&api("/undrain"), admin(post(drain::undrain, drain::undrain_described())))
-        .route(&api("/status"), viewer(get(status::status, status::described())))
-        .route(&api("/pod/{name}"), viewer(get(pod::pod, pod::described())))
-        .route(&api("/pods"), viewer(get(pods::list, pods::list_described())))
-        .route(&api("/calls"), viewer(get(calls::list, calls::list_described())))
-        .route(&api("/calls/{sid}"), viewer(get(calls::call, calls::call_described())))
-        .route(&api("/events"), viewer(get(events::events, events::described())))
-        .route(&api("/live"), viewer(get(live::live, live::described())))
-        .route(&api("/whoami"), get(whoami::whoami, whoami::described()).told_needs(context, None))
-        .route("/", get(dashboard::index, dashboard::index_described()).limited(context))
-        .route("/page/{name}", get(dashboard::part, dashboard::part_described()).limited(context))
-        .route(&api("/merchants"), viewer(get(merchants::list, merchants::list_described())))
+        .route(&api("/allocate"), agent(post(allocate::allocate, allocate::endpoint())))
+        .route(&api("/release"), agent(post(release::release, release::endpoint())))
+        .route(&api("/renew"), agent(post(renew::renew, renew::endpoint())))
+        .route(&api("/drain"), agent(post(drain::drain, drain::drain_endpoint())))
+        .route(&api("/undrain"), admin(post(drain::undrain, drain::undrain_endpoint())))
+        .route(&api("/status"), viewer(get(status::status, status::endpoint())))
+        .route(&api("/pod/{name}"), viewer(get(pod::pod, pod::endpoint())))
+        .route(&api("/pods"), viewer(get(pods::list, pods::list_endpoint())))
+        .route(&api("/calls"), viewer(get(calls::list, calls::list_endpoint())))
+        .route(&api("/calls/{sid}"), viewer(get(calls::call, calls::call_endpoint())))
+        .route(&api("/events"), viewer(get(events::events, events::endpoint())))
+        .route(&api("/live"), viewer(get(live::live, live::endpoint())))
+        .route(
+            &api("/whoami"),
+            get(whoami::whoami, whoami::endpoint()).document_token(context, None),
+        )
+        .route("/", get(dashboard::index, dashboard::index_endpoint()).rate_limited(context))
+        .route(
+            "/page/{name}",
+            get(dashboard::file, dashboard::file_endpoint()).rate_limited(context),
+        )
+        .route(&api("/merchants"), viewer(get(merchants::list, merchants::list_endpoint())))
         .route(
             &api("/tiers"),
-            viewer(get(tiers::get, tiers::get_described()))
-                .merge(admin(put(tiers::put, tiers::put_described()))),
+            viewer(get(tiers::get, tiers::get_endpoint()))
+                .merge(admin(put(tiers::put, tiers::put_endpoint()))),
         )
         .route(
             &api("/merchants/{id}"),
-            viewer(get(merchants::get, merchants::get_described())).merge(admin(
-                put(merchants::put, merchants::put_described())
-                    .delete(merchants::delete, merchants::delete_described()),
+            viewer(get(merchants::get, merchants::get_endpoint())).merge(admin(
+                put(merchants::put, merchants::put_endpoint())
+                    .delete(merchants::delete, merchants::delete_endpoint()),
             )),
         )
 }
 
 fn health_routes() -> Routes {
-    ["", "/api/v1"].into_iter().fold(Routes::default(), |routes, place| {
+    ["", "/api/v1"].into_iter().fold(Routes::default(), |routes, prefix| {
         routes
-            .route(&format!("{place}/health"), get(probes::health, probes::health_described()))
-            .route(&format!("{place}/ready"), get(probes::ready, probes::ready_described()))
+            .route(&format!("{prefix}/health"), get(probes::health, probes::health_endpoint()))
+            .route(&format!("{prefix}/ready"), get(probes::ready, probes::ready_endpoint()))
     })
 }
 
 fn probe_routes() -> Routes {
-    ["", "/api/v1"].into_iter().fold(health_routes(), |routes, place| {
-        routes.route(&format!("{place}/metrics"), get(metrics::metrics, metrics::described()))
+    ["", "/api/v1"].into_iter().fold(health_routes(), |routes, prefix| {
+        routes.route(&format!("{prefix}/metrics"), get(metrics::metrics, metrics::endpoint()))
     })
 }
 

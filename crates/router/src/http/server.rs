@@ -1,4 +1,4 @@
-//! HTTP/1.1 connections: accepted, bounded in time, shut down gracefully.
+//! HTTP/1.1 server: accepts connections, enforces timeouts, shuts down gracefully.
 
 use std::{
     convert::Infallible,
@@ -32,16 +32,15 @@ use crate::tls::ListenerTls;
 
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
-    /// For the head of a request once it has begun, and for the client to take any of a
-    /// response.
+    /// From the first byte of a request to the end of its head, and for writes without progress.
     pub read: Duration,
-    /// For the next request to begin.
+    /// Until the next request begins.
     pub idle: Duration,
     /// For requests in flight at shutdown.
     pub shutdown: Duration,
 }
 
-/// Serves until `closing`, then finishes requests in flight, within the shutdown timeout.
+/// Serves until `closing`, then finishes requests in flight within the shutdown timeout.
 pub async fn serve(
     listener: TcpListener,
     tls: ListenerTls,
@@ -79,7 +78,7 @@ pub async fn serve(
     if timeout(timeouts.shutdown, connections.wait()).await.is_err() {
         tracing::warn!(
             connections = connections.len(),
-            "cut connections that did not finish in time"
+            "shutdown timeout reached; closing connections with requests in flight"
         );
         abort.cancel();
         connections.wait().await;
@@ -98,10 +97,10 @@ async fn accept(
         };
         match accepted {
             Ok(accepted) => return Some(accepted),
-            // Out of file descriptors, most likely: others must finish first.
+            // Most likely out of file descriptors, until other connections close.
             Err(error) => {
                 if !is_full {
-                    tracing::warn!(%error, "cannot accept connections; waiting for room");
+                    tracing::warn!(%error, "cannot accept connections; retrying");
                 }
                 is_full = true;
                 sleep(Duration::from_millis(50)).await;
@@ -114,8 +113,8 @@ async fn accept(
 const TLS_HANDSHAKE: u8 = 22;
 /// Response to a client that speaks plain HTTP on an address with TLS.
 const TLS_REQUIRED: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\n\
-    Content-Length: 56\r\nConnection: close\r\n\r\n\
-    {\"error\":\"this address speaks TLS: begin with https://\"}";
+    Content-Length: 51\r\nConnection: close\r\n\r\n\
+    {\"error\":\"this address requires TLS; use https://\"}";
 
 struct Connection {
     peer: SocketAddr,
@@ -128,7 +127,7 @@ struct Connection {
 impl Connection {
     async fn accept(self, tls: ListenerTls, mut stream: TcpStream) {
         let peer = self.peer;
-        // Responses are small and complete: delaying them gains nothing.
+        // Responses are written whole: Nagle's algorithm would only delay them.
         let _ = stream.set_nodelay(true);
         let Some(config) = tls.server_config() else {
             return self.serve(stream).await;
@@ -140,14 +139,14 @@ impl Connection {
                 stream.shutdown().await?;
                 // Closing with unread input resets the connection and loses the response.
                 while stream.read(&mut [0; 1024]).await? > 0 {}
-                return Err(io::Error::other("no TLS"));
+                return Err(io::Error::other("plain HTTP on a TLS address"));
             }
             TlsAcceptor::from(config).accept(stream).await
         };
         match timeout(self.timeouts.read, handshake).await {
             Ok(Ok(stream)) => self.serve(stream).await,
-            Ok(Err(error)) => tracing::debug!(%peer, %error, "no TLS connection"),
-            Err(_) => tracing::debug!(%peer, "a TLS handshake took too long"),
+            Ok(Err(error)) => tracing::debug!(%peer, %error, "TLS handshake failed"),
+            Err(_) => tracing::debug!(%peer, "TLS handshake timed out"),
         }
     }
 
@@ -186,7 +185,7 @@ impl Connection {
     }
 }
 
-/// A body that tells the slot of its connection when it is polled and when it is dropped.
+/// A body that updates the slot of its connection when it is polled and dropped.
 struct TrackedBody<B> {
     body: B,
     slot: Arc<Slot>,
@@ -194,12 +193,12 @@ struct TrackedBody<B> {
     on_drop: fn(&Slot),
 }
 
-/// A handler that reads waits for the client.
+/// A handler that polls the body waits for the client.
 fn request_body(body: Incoming, slot: Arc<Slot>) -> TrackedBody<Incoming> {
     TrackedBody { body, slot, on_poll: Slot::await_body, on_drop: |slot| slot.await_body(false) }
 }
 
-/// Hyper drops the body when the response is written. No request follows an upgrade.
+/// Hyper drops the body after it has written the response. No request follows an upgrade.
 fn response_body(body: Body, slot: Arc<Slot>, is_upgrade: bool) -> TrackedBody<Body> {
     let on_drop = if is_upgrade { |_: &Slot| {} } else { Slot::end_response };
     TrackedBody { body, slot, on_poll: |_, _| {}, on_drop }
@@ -243,7 +242,7 @@ struct TimeoutIo<S> {
     write: Timer,
 }
 
-/// Set only while its operation is pending, which is rare.
+/// Set only while its operation is pending.
 type Timer = Option<Pin<Box<Sleep>>>;
 
 fn timed_out<T>() -> Poll<io::Result<T>> {

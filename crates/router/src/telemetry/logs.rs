@@ -1,4 +1,4 @@
-//! Log lines: the access log, and what happens beside requests.
+//! Log output: format, level and the writer thread.
 
 use std::{
     io::{self, BufWriter, Write},
@@ -17,7 +17,7 @@ use tracing_subscriber::{
 
 use crate::terminal;
 
-/// How log lines look.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
     Json,
@@ -35,23 +35,23 @@ const BUFFERED_LINES: usize = 1 << 14;
 /// Pause of the writer thread between two batches.
 const BATCH_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Keeps the writer thread alive; when dropped, waits up to a second for the lines buffered.
+/// Owns the writer thread; when dropped, waits up to a second for buffered lines.
 pub(crate) struct Logging {
     dropped: ErrorCounter,
     _flush: WorkerGuard,
 }
 
-/// Sends log lines to standard error through a thread of its own: a slow reader costs lines,
-/// never the time of a request.
+/// Sends log lines to standard error through a separate thread: a slow reader loses lines and
+/// never delays a request.
 pub(crate) fn init(config: LogConfig) -> Logging {
     let (writer, guard) = non_blocking(io::stderr());
     let logging = Logging { dropped: writer.error_counter(), _flush: guard };
     let layer = fmt::layer().with_writer(writer).with_target(false);
-    // The cluster module logs errors of kube in its own words.
-    let ours = FilterFn::new(move |line| {
+    // The cluster module logs the errors of kube itself.
+    let own_lines = FilterFn::new(move |line| {
         config.level >= Level::DEBUG || !line.target().starts_with("kube")
     });
-    let registry = tracing_subscriber::registry().with(config.level).with(ours);
+    let registry = tracing_subscriber::registry().with(config.level).with(own_lines);
     match config.format {
         LogFormat::Json => {
             let flat = layer.json().flatten_event(true);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slow_reader_costs_lines_and_no_time_and_the_rest_comes_in_order() {
+    fn a_slow_reader_loses_lines_and_the_rest_stay_in_order() {
         let read = Arc::new(Mutex::new(Vec::new()));
         let blocked = read.lock().unwrap();
         let (mut lines, _guard) = non_blocking(Slow(read.clone()));

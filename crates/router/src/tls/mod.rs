@@ -1,5 +1,4 @@
-//! TLS: who we are and whom we let in, read again when the files change; and the same as
-//! a client.
+//! TLS of the listeners, reloaded when the files change, and of the program's own clients.
 
 use std::{
     path::{Path, PathBuf},
@@ -19,25 +18,25 @@ use x509_cert::{
     der::Decode,
 };
 
-use crate::auth::secrets::Followed;
+use crate::auth::secrets::Watched;
 
-/// The files with our certificate, its key, and the authorities of clients.
+/// Files of the server certificate, its key, and the client authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TlsConfig {
     pub certificate: PathBuf,
     pub key: PathBuf,
-    /// Whose certificates clients must show, if they must show any.
+    /// Authorities of client certificates; `None` if clients need none.
     pub client_authority: Option<PathBuf>,
 }
 
 /// The TLS server side, reloaded when its files change.
-pub struct Tls(Followed<Configs>);
+pub struct Tls(Watched<Configs>);
 
 struct Configs {
     server_only: Arc<ServerConfig>,
-    /// With client certificates, if there are client authorities.
+    /// Requires client certificates; `None` without client authorities.
     mutual: Option<Arc<ServerConfig>>,
-    /// The earliest end of validity in the certificate chain (s).
+    /// Earliest end of validity in the certificate chain (unix seconds).
     ends_at: Option<u64>,
 }
 
@@ -47,12 +46,12 @@ pub enum ListenerTls {
     Off,
     /// Clients need no certificate.
     ServerOnly(Arc<Tls>),
-    /// Clients must show a certificate if there are client authorities.
+    /// Clients must present a certificate if client authorities are configured.
     Mutual(Arc<Tls>),
 }
 
 impl ListenerTls {
-    /// The configuration for the next connection; `None` without TLS.
+    /// Returns the configuration for the next connection; `None` without TLS.
     pub fn server_config(&self) -> Option<Arc<ServerConfig>> {
         match self {
             Self::Off => None,
@@ -66,26 +65,26 @@ impl ListenerTls {
 }
 
 impl Tls {
-    /// Reads the files; an error says what was expected of them.
+    /// Reads the files; the error names what was expected.
     pub fn new(config: &TlsConfig) -> Result<Self, String> {
         let mut paths = vec![config.certificate.clone(), config.key.clone()];
         paths.extend(config.client_authority.clone());
-        Followed::files("TLS_CERT_FILE", paths, Arc::new(read)).map(Self)
+        Watched::files("TLS_CERT_FILE", paths, Arc::new(parse)).map(Self)
     }
 
-    /// Looks whether the files have changed.
-    pub fn look(&self) {
-        self.0.look();
+    /// Reloads the files if they changed.
+    pub fn reload_if_changed(&self) {
+        self.0.reload_if_changed();
     }
 
-    /// When our certificate ends (s), or the first of those that vouch for it.
+    /// Returns the earliest end of validity in the certificate chain (unix seconds).
     pub fn ends_at(&self) -> Option<u64> {
         self.0.current().ends_at
     }
 }
 
-/// The texts of the certificate, its key, and the authorities, if there are any.
-fn read(texts: &[String]) -> Result<Configs, String> {
+/// Parses the certificate chain, its key, and optionally the client authorities.
+fn parse(texts: &[String]) -> Result<Configs, String> {
     let config = |authorities: Option<&String>| {
         let builder = ServerConfig::builder_with_provider(provider());
         let builder = versions(builder)?;
@@ -111,17 +110,17 @@ fn read(texts: &[String]) -> Result<Configs, String> {
     Ok(Configs { server_only: config(None)?, mutual, ends_at })
 }
 
-/// How a client of ours trusts routers, and shows who it is.
+/// TLS settings of a client: the authorities it trusts and its certificate.
 #[derive(Debug, Clone, Default)]
 pub struct Trust {
-    /// An authority besides the system's.
+    /// Authority to trust besides the system's.
     pub authority: Option<PathBuf>,
     /// The files of a certificate and its key.
     pub identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Trust {
-    pub fn settings(&self) -> Result<Arc<ClientConfig>, String> {
+    pub fn client_config(&self) -> Result<Arc<ClientConfig>, String> {
         let mut trusted = match &self.authority {
             Some(path) => roots(&text_of(path)?).map_err(|wrong| at(path, &wrong))?,
             None => RootCertStore::empty(),
@@ -135,7 +134,9 @@ impl Trust {
                 let chain = certificates(&text_of(certificate)?).map_err(|it| at(certificate, &it));
                 let secret = private_key(&text_of(key)?).map_err(|wrong| at(key, &wrong));
                 let config = builder.with_client_auth_cert(chain?, secret?);
-                config.map_err(|error| at(certificate, &format!("it and its key; {error}")))?
+                config.map_err(|error| {
+                    at(certificate, &format!("a certificate that matches its key; {error}"))
+                })?
             }
         };
         Ok(Arc::new(config))
@@ -173,7 +174,7 @@ fn not_after(der: &[u8]) -> Option<u64> {
     Some(certificate.tbs_certificate().validity().not_after.to_unix_duration().as_secs())
 }
 
-/// (What is wrong with a key is said without showing any of it.)
+/// The error contains no part of the key.
 fn private_key(text: &str) -> Result<PrivateKeyDer<'static>, String> {
     PrivateKeyDer::from_pem_slice(text.as_bytes()).map_err(|_| "a private key (PEM)".into())
 }

@@ -1,4 +1,4 @@
-//! Programs for trying the router: a simulated agent and a load generator.
+//! Programs to try the router with: a simulated agent and a load generator.
 
 pub mod agent;
 pub mod load;

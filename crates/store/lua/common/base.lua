@@ -1,41 +1,36 @@
--- base: time, keys, checked reads. The library begins with it.
+-- base: time, keys, checked reads, call records. The library begins with this file.
 
--- redis.call, redis.pcall and more that is not there yet while the library is loaded.
+-- redis.call, redis.pcall and functions of Lua: set at the first call, because Redis provides redis.call only then.
 local run, try, floor, max, format
 
--- What one call of a function knows: set when it begins.
-local P -- the key prefix
-local K -- the keys under it
-local now -- the time (ms)
-local seconds -- the time (s), as text
--- The tier table, read as needed: kind, cap, strategy, target of a tier.
-local entries
--- What is known of tiers already, from the chain in force.
-local chain_kinds
--- Until when (ms) a pod's word is enough for a call that nobody knows.
-local trusting_until
--- Whether there may be calls that wait; nil before the table was read.
-local is_waited_for
--- What pools are called under this prefix.
-local names_of
+-- State of one function call, set when it begins.
+local P -- key prefix
+local K -- keys under the prefix
+local pool_keys_of -- names of a pool under the prefix, by tier
+local now -- time (ms)
+local seconds -- time (s), as text
+local is_read_only -- the function may not write
+local tier_entries -- cached entries of the tier table: kind, cap, strategy, target
+local chain_kinds -- kinds of the tiers of the default chain
+local trusting_until -- end of the re-registration window (ms)
+local has_waiting_calls -- false only if no call waits; nil before the tier table was read
 
--- redis.pcall for errors of the data, such as a key of the wrong type. Any other error ends the function, such as a
--- command that the user may not run: taken for an error of the data it would replace views and hide records.
+-- Wraps redis.pcall: errors of the data, such as a key of the wrong type, are returned. Any other error ends the
+-- function, such as a command denied by an ACL: handled as an error of the data, it would replace indexes.
 local function try_in(pcall)
   return function(...)
     local reply = pcall(...)
-    local wrong = type(reply) == 'table' and reply.err
-    if wrong and not string.find(wrong, '^WRONGTYPE')
-      and (not string.find(wrong, '^ERR') or string.find(wrong, 'user executing the script', 1, true)) then
+    local err = type(reply) == 'table' and reply.err
+    if err and not string.find(err, '^WRONGTYPE')
+      and (not string.find(err, '^ERR') or string.find(err, 'user executing the script', 1, true)) then
       error(reply, 0)
     end
     return reply
   end
 end
 
--- What was worked out from a text, kept for the next who asks: `work` has no other
--- source. Bounded, because texts are not.
-local function remembered(work)
+-- Memoizes a function of one text. The cache is bounded because texts come from requests.
+local function memoized(work)
   local known, size = {}, 0
   return function(text)
     local value = known[text]
@@ -48,13 +43,12 @@ local function remembered(work)
   end
 end
 
--- A whole number as text. Redis writes the numbers it is given as floating point,
--- which takes several times as long.
+-- Formats a whole number. Redis formats number arguments as floating point, which takes several times as long.
 local function text_of(number)
   return format('%d', number)
 end
 
--- A reply of `try`; names the key where it holds another type than it should.
+-- Returns a reply of `try`; an error reply ends the function with an error that names the key.
 local function checked(key, reply)
   if type(reply) == 'table' and reply.err then
     error(key .. ': ' .. reply.err, 0)
@@ -66,9 +60,9 @@ local function read(command, key, ...)
   return checked(key, try(command, key, ...))
 end
 
--- Reads or writes a view. A view of the wrong type is replaced: it is derived anyway. The next sweep asks for an audit,
--- which puts back what the view has lost.
-local function view(command, key, ...)
+-- Runs a command on an index. An index of the wrong type is replaced, since it is derived; the next sweep requests an
+-- audit, which fills it again.
+local function run_index(command, key, ...)
   local reply = try(command, key, ...)
   if type(reply) == 'table' and reply.err then
     run('DEL', key)
@@ -78,66 +72,81 @@ local function view(command, key, ...)
   return reply
 end
 
--- Notes what happened, for people: call, pod, source pool, merchant and more, '' for what
--- does not belong to it. KEPT, how many are kept, begins the library.
-local function tell(kind, call, pod, pool, merchant, more)
-  if KEPT == '0' then return end
-  view('XADD', K.events, 'MAXLEN', '~', KEPT, '*', kind,
-    call .. ' ' .. pod .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (more or ''))
+-- Appends an event to the event log: call, pod, source pool, merchant and detail, '' where one does not apply.
+-- EVENT_LIMIT, declared at the start of the library, is the approximate length of the log; '0' disables it.
+local function record_event(kind, call, pod_name, pool, merchant, detail)
+  if EVENT_LIMIT == '0' then return end
+  run_index('XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind,
+    call .. ' ' .. pod_name .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (detail or ''))
 end
 
--- A count of a view; one of the wrong type has nothing to count.
+-- Runs a counting command on an index; an index of the wrong type counts as empty.
 local function count(command, key, ...)
   local reply = try(command, key, ...)
   return type(reply) == 'number' and reply or 0
 end
 
--- Some fields of a call's record, in the order of their names. A key of another type has none.
+-- Returns fields of a call's record in the order of their names; none of a key of another type.
 local function fields_of(call, ...)
   return unpack(try('HMGET', K.call .. call, ...))
 end
 
--- The record of a call. Missing texts are empty; `pod_name`, `source_pool` and `at` are false or nil. A key of another
--- type is an empty record with the error in `err`.
+-- Reads the fields that have another name in the other schema from a record that has none of this schema's names.
+-- Functions that may write rename them at the same time, so that all later writes find one set of names only.
+local function fields_of_other_schema(call)
+  local request_ids, pod_attempt = fields_of(call, OTHER_REQUEST_IDS, OTHER_POD_ATTEMPT)
+  if (request_ids or pod_attempt) and not is_read_only then
+    local key = K.call .. call
+    if request_ids then run('HSET', key, REQUEST_IDS, request_ids) end
+    if pod_attempt then run('HSET', key, POD_ATTEMPT, pod_attempt) end
+    run('HDEL', key, OTHER_REQUEST_IDS, OTHER_POD_ATTEMPT)
+  end
+  return request_ids, pod_attempt
+end
+
+-- Returns the record of a call. Missing texts are empty; `pod_name`, `source_pool` and `at` are false or nil. A key of
+-- another type is an empty record with the error in `err`.
 local function record_of(call)
-  local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', 'attempt',
-    'attempts', 'tried')
-  local pod_name, source_pool, merchant_id, at, stage, attempt, attempts, tried = unpack(reply)
+  local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
+    POD_ATTEMPT, 'tried')
+  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried = unpack(reply)
+  if not request_ids and not pod_attempt and (pod_name or stage) then
+    request_ids, pod_attempt = fields_of_other_schema(call)
+  end
   return {
     pod_name = pod_name,
     source_pool = source_pool,
     merchant_id = merchant_id or '',
     at = at,
     stage = stage or '',
-    attempt = attempt or '',
-    attempts = attempts or '',
+    request_ids = request_ids or '',
+    pod_attempt = pod_attempt or '',
     tried = tried or '',
     err = reply.err,
   }
 end
 
--- The record of a call; fails where the key holds another type.
+-- Returns the record of a call; fails if the key holds another type.
 local function read_record(call)
   local record = record_of(call)
   if record.err then error(K.call .. call .. ': ' .. record.err, 0) end
   return record
 end
 
--- How long a call has lasted that began `at` (ms), by a clock that may step back.
+-- Returns the duration (ms) of a call that began `at` (ms); 0 after a backward clock step.
 local function lasted(at)
   return max(0, now - (tonumber(at or now) or now))
 end
 
-local merchant_of = remembered(function(tier)
+local merchant_of = memoized(function(tier)
   return string.match(tier, '^merchant:(.+)$') or false
 end)
 
--- What a pool is called, by the tier value of its pods (`gold`, `merchant:acme`): the
--- source pool of its calls, and its keys. `out` has the pods that are out of service:
--- score 1 leaving, 2 not ready, 3 quarantined. `queue` has the calls that wait and may
--- use the pool, by whose turn it is.
-local function names_under(prefix)
-  return remembered(function(tier)
+-- Returns a function from the tier value of pods (`gold`, `merchant:acme`) to the source pool of their calls and the
+-- keys of their pool. `out` has the pods out of service: score 1 leaving, 2 not ready, 3 quarantined. `queue` has the
+-- waiting calls that may use the pool, in the order of their turn.
+local function pool_keys_under(prefix)
+  return memoized(function(tier)
     local id = merchant_of(tier)
     local stem = prefix .. (id and tier or 'pool:' .. tier)
     return {
@@ -150,90 +159,91 @@ local function names_under(prefix)
   end)
 end
 
--- The live calls of a merchant, by deadline: what its limits count.
+-- Returns the key of a merchant's live calls by deadline, which its limits count.
 local function live_key(merchant)
   return K.merchant .. merchant .. ':calls'
 end
-local is_pool = remembered(function(text)
+
+local is_pool = memoized(function(text)
   return #text <= 80 and (string.find(text, '^pool:[%w._-]+$') or string.find(text, '^merchant:[%w._-]+$')) ~= nil
 end)
 
--- A source pool as it stands in a record; where people have put something else
--- there, the pool the pod is in, if that is known.
+-- Returns the source pool of a record. A malformed one, edited by hand, is replaced by the pool of the pod if known.
 local function pool_text(text, tier)
-  return text and is_pool(text) and text or names_of(tier or 'unknown').source
+  return text and is_pool(text) and text or pool_keys_of(tier or 'unknown').source
 end
 
--- When a merchant's calls of this second began.
+-- Returns the key of the start times of a merchant's calls within the rate window.
 local function rate_key(merchant)
   return K.merchant .. merchant .. ':rate'
 end
 
--- Whether the store is ours and complete: not empty, not being taken over.
+-- Returns whether the store is set up: neither empty nor being adopted.
 local function is_set_up()
   return run('EXISTS', K.schema) == 1
 end
 
--- Whether a tier table is in force. One of the wrong type is none: the recovery writes it again.
+-- Returns whether a tier table is in force. The recovery rewrites a table of the wrong type.
 local function has_tiers()
   return try('HEXISTS', K.tiers, ':chain') == 1
 end
 
-local parse_entry = remembered(function(text)
+local parse_entry = memoized(function(text)
   local kind, cap, strategy, target = string.match(text, '^(%a+) (%d+) (%a+) (%d+)$')
   return kind and {kind = kind, cap = tonumber(cap), strategy = strategy, target = tonumber(target)} or false
 end)
 
--- The entry of a tier by its name; nil if the table has none.
-local function entry(name)
-  if not entries then entries = {} end
-  if entries[name] == nil then
+-- Returns the entry of a tier in the tier table; nil if it has none.
+local function tier_entry(name)
+  if not tier_entries then tier_entries = {} end
+  if tier_entries[name] == nil then
     local text, trusting, waiting = unpack(try('HMGET', K.tiers, name, ':trusting_until', ':waiting'))
-    -- A malformed entry counts as missing; the recovery writes the table again.
-    entries[name] = text and parse_entry(text) or false
+    -- A malformed entry counts as missing; the recovery rewrites the table.
+    tier_entries[name] = text and parse_entry(text) or false
     trusting_until = tonumber(trusting or 0)
-    is_waited_for = waiting and true or false
+    has_waiting_calls = waiting and true or false
   end
-  return entries[name] or nil
+  return tier_entries[name] or nil
 end
 
 local NONE = {}
 local DEDICATED = {kind = 'dedicated', cap = 1}
 
--- What a pod of a pool may carry; nil for a tier that is no more.
+-- Returns kind, cap and strategy of a pool; nil for an unknown tier.
 local function kind_of(tier)
-  local found = chain_kinds[tier]
-  if found then return found end
+  local kind = chain_kinds[tier]
+  if kind then return kind end
   if merchant_of(tier) then return DEDICATED end
-  found = entry(tier)
-  return found and found.kind ~= 'dedicated' and found or nil
+  kind = tier_entry(tier)
+  return kind and kind.kind ~= 'dedicated' and kind or nil
 end
 
--- Whether the table itself asks for a pool.
-local function wanted(tier)
+-- Returns whether the tier table defines a pool.
+local function is_defined(tier)
   local id = merchant_of(tier)
-  local found = entry(id or tier)
-  return found ~= nil and (found.kind == 'dedicated') == (id ~= false)
+  local entry = tier_entry(id or tier)
+  return entry ~= nil and (entry.kind == 'dedicated') == (id ~= false)
 end
 
--- Makes a function of an operation. The only key is the prefix of all keys, which tells a
--- cluster where to go, too; the first argument is the latest time (ms) at which it may still
--- do its work, 0 for any. VERSION tells this library from others.
+-- Registers the function of an operation. Its only key is the prefix of all keys, which also routes it in a cluster.
+-- The first argument is the request deadline (ms), 0 for none. VERSION distinguishes this library from others.
 local function operation(name, work)
+  local flags = FLAGS[name] or error('undeclared function ' .. name)
   redis.register_function({
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
-    flags = FLAGS[name] or error('undeclared function ' .. name),
+    flags = flags,
     callback = function(keys, args)
       if not run then
         run, try, floor, max, format = redis.call, try_in(redis.pcall), math.floor, math.max, string.format
       end
       local prefix, not_after = keys[1], args[1]
-      if P ~= prefix then P, K, names_of = prefix, keys_under(prefix), names_under(prefix) end
+      if P ~= prefix then P, K, pool_keys_of = prefix, keys_under(prefix), pool_keys_under(prefix) end
       local clock = run('TIME')
       seconds = clock[1]
       now = seconds * 1000 + floor(clock[2] / 1000)
       if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end
-      entries, chain_kinds, trusting_until, is_waited_for = nil, NONE, 0, nil
+      tier_entries, chain_kinds, trusting_until, has_waiting_calls = nil, NONE, 0, nil
+      is_read_only = flags[1] == 'no-writes'
       return work(args)
     end,
   })

@@ -1,64 +1,63 @@
--- draw: which pod of a pool takes the next call.
+-- draw: selection of a pod of a pool for the next call.
 
--- The facts of a pod, if it is one that takes a call; nil if not.
-local function usable(pod, tier, cap)
-  local f = readable_facts_of(pod)
-  return f and f.calls < cap and f.tier == tier and serving(f) and f or nil
+-- Returns the facts of a pod that can take a call; nil if it cannot.
+local function usable(pod_name, tier, cap)
+  local pod = readable_facts_of(pod_name)
+  return pod and pod.calls < cap and pod.tier == tier and is_serving(pod) and pod or nil
 end
 
--- The first of some pods that takes a call.
-local function first_usable(pods, tier, cap, avoid)
-  if type(pods) ~= 'table' or pods.err then return nil end
-  for _, pod in ipairs(pods) do
-    local f = pod ~= avoid and usable(pod, tier, cap)
-    if f then return f end
+-- Returns the first usable pod, other than `avoid`.
+local function first_usable(pod_names, tier, cap, avoid)
+  if type(pod_names) ~= 'table' or pod_names.err then return nil end
+  for _, pod_name in ipairs(pod_names) do
+    local pod = pod_name ~= avoid and usable(pod_name, tier, cap)
+    if pod then return pod end
   end
 end
 
--- A pod from all those of a pool, for a view of available pods that was replaced and is not filled yet.
+-- Draws from all pods of a pool, while its index of available pods was replaced and is not filled yet.
 local function draw_assigned(tier, kind, avoid)
   local cap = kind.kind == 'shared' and kind.cap or 1
-  return first_usable(try('SRANDMEMBER', names_of(tier).assigned, '64'), tier, cap, avoid)
+  return first_usable(try('SRANDMEMBER', pool_keys_of(tier).assigned, '64'), tier, cap, avoid)
 end
 
--- A pod of a pool that takes a call, and not `avoid`; nil and why there is none.
+-- Returns a usable pod of a pool, other than `avoid`; nil and the reason if there is none.
 local function draw(tier, kind, avoid)
-  local key = names_of(tier).available
-  local found
+  local key = pool_keys_of(tier).available
+  local pod
   if kind.kind ~= 'shared' then
-    local any = view('SRANDMEMBER', key)
+    local any = run_index('SRANDMEMBER', key)
     if type(any) == 'string' then
-      found = any ~= avoid and usable(any, tier, 1) or first_usable(try('SRANDMEMBER', key, '16'), tier, 1, avoid)
+      pod = any ~= avoid and usable(any, tier, 1) or first_usable(try('SRANDMEMBER', key, '16'), tier, 1, avoid)
     end
   else
     local cap, below = kind.cap, '(' .. kind.cap
     if kind.strategy == 'pack' then
-      found = first_usable(view('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '0', '1'), tier, cap, avoid)
+      pod = first_usable(run_index('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '0', '1'), tier, cap, avoid)
         or first_usable(try('ZREVRANGEBYSCORE', key, below, '-inf', 'LIMIT', '1', '16'), tier, cap, avoid)
     else
-      found = first_usable(view('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '0', '1'), tier, cap, avoid)
+      pod = first_usable(run_index('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '0', '1'), tier, cap, avoid)
         or first_usable(try('ZRANGEBYSCORE', key, '-inf', below, 'LIMIT', '1', '16'), tier, cap, avoid)
     end
   end
-  if found then return found end
-  local out = names_of(tier).out
-  if count('SCARD', names_of(tier).assigned) > count('ZCARD', out) then return nil, 'at_capacity' end
+  if pod then return pod end
+  local out = pool_keys_of(tier).out
+  if count('SCARD', pool_keys_of(tier).assigned) > count('ZCARD', out) then return nil, 'at_capacity' end
   if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
   return nil, 'empty'
 end
 
--- Gives calls that wait again, because the pod they were handed has gone, any other
--- that is free.
-local function reseat(calls)
+-- Hands free pods off to requeued calls, which have lost the pod of their first hand-off.
+local function hand_off_requeued(calls)
   table.sort(calls, function(a, b) return a.score < b.score or a.score == b.score and a.call < b.call end)
-  for _, waiter in ipairs(calls) do
-    local call = waiter.call
-    local place = place_of(call)
-    for tier in string.gmatch(place and place.waits and place.pools or '', '%S+') do
+  for _, requeued in ipairs(calls) do
+    local call = requeued.call
+    local entry = queue_entry_of(call)
+    for tier in string.gmatch(entry and entry.is_waiting and entry.pools or '', '%S+') do
       local kind = kind_of(tier)
-      local f = kind and draw(tier, kind)
-      if f then
-        hand(f, call)
+      local pod = kind and draw(tier, kind)
+      if pod then
+        hand_off(pod, call)
         break
       end
     end

@@ -1,190 +1,190 @@
--- pod: the facts of a pod, and the one place that derives its views from them.
+-- pod: the facts of a pod, and the one function that derives its indexes from them.
 
--- Reads the table's entry for a pod's pool, and with it until when we trust.
+-- Reads the tier table's entry for a pool, and with it the end of the re-registration window.
 local function read_table(tier)
-  entry(tier and (merchant_of(tier) or tier) or '')
+  tier_entry(tier and (merchant_of(tier) or tier) or '')
 end
 
--- The facts that views follow from; nil if the pod is not known, or with what is wrong,
--- if they can't be read. With `leaver`, a call, the table is read as well and the call
--- taken out of the indexes.
-local function readable_facts_of(pod, leaver)
-  local key, calls_key, draining_key = K.pod .. pod, K.pod_calls .. pod, K.pod_draining .. pod
+-- Returns the facts of a pod from which its indexes follow; nil for an unknown pod, nil and the error if they cannot be
+-- read. With `ending_call`, reads the tier table as well and removes the call from the indexes.
+local function readable_facts_of(pod_name, ending_call)
+  local key, calls_key, draining_key = K.pod .. pod_name, K.pod_calls .. pod_name, K.pod_draining .. pod_name
   local tier, fields = try('HGET', key, 'plain'), nil
   local ready, terminating, pin, failures, quarantined_until
   if not tier or tier == '' or tier.err then
     fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
     ready, terminating, pin, failures, quarantined_until = unpack(fields)
     if not ready then return nil, fields.err and key .. ': ' .. fields.err end
-    tier = try('GET', K.pod_tier .. pod)
+    tier = try('GET', K.pod_tier .. pod_name)
     if type(tier) ~= 'string' then tier = nil end
   end
-  local f = {pod = pod, key = key, calls_key = calls_key, tier = tier, calls = 0, left = false, unleased = false}
-  if leaver then
+  local pod = {name = pod_name, key = key, calls_key = calls_key, tier = tier, calls = 0, has_lost_call = false,
+    has_no_lease = false}
+  if ending_call then
     read_table(tier)
     local index = K.calls
-    view('ZREM', index, leaver)
-    local left = try('ZREM', calls_key, leaver)
-    if left == 1 then
-      f.left = true
-    elseif left ~= 0 then
-      -- The next sweep ends it.
-      run('ZADD', index, text_of(now), leaver)
-      return nil, calls_key .. ': ' .. left.err
+    run_index('ZREM', index, ending_call)
+    local removed = try('ZREM', calls_key, ending_call)
+    if removed == 1 then
+      pod.has_lost_call = true
+    elseif removed ~= 0 then
+      -- The next sweep ends the call.
+      run('ZADD', index, text_of(now), ending_call)
+      return nil, calls_key .. ': ' .. removed.err
     end
   end
-  -- Mostly there is neither.
+  -- Usually neither key exists.
   if run('EXISTS', draining_key, calls_key) > 0 then
-    if run('EXISTS', draining_key) == 1 then f.draining = true end
+    if run('EXISTS', draining_key) == 1 then pod.draining = true end
     local calls = try('ZCARD', calls_key)
     if type(calls) ~= 'number' then return nil, calls_key .. ': ' .. calls.err end
-    f.calls = calls
+    pod.calls = calls
   end
   if not fields then
-    f.is_plain = true
-    return f
+    pod.is_plain = true
+    return pod
   end
-  if ready ~= '1' then f.unready = true end
-  if terminating == '1' then f.terminating = true end
-  if pin and pin ~= '' then f.pin = pin end
-  if failures and failures ~= '0' then f.failures = tonumber(failures) end
-  if quarantined_until and quarantined_until ~= '' then f.quarantined = true end
-  return f
+  if ready ~= '1' then pod.unready = true end
+  if terminating == '1' then pod.terminating = true end
+  if pin and pin ~= '' then pod.pin = pin end
+  if failures and failures ~= '0' then pod.failures = tonumber(failures) end
+  if quarantined_until and quarantined_until ~= '' then pod.quarantined = true end
+  return pod
 end
 
--- The same, where all fails that can't read them. (Scripts that see many pods must not
--- fail for one; the audit reports it.)
-local function facts_of(pod, leaver)
-  local f, wrong = readable_facts_of(pod, leaver)
-  if wrong then error(wrong, 0) end
-  return f
+-- Returns the facts of a pod; fails if they cannot be read. Functions over many pods use readable_facts_of instead, so
+-- that one pod does not fail them; the audit reports it.
+local function facts_of(pod_name, ending_call)
+  local pod, err = readable_facts_of(pod_name, ending_call)
+  if err then error(err, 0) end
+  return pod
 end
 
--- Which pod of its name it is.
-local function uid_of(f)
-  return read('HGET', f.key, 'uid') or ''
+-- Returns the UID, which distinguishes successive pods of one name.
+local function uid_of(pod)
+  return read('HGET', pod.key, 'uid') or ''
 end
 
-local function leaving(f)
-  return f.draining or f.terminating
+local function is_leaving(pod)
+  return pod.draining or pod.terminating
 end
 
--- Announces that a drain of the pod may have ended: it has no call left, is gone, or serves
--- again. Without the permission to publish, waiting drains notice later.
-local function announce_drain(pod)
-  redis.pcall('PUBLISH', K.drained, pod)
+local function is_serving(pod)
+  return not (pod.unready or pod.draining or pod.terminating or pod.quarantined)
 end
 
-local function serving(f)
-  return not (f.unready or f.draining or f.terminating or f.quarantined)
+-- Publishes that a drain of the pod may have ended: it has no call left, was removed, or serves again. Without the
+-- permission to publish, drain requests notice it by polling.
+local function publish_drain(pod_name)
+  redis.pcall('PUBLISH', K.drained, pod_name)
 end
 
--- The pool of a pod of which there is nothing more to know: ready, not terminating, no
--- failures, where it is pinned or not pinned; else ''. A view that saves reading all that.
-local function plain(f)
-  local is_elsewhere = f.pin and f.pin ~= f.tier and 'merchant:' .. f.pin ~= f.tier
-  local is_plain = f.is_plain or not (f.unready or f.terminating or f.quarantined or is_elsewhere)
-  return is_plain and (f.failures or 0) == 0 and f.tier or ''
+-- Returns the pool of a pod whose other facts are all defaults: ready, not terminating, no failures, not pinned to
+-- another pool; else ''. The field `plain` caches it, so that most reads need no other fact.
+local function plain_pool(pod)
+  local is_pinned_elsewhere = pod.pin and pod.pin ~= pod.tier and 'merchant:' .. pod.pin ~= pod.tier
+  local is_plain = pod.is_plain or not (pod.unready or pod.terminating or pod.quarantined or is_pinned_elsewhere)
+  return is_plain and (pod.failures or 0) == 0 and pod.tier or ''
 end
 
--- The views that follow from a pod's calls: its place among the available, its
--- lease, its status. `call` is its one call, where the script knows it, with its
--- deadline, when it began (s) and its source pool. A pod that `stands` has as many
--- calls as before, and keeps its place; one that is `unleased` has no lease.
-local function place_calls(f, call, deadline, at, pool)
-  local fit, kind = serving(f), f.tier and not f.stands and kind_of(f.tier)
+-- Derives the indexes that follow from a pod's calls: its availability, its lease, its status. `call` is its only call
+-- where the caller knows it, with its deadline, start (s) and source pool. `keeps_count` marks a pod whose number of
+-- calls is the same as before, so that its availability is not written; `has_no_lease` one without a lease.
+local function place_calls(pod, call, deadline, at, pool)
+  local serves, kind = is_serving(pod), pod.tier and not pod.keeps_count and kind_of(pod.tier)
   if kind then
-    local key = names_of(f.tier).available
+    local key = pool_keys_of(pod.tier).available
     if kind.kind == 'shared' then
-      if fit then view('ZADD', key, text_of(f.calls), f.pod) else view('ZREM', key, f.pod) end
-    elseif fit and f.calls == 0 then
-      view('SADD', key, f.pod)
+      if serves then run_index('ZADD', key, text_of(pod.calls), pod.name) else run_index('ZREM', key, pod.name) end
+    elseif serves and pod.calls == 0 then
+      run_index('SADD', key, pod.name)
     else
-      view('SREM', key, f.pod)
+      run_index('SREM', key, pod.name)
     end
   end
-  local status = not fit and leaving(f) and 'draining' or f.calls > 0 and 'allocated'
-    or f.quarantined and 'quarantined' or 'available'
-  if f.calls == 0 then
-    if leaving(f) then announce_drain(f.pod) end
-    if not f.unleased then run('DEL', K.lease .. f.pod) end
-    if f.released_at then
-      run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at', f.released_at)
-      f.released_at = nil
+  local status = not serves and is_leaving(pod) and 'draining' or pod.calls > 0 and 'allocated'
+    or pod.quarantined and 'quarantined' or 'available'
+  if pod.calls == 0 then
+    if is_leaving(pod) then publish_drain(pod.name) end
+    if not pod.has_no_lease then run('DEL', K.lease .. pod.name) end
+    if pod.released_at then
+      run('HSET', pod.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at',
+        pod.released_at)
+      pod.released_at = nil
     else
-      run('HSET', f.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
+      run('HSET', pod.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '')
     end
     return
   end
   if not call then
-    call, deadline = unpack(run('ZREVRANGE', f.calls_key, '0', '0', 'WITHSCORES'))
+    call, deadline = unpack(run('ZREVRANGE', pod.calls_key, '0', '0', 'WITHSCORES'))
     deadline = tonumber(deadline)
     at, pool = fields_of(call, 'allocated_at', 'source_pool')
     at, pool = at or '', pool or ''
   end
-  run('SET', K.lease .. f.pod, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
-  if f.unleased then f.unleased = false end
-  run('HSET', f.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
+  run('SET', K.lease .. pod.name, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
+  if pod.has_no_lease then pod.has_no_lease = false end
+  run('HSET', pod.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
 
--- The views that follow from a pod's pool and service.
-local function place_service(f)
-  run('HSET', f.key, 'plain', plain(f))
-  if not f.tier then return end
-  view('SADD', K.pools, f.tier)
-  view('SADD', names_of(f.tier).assigned, f.pod)
-  if serving(f) then
-    view('ZREM', names_of(f.tier).out, f.pod)
+-- Derives the indexes that follow from a pod's pool and service state.
+local function place_service(pod)
+  run('HSET', pod.key, 'plain', plain_pool(pod))
+  if not pod.tier then return end
+  run_index('SADD', K.pools, pod.tier)
+  run_index('SADD', pool_keys_of(pod.tier).assigned, pod.name)
+  if is_serving(pod) then
+    run_index('ZREM', pool_keys_of(pod.tier).out, pod.name)
   else
-    view('ZADD', names_of(f.tier).out, leaving(f) and 1 or f.unready and 2 or 3, f.pod)
+    run_index('ZADD', pool_keys_of(pod.tier).out, is_leaving(pod) and 1 or pod.unready and 2 or 3, pod.name)
   end
 end
 
--- All views of a pod.
-local function place(f)
-  place_service(f)
-  place_calls(f)
+-- Derives all indexes of a pod.
+local function place(pod)
+  place_service(pod)
+  place_calls(pod)
 end
 
--- Takes a pod out of a view, whatever type the view has.
-local function drop(key, pod)
+-- Removes a pod from an index of either type.
+local function remove_from_index(key, pod_name)
   local kind = run('TYPE', key).ok
-  if kind == 'set' then run('SREM', key, pod) end
-  if kind == 'zset' then run('ZREM', key, pod) end
+  if kind == 'set' then run('SREM', key, pod_name) end
+  if kind == 'zset' then run('ZREM', key, pod_name) end
 end
 
--- Takes a pod out of all views of its pool.
-local function unplace(f)
-  if not f.tier then return end
-  drop(names_of(f.tier).assigned, f.pod)
-  drop(names_of(f.tier).out, f.pod)
-  drop(names_of(f.tier).available, f.pod)
+-- Removes a pod from all indexes of its pool.
+local function remove_from_pool(pod)
+  if not pod.tier then return end
+  remove_from_index(pool_keys_of(pod.tier).assigned, pod.name)
+  remove_from_index(pool_keys_of(pod.tier).out, pod.name)
+  remove_from_index(pool_keys_of(pod.tier).available, pod.name)
 end
 
--- Gives a pod a pool; place must follow.
-local function set_home(f, tier)
-  view('HSET', K.pod_metadata, f.pod, cjson.encode({tier = tier, name = f.pod}))
-  unplace(f)
-  f.tier = tier
-  run('SET', K.pod_tier .. f.pod, tier)
-  tell('moved', '', f.pod, names_of(tier).source)
+-- Assigns a pod to a pool; place must follow.
+local function set_pool(pod, tier)
+  run_index('HSET', K.pod_metadata, pod.name, cjson.encode({tier = tier, name = pod.name}))
+  remove_from_pool(pod)
+  pod.tier = tier
+  run('SET', K.pod_tier .. pod.name, tier)
+  record_event('moved', '', pod.name, pool_keys_of(tier).source)
 end
 
--- The pool a pod's label asks for, if there is such a pool.
-local function pinned(f)
-  if f.is_plain then
-    local pin = run('HGET', f.key, 'pin')
-    f.is_plain, f.pin = nil, pin and pin ~= '' and pin or nil
+-- Returns the pool that a pod is pinned to by its label; nil if there is no such pool.
+local function pinned(pod)
+  if pod.is_plain then
+    local pin = run('HGET', pod.key, 'pin')
+    pod.is_plain, pod.pin = nil, pin and pin ~= '' and pin or nil
   end
-  if not f.pin or merchant_of(f.pin) then return f.pin end
-  local found = entry(f.pin)
-  if not found then return nil end
-  return found.kind == 'dedicated' and 'merchant:' .. f.pin or f.pin
+  if not pod.pin or merchant_of(pod.pin) then return pod.pin end
+  local entry = tier_entry(pod.pin)
+  if not entry then return nil end
+  return entry.kind == 'dedicated' and 'merchant:' .. pod.pin or pod.pin
 end
 
--- The pool for a pod that has none: a merchant pool below its target, else the
--- first tier of the chain below its target, else the last of the chain.
-local function home()
+-- Returns the pool for a pod without one: a merchant pool below its target, else the first tier of the chain below its
+-- target, else the last tier of the chain.
+local function default_pool()
   local fields = run('HGETALL', K.tiers)
   local tiers, names, chain = {}, {}, ''
   for i = 1, #fields, 2 do
@@ -196,167 +196,167 @@ local function home()
       if tiers[name] then names[#names + 1] = name end
     end
   end
-  local function below(tier, target)
-    return count('SCARD', names_of(tier).assigned) < target
+  local function is_below(tier, target)
+    return count('SCARD', pool_keys_of(tier).assigned) < target
   end
   table.sort(names)
   for _, name in ipairs(names) do
-    if tiers[name].kind == 'dedicated' and below('merchant:' .. name, tiers[name].target) then
+    if tiers[name].kind == 'dedicated' and is_below('merchant:' .. name, tiers[name].target) then
       return 'merchant:' .. name
     end
   end
   local last
   for name in string.gmatch(chain, '(%S+)=') do
     if tiers[name] then
-      if below(name, tiers[name].target) then return name end
+      if is_below(name, tiers[name].target) then return name end
       last = name
     end
   end
   return last
 end
 
--- Gives an idle pod the pool it should be in. A pod gets its first pool when it
--- is first in service; a busy one keeps what it has. Answers whether it moved.
-local function settle(f)
-  if f.calls > 0 or f.is_plain and wanted(f.tier) then return false end
-  local pin = pinned(f)
-  if f.tier and (pin == f.tier or not pin and wanted(f.tier)) then return false end
-  if not f.tier and not serving(f) then return false end
-  local tier = pin or home()
+-- Assigns an idle pod to the pool it belongs in. A pod gets its first pool when it first serves; a busy pod keeps its
+-- pool. Returns whether the pod moved.
+local function assign_pool(pod)
+  if pod.calls > 0 or pod.is_plain and is_defined(pod.tier) then return false end
+  local pin = pinned(pod)
+  if pod.tier and (pin == pod.tier or not pin and is_defined(pod.tier)) then return false end
+  if not pod.tier and not is_serving(pod) then return false end
+  local tier = pin or default_pool()
   if not tier then return false end
-  set_home(f, tier)
+  set_pool(pod, tier)
   return true
 end
 
--- Sets the deadline of a call in all indexes, and how long its record lives, if
--- there is one already. Comes before other writes: a pod's index of the wrong type shows
--- here.
-local function extend(f, call, deadline, life, merchant)
+-- Sets the deadline of a call in all indexes, and the lifetime of its record where `life` is given. Precedes other
+-- writes, because it fails on a pod's index of the wrong type.
+local function set_deadline(pod, call, deadline, life, merchant)
   deadline = text_of(deadline)
-  view('ZADD', K.calls, deadline, call)
-  if f then run('ZADD', f.calls_key, deadline, call) end
+  run_index('ZADD', K.calls, deadline, call)
+  if pod then run('ZADD', pod.calls_key, deadline, call) end
   if life then run('PEXPIRE', K.call .. call, life) end
-  if merchant and merchant ~= '' then view('ZADD', live_key(merchant), deadline, call) end
+  if merchant and merchant ~= '' then run_index('ZADD', live_key(merchant), deadline, call) end
 end
 
--- How many calls a pod may carry; 0 if none.
-local function cap_of(f)
-  local kind = f.tier and kind_of(f.tier)
-  return kind and serving(f) and (kind.kind == 'shared' and kind.cap or 1) or 0
+-- Returns the number of calls that a pod may serve; 0 if it is out of service.
+local function cap_of(pod)
+  local kind = pod.tier and kind_of(pod.tier)
+  return kind and is_serving(pod) and (kind.kind == 'shared' and kind.cap or 1) or 0
 end
 
--- Gives a call a pod. `c` is its record: merchant, attempt, stage, attempts, tried, and
--- what was there before, if anything was. `life` is how long it lives.
-local function give(f, call, c, deadline, life)
-  local key, pool = K.call .. call, names_of(f.tier).source
-  extend(f, call, deadline, nil, c.merchant)
-  if not c.record and c.tried == '' and c.stage == '' and c.attempts == '' then
-    run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant, 'allocated_at', seconds,
-      'at', text_of(now), 'attempt', c.attempt)
+-- Allocates a pod to a call. `fields` has the fields of the record (merchant, request_id, stage, pod_attempt, tried),
+-- and `record` if the call has a record already. `life` is the lifetime of the record.
+local function allocate_pod(pod, call, fields, deadline, life)
+  local key, pool = K.call .. call, pool_keys_of(pod.tier).source
+  set_deadline(pod, call, deadline, nil, fields.merchant)
+  if not fields.record and fields.tried == '' and fields.stage == '' and fields.pod_attempt == '' then
+    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant, 'allocated_at', seconds,
+      'at', text_of(now), REQUEST_IDS, fields.request_id)
   else
-    run('HSET', key, 'pod_name', f.pod, 'source_pool', pool, 'merchant_id', c.merchant or '', 'allocated_at', seconds,
-      'at', text_of(now), 'attempt', c.attempt or '', 'tried', c.tried or '', 'stage', c.stage or '',
-      'attempts', c.attempts or '')
+    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant or '',
+      'allocated_at', seconds, 'at', text_of(now), REQUEST_IDS, fields.request_id or '', 'tried', fields.tried or '',
+      'stage', fields.stage or '', POD_ATTEMPT, fields.pod_attempt or '')
   end
   run('PEXPIRE', key, life)
-  tell('allocated', call, f.pod, pool, c.merchant, c.tried)
-  f.calls = f.calls + 1
-  if f.calls == 1 then place_calls(f, call, deadline, seconds, pool) else place_calls(f) end
+  record_event('allocated', call, pod.name, pool, fields.merchant, fields.tried)
+  pod.calls = pod.calls + 1
+  if pod.calls == 1 then place_calls(pod, call, deadline, seconds, pool) else place_calls(pod) end
   return pool
 end
 
--- Remembers how a call ended that may come back.
-local function remember(call, pod, cause, attempts, lasted_for, merchant)
-  if attempts == '' then attempts = '0' end
+-- Adds the end of a call that may reconnect to the call history.
+local function record_call_end(call, pod_name, cause, pod_attempt, lasted_for, merchant)
+  if pod_attempt == '' then pod_attempt = '0' end
   if merchant == '' then merchant = '-' end
-  local text = table.concat({pod, cause, attempts, lasted_for, merchant}, ' ')
+  local text = table.concat({pod_name, cause, pod_attempt, lasted_for, merchant}, ' ')
   run('SET', K.call_end .. call, text, 'PX', RULES.CALL_HISTORY_TTL)
 end
 
--- How a call ended, if that is remembered.
-local function end_of(call)
+-- Returns the end of a call from the call history; nil if it has none.
+local function call_end_of(call)
   local text = try('GET', K.call_end .. call)
   if type(text) ~= 'string' then return nil end
-  local pod, cause, attempts, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
-  return pod and {pod = pod, cause = cause, attempts = tonumber(attempts), lasted = tonumber(lasted_for),
-    merchant = merchant ~= '-' and merchant or ''}
+  local pod_name, cause, pod_attempt, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
+  return pod_name and {pod_name = pod_name, cause = cause, pod_attempt = tonumber(pod_attempt),
+    lasted = tonumber(lasted_for), merchant = merchant ~= '-' and merchant or ''}
 end
 
--- Says more of how a call ended; it is not remembered for longer by that.
-local function explain(call, ended, cause)
+-- Changes the cause in the call history; the entry expires at the same time as before.
+local function update_call_end(call, call_end, cause)
   local left = run('PTTL', K.call_end .. call)
-  remember(call, ended.pod, cause, tostring(ended.attempts), ended.lasted, ended.merchant)
+  record_call_end(call, call_end.pod_name, cause, tostring(call_end.pod_attempt), call_end.lasted, call_end.merchant)
   run('PEXPIRE', K.call_end .. call, max(1, left))
 end
 
--- Ends a call that has left its pod's indexes: its record, its lease. `f` is its pod, if
--- that is known.
-local function end_call(f, call, record, cause)
-  local pod, merchant, attempts, time = record.pod_name, record.merchant_id, record.attempts, lasted(record.at)
-  if not f then view('ZREM', K.calls, call) end
-  if f and f.calls == 0 then
-    run('DEL', K.call .. call, K.lease .. f.pod)
-    f.unleased = true
+-- Ends a call that its pod's indexes no longer contain: its record, its lease. `pod` is nil for an unknown pod.
+local function end_call(pod, call, record, cause)
+  local pod_name, merchant, pod_attempt, time = record.pod_name, record.merchant_id, record.pod_attempt,
+    lasted(record.at)
+  if not pod then run_index('ZREM', K.calls, call) end
+  if pod and pod.calls == 0 then
+    run('DEL', K.call .. call, K.lease .. pod.name)
+    pod.has_no_lease = true
   else
     run('DEL', K.call .. call)
   end
-  if merchant ~= '' then view('ZREM', live_key(merchant), call) end
-  tell('ended', call, pod or '', '', merchant, cause .. ' ' .. text_of(time))
-  -- A hand-off that was taken back never reached the caller.
-  if (attempts ~= '' or cause == 'unconfirmed') and pod and record.stage ~= 'handed' and cause ~= 'abandoned' then
-    remember(call, pod, cause, attempts, time, merchant)
+  if merchant ~= '' then run_index('ZREM', live_key(merchant), call) end
+  record_event('ended', call, pod_name or '', '', merchant, cause .. ' ' .. text_of(time))
+  -- The caller never learnt of a hand-off that was taken back.
+  if (pod_attempt ~= '' or cause == 'unconfirmed') and pod_name and record.stage ~= 'handed'
+    and cause ~= 'abandoned' then
+    record_call_end(call, pod_name, cause, pod_attempt, time, merchant)
   end
   if now < trusting_until then
-    -- (sweeps keep it short)
-    view('ZADD', K.ended, text_of(now), call)
+    -- Sweeps trim this index.
+    run_index('ZADD', K.ended, text_of(now), call)
   end
 end
 
--- Notes how a pod has fared, and until when (ms) it is given no calls for that.
-local function set_health(f, failures, quarantined_until)
-  local was = f.quarantined
-  f.failures, f.quarantined = failures, quarantined_until and true or nil
-  if quarantined_until and not was then
-    tell('quarantined', '', f.pod, '', '', text_of(floor(quarantined_until / 1000)))
-  elseif was and not quarantined_until then
-    tell('restored', '', f.pod, '')
+-- Sets the failure count of a pod and the end of its quarantine (ms), if any.
+local function set_health(pod, failures, quarantined_until)
+  local was_quarantined = pod.quarantined
+  pod.failures, pod.quarantined = failures, quarantined_until and true or nil
+  if quarantined_until and not was_quarantined then
+    record_event('quarantined', '', pod.name, '', '', text_of(floor(quarantined_until / 1000)))
+  elseif was_quarantined and not quarantined_until then
+    record_event('restored', '', pod.name, '')
   end
-  run('HSET', f.key, 'failures', failures, 'quarantined_until', quarantined_until or '', 'plain', plain(f))
+  run('HSET', pod.key, 'failures', failures, 'quarantined_until', quarantined_until or '', 'plain', plain_pool(pod))
   if quarantined_until then
-    view('ZADD', K.quarantined, quarantined_until, f.pod)
+    run_index('ZADD', K.quarantined, quarantined_until, pod.name)
   else
-    view('ZREM', K.quarantined, f.pod)
+    run_index('ZREM', K.quarantined, pod.name)
   end
 end
 
--- A call went well on a pod. Answers whether its service changes by that.
-local function fared_well(f)
-  if (f.failures or 0) == 0 and not f.quarantined then return false end
-  local was = f.quarantined
-  set_health(f, 0)
-  return was
+-- Resets the health of a pod after a success. Returns whether its service state changes.
+local function record_success(pod)
+  if (pod.failures or 0) == 0 and not pod.quarantined then return false end
+  local was_quarantined = pod.quarantined
+  set_health(pod, 0)
+  return was_quarantined
 end
 
--- A call never connected, or broke at once. Three in a row put a pod into
--- quarantine, but never more than a fifth of its pool. Answers as above.
-local function fared_badly(f)
-  local failures, names = (f.failures or 0) + 1, f.tier and names_of(f.tier)
-  if f.quarantined or failures < RULES.QUARANTINE_FAILURES or not names
-    or (count('ZCOUNT', names.out, 3, 3) + 1) * RULES.QUARANTINE_SHARE > count('SCARD', names.assigned) then
-    f.failures = failures
-    run('HSET', f.key, 'failures', failures, 'plain', plain(f))
+-- Counts a failure: a call that never connected, or an early failure. QUARANTINE_FAILURES in a row quarantine the pod,
+-- within the share of its pool that may be in quarantine. Returns whether its service state changes.
+local function record_failure(pod)
+  local failures, keys = (pod.failures or 0) + 1, pod.tier and pool_keys_of(pod.tier)
+  if pod.quarantined or failures < RULES.QUARANTINE_FAILURES or not keys
+    or (count('ZCOUNT', keys.out, 3, 3) + 1) * RULES.QUARANTINE_SHARE > count('SCARD', keys.assigned) then
+    pod.failures = failures
+    run('HSET', pod.key, 'failures', failures, 'plain', plain_pool(pod))
     return false
   end
-  set_health(f, failures, now + RULES.QUARANTINE_TIME)
+  set_health(pod, failures, now + RULES.QUARANTINE_TIME)
   return true
 end
 
--- After these nobody is left who would want another pod.
+-- Causes after which the caller does not reconnect.
 local is_final = {agent = true, provider = true, operator = true}
 
--- What the end of a call says of its pod. Answers as above.
-local function speaks_for(f, cause, lasted_for)
-  if cause == 'unconfirmed' then return fared_badly(f) end
-  if cause == 'agent' or cause == 'provider' and lasted_for >= RULES.EARLY_FAILURE then return fared_well(f) end
+-- Counts the end of a call as a success or failure of its pod. Returns whether the pod's service state changes.
+local function record_call_outcome(pod, cause, lasted_for)
+  if cause == 'unconfirmed' then return record_failure(pod) end
+  if cause == 'agent' or cause == 'provider' and lasted_for >= RULES.EARLY_FAILURE then return record_success(pod) end
   return false
 end

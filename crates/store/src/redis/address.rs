@@ -1,4 +1,4 @@
-//! Where Redis is: an address, or Sentinels that know it.
+//! The address of Redis: an endpoint, or Sentinels that know the primary.
 
 use std::{io, time::Duration};
 
@@ -9,15 +9,15 @@ use redis::{
     aio::{MultiplexedConnection, PubSub},
 };
 
-/// How long a connection may take until it can be used.
-const CONNECT: Duration = Duration::from_millis(300);
-/// How long one answer may take.
-pub(super) const RESPONSE: Duration = Duration::from_millis(350);
+/// Time to establish a connection, handshake included.
+const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
+/// Time for one reply.
+pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(350);
 
-/// A Redis URL, taken apart.
+/// A parsed Redis URL.
 #[derive(Clone)]
 pub(super) struct Address {
-    /// How to connect, once the primary's address is known.
+    /// Connection settings; with Sentinels the endpoint is a placeholder.
     info: ConnectionInfo,
     sentinels: Option<Sentinels>,
     /// A certificate authority to trust besides the system's (PEM).
@@ -31,9 +31,9 @@ struct Sentinels {
 }
 
 impl Address {
-    /// Reads `redis://`, `rediss://` or
+    /// Parses `redis://`, `rediss://` or
     /// `redis+sentinel://[user:password@]host:port,host:port/service[/database]`. With
-    /// `rediss+sentinel://` Sentinels and primary are reached by TLS.
+    /// `rediss+sentinel://` both Sentinels and primary use TLS.
     pub(super) fn parse(url: &str, authority: Option<Vec<u8>>) -> Result<Self, String> {
         let Some((scheme, rest)) = url.split_once("+sentinel://") else {
             let info = url.into_connection_info().map_err(|error| error.to_string())?;
@@ -64,8 +64,8 @@ impl Address {
         Ok(Self { info, sentinels: Some(Sentinels { nodes, service: service.into() }), authority })
     }
 
-    /// Host and port, where we were told them.
-    pub(super) fn place(&self) -> Option<(&str, u16)> {
+    /// Host and port, unless Sentinels provide them.
+    pub(super) fn endpoint(&self) -> Option<(&str, u16)> {
         match self.info.addr() {
             _ if self.sentinels.is_some() => None,
             ConnectionAddr::Tcp(host, port) | ConnectionAddr::TcpTls { host, port, .. } => {
@@ -75,7 +75,7 @@ impl Address {
         }
     }
 
-    /// Connects to the primary. `moved` is where a cluster said the keys are.
+    /// Connects to the primary. `moved` is the endpoint of a cluster's MOVED reply.
     pub(super) async fn connect(
         &self,
         moved: Option<(String, u16)>,
@@ -83,10 +83,10 @@ impl Address {
         self.primary(moved).await.map(|(_, connection)| connection)
     }
 
-    /// Connects to the primary for messages alone.
+    /// Opens a separate connection to the primary for messages.
     pub(super) async fn subscription(&self) -> Result<PubSub, RedisError> {
         let (client, _) = self.primary(None).await?;
-        tokio::time::timeout(CONNECT, client.get_async_pubsub())
+        tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub())
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
@@ -96,17 +96,20 @@ impl Address {
         moved: Option<(String, u16)>,
     ) -> Result<(Client, MultiplexedConnection), RedisError> {
         match (moved, &self.sentinels) {
-            (Some(place), _) => self.connect_to(Some(place)).await,
+            (Some(endpoint), _) => self.connect_to(Some(endpoint)).await,
             (None, None) => self.connect_to(None).await,
             (None, Some(sentinels)) => {
-                // All are asked at once: some may be mute. And one may still name a
-                // primary that is none any more, while another knows better.
-                let mut answers: FuturesUnordered<_> =
-                    sentinels.nodes.iter().map(|node| self.ask(sentinels, node)).collect();
-                let mut last = io::Error::other("no Sentinel is known").into();
-                while let Some(answer) = answers.next().await {
-                    let connected = match answer {
-                        Ok(place) => self.connect_to(Some(place)).await,
+                // Query all Sentinels concurrently: some may not reply, and some may still name a
+                // former primary.
+                let mut replies: FuturesUnordered<_> = sentinels
+                    .nodes
+                    .iter()
+                    .map(|node| self.query_sentinel(sentinels, node))
+                    .collect();
+                let mut last = io::Error::other("the URL names no Sentinel").into();
+                while let Some(reply) = replies.next().await {
+                    let connected = match reply {
+                        Ok(endpoint) => self.connect_to(Some(endpoint)).await,
                         Err(error) => Err(error),
                     };
                     match connected {
@@ -121,10 +124,10 @@ impl Address {
 
     async fn connect_to(
         &self,
-        place: Option<(String, u16)>,
+        endpoint: Option<(String, u16)>,
     ) -> Result<(Client, MultiplexedConnection), RedisError> {
-        let info = match place {
-            Some(place) => self.info.clone().set_addr(at(self.info.addr(), place)),
+        let info = match endpoint {
+            Some(endpoint) => self.info.clone().set_addr(with_endpoint(self.info.addr(), endpoint)),
             None => self.info.clone(),
         };
         let client = self.client(info)?;
@@ -133,24 +136,26 @@ impl Address {
             let role: Vec<redis::Value> = redis::cmd("ROLE").query_async(&mut connection).await?;
             let is_primary = role.first() == Some(&redis::Value::BulkString(b"master".to_vec()));
             if !is_primary {
-                return Err(io::Error::other("this is not the primary").into());
+                return Err(io::Error::other("the server is not the primary").into());
             }
         }
         Ok((client, connection))
     }
 
-    /// Where a Sentinel says that the primary is.
-    async fn ask(
+    /// Asks a Sentinel for the endpoint of the primary.
+    async fn query_sentinel(
         &self,
         Sentinels { service, .. }: &Sentinels,
         node: &(String, u16),
     ) -> Result<(String, u16), RedisError> {
-        let address = at(self.info.addr(), node.clone());
+        let address = with_endpoint(self.info.addr(), node.clone());
         let mut sentinel = open(&self.client(address.into_connection_info()?)?).await?;
-        let mut question = redis::cmd("SENTINEL");
-        question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-        let place: Option<(String, u16)> = question.query_async(&mut sentinel).await?;
-        place.ok_or_else(|| io::Error::other(format!("Sentinel knows no {service:?}")).into())
+        let mut query = redis::cmd("SENTINEL");
+        query.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+        let endpoint: Option<(String, u16)> = query.query_async(&mut sentinel).await?;
+        endpoint.ok_or_else(|| {
+            io::Error::other(format!("Sentinel does not know the service {service:?}")).into()
+        })
     }
 
     fn client(&self, info: ConnectionInfo) -> Result<Client, RedisError> {
@@ -166,13 +171,13 @@ impl Address {
 
 async fn open(client: &Client) -> Result<MultiplexedConnection, RedisError> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT))
-        .set_response_timeout(Some(RESPONSE));
+        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_response_timeout(Some(RESPONSE_TIMEOUT));
     client.get_multiplexed_async_connection_with_config(&config).await
 }
 
-/// The same kind of address at another place.
-fn at(like: &ConnectionAddr, (host, port): (String, u16)) -> ConnectionAddr {
+/// An address of the same kind with another endpoint.
+fn with_endpoint(like: &ConnectionAddr, (host, port): (String, u16)) -> ConnectionAddr {
     match like {
         ConnectionAddr::TcpTls { insecure, tls_params, .. } => ConnectionAddr::TcpTls {
             host,

@@ -1,41 +1,43 @@
-//! The audit: every view derived again, in small steps.
+//! The audit: derives all indexes again, in small steps.
 
 use std::collections::BTreeSet;
 
-use super::keys;
-use super::{Redis, client::Timeliness, errors::is_wrong_type, functions::Script};
+use redis::cmd;
+
+use super::{Redis, errors::is_wrong_type, functions::Function, keys, retry::Deadline};
 use crate::StoreError;
 use fleet::{Audited, names::Pool};
 
-/// Calls or members that one script looks at.
-const BATCH: &str = "100";
-/// Pods that one script places again.
-const BATCH_OF_PODS: usize = 20;
+/// Calls or index members per step.
+const PAGE_SIZE: &str = "100";
+/// Pods per step.
+const POD_BATCH_SIZE: usize = 20;
 
 impl Redis {
-    /// Runs one step of an audit: where to go on, and what it saw.
+    /// Runs one step of an audit. Returns the next cursor and the counts.
     async fn audit_step(
         &self,
-        script: &Script,
+        function: &Function,
         args: &[&str],
     ) -> Result<(String, Audited), StoreError> {
-        let answer = self.link.attempt(script, args, Timeliness::InTime).await?;
-        let mut answer = self.found(answer)?;
-        let (cursor, pods, repaired) = (answer.text()?, answer.number()? as usize, answer.texts()?);
+        let reply = self.client.run_unchecked(function, args, Deadline::Enforced).await?;
+        let mut reply = self.check_initialized(reply)?;
+        let (cursor, pods, repaired) = (reply.text()?, reply.number()? as usize, reply.texts()?);
         for name in &repaired {
-            tracing::warn!(script = script.name, name, "the audit repaired a view");
+            tracing::warn!(function = function.name, name, "the audit repaired an index");
         }
         Ok((cursor, Audited { pods, repaired: repaired.len() }))
     }
 
-    /// Walks one scan of an audit to its end; how much it repaired.
-    async fn audit_scan(&self, script: &Script, what: &[&str]) -> Result<usize, StoreError> {
+    /// Runs all steps of a scan. Returns the number of repairs.
+    async fn audit_scan(&self, function: &Function, scope: &[&str]) -> Result<usize, StoreError> {
         let mut repaired = 0;
         let mut cursor = "0".to_owned();
         loop {
-            let args: Vec<&str> = what.iter().copied().chain([cursor.as_str(), BATCH]).collect();
+            let args: Vec<&str> =
+                scope.iter().copied().chain([cursor.as_str(), PAGE_SIZE]).collect();
             let audited;
-            (cursor, audited) = self.audit_step(script, &args).await?;
+            (cursor, audited) = self.audit_step(function, &args).await?;
             repaired += audited.repaired;
             if cursor == "0" {
                 return Ok(repaired);
@@ -46,26 +48,27 @@ impl Redis {
     pub(super) async fn audit_all(&self) -> Result<Audited, StoreError> {
         let draining_ttl = self.draining_ttl.to_string();
         let mut all = Audited::default();
-        // First the calls: a pod's own index may have to be mended before its views.
-        all.repaired += self.audit_scan(&self.scripts.audit_calls, &[]).await?;
-        // By name, so that pods which need another pool get it in an order.
-        for some in self.pod_names().await?.chunks(BATCH_OF_PODS) {
+        // The calls first: the other indexes of a pod follow from its index of calls.
+        all.repaired += self.audit_scan(&self.functions().audit_calls, &[]).await?;
+        // By name, so that pods are assigned to pools in a fixed order.
+        for batch in self.pod_names().await?.chunks(POD_BATCH_SIZE) {
             let args: Vec<&str> = std::iter::once(draining_ttl.as_str())
-                .chain(some.iter().map(String::as_str))
+                .chain(batch.iter().map(String::as_str))
                 .collect();
-            let (_, audited) = self.audit_step(&self.scripts.audit_pods, &args).await?;
+            let (_, audited) = self.audit_step(&self.functions().audit_pods, &args).await?;
             all.pods += audited.pods;
             all.repaired += audited.repaired;
         }
         let pools = self.pools().await?;
         for pool in &pools {
             if pool.parse::<Pool>().is_err() {
-                tracing::warn!(pool, "voice:pools holds what is no pool; taking it out");
-                self.command::<()>(redis::cmd("SREM").arg(self.key(keys::POOLS)).arg(pool)).await?;
+                tracing::warn!(pool, "voice:pools has an invalid pool name; removing it");
+                self.command::<()>(cmd("SREM").arg(self.key(keys::POOLS)).arg(pool)).await?;
                 continue;
             }
-            for view in ["available", "assigned", "out"] {
-                all.repaired += self.audit_scan(&self.scripts.audit_pool, &[pool, view]).await?;
+            for index in ["available", "assigned", "out"] {
+                let function = &self.functions().audit_pool;
+                all.repaired += self.audit_scan(function, &[pool, index]).await?;
             }
         }
         Ok(all)
@@ -73,9 +76,9 @@ impl Redis {
 
     /// All pools that ever held a pod.
     async fn pools(&self) -> Result<Vec<String>, StoreError> {
-        match self.link.command(redis::cmd("SMEMBERS").arg(self.key(keys::POOLS))).await {
+        match self.client.command(cmd("SMEMBERS").arg(self.key(keys::POOLS))).await {
             Err(error) if is_wrong_type(&error) => {
-                // The pods of the next audit put their pools back.
+                // The audit of the pods adds their pools again.
                 self.drop_key(keys::POOLS).await?;
                 Ok(Vec::new())
             }
@@ -83,8 +86,8 @@ impl Redis {
         }
     }
 
-    /// The names of all pods, in order. The list may have been replaced; the audit of a pod that
-    /// a pool still has lists it again.
+    /// The names of all pods, in order. Includes the members of all pools, because the list of pods
+    /// may have been replaced; the audit of a pod lists it again.
     async fn pod_names(&self) -> Result<Vec<String>, StoreError> {
         let mut names = match self.scan_members("HSCAN", keys::POD_METADATA).await {
             Err(error) if is_wrong_type(&error) => {
@@ -110,9 +113,9 @@ impl Redis {
         let mut members = BTreeSet::new();
         let mut cursor = 0u64;
         loop {
-            let mut scan = redis::cmd(command);
+            let mut scan = cmd(command);
             scan.arg(self.key(key)).arg(cursor).arg("COUNT").arg(500);
-            let (next, page): (u64, Vec<String>) = self.link.command(&scan).await?;
+            let (next, page): (u64, Vec<String>) = self.client.command(&scan).await?;
             members.extend(page.into_iter().step_by(step));
             cursor = next;
             if cursor == 0 {
@@ -121,9 +124,9 @@ impl Redis {
         }
     }
 
-    /// Deletes a derived key of the wrong type.
+    /// Deletes an index of the wrong type.
     async fn drop_key(&self, key: &str) -> Result<(), StoreError> {
-        tracing::warn!(key, "the key has the wrong type; it is derived, so it is replaced");
-        self.command(redis::cmd("DEL").arg(self.key(key))).await
+        tracing::warn!(key, "an index has the wrong type; replacing it");
+        self.command(cmd("DEL").arg(self.key(key))).await
     }
 }

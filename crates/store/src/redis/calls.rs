@@ -1,17 +1,19 @@
-//! The life of a call as its scripts: what they are told, and what they answer.
+//! Allocate, release and confirm: the arguments of their Redis functions, and the replies.
 
 use std::sync::atomic::Ordering;
 
 use super::{
     Redis,
-    client::{Failure, Timeliness},
-    deferred_writes::Debt,
+    client::Failure,
+    deferred_writes::DeferredWrite,
     operations::{flag, unexpected},
-    reply::Reply as Answer,
+    reply::FunctionReply,
+    retry::Deadline,
 };
 use crate::StoreError;
 use fleet::{
-    Allocate, Allocation, Confirm, Confirmed, NotReleased, Refusal, Release, Released, Why,
+    Allocate, Allocation, Confirm, Confirmed, NotReleased, PreviousPod, Refusal, RefusalReason,
+    Release, Released,
     merchant::{Limit, Malformed},
     names::Pool,
 };
@@ -21,103 +23,108 @@ impl Redis {
         &self,
         request: &Allocate,
     ) -> Result<Result<Allocation, Refusal>, StoreError> {
-        let attempt =
-            format!("{:08x}-{}", self.process, self.attempts.fetch_add(1, Ordering::Relaxed));
+        let request_id = format!(
+            "{:08x}-{}",
+            self.instance,
+            self.next_request_id.fetch_add(1, Ordering::Relaxed)
+        );
         let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
-        let (lease, life) = (request.lease_ttl.to_string(), self.record_life(request.lease_ttl));
+        let (lease, expiry) =
+            (request.lease_ttl.to_string(), self.record_expiry(request.lease_ttl));
         let stage = if request.provisional { "provisional" } else { "" };
-        let (number, hold, after, signed) = (
-            number_text(Some(request.attempts()).filter(|number| *number > 0)),
+        let (pod_attempt, hold, previous, signed) = (
+            pod_attempt_text(Some(request.pod_attempt()).filter(|number| *number > 0)),
             hold(request),
-            after(request),
+            previous_pod(request),
             signed(request),
         );
         let args = [
             request.call.as_str(),
             merchant,
             &lease,
-            &life,
-            &attempt,
+            &expiry,
+            &request_id,
             stage,
-            &number,
+            &pod_attempt,
             &hold,
-            &after,
+            &previous,
             &signed,
         ];
-        let args = without_empty_end(&args);
-        let unheard = Unheard { store: self, request, attempt: &attempt };
-        let mut outcome = self.link.run(&self.scripts.allocate, args, Timeliness::InTime).await;
+        let args = trim_empty_args(&args);
+        let compensation = CompensateOnDrop { store: self, request, request_id: &request_id };
+        let mut outcome =
+            self.client.run(&self.functions().allocate, args, Deadline::Enforced).await;
         if let Err(Failure::NotRun(error @ StoreError::Full(_))) = &outcome {
-            // A full Redis takes no new calls; those it has are told so.
+            // A full Redis refuses new calls. A repeat for an existing call still gets its pod.
             let error = error.clone();
-            outcome = self.link.run(&self.scripts.ask_again, args, Timeliness::InTime).await;
-            if outcome.as_ref().is_ok_and(|answer| answer.word == "unknown") {
-                unheard.settle();
+            outcome = self.client.run(&self.functions().ask_again, args, Deadline::Enforced).await;
+            if outcome.as_ref().is_ok_and(|reply| reply.word == "unknown") {
+                compensation.cancel();
                 return Err(error);
             }
         }
-        let found = match outcome {
-            Ok(answer) => self.found(answer),
+        let reply = match outcome {
+            Ok(reply) => self.check_initialized(reply),
             Err(Failure::NotRun(error @ (StoreError::Unavailable(_) | StoreError::Busy))) => {
                 Err(error)
             }
             Err(failure) => return Err(failure.into()),
         };
-        let answer = match found {
-            Ok(answer) => answer,
+        let reply = match reply {
+            Ok(reply) => reply,
             Err(error) => {
-                unheard.settle();
+                compensation.cancel();
                 return Err(error);
             }
         };
-        let outcome = allocation(answer)?;
-        unheard.settle();
+        let outcome = allocation(reply)?;
+        compensation.cancel();
         Ok(outcome)
     }
 }
 
-/// An allocation that may have happened, and of which nobody will be told, because the
-/// caller has hung up or the answer makes no sense: it is taken back, unless it is settled.
-struct Unheard<'a> {
+/// Queues a compensating release when it is dropped: the allocation may have happened, but the
+/// caller disconnected or the reply was lost or malformed.
+struct CompensateOnDrop<'a> {
     store: &'a Redis,
     request: &'a Allocate,
-    attempt: &'a str,
+    request_id: &'a str,
 }
 
-impl Unheard<'_> {
-    fn settle(self) {
+impl CompensateOnDrop<'_> {
+    fn cancel(self) {
         std::mem::forget(self);
     }
 }
 
-impl Drop for Unheard<'_> {
+impl Drop for CompensateOnDrop<'_> {
     fn drop(&mut self) {
         let Allocate { call, signed, .. } = self.request;
-        self.store.owe(Debt::Doubt {
+        self.store.enqueue(DeferredWrite::CompensateAllocation {
             call: call.clone(),
-            attempt: self.attempt.to_owned(),
+            request_id: self.request_id.to_owned(),
             fingerprint: signed.as_ref().map(|signed| signed.fingerprint.clone()),
         });
     }
 }
 
-fn allocation(mut answer: Answer) -> Result<Result<Allocation, Refusal>, StoreError> {
-    Ok(match answer.word.as_str() {
+fn allocation(mut reply: FunctionReply) -> Result<Result<Allocation, Refusal>, StoreError> {
+    Ok(match reply.word.as_str() {
         "refused" => Err(Refusal {
-            tried: answer.tried()?,
-            malformed_merchant: malformed(answer.text()?),
-            why: why(&mut answer)?,
+            tried: reply.tried()?,
+            malformed_merchant: malformed(reply.text()?),
+            reason: refusal_reason(&mut reply)?,
         }),
         "new" | "existing" => Ok(Allocation {
-            was_existing: answer.word == "existing",
-            pod: answer.parse()?,
-            pool: answer.parse()?,
-            tried: answer.tried()?,
-            attempt: answer.parse_some()?.unwrap_or(0),
-            waited: answer.parse_some()?,
-            malformed_merchant: malformed(answer.text_if_any()?),
+            was_existing: reply.word == "existing",
+            pod: reply.parse()?,
+            pool: reply.parse()?,
+            tried: reply.tried()?,
+            pod_attempt: reply.parse_some()?.unwrap_or(0),
+            waited: reply.parse_some()?,
+            malformed_merchant: malformed(reply.text_if_any()?),
         }),
-        _ => return Err(unexpected(&answer)),
+        _ => return Err(unexpected(&reply)),
     })
 }
 
@@ -126,48 +133,49 @@ impl Redis {
         &self,
         request: &Release,
     ) -> Result<Result<Released, NotReleased>, StoreError> {
-        let (number, asked) = (number_text(request.attempt), self.link.clock.now());
-        let args = release_args(request, "", &number, "");
-        let args = without_empty_end(&args);
-        let answer = self.link.run(&self.scripts.release, args, Timeliness::Whenever).await;
-        let mut answer = match answer.map_err(StoreError::from) {
-            Ok(answer) => answer,
+        let (pod_attempt, requested_at) =
+            (pod_attempt_text(request.pod_attempt), self.client.clock.now());
+        let args = release_args(request, "", &pod_attempt, "");
+        let args = trim_empty_args(&args);
+        let reply = self.client.run(&self.functions().release, args, Deadline::None).await;
+        let mut reply = match reply.map_err(StoreError::from) {
+            Ok(reply) => reply,
             Err(error) => {
                 if matches!(error, StoreError::Unavailable(_) | StoreError::Busy) {
-                    self.owe(Debt::Release { release: request.clone(), asked });
+                    self.enqueue(DeferredWrite::Release { release: request.clone(), requested_at });
                 }
                 return Err(error);
             }
         };
-        match answer.word.as_str() {
+        match reply.word.as_str() {
             "not_found" => Ok(Err(NotReleased::NotFound)),
-            "waited" => Ok(Err(NotReleased::Waited { waited: answer.number()? })),
+            "waited" => Ok(Err(NotReleased::WasWaiting { waited: reply.number()? })),
             "released" => {
-                let (pod, source_pool): (_, Pool) = (answer.parse()?, answer.parse()?);
-                let lasted = answer.number()?;
-                let pool = answer.parse_some()?.unwrap_or_else(|| source_pool.clone());
-                let was_draining = answer.parse_some()? == Some(1);
+                let (pod, source_pool): (_, Pool) = (reply.parse()?, reply.parse()?);
+                let lasted = reply.number()?;
+                let pool = reply.parse_some()?.unwrap_or_else(|| source_pool.clone());
+                let was_draining = reply.parse_some()? == Some(1);
                 Ok(Ok(Released { pod, source_pool, pool, was_draining, lasted }))
             }
-            _ => Err(unexpected(&answer)),
+            _ => Err(unexpected(&reply)),
         }
     }
 
     pub(super) async fn confirm_call(&self, request: &Confirm) -> Result<Confirmed, StoreError> {
         let args = self.confirm_args(request);
         let args = args.each_ref().map(String::as_str);
-        let answer = self.link.run(&self.scripts.confirm, &args, Timeliness::Whenever).await;
-        let answer = answer.map_err(StoreError::from).and_then(|answer| self.found(answer));
-        if let Err(StoreError::Unavailable(_) | StoreError::Busy) = &answer {
-            // The stream is there, whether we can note it or not.
-            self.owe(Debt::Confirm(request.clone()));
+        let reply = self.client.run(&self.functions().confirm, &args, Deadline::None).await;
+        let reply = reply.map_err(StoreError::from).and_then(|reply| self.check_initialized(reply));
+        if let Err(StoreError::Unavailable(_) | StoreError::Busy) = &reply {
+            // The stream has started even if Redis cannot record it now.
+            self.enqueue(DeferredWrite::Confirm(request.clone()));
         }
-        let mut answer = answer?;
-        Ok(match answer.word.as_str() {
-            "confirmed" => Confirmed::Sure,
-            "retaken" => Confirmed::Retaken { pool: answer.parse()? },
+        let mut reply = reply?;
+        Ok(match reply.word.as_str() {
+            "confirmed" => Confirmed::Live,
+            "retaken" => Confirmed::Reallocated { pool: reply.parse()? },
             "unknown" => Confirmed::Unknown,
-            _ => return Err(unexpected(&answer)),
+            _ => return Err(unexpected(&reply)),
         })
     }
 
@@ -176,44 +184,47 @@ impl Redis {
             request.call.to_string(),
             request.pod.to_string(),
             request.lease_ttl.to_string(),
-            self.record_life(request.lease_ttl),
-            number_text(request.attempt),
+            self.record_expiry(request.lease_ttl),
+            pod_attempt_text(request.pod_attempt),
         ]
     }
 }
 
-/// The number of an attempt; empty where nobody counts.
-pub(super) fn number_text(attempt: Option<u32>) -> String {
-    attempt.map(|attempt| attempt.to_string()).unwrap_or_default()
+/// A pod attempt as an argument; empty if the request has none.
+pub(super) fn pod_attempt_text(pod_attempt: Option<u32>) -> String {
+    pod_attempt.map(|number| number.to_string()).unwrap_or_default()
 }
 
-/// What need not be sent: scripts take what is not there for empty.
-fn without_empty_end<'a, 'b>(args: &'a [&'b str]) -> &'a [&'b str] {
+/// Trims empty trailing arguments: Redis functions read missing ones as empty.
+fn trim_empty_args<'a, 'b>(args: &'a [&'b str]) -> &'a [&'b str] {
     &args[..args.iter().rposition(|arg| !arg.is_empty()).map_or(0, |last| last + 1)]
 }
 
-/// Call, cause, pod, the request it must stem from, the number of the attempt, when it was
-/// asked for.
+/// The arguments of a release. `request_id` restricts it to calls that stem from that request,
+/// `requested_at` to calls that began before.
 pub(super) fn release_args<'a>(
     request: &'a Release,
-    stems_from: &'a str,
-    number: &'a str,
-    asked: &'a str,
+    request_id: &'a str,
+    pod_attempt: &'a str,
+    requested_at: &'a str,
 ) -> [&'a str; 6] {
     let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
-    [request.call.as_str(), request.cause.as_str(), pod, stems_from, number, asked]
+    [request.call.as_str(), request.cause.as_str(), pod, request_id, pod_attempt, requested_at]
 }
 
 fn hold(request: &Allocate) -> String {
     request.hold.map_or(String::new(), |hold| {
-        format!("{} {} {} {}", hold.time, hold.patience, hold.most, hold.most_per_merchant)
+        format!(
+            "{} {} {} {}",
+            hold.time, hold.poll_timeout, hold.max_waiting, hold.max_waiting_per_merchant
+        )
     })
 }
 
-fn after(request: &Allocate) -> String {
-    request.after.as_ref().map_or(String::new(), |after| {
-        let (attempt, retries) = (after.attempt, after.retries);
-        format!("{} {attempt} {} {retries}", after.pod, flag(after.is_final))
+fn previous_pod(request: &Allocate) -> String {
+    request.previous.as_ref().map_or(String::new(), |previous| {
+        let PreviousPod { pod, pod_attempt, is_settled, max_retries } = previous;
+        format!("{pod} {pod_attempt} {} {max_retries}", flag(*is_settled))
     })
 }
 
@@ -224,19 +235,19 @@ fn signed(request: &Allocate) -> String {
         .map_or(String::new(), |signed| format!("{} {}", signed.fingerprint, signed.window))
 }
 
-fn why(answer: &mut Answer) -> Result<Why, StoreError> {
-    Ok(match answer.text()?.as_str() {
-        "no_pods" => Why::NoPods,
-        "max_calls" => Why::Limit(Limit::MaxCalls),
-        "max_rate" => Why::Limit(Limit::MaxRate),
-        "queue_full" => Why::QueueFull,
-        "time_over" => Why::TimeOver { waited: answer.number()? },
-        "waiting" => Why::Waiting { until: answer.number()?, is_new: answer.flag()? },
-        "over" => Why::Over,
-        "unsettled" => Why::Unsettled,
-        "spent" => Why::Spent,
-        "replayed" => Why::Replayed,
-        _ => return Err(unexpected(answer)),
+fn refusal_reason(reply: &mut FunctionReply) -> Result<RefusalReason, StoreError> {
+    Ok(match reply.text()?.as_str() {
+        "no_pods" => RefusalReason::NoPods,
+        "max_calls" => RefusalReason::Limit(Limit::MaxCalls),
+        "max_rate" => RefusalReason::Limit(Limit::MaxRate),
+        "queue_full" => RefusalReason::QueueFull,
+        "time_over" => RefusalReason::HoldExpired { waited: reply.number()? },
+        "waiting" => RefusalReason::Waiting { until: reply.number()?, is_new: reply.flag()? },
+        "over" => RefusalReason::CallEnded,
+        "unsettled" => RefusalReason::Unsettled,
+        "spent" => RefusalReason::RetriesExhausted,
+        "replayed" => RefusalReason::Replayed,
+        _ => return Err(unexpected(reply)),
     })
 }
 

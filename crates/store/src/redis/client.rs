@@ -1,14 +1,13 @@
-//! The line to Redis: one multiplexed connection, found again when it is lost;
-//! one retry; and a circuit breaker that answers at once while Redis is out.
+//! The Redis client: one multiplexed connection that is re-established when it breaks, retries,
+//! a concurrency limit, and a circuit breaker that refuses requests while Redis is unavailable.
 
 use std::{
-    collections::HashMap,
     io,
     sync::{
         Mutex, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use redis::{
@@ -20,34 +19,21 @@ use tokio::{sync::Notify, time::timeout_at};
 use super::{
     address::Address,
     clock::RedisClock,
-    concurrency_limit::{Gate, Priority},
+    concurrency_limit::{ConcurrencyLimit, Priority},
     errors::{Class, classify, is_not_loaded, reason, store_error},
-    functions::{LIBRARIES, Library, Script, VERSION},
-    reply::Reply,
+    functions::{Function, Library},
+    reply::FunctionReply,
+    retry::{Action, Deadline, Event, Retry},
 };
 use crate::{StoreError, StoreMetrics};
 use fleet::Millis;
-use spans::{self, StoreCall};
+use spans::{self, StoreSpan};
 
-/// All that a request may take, both tries and the way to a new connection.
-pub(super) const BUDGET: Duration = Duration::from_millis(750);
-/// What the first try may take of it.
-const FIRST_TRY: Duration = Duration::from_millis(400);
-
-/// Whether a script may still do its work after its caller has given up.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Timeliness {
-    /// Only as long as its caller waits.
-    InTime,
-    /// At any time: what it does is right whenever it happens.
-    Whenever,
-}
-
-/// What became of a script.
+/// A failed run of a Redis function.
 pub enum Failure {
     /// It did not run.
     NotRun(StoreError),
-    /// Nobody knows whether it ran.
+    /// It may have run.
     Unknown(StoreError),
 }
 
@@ -59,118 +45,112 @@ impl From<Failure> for StoreError {
     }
 }
 
-/// A connection, with a number that tells it from its successors.
+/// A connection, with an id that distinguishes it from its successors.
 #[derive(Clone)]
-struct Line {
-    number: u64,
-    connection: MultiplexedConnection,
+struct Connection {
+    id: u64,
+    multiplexed: MultiplexedConnection,
 }
 
-pub(super) struct Link {
+pub(super) struct RedisClient {
     address: Address,
-    library: Library,
-    /// Of all keys; it tells a cluster where they belong, too.
+    /// Prefix of all keys; a cluster derives their slot from it.
     prefix: String,
-    current: RwLock<Option<Line>>,
-    lines: AtomicU64,
-    /// Held while a connection is made; when that last failed.
+    current: RwLock<Option<Connection>>,
+    next_connection_id: AtomicU64,
+    /// Held while connecting; the time of the last failure.
     connecting: tokio::sync::Mutex<Option<Instant>>,
-    /// Where a cluster said the keys are.
+    /// Endpoint of the last MOVED reply of a cluster.
     moved: Mutex<Option<(String, u16)>>,
     pub clock: RedisClock,
-    is_open: AtomicBool,
-    /// Why Redis was last out of use, in a word.
+    is_circuit_open: AtomicBool,
+    /// Cause of the last outage, in a word.
     reason: Mutex<String>,
-    gate: Gate,
-    /// Told when the circuit opens, or something is left to do.
-    pub opened: Notify,
+    concurrency_limit: ConcurrencyLimit,
+    /// Wakes the maintenance task: the circuit opened, or deferred writes were enqueued.
+    pub maintenance_due: Notify,
     pub metrics: StoreMetrics,
 }
 
-impl Link {
-    pub(super) fn new(
-        address: Address,
-        library: Library,
-        prefix: &str,
-        metrics: StoreMetrics,
-    ) -> Self {
+impl RedisClient {
+    pub(super) fn new(address: Address, prefix: &str, metrics: StoreMetrics) -> Self {
         metrics.circuit_open.set(1);
         Self {
             address,
-            library,
             prefix: prefix.into(),
             current: RwLock::new(None),
-            lines: AtomicU64::new(0),
+            next_connection_id: AtomicU64::new(0),
             connecting: tokio::sync::Mutex::new(None),
             moved: Mutex::new(None),
             clock: RedisClock::new(),
-            // Nothing is known of Redis yet.
-            is_open: AtomicBool::new(true),
+            // Open until the first recovery.
+            is_circuit_open: AtomicBool::new(true),
             reason: Mutex::new("unreachable".into()),
-            gate: Gate::new(),
-            opened: Notify::new(),
+            concurrency_limit: ConcurrencyLimit::new(),
+            maintenance_due: Notify::new(),
             metrics,
         }
     }
 
     pub(super) fn is_up(&self) -> bool {
-        !self.is_open.load(Ordering::Relaxed)
+        !self.is_circuit_open.load(Ordering::Relaxed)
     }
 
-    /// Lets requests through again.
+    /// Lets requests through.
     pub(super) fn close_circuit(&self) {
-        self.is_open.store(false, Ordering::Relaxed);
+        self.is_circuit_open.store(false, Ordering::Relaxed);
         self.metrics.circuit_open.set(0);
     }
 
     pub(super) fn open_circuit(&self) {
-        if !self.is_open.swap(true, Ordering::Relaxed) {
+        if !self.is_circuit_open.swap(true, Ordering::Relaxed) {
             self.metrics.circuit_open.set(1);
             tracing::error!(
                 reason = self.reason(),
                 "Redis cannot be used; the circuit breaker refuses requests until it can"
             );
         }
-        self.opened.notify_one();
+        self.maintenance_due.notify_one();
     }
 
-    /// Remembers why Redis can't be used, for probes and the page.
-    pub(super) fn note_reason(&self, reason: impl Into<String>) {
+    /// Records the cause of an outage, for probes and the dashboard.
+    pub(super) fn record_reason(&self, reason: impl Into<String>) {
         *self.reason.lock().unwrap_or_else(PoisonError::into_inner) = reason.into();
     }
 
-    fn note_outage(&self, error: &RedisError) {
-        self.note_reason(reason(error));
+    fn record_outage(&self, error: &RedisError) {
+        self.record_reason(reason(error));
     }
 
-    /// Why Redis can't be used, or could not last.
+    /// The cause of the current or last outage.
     pub(super) fn reason(&self) -> String {
         self.reason.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// The answer to requests while the circuit is open.
-    pub(super) fn out(&self) -> StoreError {
-        StoreError::Unavailable(format!("Redis is out ({})", self.reason()))
+    /// The error of requests while the circuit is open.
+    pub(super) fn unavailable(&self) -> StoreError {
+        StoreError::Unavailable(format!("the circuit breaker is open ({})", self.reason()))
     }
 
-    /// Runs a script for a request: at once refused while the circuit is open.
+    /// Runs a Redis function for a request. Refuses it while the circuit is open or the concurrency
+    /// limit is reached.
     pub(super) async fn run(
         &self,
-        script: &Script,
+        function: &Function,
         args: &[&str],
-        timeliness: Timeliness,
-    ) -> Result<Reply, Failure> {
+        deadline: Deadline,
+    ) -> Result<FunctionReply, Failure> {
         if !self.is_up() {
-            self.traced(script.name).fail("unavailable");
-            return Err(Failure::NotRun(self.out()));
+            self.begin_span(function.name).fail("unavailable");
+            return Err(Failure::NotRun(self.unavailable()));
         }
-        let Some(inside) = self.gate.enter(Priority::of(script)) else {
-            self.metrics.failed(script.name);
-            self.traced(script.name).fail("busy");
+        let Some(permit) = self.concurrency_limit.acquire(Priority::of(function)) else {
+            self.metrics.failed(function.name);
+            self.begin_span(function.name).fail("busy");
             return Err(Failure::NotRun(StoreError::Busy));
         };
-        let outcome = self.attempt(script, args, timeliness).await;
-        inside.done(outcome.is_ok());
+        let outcome = self.run_unchecked(function, args, deadline).await;
+        permit.finish(outcome.is_ok());
         if let Err(
             Failure::Unknown(StoreError::Unavailable(_))
             | Failure::NotRun(StoreError::Unavailable(_)),
@@ -181,254 +161,236 @@ impl Link {
         outcome
     }
 
-    /// Runs a plain command of an observer: refused like its scripts.
+    /// Runs a plain command of an observer, within the concurrency limit.
     pub(super) async fn observe<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, StoreError> {
-        let inside = self.gate.enter(Priority::Observer).ok_or(StoreError::Busy)?;
+        let permit = self.concurrency_limit.acquire(Priority::Observer).ok_or(StoreError::Busy)?;
         let outcome = self.command(command).await;
-        inside.done(outcome.is_ok());
+        permit.finish(outcome.is_ok());
         outcome.map_err(|error| store_error(&error))
     }
 
-    /// How much Redis may be asked at once.
-    pub(super) fn bound(&self) -> usize {
-        self.gate.bound()
+    /// The current concurrency limit.
+    pub(super) fn concurrency_limit(&self) -> usize {
+        self.concurrency_limit.current()
     }
 
-    /// Runs a script whatever the circuit says.
-    pub(super) async fn attempt(
+    /// Runs a Redis function regardless of circuit breaker and concurrency limit.
+    pub(super) async fn run_unchecked(
         &self,
-        script: &Script,
+        function: &Function,
         args: &[&str],
-        timeliness: Timeliness,
-    ) -> Result<Reply, Failure> {
+        deadline: Deadline,
+    ) -> Result<FunctionReply, Failure> {
         let started = Instant::now();
-        let mut call = self.traced(script.name);
-        let outcome = self.try_twice(script, args, timeliness, started).await;
+        let mut span = self.begin_span(function.name);
+        let outcome = self.run_with_retry(function, args, deadline, started).await;
         match &outcome {
-            Ok(_) => self.metrics.observe(script.name, started.elapsed()),
+            Ok(_) => self.metrics.observe(function.name, started.elapsed()),
             Err(Failure::NotRun(error) | Failure::Unknown(error)) => {
-                self.metrics.failed(script.name);
-                call.fail(error.kind());
+                self.metrics.failed(function.name);
+                span.fail(error.kind());
             }
         }
         outcome
     }
 
-    /// Begins the span of a call.
-    fn traced(&self, operation: &str) -> StoreCall {
-        spans::store_call("redis", operation, self.address.place())
+    fn begin_span(&self, operation: &str) -> StoreSpan {
+        spans::store_span("redis", operation, self.address.endpoint())
     }
 
-    async fn try_twice(
+    /// Drives the retry protocol of one request.
+    async fn run_with_retry(
         &self,
-        script: &Script,
+        function: &Function,
         args: &[&str],
-        timeliness: Timeliness,
+        deadline: Deadline,
         started: Instant,
-    ) -> Result<Reply, Failure> {
-        let mut may_have_run = false;
-        let mut last = StoreError::Unavailable("no answer in time".into());
-        for limit in [FIRST_TRY, BUDGET] {
-            let deadline = tokio::time::Instant::from_std(started + limit);
-            let mut line = match timeout_at(deadline, self.line()).await {
-                Ok(Ok(line)) => line,
-                Ok(Err(error)) => {
-                    last = StoreError::Unavailable(error.to_string());
-                    continue;
+    ) -> Result<FunctionReply, Failure> {
+        let (mut retry, mut action) = Retry::start(deadline);
+        let mut last_error = None;
+        loop {
+            let event = match action {
+                Action::Send { until, not_after } => {
+                    let not_after = not_after.map(|not_after| started + not_after);
+                    match self.try_once(function, args, started + until, not_after).await {
+                        Ok(reply) => return Ok(reply),
+                        Err((event, error)) => {
+                            last_error = error.or(last_error);
+                            event
+                        }
+                    }
                 }
-                Err(_) => continue,
+                Action::Wait { until } => {
+                    tokio::time::sleep_until((started + until).into()).await;
+                    Event::Waited
+                }
+                Action::GiveUp { may_have_run } => {
+                    let timeout = || StoreError::Unavailable("no reply in time".into());
+                    let error = last_error.unwrap_or_else(timeout);
+                    return Err(match may_have_run {
+                        true => Failure::Unknown(error),
+                        false => Failure::NotRun(error),
+                    });
+                }
             };
-            let not_after = match timeliness {
-                Timeliness::Whenever => 0,
-                Timeliness::InTime => self.clock.at(started + limit),
-            };
-            let sent =
-                timeout_at(deadline, self.send(&mut line.connection, script, args, not_after))
-                    .await;
-            let error = match sent {
-                Ok(Ok(value)) => {
-                    let reply = Reply::new(value).map_err(|error| failure(true, error))?;
-                    self.clock.note(reply.time);
-                    if reply.word != "late" {
-                        return Ok(reply);
-                    }
-                    // Its clock is not where we thought; now we know where it is.
-                    last = StoreError::Unavailable("the request came too late to Redis".into());
-                    continue;
-                }
-                Ok(Err(error)) => error,
-                Err(_) => io::Error::from(io::ErrorKind::TimedOut).into(),
-            };
-            last = store_error(&error);
-            match classify(&error) {
-                Class::Elsewhere => {
-                    self.note_outage(&error);
-                    self.redirect(&line, &error);
-                }
-                Class::Denied => {
-                    // A command inside of the function may be denied after others have run.
-                    self.note_outage(&error);
-                    return Err(Failure::Unknown(last));
-                }
-                Class::Full | Class::Final => return Err(failure(may_have_run, last)),
-                Class::Io => {
-                    self.note_outage(&error);
-                    may_have_run = true;
-                    let is_busy = error.is_timeout() && self.clock.is_heard();
-                    if !is_busy {
-                        self.forget(&line);
-                    }
-                    if timeliness == Timeliness::InTime {
-                        // What may still be on its way is waited out, on a line that is gone,
-                        // too: coming later, it could undo what was done since.
-                        tokio::time::sleep_until(deadline).await;
-                    }
-                    if is_busy {
-                        // It is there, and has too much to do; a second try is more of it.
-                        last = StoreError::Busy;
-                        break;
-                    }
-                }
-            }
+            action = retry.on(event);
         }
-        Err(failure(may_have_run, last))
+    }
+
+    /// One try of a request. The error is missing if no connection was available in time.
+    async fn try_once(
+        &self,
+        function: &Function,
+        args: &[&str],
+        until: Instant,
+        not_after: Option<Instant>,
+    ) -> Result<FunctionReply, (Event, Option<StoreError>)> {
+        let mut connection = match timeout_at(until.into(), self.connection()).await {
+            Ok(Ok(connection)) => connection,
+            Ok(Err(error)) => {
+                let error = StoreError::Unavailable(error.to_string());
+                return Err((Event::NotSent, Some(error)));
+            }
+            Err(_) => return Err((Event::NotSent, None)),
+        };
+        // After connecting, which synchronizes the clock.
+        let not_after = not_after.map_or(0, |not_after| self.clock.at(not_after));
+        let sent = self.send(&mut connection.multiplexed, function, args, not_after);
+        let error = match timeout_at(until.into(), sent).await {
+            Ok(Ok(value)) => {
+                let reply = FunctionReply::new(value)
+                    .map_err(|error| (Event::FailedMidway, Some(error)))?;
+                self.clock.record(reply.time);
+                if reply.word != "late" {
+                    return Ok(reply);
+                }
+                // The clock estimate was wrong; this reply has corrected it.
+                let error = "Redis received the request after its deadline";
+                return Err((Event::Expired, Some(StoreError::Unavailable(error.into()))));
+            }
+            Ok(Err(error)) => error,
+            Err(_) => io::Error::from(io::ErrorKind::TimedOut).into(),
+        };
+        let class = classify(&error);
+        if matches!(class, Class::Elsewhere | Class::Denied | Class::Io) {
+            self.record_outage(&error);
+        }
+        let event = match class {
+            Class::Elsewhere => {
+                self.redirect(&connection, &error);
+                Event::Redirected
+            }
+            // A command inside the function may be denied after others have run.
+            Class::Denied => Event::FailedMidway,
+            Class::Full | Class::Final => Event::Refused,
+            Class::Io => {
+                let is_overloaded = error.is_timeout() && self.clock.has_recent_reply();
+                if is_overloaded {
+                    return Err((Event::NoReply { is_overloaded }, Some(StoreError::Busy)));
+                }
+                self.discard(&connection);
+                Event::NoReply { is_overloaded }
+            }
+        };
+        Err((event, Some(store_error(&error))))
     }
 
     async fn send(
         &self,
         connection: &mut MultiplexedConnection,
-        script: &Script,
+        function: &Function,
         args: &[&str],
         not_after: Millis,
     ) -> Result<Value, RedisError> {
         let mut call = redis::cmd("FCALL");
-        call.arg(&script.function).arg(1).arg(&self.prefix).arg(not_after).arg(args);
+        call.arg(&function.function).arg(1).arg(&self.prefix).arg(not_after).arg(args);
         match call.query_async(connection).await {
             Err(error) if is_not_loaded(&error) => {
-                self.load(connection).await?;
+                load(connection, &function.library).await?;
                 call.query_async(connection).await
             }
             outcome => outcome,
         }
     }
 
-    /// Gives Redis our library.
-    async fn load(&self, connection: &mut MultiplexedConnection) -> Result<(), RedisError> {
-        let mut load = redis::cmd("FUNCTION");
-        load.arg("LOAD").arg(&self.library.code);
-        match load.exec_async(connection).await {
-            // Another router was faster.
-            Err(error) if error.detail().is_some_and(|it| it.contains("already exists")) => Ok(()),
-            // No function of ours runs until there is room: as good as no Redis.
-            Err(error) if error.code() == Some("OOM") => {
-                Err(io::Error::other("Redis is full and takes no functions").into())
-            }
-            outcome => outcome,
-        }
-    }
-
-    /// Takes the libraries of other versions out of Redis. A router that still runs
-    /// one of them loads it again, which a full Redis would refuse: it must take ours.
-    pub(super) async fn tidy_libraries(&self) -> Result<(), RedisError> {
-        let mut load = redis::cmd("FUNCTION");
-        load.arg("LOAD").arg("REPLACE").arg(&self.library.code);
-        self.command::<()>(&load).await?;
-        let mut list = redis::cmd("FUNCTION");
-        list.arg("LIST").arg("LIBRARYNAME").arg(format!("{LIBRARIES}*"));
-        let libraries: Vec<HashMap<String, Value>> = self.command(&list).await?;
-        for library in libraries {
-            let name = library.get("library_name").map(String::from_redis_value_ref);
-            if let Some(Ok(name)) = name
-                && name != self.library.name
-                && is_version(name.strip_prefix(LIBRARIES))
-            {
-                let mut delete = redis::cmd("FUNCTION");
-                self.command::<()>(delete.arg("DELETE").arg(name)).await?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Runs a plain command. One that fails for want of a connection takes it
-    /// along, so that the next finds Redis where it is by then.
+    /// Runs a plain command. Discards a broken connection, so that the next request reconnects.
     pub(super) async fn command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
         let name = match command.args_iter().next() {
             Some(Arg::Simple(name)) => std::str::from_utf8(name).unwrap_or_default(),
             _ => "",
         };
-        let mut call = self.traced(name);
+        let mut span = self.begin_span(name);
         let outcome = self.send_command(command).await;
         if outcome.is_err() {
-            call.fail("unavailable");
+            span.fail("unavailable");
         }
         outcome
     }
 
     async fn send_command<T: FromRedisValue>(&self, command: &Cmd) -> Result<T, RedisError> {
-        let mut line = self.line().await?;
-        let outcome = command.query_async(&mut line.connection).await;
+        let mut connection = self.connection().await?;
+        let outcome = command.query_async(&mut connection.multiplexed).await;
         if let Err(error) = &outcome
             && let class @ (Class::Io | Class::Elsewhere | Class::Denied) = classify(error)
         {
-            self.note_outage(error);
+            self.record_outage(error);
             if class != Class::Denied {
-                self.redirect(&line, error);
+                self.redirect(&connection, error);
             }
         }
         outcome
     }
 
-    /// The connection there is, or a new one; whoever comes while it is made waits
-    /// for the same.
-    async fn line(&self) -> Result<Line, RedisError> {
-        if let Some(line) = self.current() {
-            return Ok(line);
+    /// The current connection, or a new one. Concurrent requests share one connection attempt.
+    async fn connection(&self) -> Result<Connection, RedisError> {
+        if let Some(connection) = self.current() {
+            return Ok(connection);
         }
-        let asked = Instant::now();
+        let requested_at = Instant::now();
         let mut failed = self.connecting.lock().await;
-        if let Some(line) = self.current() {
-            return Ok(line);
+        if let Some(connection) = self.current() {
+            return Ok(connection);
         }
-        if failed.is_some_and(|failed| failed > asked) {
+        if failed.is_some_and(|failed| failed > requested_at) {
             return Err(io::Error::from(io::ErrorKind::NotConnected).into());
         }
-        let connection = self.connect().await;
-        *failed = connection.is_err().then(Instant::now);
-        let connection = connection.inspect_err(|error| self.note_outage(error))?;
-        let line = Line { number: self.lines.fetch_add(1, Ordering::Relaxed), connection };
-        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(line.clone());
-        Ok(line)
+        let multiplexed = self.connect().await;
+        *failed = multiplexed.is_err().then(Instant::now);
+        let multiplexed = multiplexed.inspect_err(|error| self.record_outage(error))?;
+        let id = self.next_connection_id.fetch_add(1, Ordering::Relaxed);
+        let connection = Connection { id, multiplexed };
+        *self.current.write().unwrap_or_else(PoisonError::into_inner) = Some(connection.clone());
+        Ok(connection)
     }
 
     async fn connect(&self) -> Result<MultiplexedConnection, RedisError> {
         let moved = self.moved.lock().unwrap_or_else(PoisonError::into_inner).take();
         let mut connection = self.address.connect(moved).await?;
         let (seconds, micros): (u64, u64) = redis::cmd("TIME").query_async(&mut connection).await?;
-        self.clock.begin(seconds * 1_000 + micros / 1_000);
+        self.clock.reset(seconds * 1_000 + micros / 1_000);
         Ok(connection)
     }
 
-    /// A connection of its own, for messages.
+    /// Opens a separate connection for messages.
     pub(super) async fn subscription(&self) -> Result<PubSub, RedisError> {
         self.address.subscription().await
     }
 
-    fn current(&self) -> Option<Line> {
+    fn current(&self) -> Option<Connection> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Lets go of a connection that is of no use, unless another has taken its
-    /// place already.
-    fn forget(&self, line: &Line) {
+    /// Drops a broken connection, unless it was replaced already.
+    fn discard(&self, connection: &Connection) {
         let mut current = self.current.write().unwrap_or_else(PoisonError::into_inner);
-        current.take_if(|other| other.number == line.number);
+        current.take_if(|other| other.id == connection.id);
     }
 
-    /// This is not, or no longer, where we can write.
-    fn redirect(&self, line: &Line, error: &RedisError) {
-        self.forget(line);
-        let place = error.redirect_node().and_then(|(place, _)| place.rsplit_once(':'));
-        if let Some((host, port)) = place
+    /// Leaves a server that does not accept writes, for the endpoint it names, if any.
+    fn redirect(&self, connection: &Connection, error: &RedisError) {
+        self.discard(connection);
+        let endpoint = error.redirect_node().and_then(|(node, _)| node.rsplit_once(':'));
+        if let Some((host, port)) = endpoint
             && let Ok(port) = port.parse()
         {
             *self.moved.lock().unwrap_or_else(PoisonError::into_inner) = Some((host.into(), port));
@@ -436,11 +398,18 @@ impl Link {
     }
 }
 
-fn failure(may_have_run: bool, error: StoreError) -> Failure {
-    if may_have_run { Failure::Unknown(error) } else { Failure::NotRun(error) }
-}
-
-/// Whether a library is a version of ours, and not another's of a similar name.
-fn is_version(name: Option<&str>) -> bool {
-    name.is_some_and(|it| it.len() == VERSION && it.bytes().all(|byte| byte.is_ascii_hexdigit()))
+/// Loads a function library that Redis does not have.
+async fn load(connection: &mut MultiplexedConnection, library: &Library) -> Result<(), RedisError> {
+    let mut load = redis::cmd("FUNCTION");
+    load.arg("LOAD").arg(&library.code);
+    match load.exec_async(connection).await {
+        // Another router has loaded it meanwhile.
+        Err(error) if error.detail().is_some_and(|it| it.contains("already exists")) => Ok(()),
+        // No function runs until memory is freed: an outage.
+        Err(error) if error.code() == Some("OOM") => {
+            Err(io::Error::other("Redis is out of memory and cannot load the function library")
+                .into())
+        }
+        outcome => outcome,
+    }
 }

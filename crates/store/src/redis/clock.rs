@@ -1,4 +1,4 @@
-//! Redis's clock, as far as its answers tell: its difference from our monotonic clock.
+//! An estimate of Redis's clock: its offset from the monotonic clock of this process.
 
 use std::{
     sync::{
@@ -8,23 +8,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::client::BUDGET;
+use super::retry::BUDGET;
 use fleet::Millis;
 
-/// Who has answered within this time (ms) is there.
-const LATELY: u64 = 200;
-/// For so long the truest word about Redis's clock counts.
-const WINDOW: Duration = Duration::from_secs(2);
+/// Redis is responsive if it replied within this time.
+const RECENT_REPLY_MS: u64 = 200;
+/// Interval over which the largest observed offset is used.
+const CLOCK_WINDOW: Duration = Duration::from_secs(2);
 
 pub(super) struct RedisClock {
     started: Instant,
-    /// Redis's clock minus ours (ms), as far as we know: answers take their time, so that the
-    /// largest difference lately is the truest.
+    /// Redis's clock minus the local clock (ms). Network latency only makes the observed offset
+    /// smaller, so the largest recent one is the most accurate.
     offset: AtomicI64,
-    /// Since when, and what it has been at most.
-    lately: Mutex<(Instant, i64)>,
-    /// When Redis last answered, on our clock (ms).
-    heard: AtomicU64,
+    /// Start of the current window, and the largest offset in it.
+    clock_window: Mutex<(Instant, i64)>,
+    /// Time of the last reply on the local clock (ms).
+    last_reply_at: AtomicU64,
 }
 
 impl RedisClock {
@@ -32,59 +32,59 @@ impl RedisClock {
         Self {
             started: Instant::now(),
             offset: AtomicI64::new(0),
-            lately: Mutex::new((Instant::now(), i64::MIN)),
-            heard: AtomicU64::new(0),
+            clock_window: Mutex::new((Instant::now(), i64::MIN)),
+            last_reply_at: AtomicU64::new(0),
         }
     }
 
-    /// Whether Redis has answered anything lately.
-    pub(super) fn is_heard(&self) -> bool {
-        let heard = self.heard.load(Ordering::Relaxed);
-        self.started.elapsed().as_millis() as u64 - heard < LATELY
+    /// Whether Redis has replied to any request recently.
+    pub(super) fn has_recent_reply(&self) -> bool {
+        let last_reply_at = self.last_reply_at.load(Ordering::Relaxed);
+        self.started.elapsed().as_millis() as u64 - last_reply_at < RECENT_REPLY_MS
     }
 
-    /// Takes note of what Redis's clock showed in an answer.
-    pub(super) fn note(&self, redis: Millis) {
-        let offset = self.offset_by(redis);
+    /// Records the time of Redis in a reply.
+    pub(super) fn record(&self, redis: Millis) {
+        let offset = self.record_offset(redis);
         if offset + (BUDGET.as_millis() as i64) < self.offset.load(Ordering::Relaxed) {
-            // No answer takes so long: the clock was set back.
-            return self.begin(redis);
+            // No reply takes longer than the budget: the clock was set back.
+            return self.reset(redis);
         }
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        let (since, most) = &mut *lately;
-        *most = offset.max(*most);
-        if since.elapsed() > WINDOW {
-            // A clock may have been set back by less.
-            self.offset.store(*most, Ordering::Relaxed);
-            (*since, *most) = (Instant::now(), offset);
+        let mut window = self.clock_window.lock().unwrap_or_else(PoisonError::into_inner);
+        let (since, largest) = &mut *window;
+        *largest = offset.max(*largest);
+        if since.elapsed() > CLOCK_WINDOW {
+            // Accept a smaller offset: the clock may have been set back by less than the budget.
+            self.offset.store(*largest, Ordering::Relaxed);
+            (*since, *largest) = (Instant::now(), offset);
         } else {
-            self.offset.fetch_max(*most, Ordering::Relaxed);
+            self.offset.fetch_max(*largest, Ordering::Relaxed);
         }
     }
 
-    /// The same on a new connection: what was known may have been another's clock.
-    pub(super) fn begin(&self, redis: Millis) {
-        let offset = self.offset_by(redis);
-        let mut lately = self.lately.lock().unwrap_or_else(PoisonError::into_inner);
-        *lately = (Instant::now(), offset);
+    /// Replaces the estimate on a new connection: the server may be another one.
+    pub(super) fn reset(&self, redis: Millis) {
+        let offset = self.record_offset(redis);
+        let mut window = self.clock_window.lock().unwrap_or_else(PoisonError::into_inner);
+        *window = (Instant::now(), offset);
         self.offset.store(offset, Ordering::Relaxed);
     }
 
-    fn offset_by(&self, redis: Millis) -> i64 {
-        let ours = self.started.elapsed().as_millis() as i64;
-        self.heard.store(ours as u64, Ordering::Relaxed);
-        redis as i64 - ours
+    fn record_offset(&self, redis: Millis) -> i64 {
+        let local = self.started.elapsed().as_millis() as i64;
+        self.last_reply_at.store(local as u64, Ordering::Relaxed);
+        redis as i64 - local
     }
 
-    /// What Redis's clock shows, if we have ever heard of it.
+    /// The estimated clock of Redis; `None` before the first reply.
     pub(super) fn now(&self) -> Option<Millis> {
-        let has_heard = self.offset.load(Ordering::Relaxed) > 0;
-        has_heard.then(|| self.at(Instant::now()))
+        let is_known = self.offset.load(Ordering::Relaxed) > 0;
+        is_known.then(|| self.at(Instant::now()))
     }
 
-    /// What Redis's clock will show at a moment of ours.
+    /// The estimated clock of Redis at a local time.
     pub(super) fn at(&self, moment: Instant) -> Millis {
-        let ours = moment.duration_since(self.started).as_millis() as i64;
-        u64::try_from(ours + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
+        let local = moment.duration_since(self.started).as_millis() as i64;
+        u64::try_from(local + self.offset.load(Ordering::Relaxed)).unwrap_or(0)
     }
 }

@@ -1,5 +1,5 @@
-//! How much Redis is asked at a time: as much as it answers within a moment, so that
-//! what it can't take is refused at once instead of late.
+//! An adaptive concurrency limit: as many requests in flight as Redis answers within
+//! [`MAX_QUEUE_TIME`]. Load beyond it is shed at once instead of timing out.
 
 use std::{
     collections::VecDeque,
@@ -10,35 +10,35 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::functions::Script;
+use super::functions::Function;
 use crate::is_observing;
 
-/// How long a request may have to wait for those before it.
-const WAIT: Duration = Duration::from_millis(100);
-/// How long it is watched how much Redis does.
-const WATCH: Duration = Duration::from_millis(50);
-/// So much is always asked: more than that takes on a slow line what it takes.
-const LEAST: usize = 32;
-const MOST: usize = 4_096;
-/// Observers have one slot for so many of calls, on top of those: they never take the room of an
-/// allocation, and always have some.
+/// Time that a request may spend behind the requests in flight.
+const MAX_QUEUE_TIME: Duration = Duration::from_millis(100);
+/// Interval at which the reply rate is measured and the limit adjusted.
+const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
+/// Lower bound: a slow connection would otherwise shrink the limit to nothing.
+const MIN_LIMIT: usize = 32;
+const MAX_LIMIT: usize = 4_096;
+/// Observers have one additional slot per this many slots of calls: they never displace an
+/// allocation, and calls never starve them.
 const OBSERVER_SHARE: usize = 4;
 
-pub(super) struct Gate {
-    /// Requests with Redis, but for those of observers.
-    inside: AtomicUsize,
+pub(super) struct ConcurrencyLimit {
+    /// Requests in flight, without those of observers.
+    in_flight: AtomicUsize,
     observers: AtomicUsize,
-    /// Those whose callers have hung up are still with Redis: until when they count.
+    /// Requests in flight without a caller, and until when they count.
     abandoned: Mutex<VecDeque<(Instant, Priority)>>,
-    bound: AtomicUsize,
-    watched: Mutex<Watched>,
+    current: AtomicUsize,
+    sample: Mutex<Sample>,
 }
 
-/// What Redis has done lately.
-struct Watched {
+/// Replies in the current window.
+struct Sample {
     since: Instant,
-    answers: usize,
-    /// There was a moment with nothing left to do.
+    replies: usize,
+    /// No request was in flight at some moment of the window.
     was_idle: bool,
 }
 
@@ -47,118 +47,119 @@ struct Watched {
 pub(crate) enum Priority {
     /// Reads for people and monitoring: shed first.
     Observer,
-    /// A call that wants a pod, or a read on its behalf.
+    /// Allocations, and reads on behalf of a call.
     Sheddable,
-    /// Gives back what callers have. It may wait: if shed, it is deferred.
+    /// Releases and confirmations. They are deferred if shed.
     Deferrable,
-    /// Keeps what callers have, and the store true. Bounded by the number of calls and pods,
-    /// and done by nothing else: never shed.
+    /// Renewals, sweeps and writes of pods. Their rate is bounded by the number of calls and pods:
+    /// never shed.
     Essential,
 }
 
 impl Priority {
-    /// The priority of a function for the present task.
-    pub(super) fn of(script: &Script) -> Self {
-        if script.is_reading() && is_observing() { Self::Observer } else { script.priority }
+    /// The priority of a Redis function in the current task.
+    pub(super) fn of(function: &Function) -> Self {
+        if function.is_reading() && is_observing() { Self::Observer } else { function.priority }
     }
 }
 
-/// A request that was let in. Who waits for it says what became of it.
-pub(super) struct Inside<'a> {
-    gate: &'a Gate,
+/// A slot of one request. Dropping it unfinished keeps the slot for a while: Redis still works on a
+/// request whose caller has gone.
+pub(super) struct Permit<'a> {
+    limit: &'a ConcurrencyLimit,
     priority: Priority,
-    is_over: bool,
+    is_finished: bool,
 }
 
-impl Gate {
+impl ConcurrencyLimit {
     pub(super) fn new() -> Self {
-        let watched = Watched { since: Instant::now(), answers: 0, was_idle: true };
+        let sample = Sample { since: Instant::now(), replies: 0, was_idle: true };
         Self {
-            inside: AtomicUsize::new(0),
+            in_flight: AtomicUsize::new(0),
             observers: AtomicUsize::new(0),
             abandoned: Mutex::default(),
-            bound: AtomicUsize::new(MOST),
-            watched: Mutex::new(watched),
+            current: AtomicUsize::new(MAX_LIMIT),
+            sample: Mutex::new(sample),
         }
     }
 
-    /// Lets a request in unless it would have to wait for longer than it may.
-    pub(super) fn enter(&self, priority: Priority) -> Option<Inside<'_>> {
+    /// Admits a request, or returns `None` to shed it.
+    pub(super) fn acquire(&self, priority: Priority) -> Option<Permit<'_>> {
         let before = self.count(priority).fetch_add(1, Ordering::Relaxed);
-        let bound = self.bound.load(Ordering::Relaxed);
-        let has_room = match priority {
-            Priority::Observer => before < bound / OBSERVER_SHARE,
-            Priority::Sheddable => before < bound,
-            Priority::Deferrable => before < 2 * bound,
+        let limit = self.current.load(Ordering::Relaxed);
+        let has_slot = match priority {
+            Priority::Observer => before < limit / OBSERVER_SHARE,
+            Priority::Sheddable => before < limit,
+            Priority::Deferrable => before < 2 * limit,
             Priority::Essential => true,
         };
-        if has_room {
-            return Some(Inside { gate: self, priority, is_over: false });
+        if has_slot {
+            return Some(Permit { limit: self, priority, is_finished: false });
         }
         self.count(priority).fetch_sub(1, Ordering::Relaxed);
-        self.watch(Instant::now(), 0, false);
+        self.record_replies(Instant::now(), 0, false);
         None
     }
 
     fn count(&self, priority: Priority) -> &AtomicUsize {
-        if priority == Priority::Observer { &self.observers } else { &self.inside }
+        if priority == Priority::Observer { &self.observers } else { &self.in_flight }
     }
 
-    /// Whether a request that is answered now is the only one with Redis.
+    /// Whether the request that finishes now is the only one in flight.
     fn is_idle(&self) -> bool {
-        self.inside.load(Ordering::Relaxed) + self.observers.load(Ordering::Relaxed) <= 1
+        self.in_flight.load(Ordering::Relaxed) + self.observers.load(Ordering::Relaxed) <= 1
     }
 
-    /// What callers asked for who have hung up is done after a while.
-    fn forget_abandoned(&self, now: Instant) {
+    /// Frees the slots of abandoned requests that Redis has completed by now.
+    fn expire_abandoned(&self, now: Instant) {
         let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
         while let Some((_, priority)) = abandoned.pop_front_if(|(until, _)| *until <= now) {
             self.count(priority).fetch_sub(1, Ordering::Relaxed);
         }
     }
 
-    /// How much may be asked at once.
-    pub(super) fn bound(&self) -> usize {
-        self.bound.load(Ordering::Relaxed)
+    /// The limit for requests of calls.
+    pub(super) fn current(&self) -> usize {
+        self.current.load(Ordering::Relaxed)
     }
 
-    fn watch(&self, now: Instant, answers: usize, is_idle: bool) {
-        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
-        watched.answers += answers;
-        watched.was_idle |= is_idle;
-        let time = now.saturating_duration_since(watched.since);
-        if time < WATCH {
+    fn record_replies(&self, now: Instant, replies: usize, is_idle: bool) {
+        let mut sample = self.sample.lock().unwrap_or_else(PoisonError::into_inner);
+        sample.replies += replies;
+        sample.was_idle |= is_idle;
+        let time = now.saturating_duration_since(sample.since);
+        if time < SAMPLE_WINDOW {
             return;
         }
-        self.forget_abandoned(now);
-        let bound = if watched.was_idle {
-            // It keeps up.
-            2 * self.bound.load(Ordering::Relaxed)
+        self.expire_abandoned(now);
+        let limit = if sample.was_idle {
+            // Redis keeps up.
+            2 * self.current.load(Ordering::Relaxed)
         } else {
-            (watched.answers as f64 * (WAIT.as_secs_f64() / time.as_secs_f64())) as usize
+            (sample.replies as f64 * (MAX_QUEUE_TIME.as_secs_f64() / time.as_secs_f64())) as usize
         };
-        self.bound.store(bound.clamp(LEAST, MOST), Ordering::Relaxed);
-        *watched = Watched { since: now, answers: 0, was_idle: is_idle };
+        self.current.store(limit.clamp(MIN_LIMIT, MAX_LIMIT), Ordering::Relaxed);
+        *sample = Sample { since: now, replies: 0, was_idle: is_idle };
     }
 }
 
-impl Inside<'_> {
-    /// Redis has answered, or failed to.
-    pub(super) fn done(mut self, is_answered: bool) {
-        if is_answered {
-            self.gate.watch(Instant::now(), 1, self.gate.is_idle());
+impl Permit<'_> {
+    /// Frees the slot after a reply or a failure.
+    pub(super) fn finish(mut self, has_reply: bool) {
+        if has_reply {
+            self.limit.record_replies(Instant::now(), 1, self.limit.is_idle());
         }
-        self.is_over = true;
+        self.is_finished = true;
     }
 }
 
-impl Drop for Inside<'_> {
+impl Drop for Permit<'_> {
     fn drop(&mut self) {
-        if self.is_over {
-            self.gate.count(self.priority).fetch_sub(1, Ordering::Relaxed);
+        if self.is_finished {
+            self.limit.count(self.priority).fetch_sub(1, Ordering::Relaxed);
         } else {
-            let mut abandoned = self.gate.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-            abandoned.push_back((Instant::now() + WAIT, self.priority));
+            let mut abandoned = self.limit.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
+            abandoned.push_back((Instant::now() + MAX_QUEUE_TIME, self.priority));
         }
     }
 }
@@ -167,122 +168,133 @@ impl Drop for Inside<'_> {
 mod tests {
     use super::*;
 
-    /// A gate, and what came of so many requests within so many milliseconds, of which
-    /// Redis answers so many each millisecond: let in, refused, the longest queue.
-    fn flood(gate: &Gate, time: u64, come: usize, done: usize, now: &mut Instant) -> [usize; 3] {
+    /// Sends `arriving` requests per millisecond to a Redis that answers `served` per millisecond.
+    /// Returns the number admitted, the number shed, and the longest queue.
+    fn flood(
+        limit: &ConcurrencyLimit,
+        millis: u64,
+        arriving: usize,
+        served: usize,
+        now: &mut Instant,
+    ) -> [usize; 3] {
         let mut queue = VecDeque::new();
-        let (mut refused, mut let_in, mut longest) = (0, 0, 0);
-        for _ in 0..time {
+        let (mut shed, mut admitted, mut longest) = (0, 0, 0);
+        for _ in 0..millis {
             *now += Duration::from_millis(1);
-            for _ in 0..come {
-                match gate.enter(Priority::Sheddable) {
-                    Some(inside) => {
-                        queue.push_back(inside);
-                        let_in += 1;
+            for _ in 0..arriving {
+                match limit.acquire(Priority::Sheddable) {
+                    Some(permit) => {
+                        queue.push_back(permit);
+                        admitted += 1;
                     }
                     None => {
-                        gate.watch(*now, 0, false);
-                        refused += 1;
+                        limit.record_replies(*now, 0, false);
+                        shed += 1;
                     }
                 }
             }
             longest = longest.max(queue.len());
-            for inside in queue.drain(..done.min(queue.len())) {
-                gate.watch(*now, 1, gate.is_idle());
-                inside.done(false);
+            for permit in queue.drain(..served.min(queue.len())) {
+                limit.record_replies(*now, 1, limit.is_idle());
+                permit.finish(false);
             }
         }
-        queue.into_iter().for_each(|inside| inside.done(false));
-        [let_in, refused, longest]
+        queue.into_iter().for_each(|permit| permit.finish(false));
+        [admitted, shed, longest]
     }
 
     #[test]
-    fn what_redis_can_do_is_let_in() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        let [_, refused, _] = flood(&gate, 1_000, 10, 10, &mut now);
-        assert_eq!(refused, 0);
-        // A burst that it works off within the time.
-        let [_, refused, _] = flood(&gate, 1, 3_000, 30, &mut now);
-        assert_eq!(refused, 0);
+    fn load_that_redis_can_serve_is_admitted() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        let [_, shed, _] = flood(&limit, 1_000, 10, 10, &mut now);
+        assert_eq!(shed, 0);
+        // A burst that Redis serves in time.
+        let [_, shed, _] = flood(&limit, 1, 3_000, 30, &mut now);
+        assert_eq!(shed, 0);
     }
 
     #[test]
-    fn ten_times_as_much_is_mostly_refused_and_the_rest_hardly_waits() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        flood(&gate, 200, 10, 1, &mut now);
-        let [let_in, refused, longest] = flood(&gate, 1_000, 10, 1, &mut now);
-        assert!((950..=1_100).contains(&let_in), "{let_in} let in");
-        assert!(refused >= 8_900, "{refused} refused");
+    fn tenfold_load_is_mostly_shed_and_the_queue_stays_short() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        flood(&limit, 200, 10, 1, &mut now);
+        let [admitted, shed, longest] = flood(&limit, 1_000, 10, 1, &mut now);
+        assert!((950..=1_100).contains(&admitted), "{admitted} admitted");
+        assert!(shed >= 8_900, "{shed} shed");
         assert!(longest <= 130, "{longest} in the queue");
     }
 
     #[test]
-    fn what_keeps_calls_is_never_refused() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        flood(&gate, 200, 10, 1, &mut now);
-        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect();
-        assert!(new.len() < 1_000, "it is full");
-        let freed: Vec<_> = (0..10_000).map_while(|_| gate.enter(Priority::Deferrable)).collect();
-        assert!((1..10_000).contains(&freed.len()), "what frees may wait, but not for ever");
-        assert!((0..1_000).all(|_| gate.enter(Priority::Essential).is_some()));
+    fn essential_requests_are_never_shed() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        flood(&limit, 200, 10, 1, &mut now);
+        let new: Vec<_> = (0..1_000).map_while(|_| limit.acquire(Priority::Sheddable)).collect();
+        assert!(new.len() < 1_000, "the limit is reached");
+        let freed: Vec<_> =
+            (0..10_000).map_while(|_| limit.acquire(Priority::Deferrable)).collect();
+        assert!((1..10_000).contains(&freed.len()), "deferrable requests have twice the limit");
+        assert!((0..1_000).all(|_| limit.acquire(Priority::Essential).is_some()));
     }
 
     #[test]
-    fn observers_never_take_the_room_of_calls_and_always_have_some() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        flood(&gate, 200, 10, 1, &mut now);
-        let free = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect::<Vec<_>>();
-        let room = free.len();
-        free.into_iter().for_each(|inside| inside.done(false));
-        let looking: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Observer)).collect();
-        assert!((1..room).contains(&looking.len()), "{} of {room}", looking.len());
-        let new: Vec<_> = (0..1_000).map_while(|_| gate.enter(Priority::Sheddable)).collect();
-        assert_eq!(new.len(), room, "as if nobody looked");
-        looking.into_iter().for_each(|inside| inside.done(false));
-        assert!(gate.enter(Priority::Observer).is_some(), "calls are as many as there may be");
+    fn observers_never_displace_calls_and_never_starve() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        flood(&limit, 200, 10, 1, &mut now);
+        let free = (0..1_000).map_while(|_| limit.acquire(Priority::Sheddable)).collect::<Vec<_>>();
+        let slots = free.len();
+        free.into_iter().for_each(|permit| permit.finish(false));
+        let observers: Vec<_> =
+            (0..1_000).map_while(|_| limit.acquire(Priority::Observer)).collect();
+        assert!((1..slots).contains(&observers.len()), "{} of {slots}", observers.len());
+        let new: Vec<_> = (0..1_000).map_while(|_| limit.acquire(Priority::Sheddable)).collect();
+        assert_eq!(new.len(), slots, "observers took slots of calls");
+        observers.into_iter().for_each(|permit| permit.finish(false));
+        assert!(limit.acquire(Priority::Observer).is_some(), "calls took the slots of observers");
     }
 
     #[test]
-    fn callers_who_hang_up_make_no_room_for_others_at_once() {
-        let gate = Gate::new();
-        let let_in = |_: &usize| gate.enter(Priority::Sheddable).is_some();
+    fn an_abandoned_request_keeps_its_slot_for_a_while() {
+        let limit = ConcurrencyLimit::new();
+        let is_admitted = |_: &usize| limit.acquire(Priority::Sheddable).is_some();
         let started = Instant::now();
-        let come_and_gone = (0..20_000).filter(let_in).count();
-        assert!(come_and_gone <= MOST || started.elapsed() > WAIT, "{come_and_gone} were let in");
-        std::thread::sleep(WAIT);
+        let abandoned = (0..20_000).filter(is_admitted).count();
         assert!(
-            gate.enter(Priority::Sheddable).is_none(),
-            "who is refused finds out that there is room"
+            abandoned <= MAX_LIMIT || started.elapsed() > MAX_QUEUE_TIME,
+            "{abandoned} admitted"
         );
-        assert!(gate.enter(Priority::Sheddable).is_some());
+        std::thread::sleep(MAX_QUEUE_TIME);
+        assert!(
+            limit.acquire(Priority::Sheddable).is_none(),
+            "the shed request frees the expired slots"
+        );
+        assert!(limit.acquire(Priority::Sheddable).is_some());
     }
 
     #[test]
-    fn when_it_is_over_everything_is_let_in_at_once() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        flood(&gate, 1_000, 10, 1, &mut now);
-        flood(&gate, 100, 1, 20, &mut now);
-        let [_, refused, _] = flood(&gate, 1_000, 15, 20, &mut now);
-        assert_eq!(refused, 0);
+    fn the_limit_recovers_at_once_after_overload() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        flood(&limit, 1_000, 10, 1, &mut now);
+        flood(&limit, 100, 1, 20, &mut now);
+        let [_, shed, _] = flood(&limit, 1_000, 15, 20, &mut now);
+        assert_eq!(shed, 0);
     }
 
     #[test]
-    fn a_line_that_is_slow_but_not_full_lets_in_what_it_carries() {
-        let (gate, mut now) = (Gate::new(), Instant::now());
-        let mut on_their_way = VecDeque::new();
-        let mut refused = 0;
+    fn a_slow_but_idle_connection_admits_all_requests() {
+        let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
+        let mut in_flight = VecDeque::new();
+        let mut shed = 0;
         for time in 0..5_000 {
             now += Duration::from_millis(1);
-            // One each millisecond, each takes 60 ms.
-            match gate.enter(Priority::Sheddable) {
-                Some(inside) => on_their_way.push_back((time + 60, inside)),
-                None => refused += 1,
+            // One request per millisecond, each with a latency of 60 ms.
+            match limit.acquire(Priority::Sheddable) {
+                Some(permit) => in_flight.push_back((time + 60, permit)),
+                None => shed += 1,
             }
-            while let Some((_, inside)) = on_their_way.pop_front_if(|(due, _)| *due <= time) {
-                inside.done(false);
-                gate.watch(now, 1, false);
+            while let Some((_, permit)) = in_flight.pop_front_if(|(due, _)| *due <= time) {
+                permit.finish(false);
+                limit.record_replies(now, 1, false);
             }
         }
-        assert_eq!(refused, 0);
+        assert_eq!(shed, 0);
     }
 }

@@ -1,5 +1,4 @@
-//! How errors of Redis are met: which are worth another try, which are an outage, and which no
-//! repetition of the request can change.
+//! Classifies errors of Redis: retryable, an outage, or permanent.
 
 use redis::{ErrorKind, RedisError};
 
@@ -7,16 +6,16 @@ use crate::StoreError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Class {
-    /// No answer: the connection is broken or too slow.
+    /// No reply: the connection broke, or the reply timed out.
     Io,
-    /// This server is not, or not yet, the one to ask: reconnect and try again.
+    /// This server does not accept the request now: reconnect and retry.
     Elsewhere,
-    /// Redis denies the request until an operator changes permissions: an outage, but no reason
-    /// to reconnect or to try again at once.
+    /// Redis denies the request until an operator changes permissions: an outage that neither
+    /// reconnecting nor retrying resolves.
     Denied,
-    /// Redis has no memory left for writes that add something.
+    /// Redis is out of memory for writes that add data.
     Full,
-    /// Redis would refuse the same request for ever.
+    /// Permanent: Redis would refuse the same request again.
     Final,
 }
 
@@ -44,7 +43,7 @@ fn is_denied(error: &RedisError) -> bool {
         || error.detail().is_some_and(in_function)
 }
 
-/// Why Redis can't be used, in one word for probes and the page.
+/// The cause of an outage in one word, for probes and the dashboard.
 pub(super) fn reason(error: &RedisError) -> String {
     match (classify(error), error.code()) {
         (Class::Denied, _) if error.kind() == ErrorKind::AuthenticationFailed => "WRONGPASS".into(),
@@ -64,12 +63,12 @@ pub(super) fn store_error(error: &RedisError) -> StoreError {
     }
 }
 
-/// Whether a key holds another type than it should.
+/// Whether a key has the wrong type.
 pub(super) fn is_wrong_type(error: &RedisError) -> bool {
     error.code() == Some("WRONGTYPE")
 }
 
-/// Whether Redis does not have our library.
+/// Whether the function library is not loaded.
 pub(super) fn is_not_loaded(error: &RedisError) -> bool {
     error.code() == Some("ERR")
         && error.detail().is_some_and(|detail| detail.contains("Function not found"))

@@ -1,5 +1,6 @@
-// Every Redis function: its file in lua/, what it may do, and how soon it is shed under load.
-// Included by functions.rs and by the build script; a file that is not here does not build.
+// All Redis functions: file in lua/, access, priority under load shedding, and the operation name
+// in metrics where it differs. Included by functions.rs and by the build script, which fails for a
+// file without a row.
 //
 // Reads       registered as read-only
 // Grows       refused by a full Redis
@@ -20,6 +21,9 @@ functions! {
     confirm           AllowOom   Deferrable
     delete_merchant   AllowOom   Essential
     drain             AllowOom   Essential
+    extend_pending    AllowOom   Essential   => "spare"
+    migrate           AllowOom   Essential
+    migrate_calls     AllowOom   Essential
     move_pod          AllowOom   Essential
     observe_pod       AllowOom   Essential
     pod               Reads      Sheddable
@@ -29,7 +33,6 @@ functions! {
     remove_pod        AllowOom   Essential
     renew             AllowOom   Essential
     set_merchant      Grows      Essential
-    spare             AllowOom   Essential
     status            Reads      Sheddable
     sweep             AllowOom   Essential
     undrain           AllowOom   Essential

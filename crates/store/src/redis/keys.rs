@@ -1,5 +1,5 @@
-//! The keys of Redis, without the prefix. The build script gives the Redis functions the same
-//! names: `K.pod_calls` is [`POD_CALLS`] behind the prefix. docs/redis.md says what they hold.
+//! The Redis keys, without the prefix; docs/redis.md describes them. The build script declares them
+//! in the Redis functions under the same names: `K.pod_calls` is the prefix and [`POD_CALLS`].
 
 macro_rules! keys {
     ($($name:ident $key:literal)*) => {
@@ -28,6 +28,7 @@ keys! {
     LEASE "lease:"
     MERCHANT "merchant:"
     MERCHANT_CONFIG "merchant:config"
+    MIGRATION "migration"
     ORIGIN "origin"
     POD "pod:"
     POD_CALLS "pod:calls:"

@@ -1,7 +1,8 @@
-//! The store that replicas share: one function of a Lua library per operation, over the
-//! documented keys of a Redis.
+//! The store that replicas share: a Redis, with one function of a Lua library per operation.
+//! docs/redis.md documents its keys.
 
 mod address;
+mod adoption;
 mod audit;
 mod calls;
 mod client;
@@ -11,10 +12,13 @@ mod deferred_writes;
 mod errors;
 mod functions;
 mod keys;
+mod libraries;
+mod migration;
 mod operations;
 mod paging;
 mod recovery;
 mod reply;
+pub mod retry;
 mod subscriber;
 mod tier_table;
 
@@ -29,15 +33,11 @@ use std::{
 use tokio::sync::Notify;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::functions::Scripts;
 use self::{
-    address::Address,
-    client::{Link, Timeliness},
-    deferred_writes::{Debt, Kept},
-    errors::store_error,
-    functions::Script,
-    reply::Reply as Answer,
+    address::Address, client::RedisClient, deferred_writes::DeferredWrites, errors::store_error,
+    functions::Function, migration::Layout, reply::FunctionReply, retry::Deadline,
 };
+pub use self::{functions::Functions, migration::MIGRATION_QUIET_PERIOD};
 use crate::{Notifier, StoreError};
 use crate::{StoreMetrics, Ttls};
 use fleet::{
@@ -46,126 +46,129 @@ use fleet::{
     tiers::Tiers,
 };
 
-/// What a Redis store is told at the start.
+/// The configuration of a Redis store.
 pub struct RedisConfig {
     pub url: String,
     pub key_prefix: String,
     /// A certificate authority to trust besides the system's (PEM).
     pub authority: Option<Vec<u8>>,
     pub ttls: Ttls,
-    /// The tiers of a store that has none.
+    /// The tiers of a store without tiers.
     pub tiers: Tiers,
-    /// Told when pods have to be compared at once.
-    pub nudge: Arc<Notify>,
+    /// Notified when the pods have to be reconciled at once.
+    pub reconcile_now: Arc<Notify>,
     pub metrics: StoreMetrics,
-    pub scripts: Scripts,
-    /// Where the pods of this router come from; a store of another origin is not used. `None`
-    /// uses any.
+    pub functions: Functions,
+    /// Time without routers of the previous version before the layout is migrated.
+    pub migration_quiet_period: Duration,
+    /// The origin of this router's pods. A store with another origin is refused, unless this is
+    /// `None`.
     pub origin: Option<PodOrigin>,
-    /// Uses a store of another origin, until the first claim has taken it over.
+    /// Accepts a store with another origin until the first claim replaces its origin.
     pub force_origin: bool,
 }
 
-/// Why a Redis can't be used, however long one waits.
+/// A permanent reason why a Redis cannot be used.
 #[derive(Debug)]
 pub enum Unusable {
-    /// It holds the pods of this origin.
+    /// It holds pods of this other origin.
     Foreign(String),
     Other(String),
 }
 
-/// A Redis, shared with other replicas.
+/// The store on Redis, shared with other replicas.
 pub struct Redis {
-    link: Link,
-    scripts: Scripts,
+    client: RedisClient,
+    functions: Functions,
+    layout: Layout,
+    migration_quiet_period: Duration,
     prefix: String,
     lease_ttl: Millis,
     draining_ttl: Millis,
-    /// What calls that could not tell us of themselves are given after an outage.
-    spared_ttl: Option<Millis>,
-    /// How long the record of a call lives, counted from its last renewal.
+    /// The extension of pending calls after an outage.
+    pending_ttl: Option<Millis>,
+    /// Lifetime of a call record after its last renewal.
     record_ttl: Millis,
     /// The tiers in force.
     tiers: RwLock<Tiers>,
-    /// The table has changed, and not every pod is where it belongs yet.
-    unplaced: AtomicBool,
-    /// A view was replaced that an audit has to fill.
+    /// The tier table has changed, and not all pods have been assigned to a pool since.
+    placement_due: AtomicBool,
+    /// An index was replaced and has to be filled by an audit.
     audit_due: AtomicBool,
-    placing: tokio::sync::Mutex<()>,
-    /// What was last said about a tier document that can't be used.
-    said: Mutex<String>,
-    kept: Mutex<Kept>,
-    /// Why this Redis is not for us, if it is not.
-    refused: OnceLock<String>,
-    /// That of the latest claim: a cluster may be identified after the start.
+    placement_lock: tokio::sync::Mutex<()>,
+    /// The error of the tier document that was logged last.
+    reported_tier_error: Mutex<String>,
+    deferred: Mutex<DeferredWrites>,
+    /// Set if this Redis can never be used.
+    permanent_error: OnceLock<String>,
+    /// The origin of the latest claim: a cluster may be identified after the start.
     origin: RwLock<Option<PodOrigin>>,
     force_origin: AtomicBool,
-    /// The origin of the pods in Redis, while it keeps this router from using it.
-    foreign: Mutex<Option<String>>,
-    nudge: Arc<Notify>,
-    /// Until when the store believes pods: another time is another beginning.
-    beginning: Mutex<Option<Millis>>,
+    /// The origin in Redis, while it differs from this router's.
+    foreign_origin: Mutex<Option<String>>,
+    reconcile_now: Arc<Notify>,
+    /// End of the store's last re-registration window; it identifies the last time the store began
+    /// empty.
+    reregistration_until: Mutex<Option<Millis>>,
     handoffs: Notifier<CallSid>,
     drains: Notifier<PodName>,
-    process: u32,
-    attempts: AtomicU64,
+    /// Identifies this process in request ids and locks.
+    instance: u32,
+    next_request_id: AtomicU64,
     stopping: CancellationToken,
     tasks: TaskTracker,
 }
 
 impl Redis {
-    /// Connects in the background: a router starts without its Redis, too.
+    /// Connects in the background: a router also starts while Redis is unavailable.
     pub fn start(config: RedisConfig) -> Result<Arc<Self>, String> {
         let address = Address::parse(&config.url, config.authority)?;
-        // Fails only where a provider is installed already, which is as good.
+        // Fails only if a provider is installed already.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let store = Arc::new(Self {
-            link: Link::new(
-                address,
-                config.scripts.library.clone(),
-                &config.key_prefix,
-                config.metrics,
-            ),
-            scripts: config.scripts,
+            client: RedisClient::new(address, &config.key_prefix, config.metrics),
+            functions: config.functions,
+            layout: Layout::default(),
+            migration_quiet_period: config.migration_quiet_period,
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
-            spared_ttl: config.ttls.spared(),
+            pending_ttl: config.ttls.pending(),
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
-            unplaced: AtomicBool::new(false),
+            placement_due: AtomicBool::new(false),
             audit_due: AtomicBool::new(false),
-            placing: tokio::sync::Mutex::default(),
-            said: Mutex::default(),
-            kept: Mutex::default(),
-            refused: OnceLock::new(),
+            placement_lock: tokio::sync::Mutex::default(),
+            reported_tier_error: Mutex::default(),
+            deferred: Mutex::default(),
+            permanent_error: OnceLock::new(),
             origin: RwLock::new(config.origin),
             force_origin: AtomicBool::new(config.force_origin),
-            foreign: Mutex::default(),
-            nudge: config.nudge,
-            beginning: Mutex::default(),
+            foreign_origin: Mutex::default(),
+            reconcile_now: config.reconcile_now,
+            reregistration_until: Mutex::default(),
             handoffs: Notifier::default(),
             drains: Notifier::default(),
-            process: crate::random_u32(),
-            attempts: AtomicU64::new(0),
+            instance: crate::random_u32(),
+            next_request_id: AtomicU64::new(0),
             stopping: CancellationToken::new(),
             tasks: TaskTracker::new(),
         });
-        store.tasks.spawn(store.clone().tend());
+        store.tasks.spawn(store.clone().maintain());
         store.tasks.spawn(store.clone().follow_notifications());
+        store.tasks.spawn(store.clone().follow_layout());
         store.tasks.close();
         Ok(store)
     }
 
-    /// Waits until Redis is in use, for so long. An error is one that waiting
-    /// does not mend.
-    pub async fn first_contact(&self, patience: Duration) -> Result<(), Unusable> {
-        let until = tokio::time::Instant::now() + patience;
-        while !self.link.is_up() && tokio::time::Instant::now() < until {
-            if let Some(refused) = self.refused.get() {
-                return Err(Unusable::Other(refused.clone()));
+    /// Waits until Redis is available, at most for `timeout`. Returns permanent errors only.
+    pub async fn wait_until_available(&self, timeout: Duration) -> Result<(), Unusable> {
+        let until = tokio::time::Instant::now() + timeout;
+        while !self.client.is_up() && tokio::time::Instant::now() < until {
+            if let Some(error) = self.permanent_error.get() {
+                return Err(Unusable::Other(error.clone()));
             }
-            if let Some(owner) = self.foreign() {
+            if let Some(owner) = self.foreign_origin() {
                 return Err(Unusable::Foreign(owner));
             }
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -173,133 +176,121 @@ impl Redis {
         Ok(())
     }
 
-    /// Runs a script that must be done while its caller waits, or only looks.
-    async fn run(&self, script: &Script, args: &[&str]) -> Result<Answer, StoreError> {
-        let timeliness =
-            if script.is_reading() { Timeliness::Whenever } else { Timeliness::InTime };
-        let answer = self.link.run(script, args, timeliness).await?;
-        self.found(answer)
+    /// Runs a Redis function. A write must take effect while its caller waits.
+    async fn run(&self, function: &Function, args: &[&str]) -> Result<FunctionReply, StoreError> {
+        let deadline = if function.is_reading() { Deadline::None } else { Deadline::Enforced };
+        let reply = self.client.run(function, args, deadline).await?;
+        self.check_initialized(reply)
     }
 
-    /// A store that is empty has to be set up again before anything else.
-    fn found(&self, answer: Answer) -> Result<Answer, StoreError> {
-        if answer.word == "lost" {
-            self.link.note_reason("empty");
-            self.link.open_circuit();
-            return Err(StoreError::Unavailable("Redis is empty and being set up".into()));
+    /// Opens the circuit if Redis has lost its data: recovery has to initialize it first.
+    fn check_initialized(&self, reply: FunctionReply) -> Result<FunctionReply, StoreError> {
+        if reply.word == "lost" {
+            self.client.record_reason("empty");
+            self.client.open_circuit();
+            return Err(StoreError::Unavailable("Redis is empty and is being initialized".into()));
         }
-        Ok(answer)
+        Ok(reply)
     }
 
     fn origin(&self) -> Option<PodOrigin> {
         self.origin.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    fn note_origin(&self, claimed: &PodOrigin) {
+    fn record_origin(&self, claimed: &PodOrigin) {
         if let Some(origin) = &mut *self.origin.write().unwrap_or_else(PoisonError::into_inner) {
             origin.clone_from(claimed);
         }
     }
 
-    /// The origin of the pods in Redis, if it keeps this router from using it.
-    fn foreign(&self) -> Option<String> {
-        self.foreign.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    /// The origin in Redis, if it differs from this router's.
+    fn foreign_origin(&self) -> Option<String> {
+        self.foreign_origin.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Answers whether that is news.
-    fn set_foreign(&self, owner: Option<String>) -> bool {
-        let mut known = self.foreign.lock().unwrap_or_else(PoisonError::into_inner);
+    /// Returns whether the value changed.
+    fn set_foreign_origin(&self, owner: Option<String>) -> bool {
+        let mut known = self.foreign_origin.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *known, owner.clone()) != owner
     }
 
-    /// Takes a Redis out of use that holds the pods of another origin: its calls are not this
-    /// router's to serve.
+    /// Opens the circuit because Redis holds pods of another origin.
     fn refuse_foreign(&self, owner: &str) {
         let Some(origin) = self.origin() else { return };
-        self.link.note_reason(format!(
+        self.client.record_reason(format!(
             "{} is {owner}, and the origin of this router's pods is {origin}",
             self.key(keys::ORIGIN)
         ));
-        self.link.open_circuit();
-        if self.set_foreign(Some(owner.to_owned())) {
-            self.nudge.notify_one();
+        self.client.open_circuit();
+        if self.set_foreign_origin(Some(owner.to_owned())) {
+            self.reconcile_now.notify_one();
         }
     }
 
-    fn kept(&self) -> MutexGuard<'_, Kept> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    fn deferred(&self) -> MutexGuard<'_, DeferredWrites> {
+        self.deferred.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn key(&self, name: &str) -> String {
         format!("{}{name}", self.prefix)
     }
 
-    /// How long the record of a call with such a lease lives. Deadlines end calls; this
-    /// only tidies up where no router is left, and gives them time to.
-    fn record_life(&self, lease: Millis) -> String {
+    /// The expiry of a call record with this lease. The sweep ends calls at their deadlines; the
+    /// expiry only removes records if no router runs.
+    fn record_expiry(&self, lease: Millis) -> String {
         const SLACK: Millis = 30_000;
         (self.record_ttl.max(lease) + SLACK).to_string()
     }
 
-    /// Compares pods at once if the store has begun anew since we last looked: another
-    /// replica may have set it up while we had nothing to ask.
-    fn note_beginning(&self, at: Millis) {
-        let mut known = self.beginning.lock().unwrap_or_else(PoisonError::into_inner);
-        if known.replace(at).is_some_and(|before| before != at) {
-            self.nudge.notify_one();
+    /// Reconciles the pods at once if the store began empty since the last sweep: another replica
+    /// may have initialized it.
+    fn record_reregistration_window(&self, until: Millis) {
+        let mut known = self.reregistration_until.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.replace(until).is_some_and(|before| before != until) {
+            self.reconcile_now.notify_one();
         }
     }
 
-    /// Owes Redis something, and sees to it that it is done soon.
-    fn owe(&self, debt: Debt) {
-        let kept = {
-            let mut kept = self.kept();
-            kept.push(debt);
-            kept.len()
-        };
-        self.link.metrics.kept.set(kept as i64);
-        self.link.opened.notify_one();
-    }
-
-    /// A plain command for a request: at once refused while Redis is out.
-    async fn ask<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreError> {
-        if !self.link.is_up() {
-            return Err(self.link.out());
+    /// Runs a plain command for a request. Refuses it while the circuit is open.
+    async fn query<T: redis::FromRedisValue>(&self, command: &redis::Cmd) -> Result<T, StoreError> {
+        if !self.client.is_up() {
+            return Err(self.client.unavailable());
         }
         if crate::is_observing() {
-            return self.link.observe(command).await;
+            return self.client.observe(command).await;
         }
-        self.link.command(command).await.map_err(|error| store_error(&error))
+        self.client.command(command).await.map_err(|error| store_error(&error))
     }
 
-    /// The same about one key, which an error names.
-    async fn ask_fact<T: redis::FromRedisValue>(
+    /// Like [`Self::query`]; errors name the key.
+    async fn query_key<T: redis::FromRedisValue>(
         &self,
         key: &str,
         command: &redis::Cmd,
     ) -> Result<T, StoreError> {
-        self.ask(command).await.map_err(|error| match error {
+        self.query(command).await.map_err(|error| match error {
             StoreError::Failed(error) => StoreError::Failed(format!("{key}: {error}")),
             error => error,
         })
     }
 
-    /// The same; `None` where the key has the wrong type, and so holds nothing of ours.
-    async fn ask_unless_wrong_type<T: redis::FromRedisValue>(
+    /// Like [`Self::query`]; `None` if the key has the wrong type.
+    async fn query_unless_wrong_type<T: redis::FromRedisValue>(
         &self,
         command: &redis::Cmd,
     ) -> Result<Option<T>, StoreError> {
-        match self.ask(command).await {
+        match self.query(command).await {
             Err(StoreError::Failed(error)) if error.contains("WRONGTYPE") => Ok(None),
             outcome => outcome.map(Some),
         }
     }
 
-    /// A plain command, off the path of calls.
+    /// Runs a plain command of a background task.
     async fn command<T: redis::FromRedisValue>(
         &self,
         command: &redis::Cmd,
     ) -> Result<T, StoreError> {
-        self.link.command(command).await.map_err(|error| StoreError::Unavailable(error.to_string()))
+        let outcome = self.client.command(command).await;
+        outcome.map_err(|error| StoreError::Unavailable(error.to_string()))
     }
 }

@@ -1,4 +1,4 @@
-//! Every operation as its script: arguments in, answer out.
+//! The operations of the store as calls of their Redis functions.
 
 use std::{collections::BTreeMap, future::Future, pin::Pin, sync::atomic::Ordering};
 
@@ -8,45 +8,49 @@ use redis::Value;
 use super::keys;
 use super::{
     Redis,
-    client::Timeliness,
-    reply::{self, Reply as Answer, call_row, pod_row},
+    reply::{self, FunctionReply, call_row, pod_row},
+    retry::Deadline,
     tier_table,
 };
 use crate::{Notifier, Reply, Store, StoreError, wall_clock};
 use fleet::{
-    Abandoned, Allocate, Allocation, Audited, CallPage, CallQuery, Changed, Claim, ClaimRefused,
-    Claimant, Confirm, Confirmed, Departure, Drained, Edit, EventId, Found, LIST_TTL, Logged,
+    AbandonedCall, Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Claim,
+    ClaimRefused, Claimant, Confirm, Confirmed, Conflict, Drained, Edit, EventId, LoggedEvent,
     Millis, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release,
-    Released, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    Released, RemovalMode, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
+    WriteRefused,
     merchant::Step,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
-/// Calls that one renewal may name.
-const RENEWALS: usize = 500;
-/// Pools that a status reads at the same time: less than an observer always has room for.
-const POOLS_AT_ONCE: usize = 4;
+/// Calls per run of the Redis function.
+const RENEWAL_BATCH: usize = 500;
+/// Pools that a status reads concurrently: below the minimum number of slots for observers.
+const CONCURRENT_POOLS: usize = 4;
 
 pub(super) fn flag(flag: bool) -> &'static str {
     if flag { "1" } else { "0" }
 }
 
-pub(super) fn unexpected(answer: &Answer) -> StoreError {
-    StoreError::Failed(format!("the store answered {:?}, which nobody expects", answer.word))
+pub(super) fn unexpected(reply: &FunctionReply) -> StoreError {
+    StoreError::Failed(format!(
+        "the Redis function replied {:?}, which is not one of its replies",
+        reply.word
+    ))
 }
 
 impl Redis {
-    /// Why a write of pods was refused; `None` if it was not.
+    /// The reason why a write of pods was refused; `None` if it was not.
     fn write_refused(
         &self,
-        answer: &mut Answer,
+        reply: &mut FunctionReply,
         epoch: u64,
     ) -> Result<Option<WriteRefused>, StoreError> {
-        Ok(match answer.word.as_str() {
-            "fenced" => Some(WriteRefused::Fenced { epoch, current: answer.number()? }),
+        Ok(match reply.word.as_str() {
+            "fenced" => Some(WriteRefused::Fenced { epoch, current: reply.number()? }),
             "foreign" => {
-                let owner = answer.text()?;
+                let owner = reply.text()?;
                 self.refuse_foreign(&owner);
                 Some(WriteRefused::Foreign { owner })
             }
@@ -55,9 +59,9 @@ impl Redis {
     }
 }
 
-fn abandoned(texts: &[String]) -> Result<Vec<Abandoned>, StoreError> {
+fn abandoned(texts: &[String]) -> Result<Vec<AbandonedCall>, StoreError> {
     let read = |row: &[String]| {
-        Ok(Abandoned { call: reply::parse(&row[0])?, waited: reply::parse(&row[1])? })
+        Ok(AbandonedCall { call: reply::parse(&row[0])?, waited: reply::parse(&row[1])? })
     };
     texts.chunks_exact(2).map(read).collect()
 }
@@ -75,29 +79,28 @@ impl Store for Redis {
         Box::pin(self.confirm_call(request))
     }
 
-    fn spare(&self, time: Millis) -> Reply<'_, ()> {
-        Box::pin(self.spare_all(time))
+    fn extend_pending(&self, time: Millis) -> Reply<'_, ()> {
+        Box::pin(self.extend_all_pending(time))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
         Box::pin(async move {
             let pod = request.pod.as_ref().map_or("", |pod| pod.as_str());
-            let (lease, life) =
-                (request.lease_ttl.to_string(), self.record_life(request.lease_ttl));
-            let answers = request.calls.chunks(RENEWALS).map(async |some| {
-                let mut args = vec![lease.as_str(), &life, pod];
-                args.extend(some.iter().map(CallSid::as_str));
-                // A call that is renewed late is renewed all the same.
-                let answer =
-                    self.link.run(&self.scripts.renew, &args, Timeliness::Whenever).await?;
-                self.found(answer)
+            let (lease, expiry) =
+                (request.lease_ttl.to_string(), self.record_expiry(request.lease_ttl));
+            let replies = request.calls.chunks(RENEWAL_BATCH).map(async |batch| {
+                let mut args = vec![lease.as_str(), &expiry, pod];
+                args.extend(batch.iter().map(CallSid::as_str));
+                // A late renewal is still correct.
+                let reply = self.client.run(&self.functions().renew, &args, Deadline::None).await?;
+                self.check_initialized(reply)
             });
             let mut renewed = Renewed::default();
-            for mut answer in try_join_all(answers).await? {
-                renewed.until = answer.number()?;
-                renewed.unknown.extend(answer.names()?);
-                renewed.adopted.extend(answer.names()?);
-                renewed.later.extend(answer.names()?);
+            for mut reply in try_join_all(replies).await? {
+                renewed.until = reply.number()?;
+                renewed.unknown.extend(reply.names()?);
+                renewed.registered.extend(reply.names()?);
+                renewed.retry.extend(reply.names()?);
             }
             Ok(renewed)
         })
@@ -109,26 +112,26 @@ impl Store for Redis {
         ttl: Millis,
     ) -> Reply<'a, Result<Drained, UnknownPod>> {
         Box::pin(async move {
-            let mut answer =
-                self.run(&self.scripts.drain, &[pod.as_str(), &ttl.to_string()]).await?;
-            if answer.word == "unknown" {
+            let mut reply =
+                self.run(&self.functions().drain, &[pod.as_str(), &ttl.to_string()]).await?;
+            if reply.word == "unknown" {
                 return Ok(Err(UnknownPod));
             }
-            Ok(Ok(Drained { active_calls: answer.number()? as usize, until: answer.number()? }))
+            Ok(Ok(Drained { active_calls: reply.number()? as usize, until: reply.number()? }))
         })
     }
 
     fn undrain<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Result<Undrained, UnknownPod>> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.undrain, &[pod.as_str()]).await?;
-            if answer.word == "unknown" {
+            let mut reply = self.run(&self.functions().undrain, &[pod.as_str()]).await?;
+            if reply.word == "unknown" {
                 return Ok(Err(UnknownPod));
             }
             Ok(Ok(Undrained {
-                was_draining: answer.flag()?,
-                was_quarantined: answer.flag()?,
-                is_terminating: answer.flag()?,
-                pool: answer.parse_some()?,
+                was_draining: reply.flag()?,
+                was_quarantined: reply.flag()?,
+                is_terminating: reply.flag()?,
+                pool: reply.parse_some()?,
             }))
         })
     }
@@ -139,25 +142,24 @@ impl Store for Redis {
                 Claimant::Leader { epoch } => (*epoch, "", false),
                 Claimant::List { digest, is_new } => (None, digest.as_str(), *is_new),
             };
-            self.note_origin(&claim.origin);
-            if let Some(owner) = self.foreign() {
+            self.record_origin(&claim.origin);
+            if let Some(owner) = self.foreign_origin() {
                 return Ok(Err(WriteRefused::Foreign { owner }.into()));
             }
             let epoch_text = epoch.map(|epoch| epoch.to_string()).unwrap_or_default();
             let origin = claim.origin.to_string();
-            let list_ttl = LIST_TTL.to_string();
-            let args = [&origin, &epoch_text, digest, flag(is_new), flag(claim.force), &list_ttl];
-            let mut answer = self.run(&self.scripts.claim_pods, &args).await?;
-            if let Some(refused) = self.write_refused(&mut answer, epoch.unwrap_or_default())? {
+            let args = [&origin, &epoch_text, digest, flag(is_new), flag(claim.force)];
+            let mut reply = self.run(&self.functions().claim_pods, &args).await?;
+            if let Some(refused) = self.write_refused(&mut reply, epoch.unwrap_or_default())? {
                 return Ok(Err(refused.into()));
             }
-            match answer.word.as_str() {
+            match reply.word.as_str() {
                 "claimed" => {
                     self.force_origin.store(false, Ordering::Relaxed);
-                    Ok(Ok(answer.number()?))
+                    Ok(Ok(reply.number()?))
                 }
                 "superseded" => Ok(Err(ClaimRefused::Superseded)),
-                _ => Err(unexpected(&answer)),
+                _ => Err(unexpected(&reply)),
             }
         })
     }
@@ -183,17 +185,17 @@ impl Store for Redis {
                 &restarts,
                 &pin,
             ];
-            let mut answer = self.run(&self.scripts.observe_pod, &args).await?;
-            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
+            let mut reply = self.run(&self.functions().observe_pod, &args).await?;
+            if let Some(refused) = self.write_refused(&mut reply, writer.epoch)? {
                 return Ok(Err(refused));
             }
-            match answer.word.as_str() {
+            match reply.word.as_str() {
                 "observed" => Ok(Ok(Observed {
-                    joined: answer.flag()?,
-                    pool: answer.parse_some()?,
-                    ended: answer.ended_on(pod)?,
+                    joined: reply.flag()?,
+                    pool: reply.parse_some()?,
+                    ended: reply.ended_on(pod)?,
                 })),
-                _ => Err(unexpected(&answer)),
+                _ => Err(unexpected(&reply)),
             }
         })
     }
@@ -202,25 +204,25 @@ impl Store for Redis {
         &'a self,
         pod: &'a PodName,
         uid: &'a str,
-        departure: Departure,
+        mode: RemovalMode,
         writer: PodWriter<'a>,
     ) -> Reply<'a, Result<Removed, WriteRefused>> {
         Box::pin(async move {
-            let departure = match departure {
-                Departure::Now => "now",
-                Departure::WhenIdle => "when_idle",
+            let mode = match mode {
+                RemovalMode::Immediate => "now",
+                RemovalMode::WhenIdle => "when_idle",
             };
             let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
-            let args = [&origin, &epoch, pod.as_str(), uid, departure];
-            let mut answer = self.run(&self.scripts.remove_pod, &args).await?;
-            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
+            let args = [&origin, &epoch, pod.as_str(), uid, mode];
+            let mut reply = self.run(&self.functions().remove_pod, &args).await?;
+            if let Some(refused) = self.write_refused(&mut reply, writer.epoch)? {
                 return Ok(Err(refused));
             }
-            Ok(Ok(match answer.word.as_str() {
-                "gone" => Removed::Gone { ended: answer.ended_on(pod)? },
+            Ok(Ok(match reply.word.as_str() {
+                "gone" => Removed::Gone { ended: reply.ended_on(pod)? },
                 "busy" => Removed::Busy,
-                "not_there" => Removed::NotThere,
-                _ => return Err(unexpected(&answer)),
+                "not_there" => Removed::NotFound,
+                _ => return Err(unexpected(&reply)),
             }))
         })
     }
@@ -235,16 +237,16 @@ impl Store for Redis {
         Box::pin(async move {
             let (origin, epoch) = (writer.origin.to_string(), writer.epoch.to_string());
             let args = [&origin, &epoch, pod.as_str(), uid, &to.as_tier_value()];
-            let mut answer = self.run(&self.scripts.move_pod, &args).await?;
-            if let Some(refused) = self.write_refused(&mut answer, writer.epoch)? {
+            let mut reply = self.run(&self.functions().move_pod, &args).await?;
+            if let Some(refused) = self.write_refused(&mut reply, writer.epoch)? {
                 return Ok(Err(refused.into()));
             }
-            Ok(match answer.word.as_str() {
+            Ok(match reply.word.as_str() {
                 "moved" => Ok(()),
-                "not_there" => Err(MoveRefused::NotThere),
+                "not_there" => Err(MoveRefused::NotFound),
                 "not_idle" => Err(MoveRefused::NotIdle),
                 "unknown_pool" => Err(MoveRefused::UnknownPool),
-                _ => return Err(unexpected(&answer)),
+                _ => return Err(unexpected(&reply)),
             })
         })
     }
@@ -253,10 +255,10 @@ impl Store for Redis {
         &'a self,
         tiers: &'a Tiers,
         edit: Edit<'a, Tiers>,
-    ) -> Reply<'a, Result<(), Changed>> {
+    ) -> Reply<'a, Result<(), Conflict>> {
         Box::pin(async move {
-            if !self.link.is_up() {
-                return Err(self.link.out());
+            if !self.client.is_up() {
+                return Err(self.client.unavailable());
             }
             self.edit_tiers(tiers, edit).await
         })
@@ -267,42 +269,46 @@ impl Store for Redis {
         id: &'a MerchantId,
         document: Option<&'a str>,
         edit: Edit<'a, str>,
-    ) -> Reply<'a, Result<(), Changed>> {
+    ) -> Reply<'a, Result<(), Conflict>> {
         Box::pin(async move {
-            let instead_of = edit.instead_of.map_or(String::new(), |known| format!("={known}"));
-            let answer = match document {
+            let expected = edit.expected.map_or(String::new(), |known| format!("={known}"));
+            let reply = match document {
                 Some(document) => {
-                    let args = [id.as_str(), document, &instead_of, edit.by];
-                    self.run(&self.scripts.set_merchant, &args).await?
+                    let args = [id.as_str(), document, &expected, edit.by];
+                    self.run(&self.functions().set_merchant, &args).await?
                 }
                 None => {
-                    let args = [id.as_str(), &instead_of, edit.by];
-                    self.run(&self.scripts.delete_merchant, &args).await?
+                    let args = [id.as_str(), &expected, edit.by];
+                    self.run(&self.functions().delete_merchant, &args).await?
                 }
             };
-            Ok(if answer.word == "changed" { Err(Changed) } else { Ok(()) })
+            Ok(if reply.word == "changed" { Err(Conflict) } else { Ok(()) })
         })
     }
 
-    fn sweep(&self, most: usize) -> Reply<'_, Swept> {
+    fn sweep(&self, limit: usize) -> Reply<'_, Swept> {
         Box::pin(async move {
-            let args = [most.to_string(), self.lease_ttl.to_string()];
-            let mut answer =
-                self.run(&self.scripts.sweep, &args.each_ref().map(|it| it.as_str())).await?;
+            let args = [limit.to_string(), self.lease_ttl.to_string()];
+            let mut reply =
+                self.run(&self.functions().sweep, &args.each_ref().map(|it| it.as_str())).await?;
             let swept = Swept {
-                abandoned: abandoned(&answer.texts()?)?,
-                expired: answer.ended()?,
-                undrained: answer.names()?,
-                restored: answer.names()?,
+                abandoned: abandoned(&reply.texts()?)?,
+                expired: reply.ended()?,
+                undrained: reply.names()?,
+                restored: reply.names()?,
             };
-            if answer.flag()? {
-                self.note_beginning(answer.number()?);
-                if answer.flag()? {
+            if reply.flag()? {
+                self.record_reregistration_window(reply.number()?);
+                if reply.flag()? {
                     self.audit_due.store(true, Ordering::Relaxed);
-                    self.link.opened.notify_one();
+                    self.client.maintenance_due.notify_one();
+                }
+                // Another router may have migrated the store.
+                if reply.text()?.parse().is_ok_and(|schema: u64| schema != self.layout.schema()) {
+                    self.layout.check();
                 }
             } else {
-                self.link.open_circuit();
+                self.client.open_circuit();
             }
             Ok(swept)
         })
@@ -314,94 +320,95 @@ impl Store for Redis {
 
     fn status(&self) -> Reply<'_, Status> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.status, &[]).await?;
-            let (active_calls, waiting) = (answer.number()? as usize, answer.number()? as usize);
-            let tiers = tier_table::read(&answer.texts()?)?;
+            let mut reply = self.run(&self.functions().status, &[]).await?;
+            let (active_calls, waiting) = (reply.number()? as usize, reply.number()? as usize);
+            let tiers = tier_table::read(&reply.texts()?)?;
             let mut counts = BTreeMap::new();
-            for row in answer.texts()?.chunks_exact(7) {
+            for row in reply.texts()?.chunks_exact(7) {
                 let Ok(pool) = row[0].parse::<Pool>() else {
-                    tracing::warn!(pool = row[0], "voice:pools holds what is no pool");
+                    tracing::warn!(
+                        pool = row[0],
+                        "voice:pools contains an invalid pool name; skipping it"
+                    );
                     continue;
                 };
                 let mut numbers = [0; 6];
                 for (number, text) in numbers.iter_mut().zip(&row[1..]) {
                     *number = reply::parse(text)?;
                 }
-                if numbers[0] > 0 || tiers.wants(&pool) {
+                if numbers[0] > 0 || tiers.defines(&pool) {
                     counts.insert(pool, numbers);
                 }
             }
             for (name, _) in tiers.iter() {
-                counts
-                    .entry(tiers.pool(name).expect("a tier of the table has a pool"))
-                    .or_insert([0; 6]);
+                counts.entry(tiers.pool(name).expect("each tier has a pool")).or_insert([0; 6]);
             }
             let pools =
-                counts.into_iter().map(|(pool, counts)| self.status_of(pool, &tiers, counts));
-            let pools = stream::iter(pools).buffered(POOLS_AT_ONCE).try_collect().await?;
+                counts.into_iter().map(|(pool, counts)| self.pool_status(pool, &tiers, counts));
+            let pools = stream::iter(pools).buffered(CONCURRENT_POOLS).try_collect().await?;
             Ok(Status { pools, active_calls, waiting })
         })
     }
 
     fn tiers(&self) -> Reply<'_, Tiers> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.status, &[]).await?;
-            answer.number()?;
-            answer.number()?;
-            tier_table::read(&answer.texts()?)
+            let mut reply = self.run(&self.functions().status, &[]).await?;
+            reply.number()?;
+            reply.number()?;
+            tier_table::read(&reply.texts()?)
         })
     }
 
     fn merchant<'a>(&'a self, id: &'a MerchantId) -> Reply<'a, Option<String>> {
         Box::pin(async move {
             let key = self.key(keys::MERCHANT_CONFIG);
-            self.ask_fact(&key, redis::cmd("HGET").arg(&key).arg(id.as_str())).await
+            self.query_key(&key, redis::cmd("HGET").arg(&key).arg(id.as_str())).await
         })
     }
 
     fn pod<'a>(&'a self, pod: &'a PodName) -> Reply<'a, Option<PodStatus>> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.pod, &[pod.as_str()]).await?;
-            if answer.word == "unknown" {
+            let mut reply = self.run(&self.functions().pod, &[pod.as_str()]).await?;
+            if reply.word == "unknown" {
                 return Ok(None);
             }
-            pod_row(Value::Array(answer.list()?)).map(Some)
+            pod_row(Value::Array(reply.list()?)).map(Some)
         })
     }
 
     fn pods(&self) -> Reply<'_, Vec<PodStatus>> {
-        Box::pin(self.all_pods())
+        Box::pin(self.list_pods())
     }
 
-    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<Found>> {
+    fn call<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<CallLookup>> {
         Box::pin(async move {
-            let mut answer = self.run(&self.scripts.call, &[call.as_str()]).await?;
-            if answer.word == "not_found" {
+            let mut reply = self.run(&self.functions().call, &[call.as_str()]).await?;
+            if reply.word == "not_found" {
                 return Ok(None);
             }
-            call_row(Value::Array(answer.list()?)).map(Some)
+            call_row(Value::Array(reply.list()?)).map(Some)
         })
     }
 
     fn calls<'a>(&'a self, query: &'a CallQuery) -> Reply<'a, CallPage> {
-        Box::pin(self.some_calls(query))
+        Box::pin(self.list_calls(query))
     }
 
     fn merchants<'a>(
         &'a self,
         after: Option<&'a MerchantId>,
-        most: usize,
+        limit: usize,
     ) -> Reply<'a, Vec<(MerchantId, String)>> {
-        Box::pin(self.some_merchants(after, most))
+        Box::pin(self.list_merchants(after, limit))
     }
 
-    fn events_after(&self, id: EventId, most: usize) -> Reply<'_, Vec<Logged>> {
-        Box::pin(self.events("XRANGE", [format!("({id}"), "+".into()], most))
+    fn events_after(&self, id: EventId, limit: usize) -> Reply<'_, Vec<LoggedEvent>> {
+        Box::pin(self.events("XRANGE", [format!("({id}"), "+".into()], limit))
     }
 
-    fn events_before(&self, id: Option<EventId>, most: usize) -> Reply<'_, Vec<Logged>> {
+    fn events_before(&self, id: Option<EventId>, limit: usize) -> Reply<'_, Vec<LoggedEvent>> {
         let from = id.map_or("+".into(), |id| format!("({id}"));
-        Box::pin(self.events("XREVRANGE", [from, "-".into()], most))
+        Box::pin(self.events("XREVRANGE", [from, "-".into()], limit))
     }
 
     fn handoffs(&self) -> &Notifier<CallSid> {
@@ -413,11 +420,11 @@ impl Store for Redis {
     }
 
     fn now(&self) -> Millis {
-        self.link.clock.now().unwrap_or_else(wall_clock)
+        self.client.clock.now().unwrap_or_else(wall_clock)
     }
 
     fn outage(&self) -> Option<String> {
-        (!self.link.is_up()).then(|| self.link.reason())
+        (!self.client.is_up()).then(|| self.client.reason())
     }
 
     fn close(&self) -> Pin<Box<dyn Future<Output = ()> + Send + '_>> {

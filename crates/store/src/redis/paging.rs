@@ -1,39 +1,41 @@
-//! What takes more than one script: everything that is read or done page by page.
+//! Operations that run a Redis function several times, page by page.
 
 use super::keys;
 use std::collections::BTreeMap;
 
 use super::{
     Redis,
-    client::Timeliness,
     operations::flag,
     reply::{call_row, millis, parse, pod_row},
+    retry::Deadline,
 };
 use crate::StoreError;
 use fleet::{
-    CallCursor, CallPage, CallQuery, Event, EventId, Logged, Millis, PodStatus, PoolStatus,
+    CallCursor, CallPage, CallQuery, Event, EventId, LoggedEvent, Millis, PodStatus, PoolStatus,
     names::{MerchantId, Pool},
     tiers::Tiers,
 };
 
-/// Calls that are looked at in one step, and steps that one page may take.
-const LOOKED_AT: &str = "100";
-const STEPS: usize = 20;
-/// Pending calls that one step looks at.
-const SPARED: &str = "100";
+/// Calls that one step examines, and steps per page of the API.
+const CALLS_PER_STEP: &str = "100";
+const MAX_STEPS: usize = 20;
+/// Pending calls that one step examines.
+const PENDING_BATCH: &str = "100";
 
 impl Redis {
-    /// All pods, page by page. A pod that moves meanwhile may come twice.
-    pub(super) async fn all_pods(&self) -> Result<Vec<PodStatus>, StoreError> {
+    /// All pods, page by page. The scan may return a pod twice if it moves meanwhile.
+    pub(super) async fn list_pods(&self) -> Result<Vec<PodStatus>, StoreError> {
         let mut pods = BTreeMap::new();
         let mut cursor = "0".to_owned();
         loop {
-            let mut answer = self.run(&self.scripts.pods, &[&cursor, "40"]).await?;
-            cursor = answer.text()?;
-            for row in answer.list()? {
+            let mut reply = self.run(&self.functions().pods, &[&cursor, "40"]).await?;
+            cursor = reply.text()?;
+            for row in reply.list()? {
                 match pod_row(row) {
                     Ok(pod) => drop(pods.insert(pod.name.clone(), pod)),
-                    Err(error) => tracing::warn!(%error, "a pod cannot be read"),
+                    Err(error) => {
+                        tracing::warn!(%error, "skipping a pod whose record is malformed")
+                    }
                 }
             }
             if cursor == "0" {
@@ -42,30 +44,32 @@ impl Redis {
         }
     }
 
-    /// Some calls. Each step looks at a bounded number of them, and there is a bounded number
-    /// of steps: where few match, a page may be short, and go on all the same.
-    pub(super) async fn some_calls(&self, query: &CallQuery) -> Result<CallPage, StoreError> {
+    /// One page of calls. Each step examines a bounded number of calls, and the number of steps is
+    /// bounded: if few calls match, a page may be short although more pages follow.
+    pub(super) async fn list_calls(&self, query: &CallQuery) -> Result<CallPage, StoreError> {
         let pool = query.pool.as_ref().map(Pool::to_string).unwrap_or_default();
         let merchant = query.merchant.as_ref().map_or("", |id| id.as_str());
         let pod = query.pod.as_ref().map_or("", |pod| pod.as_str());
         let mut page = CallPage { calls: Vec::new(), next: query.after.clone() };
-        for _ in 0..STEPS {
+        for _ in 0..MAX_STEPS {
             let (until, call) = match &page.next {
                 Some(CallCursor { until, call }) => (until.to_string(), call.to_string()),
                 None => (String::new(), String::new()),
             };
             let waiting = flag(query.waiting);
-            let args = [waiting, &pool, merchant, pod, &until, &call, LOOKED_AT];
-            let mut answer = self.run(&self.scripts.calls, &args).await?;
-            let (until, call) = (answer.text()?, answer.text()?);
-            for row in answer.list()? {
+            let args = [waiting, &pool, merchant, pod, &until, &call, CALLS_PER_STEP];
+            let mut reply = self.run(&self.functions().calls, &args).await?;
+            let (until, call) = (reply.text()?, reply.text()?);
+            for row in reply.list()? {
                 match call_row(row) {
                     Ok(found) => page.calls.push(found),
-                    Err(error) => tracing::warn!(%error, "a call cannot be read"),
+                    Err(error) => {
+                        tracing::warn!(%error, "skipping a call whose record is malformed")
+                    }
                 }
             }
-            if page.calls.len() > query.most {
-                page.calls.truncate(query.most);
+            if page.calls.len() > query.limit {
+                page.calls.truncate(query.limit);
                 page.next = page.calls.last().map(CallCursor::of);
                 return Ok(page);
             }
@@ -74,26 +78,26 @@ impl Redis {
             } else {
                 Some(CallCursor { until: millis(&until)?, call: parse(&call)? })
             };
-            if page.next.is_none() || page.calls.len() == query.most {
+            if page.next.is_none() || page.calls.len() == query.limit {
                 break;
             }
         }
         Ok(page)
     }
 
-    pub(super) async fn some_merchants(
+    pub(super) async fn list_merchants(
         &self,
         after: Option<&MerchantId>,
-        most: usize,
+        limit: usize,
     ) -> Result<Vec<(MerchantId, String)>, StoreError> {
         let key = self.key(keys::MERCHANT_CONFIG);
-        let names: Vec<String> = self.ask_fact(&key, redis::cmd("HKEYS").arg(&key)).await?;
-        // What is no name was put there by hand, and is nobody's.
+        let names: Vec<String> = self.query_key(&key, redis::cmd("HKEYS").arg(&key)).await?;
+        // Skip invalid names, which only a manual edit can have written.
         let mut names: Vec<MerchantId> =
             names.iter().filter_map(|name| name.parse().ok()).collect();
         names.retain(|name| after.is_none_or(|after| name > after));
         names.sort();
-        names.truncate(most);
+        names.truncate(limit);
         if names.is_empty() {
             return Ok(Vec::new());
         }
@@ -102,7 +106,7 @@ impl Redis {
         for name in &names {
             get.arg(name.as_str());
         }
-        let documents: Vec<Option<String>> = self.ask_fact(&key, &get).await?;
+        let documents: Vec<Option<String>> = self.query_key(&key, &get).await?;
         let both = names.into_iter().zip(documents);
         Ok(both.filter_map(|(name, document)| Some((name, document?))).collect())
     }
@@ -111,41 +115,42 @@ impl Redis {
         &self,
         command: &str,
         range: [String; 2],
-        most: usize,
-    ) -> Result<Vec<Logged>, StoreError> {
+        limit: usize,
+    ) -> Result<Vec<LoggedEvent>, StoreError> {
         let mut command = redis::cmd(command);
-        command.arg(self.key(keys::EVENTS)).arg(&range).arg("COUNT").arg(most);
-        let entries = self.ask_unless_wrong_type(&command).await?;
+        command.arg(self.key(keys::EVENTS)).arg(&range).arg("COUNT").arg(limit);
+        let entries = self.query_unless_wrong_type(&command).await?;
         let entries: Vec<(String, Vec<String>)> = entries.unwrap_or_default();
         let read = |(id, fields): (String, Vec<String>)| {
             let event = Event::read(fields.first()?, fields.get(1)?)?;
             let id: EventId = id.parse().ok()?;
-            Some(Logged { id, at: id.at, event })
+            Some(LoggedEvent { id, at: id.at, event })
         };
         Ok(entries.into_iter().filter_map(read).collect())
     }
 
-    /// Extends all pending calls, page by page. Every page has the bound that the first one
-    /// fixed: a bound that moved with the clock would make extended calls due again.
-    pub(super) async fn spare_all(&self, time: Millis) -> Result<(), StoreError> {
+    /// Extends all pending calls, page by page. The first page fixes the bound of all: a bound that
+    /// moved with the clock would include extended calls again.
+    pub(super) async fn extend_all_pending(&self, time: Millis) -> Result<(), StoreError> {
         let time = time.to_string();
         for index in ["calls", "waiting"] {
             let (mut bound, mut deadline, mut call) = (String::new(), String::new(), String::new());
             loop {
-                let args = [index, &bound, &time, SPARED, &deadline, &call];
-                let script = &self.scripts.spare;
-                let mut answer = self.link.attempt(script, &args, Timeliness::InTime).await?;
-                bound = answer.text()?;
-                if answer.flag()? {
+                let args = [index, &bound, &time, PENDING_BATCH, &deadline, &call];
+                let function = &self.functions().extend_pending;
+                let mut reply =
+                    self.client.run_unchecked(function, &args, Deadline::Enforced).await?;
+                bound = reply.text()?;
+                if reply.flag()? {
                     break;
                 }
-                (deadline, call) = (answer.text()?, answer.text()?);
+                (deadline, call) = (reply.text()?, reply.text()?);
             }
         }
         Ok(())
     }
 
-    pub(super) async fn status_of(
+    pub(super) async fn pool_status(
         &self,
         pool: Pool,
         tiers: &Tiers,
@@ -157,10 +162,10 @@ impl Redis {
         let mut cursor = (assigned > 0).then(|| "0".to_owned());
         while let Some(from) = cursor {
             let args = [&pool.as_tier_value(), from.as_str(), "200"];
-            let mut answer = self.run(&self.scripts.pool_load, &args).await?;
-            cursor = Some(answer.text()?).filter(|next| next != "0");
-            active_calls += answer.number()? as usize;
-            free_slots += answer.number()? as usize;
+            let mut reply = self.run(&self.functions().pool_load, &args).await?;
+            cursor = Some(reply.text()?).filter(|next| next != "0");
+            active_calls += reply.number()? as usize;
+            free_slots += reply.number()? as usize;
         }
         Ok(PoolStatus {
             kind: tiers.kind(&pool),

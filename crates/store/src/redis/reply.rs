@@ -1,4 +1,4 @@
-//! What scripts answer: a word, the store's time, and what belongs to the word.
+//! Replies of Redis functions: a status word, the time of Redis, and the fields of that status.
 
 use std::str::FromStr;
 
@@ -6,19 +6,19 @@ use redis::Value;
 
 use crate::StoreError;
 use fleet::{
-    CallStatus, Cause, EndedCall, Found, Millis, PodCall, PodFacts, PodStatus, Reason, Tried,
-    WaitingCall, names::PodName,
+    CallLookup, CallStatus, EndCause, EndedCall, Millis, PodCall, PodFacts, PodStatus, SkipReason,
+    SkippedStep, WaitingCall, names::PodName,
 };
 
-/// An answer, read from the left.
+/// A reply, read from left to right.
 #[derive(Debug)]
-pub(super) struct Reply {
+pub(super) struct FunctionReply {
     pub word: String,
     pub time: Millis,
     rest: std::vec::IntoIter<Value>,
 }
 
-impl Reply {
+impl FunctionReply {
     pub(super) fn new(value: Value) -> Result<Self, StoreError> {
         let mut rest = list_of(value)?.into_iter();
         let word = text_of(rest.next())?;
@@ -30,7 +30,7 @@ impl Reply {
         text_of(self.rest.next())
     }
 
-    /// A text that is left out where it is empty, with all that follows.
+    /// A text that is omitted if it and everything after it is empty.
     pub(super) fn text_if_any(&mut self) -> Result<String, StoreError> {
         self.rest.next().map_or(Ok(String::new()), |value| text_of(Some(value)))
     }
@@ -43,18 +43,18 @@ impl Reply {
         Ok(self.number()? == 1)
     }
 
-    /// A name or pool, checked like any other text from outside.
+    /// A name or pool, validated like any external text.
     pub(super) fn parse<T: FromStr>(&mut self) -> Result<T, StoreError> {
         parse(&self.text()?)
     }
 
-    /// A name, or nothing where the text is empty or left out.
+    /// A name; `None` if the text is empty or omitted.
     pub(super) fn parse_some<T: FromStr>(&mut self) -> Result<Option<T>, StoreError> {
         parse_some(&self.text_if_any()?)
     }
 
     pub(super) fn list(&mut self) -> Result<Vec<Value>, StoreError> {
-        list_of(self.rest.next().ok_or_else(odd)?)
+        list_of(self.rest.next().ok_or_else(malformed)?)
     }
 
     pub(super) fn texts(&mut self) -> Result<Vec<String>, StoreError> {
@@ -65,25 +65,26 @@ impl Reply {
         self.texts()?.iter().map(|text| parse(text)).collect()
     }
 
-    pub(super) fn tried(&mut self) -> Result<Vec<Tried>, StoreError> {
+    pub(super) fn tried(&mut self) -> Result<Vec<SkippedStep>, StoreError> {
         tried(&self.text_if_any()?)
     }
 
-    /// Calls that ended on `pod`: id, source pool, how long each lasted.
+    /// Calls that ended on `pod`: id, source pool, duration.
     pub(super) fn ended_on(&mut self, pod: &PodName) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
-        let read = |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2], Cause::PodGone);
+        let read =
+            |row: &[String]| ended(&row[0], pod.clone(), &row[1], &row[2], EndCause::PodGone);
         texts.chunks_exact(3).map(read).collect()
     }
 
-    /// Calls that ended, each with its pod.
+    /// Calls that ended, each with its pod and cause.
     pub(super) fn ended(&mut self) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
         let read = |row: &[String]| {
             let cause = match row[4].as_str() {
-                "unconfirmed" => Cause::Unconfirmed,
-                "abandoned" => Cause::Abandoned,
-                _ => Cause::Lease,
+                "unconfirmed" => EndCause::Unconfirmed,
+                "abandoned" => EndCause::Abandoned,
+                _ => EndCause::Lease,
             };
             ended(&row[0], parse(&row[1])?, &row[2], &row[3], cause)
         };
@@ -96,24 +97,24 @@ fn ended(
     pod: PodName,
     pool: &str,
     lasted: &str,
-    cause: Cause,
+    cause: EndCause,
 ) -> Result<EndedCall, StoreError> {
     let (source_pool, lasted) = (parse(pool)?, parse(lasted)?);
     Ok(EndedCall { call: parse(call)?, pod, source_pool, lasted, cause })
 }
 
 /// `gold=at_capacity standard=empty`
-fn tried(text: &str) -> Result<Vec<Tried>, StoreError> {
+fn tried(text: &str) -> Result<Vec<SkippedStep>, StoreError> {
     let read = |part: &str| {
-        let (step, reason) = part.split_once('=').ok_or_else(odd)?;
+        let (step, reason) = part.split_once('=').ok_or_else(malformed)?;
         let reason = match reason {
-            "empty" => Reason::Empty,
-            "all_draining" => Reason::AllDraining,
-            "at_capacity" => Reason::AtCapacity,
-            "unknown" => Reason::Unknown,
-            _ => return Err(odd()),
+            "empty" => SkipReason::Empty,
+            "all_draining" => SkipReason::AllDraining,
+            "at_capacity" => SkipReason::AtCapacity,
+            "unknown" => SkipReason::Unknown,
+            _ => return Err(malformed()),
         };
-        Ok(Tried { step: parse(step)?, reason })
+        Ok(SkippedStep { step: parse(step)?, reason })
     };
     text.split_whitespace().map(read).collect()
 }
@@ -122,13 +123,13 @@ fn parse_some<T: FromStr>(text: &str) -> Result<Option<T>, StoreError> {
     if text.is_empty() { Ok(None) } else { parse(text).map(Some) }
 }
 
-/// A call as `call_row` in the scripts writes it.
-pub(super) fn call_row(value: Value) -> Result<Found, StoreError> {
+/// Parses a call in the format of the Lua function `call_row`.
+pub(super) fn call_row(value: Value) -> Result<CallLookup, StoreError> {
     let mut row = list_of(value)?.into_iter();
     let mut text = || text_of(row.next());
     let (call, pod) = (parse(&text()?)?, text()?);
     if pod.is_empty() {
-        return Ok(Found::Waiting(WaitingCall {
+        return Ok(CallLookup::Waiting(WaitingCall {
             call,
             merchant: parse_some(&text()?)?,
             since: parse(&text()?)?,
@@ -140,7 +141,7 @@ pub(super) fn call_row(value: Value) -> Result<Found, StoreError> {
     let (source_pool, merchant) = (parse(&text()?)?, parse_some(&text()?)?);
     let (allocated_at, lease_until) = (parse(&text()?)?, millis(&text()?)?);
     let (tried, stage) = (tried(&text()?)?, text()?);
-    Ok(Found::Live(CallStatus {
+    Ok(CallLookup::Live(CallStatus {
         call,
         pod: parse(&pod)?,
         source_pool,
@@ -150,11 +151,11 @@ pub(super) fn call_row(value: Value) -> Result<Found, StoreError> {
         tried,
         provisional: stage == "provisional",
         is_handed: stage == "handed",
-        attempt: parse(&text()?)?,
+        pod_attempt: parse(&text()?)?,
     }))
 }
 
-/// A pod as `pod_row` in the scripts writes it.
+/// Parses a pod in the format of the Lua function `pod_row`.
 pub(super) fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
     let mut row = list_of(value)?.into_iter();
     let mut text = || text_of(row.next());
@@ -168,7 +169,7 @@ pub(super) fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
         pin: Some(text()?).filter(|pin| !pin.is_empty()).map(|pin| parse(&pin)).transpose()?,
     };
     let (draining, quarantined) = (text()?, text()?);
-    let calls = list_of(row.next().ok_or_else(odd)?)?;
+    let calls = list_of(row.next().ok_or_else(malformed)?)?;
     let calls: Vec<String> =
         calls.into_iter().map(|value| text_of(Some(value))).collect::<Result<_, _>>()?;
     let mut calls: Vec<PodCall> = calls
@@ -189,7 +190,7 @@ pub(super) fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
     })
 }
 
-/// A score of a sorted set, which Redis may write as a float.
+/// Parses a score of a sorted set, which Redis may format as a float.
 pub(super) fn millis(text: &str) -> Result<Millis, StoreError> {
     parse::<f64>(text).map(|millis| millis as Millis)
 }
@@ -199,34 +200,33 @@ fn some_millis(text: &str) -> Result<Option<Millis>, StoreError> {
 }
 
 pub(super) fn parse<T: FromStr>(text: &str) -> Result<T, StoreError> {
-    text.parse().map_err(|_| {
-        StoreError::Failed(format!("the store holds {text:?}, which makes no sense there"))
-    })
+    text.parse()
+        .map_err(|_| StoreError::Failed(format!("the store contains the invalid value {text:?}")))
 }
 
-fn odd() -> StoreError {
-    StoreError::Failed("the store gave an answer that makes no sense".into())
+fn malformed() -> StoreError {
+    StoreError::Failed("the store sent a malformed reply".into())
 }
 
 fn list_of(value: Value) -> Result<Vec<Value>, StoreError> {
     match value {
         Value::Array(values) => Ok(values),
-        _ => Err(odd()),
+        _ => Err(malformed()),
     }
 }
 
 fn text_of(value: Option<Value>) -> Result<String, StoreError> {
     match value {
-        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| odd()),
+        Some(Value::BulkString(bytes)) => String::from_utf8(bytes).map_err(|_| malformed()),
         Some(Value::SimpleString(text)) => Ok(text),
         Some(Value::Int(number)) => Ok(number.to_string()),
-        _ => Err(odd()),
+        _ => Err(malformed()),
     }
 }
 
 fn number_of(value: Option<Value>) -> Result<u64, StoreError> {
     match value {
-        Some(Value::Int(number)) => u64::try_from(number).map_err(|_| odd()),
+        Some(Value::Int(number)) => u64::try_from(number).map_err(|_| malformed()),
         other => parse(&text_of(other)?),
     }
 }

@@ -1,5 +1,5 @@
-//! Subscribes to the channels on which the Redis functions announce hand-offs and drains, from
-//! whichever replica.
+//! Subscribes to the channels on which Redis functions announce hand-offs and drains of all
+//! replicas.
 
 use super::keys;
 use std::{str::FromStr, sync::Arc, time::Duration};
@@ -9,12 +9,12 @@ use futures_util::StreamExt;
 
 use super::Redis;
 
-/// Pause before a lost subscription is made again.
-const PAUSE: Duration = Duration::from_millis(200);
+/// Pause before a lost subscription is re-established.
+const RESUBSCRIBE_DELAY: Duration = Duration::from_millis(200);
 
 impl Redis {
-    /// Passes notifications on to their listeners. Listeners also poll, so a lost message costs
-    /// time only.
+    /// Passes notifications on to their listeners. Listeners also poll, so a lost message only
+    /// delays them.
     pub(super) async fn follow_notifications(self: Arc<Self>) {
         let mut reported = String::new();
         loop {
@@ -23,14 +23,17 @@ impl Redis {
                 () = self.stopping.cancelled() => return,
             };
             if let Err(error) = ended
-                && self.link.is_up()
+                && self.client.is_up()
                 && error.to_string() != reported
             {
                 reported = error.to_string();
-                tracing::warn!(%error, "cannot subscribe to notifications; long polls and drains are answered later");
+                tracing::warn!(
+                    %error,
+                    "cannot subscribe to notifications; long polls and drains fall back to polling"
+                );
             }
             tokio::select! {
-                () = tokio::time::sleep(PAUSE) => {}
+                () = tokio::time::sleep(RESUBSCRIBE_DELAY) => {}
                 () = self.stopping.cancelled() => return,
             }
         }
@@ -38,7 +41,7 @@ impl Redis {
 
     async fn receive_notifications(&self) -> Result<(), redis::RedisError> {
         let (handed, drained) = (self.key(keys::HANDED), self.key(keys::DRAINED));
-        let mut subscription = self.link.subscription().await?;
+        let mut subscription = self.client.subscription().await?;
         subscription.subscribe(&[&handed, &drained]).await?;
         // Messages before the subscription are lost.
         self.handoffs.notify_all();

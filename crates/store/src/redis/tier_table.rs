@@ -1,5 +1,4 @@
-//! The tier table as the scripts keep it: `voice:tiers`, one field per tier and
-//! the chain.
+//! The tier table in Redis: the hash `voice:tiers`, one field per tier and one for the chain.
 
 use std::collections::BTreeMap;
 
@@ -8,16 +7,16 @@ use crate::StoreError;
 use fleet::{
     merchant::Step,
     names::TierName,
-    tiers::{Kind, Strategy, Tier, Tiers},
+    tiers::{Strategy, Tier, TierKind, Tiers},
 };
 
 const CHAIN: &str = ":chain";
 
-/// What a table that is written depends on.
+/// The precondition of a write of the tier table.
 pub(super) enum DependsOn<'a> {
     Nothing,
     Table(&'a Tiers),
-    /// The document is still this one.
+    /// The tier document is unchanged.
     Document(&'a str),
 }
 
@@ -31,15 +30,15 @@ impl DependsOn<'_> {
     }
 }
 
-/// Kind, cap and strategy of a tier, in words.
-fn words(tier: &Tier) -> (&'static str, u32, &'static str) {
+/// Kind, capacity and strategy of a tier.
+fn tier_fields(tier: &Tier) -> (&'static str, u32, &'static str) {
     match tier.kind {
-        Kind::Exclusive => ("exclusive", 1, "spread"),
-        Kind::Dedicated => ("dedicated", 1, "spread"),
-        Kind::Shared { max_concurrent, strategy: Strategy::Spread } => {
+        TierKind::Exclusive => ("exclusive", 1, "spread"),
+        TierKind::Dedicated => ("dedicated", 1, "spread"),
+        TierKind::Shared { max_concurrent, strategy: Strategy::Spread } => {
             ("shared", max_concurrent, "spread")
         }
-        Kind::Shared { max_concurrent, strategy: Strategy::Pack } => {
+        TierKind::Shared { max_concurrent, strategy: Strategy::Pack } => {
             ("shared", max_concurrent, "pack")
         }
     }
@@ -52,22 +51,22 @@ pub(super) fn chain(tiers: &Tiers) -> String {
         Step::Merchant(_) => None,
     });
     let steps = names.filter_map(|name| {
-        let (kind, cap, strategy) = words(tiers.get(name)?);
+        let (kind, cap, strategy) = tier_fields(tiers.get(name)?);
         Some(format!("{name}={kind}:{cap}:{strategy}"))
     });
     steps.collect::<Vec<_>>().join(" ")
 }
 
-/// Each tier and its entry.
+/// The name and the field value of each tier.
 pub(super) fn entries(tiers: &Tiers) -> Vec<(String, String)> {
     let entry = |(name, tier): (&TierName, &Tier)| {
-        let (kind, cap, strategy) = words(tier);
+        let (kind, cap, strategy) = tier_fields(tier);
         (name.to_string(), format!("{kind} {cap} {strategy} {}", tier.target))
     };
     tiers.iter().map(entry).collect()
 }
 
-/// All of it, sorted, one a line.
+/// The table as text, sorted, one field per line.
 fn lines(tiers: &Tiers) -> String {
     let entries = entries(tiers);
     let mut lines: Vec<String> =
@@ -77,7 +76,7 @@ fn lines(tiers: &Tiers) -> String {
     lines.join("\n")
 }
 
-/// The table from the fields and values of its hash.
+/// Parses the table from the fields and values of its hash.
 pub(super) fn read(fields: &[String]) -> Result<Tiers, StoreError> {
     let mut tiers = BTreeMap::new();
     let mut chain = None;
@@ -85,7 +84,7 @@ pub(super) fn read(fields: &[String]) -> Result<Tiers, StoreError> {
         match pair[0].as_str() {
             CHAIN => chain = Some(pair[1].as_str()),
             name if name.starts_with(':') => {}
-            // An entry that makes no sense is none; the table is written anew soon.
+            // Skip malformed entries; the next refresh writes the table again.
             name => {
                 if let (Ok(name), Ok(tier)) = (parse::<TierName>(name), read_entry(&pair[1])) {
                     tiers.insert(name, tier);
@@ -104,13 +103,15 @@ pub(super) fn read(fields: &[String]) -> Result<Tiers, StoreError> {
 fn read_entry(text: &str) -> Result<Tier, StoreError> {
     let words: Vec<&str> = text.split(' ').collect();
     let [kind, cap, strategy, target] = words[..] else {
-        return Err(StoreError::Failed(format!("the tier table holds {text:?}")));
+        return Err(StoreError::Failed(format!(
+            "the tier table contains the malformed entry {text:?}"
+        )));
     };
     let strategy = if strategy == "pack" { Strategy::Pack } else { Strategy::Spread };
     let kind = match kind {
-        "shared" => Kind::Shared { max_concurrent: parse(cap)?, strategy },
-        "dedicated" => Kind::Dedicated,
-        _ => Kind::Exclusive,
+        "shared" => TierKind::Shared { max_concurrent: parse(cap)?, strategy },
+        "dedicated" => TierKind::Dedicated,
+        _ => TierKind::Exclusive,
     };
     Ok(Tier { kind, target: parse(target)? })
 }
@@ -118,13 +119,13 @@ fn read_entry(text: &str) -> Result<Tier, StoreError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use fleet::tiers::Origin;
+    use fleet::tiers::DocumentSource;
 
     #[test]
-    fn a_table_reads_back_what_it_writes() {
+    fn a_tier_table_round_trips() {
         let text = r#"{"tiers": {"gold": {"target": 1}, "acme": {"target": 2},
             "basic": {"type": "shared", "max_concurrent": 3, "strategy": "pack"}}, "default_chain": ["gold", "basic"]}"#;
-        let tiers = Tiers::parse(text, Origin::Settings).unwrap().0;
+        let tiers = Tiers::parse(text, DocumentSource::Settings).unwrap().0;
         assert_eq!(chain(&tiers), "gold=exclusive:1:spread basic=shared:3:pack");
         let mut fields =
             vec![CHAIN.to_owned(), chain(&tiers), ":trusting_until".into(), "7".into()];

@@ -1,6 +1,6 @@
-//! Requests as providers send them, and what is made of them.
+//! Webhook requests: verification, parsing and response documents.
 
-mod answers;
+mod documents;
 mod signatures;
 
 use http::{HeaderMap, HeaderName, HeaderValue};
@@ -12,9 +12,9 @@ use fleet::names::Fingerprint;
 const BASE: &str = "https://router.example.com";
 const NOW: u64 = 1_750_000_000;
 
-/// A request in the making.
+/// A builder for webhook requests.
 #[derive(Debug, Clone)]
-struct Sent {
+struct TestRequest {
     provider: Provider,
     is_get: bool,
     base: String,
@@ -26,7 +26,7 @@ struct Sent {
     keys: String,
 }
 
-impl Sent {
+impl TestRequest {
     fn new(provider: Provider, target: &str, keys: &str) -> Self {
         Self {
             provider,
@@ -61,12 +61,12 @@ impl Sent {
         self
     }
 
-    fn verify(&self) -> Result<(Covered, Result<CallRequest, InvalidName>), String> {
-        let (request, genuine) = self.read_and_verify()?;
-        Ok((genuine.covered, request))
+    fn verify(&self) -> Result<(Coverage, Result<CallRequest, InvalidName>), String> {
+        let (request, verified) = self.read_and_verify()?;
+        Ok((verified.coverage, request))
     }
 
-    fn read_and_verify(&self) -> Result<(Result<CallRequest, InvalidName>, Genuine), String> {
+    fn read_and_verify(&self) -> Result<(Result<CallRequest, InvalidName>, Verified), String> {
         let mut headers = HeaderMap::new();
         for (name, value) in &self.headers {
             let value = HeaderValue::from_bytes(value.as_bytes()).map_err(|it| it.to_string())?;
@@ -78,26 +78,26 @@ impl Sent {
             target: &self.target,
             headers: &headers,
             body: &self.body,
-            content: if self.is_json { Content::Json } else { Content::Form },
-            at: self.at,
+            body_format: if self.is_json { BodyFormat::Json } else { BodyFormat::Form },
+            received_at: self.at,
             query: Params::default(),
-            sent: Params::default(),
-            covered: Covered::Everything,
+            body_params: Params::default(),
+            coverage: Coverage::Everything,
             fingerprint: None,
         };
         let mut webhook = webhook.read().map_err(|error| error.to_string())?;
         let keys = self.provider.dialect().keys(&self.keys).unwrap();
-        let genuine =
+        let verified =
             self.provider.dialect().verify(&webhook, &keys).map_err(|error| error.to_string())?;
-        webhook.covered = genuine.covered;
-        Ok((CallRequest::from_webhook(self.provider, &webhook), genuine))
+        webhook.coverage = verified.coverage;
+        Ok((CallRequest::from_webhook(self.provider, &webhook), verified))
     }
 
     fn fingerprint(&self) -> Option<Fingerprint> {
         self.read_and_verify().unwrap().1.fingerprint
     }
 
-    fn is_genuine(&self) -> bool {
+    fn is_verified(&self) -> bool {
         self.verify().is_ok()
     }
 }

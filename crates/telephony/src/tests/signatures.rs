@@ -1,4 +1,4 @@
-//! Signatures as the providers' own SDKs make them, and everything near them.
+//! Signatures as the providers' SDKs make them, and altered ones.
 
 use data_encoding::{BASE64, BASE64URL_NOPAD, HEXLOWER};
 use serde_json::{Value, json};
@@ -19,45 +19,45 @@ fn params_of(vector: &Value) -> Vec<(&str, &str)> {
     params.iter().map(|(name, value)| (name.as_str(), value.as_str().unwrap())).collect()
 }
 
-fn twilio_vectors() -> Vec<Sent> {
+fn twilio_vectors() -> Vec<TestRequest> {
     let read = |vector: &Value| {
         let target = text(vector, "url").strip_prefix(BASE).unwrap();
-        let sent = Sent::new(Provider::Twilio, target, text(vector, "token"))
+        let request = TestRequest::new(Provider::Twilio, target, text(vector, "token"))
             .with("x-twilio-signature", text(vector, "sig"));
         match &vector["params"] {
-            Value::String(body) => sent.json(body),
-            Value::Object(params) if params.is_empty() => sent.get(),
-            _ => sent.form(&params_of(vector)),
+            Value::String(body) => request.json(body),
+            Value::Object(params) if params.is_empty() => request.get(),
+            _ => request.form(&params_of(vector)),
         }
     };
     vectors(include_str!("vectors/twilio.json")).iter().map(read).collect()
 }
 
-fn plivo_vectors() -> Vec<Sent> {
+fn plivo_vectors() -> Vec<TestRequest> {
     let read = |vector: &Value| {
         let target = text(vector, "url").strip_prefix(BASE).unwrap();
-        let sent = Sent::new(Provider::Plivo, target, text(vector, "token"))
+        let request = TestRequest::new(Provider::Plivo, target, text(vector, "token"))
             .with("x-plivo-signature-v3", text(vector, "sig"))
             .with("x-plivo-signature-v3-nonce", text(vector, "nonce"))
             .form(&params_of(vector));
-        if text(vector, "method") == "GET" { sent.get() } else { sent }
+        if text(vector, "method") == "GET" { request.get() } else { request }
     };
     vectors(include_str!("vectors/plivo.json")).iter().map(read).collect()
 }
 
-fn telnyx_signed(body: &str, at: u64) -> Sent {
+fn telnyx_signed(body: &str, at: u64) -> TestRequest {
     use aws_lc_rs::signature::{Ed25519KeyPair, KeyPair};
     let pair = Ed25519KeyPair::from_seed_unchecked(&[7; 32]).unwrap();
     let signature = pair.sign(format!("{at}|{body}").as_bytes());
-    let mut sent = Sent::new(
+    let mut request = TestRequest::new(
         Provider::Telnyx,
         "/api/v1/telnyx/allocate?merchant_id=acme",
         &BASE64.encode(pair.public_key().as_ref()),
     )
     .with("telnyx-signature-ed25519", BASE64.encode(signature.as_ref()))
     .with("telnyx-timestamp", at.to_string());
-    sent.body = body.into();
-    sent
+    request.body = body.into();
+    request
 }
 
 fn token_of(claims: &Value, key: &str, head: &Value) -> String {
@@ -67,21 +67,21 @@ fn token_of(claims: &Value, key: &str, head: &Value) -> String {
     format!("{signed}.{}", BASE64URL_NOPAD.encode(tag.as_ref()))
 }
 
-fn vonage_signed(target: &str, claims: &Value) -> Sent {
+fn vonage_signed(target: &str, claims: &Value) -> TestRequest {
     let token = token_of(claims, "vonage secret", &json!({"alg": "HS256", "typ": "JWT"}));
-    Sent::new(Provider::Vonage, target, "vonage secret")
+    TestRequest::new(Provider::Vonage, target, "vonage secret")
         .with("authorization", format!("Bearer {token}"))
 }
 
-fn jambonz_signed(body: &str, at: u64) -> Sent {
+fn jambonz_signed(body: &str, at: u64) -> TestRequest {
     let tag = hmac(Hash::Sha256, &"js".into(), &[format!("{at}.{body}").as_bytes()]);
-    Sent::new(Provider::Jambonz, "/api/v1/jambonz/allocate", "js")
+    TestRequest::new(Provider::Jambonz, "/api/v1/jambonz/allocate", "js")
         .with("jambonz-signature", format!("t={at},v1={}", HEXLOWER.encode(tag.as_ref())))
         .json(body)
 }
 
-/// One genuine request of each kind.
-fn genuine() -> Vec<Sent> {
+/// Correctly signed requests of each provider that signs.
+fn signed_requests() -> Vec<TestRequest> {
     let mut all = twilio_vectors();
     all.extend(plivo_vectors());
     all.push(telnyx_signed("CallSid=v3:abc&From=%2B1", NOW));
@@ -97,13 +97,13 @@ fn genuine() -> Vec<Sent> {
 }
 
 #[test]
-fn what_the_sdks_sign_is_genuine() {
-    for sent in genuine() {
-        assert!(sent.is_genuine(), "{:?}: {sent:?}", sent.verify());
+fn requests_signed_by_the_sdks_are_verified() {
+    for request in signed_requests() {
+        assert!(request.is_verified(), "{:?}: {request:?}", request.verify());
     }
 }
 
-/// Changes one byte to another that is still fit for its place.
+/// Replaces one byte by another of the same character class.
 fn changed(bytes: &[u8], at: usize) -> Vec<u8> {
     let mut bytes = bytes.to_vec();
     bytes[at] = match bytes[at] {
@@ -111,7 +111,7 @@ fn changed(bytes: &[u8], at: usize) -> Vec<u8> {
         b'z' => b'y',
         b'Z' => b'Y',
         b'9' => b'8',
-        // A space in a form may be written in two ways.
+        // A `+` is a space in a form; `-` is not.
         b'+' => b'-',
         _ => b'x',
     };
@@ -119,61 +119,67 @@ fn changed(bytes: &[u8], at: usize) -> Vec<u8> {
 }
 
 #[test]
-fn with_any_byte_of_url_body_signature_or_key_changed_nothing_is_genuine() {
-    for sent in genuine() {
-        let signs_urls = sent.provider.dialect().signs_urls();
-        let is_refused = |what: &str, changed: &Sent| {
-            assert!(!changed.is_genuine(), "{what}: {changed:?}");
+fn a_change_of_any_byte_of_url_body_signature_or_key_is_refused() {
+    for request in signed_requests() {
+        let signs_urls = request.provider.dialect().signs_urls();
+        let is_refused = |what: &str, changed: &TestRequest| {
+            assert!(!changed.is_verified(), "{what}: {changed:?}");
         };
-        for at in 0..sent.body.len() {
-            let body = changed(&sent.body, at);
-            is_refused("body", &Sent { body, ..sent.clone() });
+        for at in 0..request.body.len() {
+            let body = changed(&request.body, at);
+            is_refused("body", &TestRequest { body, ..request.clone() });
         }
-        for at in 0..sent.target.len() * usize::from(signs_urls) {
-            let target = String::from_utf8(changed(sent.target.as_bytes(), at)).unwrap();
-            is_refused("target", &Sent { target, ..sent.clone() });
+        for at in 0..request.target.len() * usize::from(signs_urls) {
+            let target = String::from_utf8(changed(request.target.as_bytes(), at)).unwrap();
+            is_refused("target", &TestRequest { target, ..request.clone() });
         }
-        for (index, (name, value)) in sent.headers.iter().enumerate() {
+        for (index, (name, value)) in request.headers.iter().enumerate() {
             for at in 0..value.len() {
-                let mut headers = sent.headers.clone();
+                let mut headers = request.headers.clone();
                 headers[index].1 = String::from_utf8(changed(value.as_bytes(), at)).unwrap();
-                // The name of the scheme is not part of a token.
+                // The name of the authentication scheme is case-insensitive and not signed.
                 if *name != "authorization" || at >= "bearer ".len() {
-                    is_refused(name, &Sent { headers, ..sent.clone() });
+                    is_refused(name, &TestRequest { headers, ..request.clone() });
                 }
             }
             for cut in [0, 1, value.len() / 2, value.len() - 1] {
-                let mut headers = sent.headers.clone();
+                let mut headers = request.headers.clone();
                 headers[index].1.truncate(cut);
-                is_refused("cut short", &Sent { headers, ..sent.clone() });
+                is_refused("cut short", &TestRequest { headers, ..request.clone() });
             }
-            let mut headers = sent.headers.clone();
+            let mut headers = request.headers.clone();
             headers.remove(index);
-            is_refused("without a header", &Sent { headers, ..sent.clone() });
+            is_refused("without a header", &TestRequest { headers, ..request.clone() });
         }
-        let other = if sent.provider == Provider::Telnyx {
+        let other = if request.provider == Provider::Telnyx {
             BASE64.encode(&[9; 32])
         } else {
-            format!("{}x", sent.keys)
+            format!("{}x", request.keys)
         };
-        is_refused("another key", &Sent { keys: other.clone(), ..sent.clone() });
-        let both = format!("{other},{}", sent.keys);
-        assert!(Sent { keys: both, ..sent.clone() }.is_genuine(), "one of two keys is enough");
+        is_refused("another key", &TestRequest { keys: other.clone(), ..request.clone() });
+        let both = format!("{other},{}", request.keys);
+        assert!(
+            TestRequest { keys: both, ..request.clone() }.is_verified(),
+            "one of two keys is enough"
+        );
         if signs_urls {
             is_refused(
                 "another host",
-                &Sent { base: "https://evil.example".into(), ..sent.clone() },
+                &TestRequest { base: "https://evil.example".into(), ..request.clone() },
             );
         }
     }
 }
 
 #[test]
-fn a_query_that_vonage_signed_cannot_be_changed() {
-    let sent = genuine().into_iter().rfind(|sent| sent.provider == Provider::Vonage).unwrap();
+fn a_changed_query_of_a_vonage_request_is_refused() {
+    let request = signed_requests()
+        .into_iter()
+        .rfind(|request| request.provider == Provider::Vonage)
+        .unwrap();
     for (from, to) in [("63f61863", "63f61864"), ("from=1", "from=2"), ("&from=1", "")] {
-        let target = sent.target.replace(from, to);
-        assert!(!Sent { target, ..sent.clone() }.is_genuine(), "{from}");
+        let target = request.target.replace(from, to);
+        assert!(!TestRequest { target, ..request.clone() }.is_verified(), "{from}");
     }
 }
 
@@ -182,7 +188,7 @@ fn twilio_may_sign_with_or_without_a_port_and_with_a_newer_hash() {
     let token = Secret::from("t");
     let signed = |hash, url: &str| BASE64.encode(hmac(hash, &token, &[url.as_bytes()]).as_ref());
     let target = "/api/v1/twilio/allocate?CallSid=CA1";
-    for (base, signed_base, genuine) in [
+    for (base, signed_base, verified) in [
         (BASE, "https://router.example.com:443", true),
         (BASE, "https://router.example.com:8443", false),
         ("https://router.example.com:8443", "https://router.example.com:8443", true),
@@ -191,83 +197,84 @@ fn twilio_may_sign_with_or_without_a_port_and_with_a_newer_hash() {
         ("https://router.example.com/prefix", "https://router.example.com/prefix", true),
     ] {
         let url = format!("{signed_base}{target}");
-        let mut sent = Sent::new(Provider::Twilio, target, "t")
+        let mut request = TestRequest::new(Provider::Twilio, target, "t")
             .get()
             .with("x-twilio-signature", signed(Hash::Sha1, &url));
-        sent.base = base.into();
-        assert_eq!(sent.is_genuine(), genuine, "{base} {signed_base}");
+        request.base = base.into();
+        assert_eq!(request.is_verified(), verified, "{base} {signed_base}");
     }
     let settings = "x-twilio-webhooks-signature-settings";
-    let sent = Sent::new(Provider::Twilio, target, "t")
+    let request = TestRequest::new(Provider::Twilio, target, "t")
         .get()
         .with("x-twilio-signature", signed(Hash::Sha256, &format!("{BASE}{target}")));
-    assert!(!sent.is_genuine());
-    assert!(sent.clone().with(settings, "key=k,algorithm=HMAC_SHA256").is_genuine());
-    assert!(!sent.clone().with(settings, "key=k").is_genuine());
-    assert!(!sent.with(settings, "algorithm=none").is_genuine());
+    assert!(!request.is_verified());
+    assert!(request.clone().with(settings, "key=k,algorithm=HMAC_SHA256").is_verified());
+    assert!(!request.clone().with(settings, "key=k").is_verified());
+    assert!(!request.with(settings, "algorithm=none").is_verified());
 }
 
 #[test]
 fn repeated_parameters_count_once_for_twilio_and_each_time_for_plivo() {
     let params = [("b", "2"), ("a", "3"), ("b", "1"), ("b", "2")];
     let tag = hmac(Hash::Sha1, &"t".into(), &[format!("{BASE}/xa3b1b2").as_bytes()]);
-    let sent = Sent::new(Provider::Twilio, "/x", "t")
+    let request = TestRequest::new(Provider::Twilio, "/x", "t")
         .with("x-twilio-signature", BASE64.encode(tag.as_ref()))
         .form(&params);
-    assert!(sent.is_genuine());
+    assert!(request.is_verified());
     let tag = hmac(Hash::Sha256, &"t".into(), &[format!("{BASE}/x?a3b1b2b2.n").as_bytes()]);
-    let sent =
-        Sent::new(Provider::Plivo, "/x", "t").with("x-plivo-signature-v3-nonce", "n").form(&params);
+    let request = TestRequest::new(Provider::Plivo, "/x", "t")
+        .with("x-plivo-signature-v3-nonce", "n")
+        .form(&params);
     let signature = BASE64.encode(tag.as_ref());
     for header in ["x-plivo-signature-v3", "x-plivo-signature-ma-v3"] {
-        assert!(sent.clone().with(header, &signature).is_genuine(), "{header}");
-        assert!(sent.clone().with(header, format!("AAAA, {signature}")).is_genuine());
-        assert!(!sent.clone().with(header, ",").is_genuine());
+        assert!(request.clone().with(header, &signature).is_verified(), "{header}");
+        assert!(request.clone().with(header, format!("AAAA, {signature}")).is_verified());
+        assert!(!request.clone().with(header, ",").is_verified());
     }
-    let v2 = sent.clone().with("x-plivo-signature-v2", &signature);
-    assert!(!v2.is_genuine(), "V2 does not cover the body");
+    let v2 = request.clone().with("x-plivo-signature-v2", &signature);
+    assert!(!v2.is_verified(), "V2 does not cover the body");
 }
 
 #[test]
-fn a_body_that_nobody_signed_is_not_believed() {
-    // A GET's body is not part of what is signed.
+fn an_unsigned_body_is_not_trusted() {
+    // The signature of a GET does not cover a body.
     let [.., get] = &twilio_vectors()[..] else { panic!() };
     let mut with_body = get.clone();
     with_body.body = b"CallSid=CA666&merchant_id=evil".to_vec();
-    let (_, request) = with_body.verify().unwrap();
-    assert_eq!(request.unwrap().call.as_str(), "CA00000000000000000000000000000001");
+    let (_, call_request) = with_body.verify().unwrap();
+    assert_eq!(call_request.unwrap().call.as_str(), "CA00000000000000000000000000000001");
     // JSON needs its hash in the URL.
     let url = format!("{BASE}/x");
     let tag = hmac(Hash::Sha1, &"t".into(), &[url.as_bytes()]);
-    let sent = Sent::new(Provider::Twilio, "/x", "t")
+    let request = TestRequest::new(Provider::Twilio, "/x", "t")
         .with("x-twilio-signature", BASE64.encode(tag.as_ref()));
-    assert!(sent.is_genuine());
-    assert!(!sent.json(r#"{"CallSid": "CA1"}"#).is_genuine());
-    // A signed body does not vouch for a call in the query.
-    let mut sent = telnyx_signed("From=1", NOW);
-    sent.target = "/api/v1/telnyx/allocate?CallSid=CA1".into();
-    let (covered, request) = sent.verify().unwrap();
-    assert_eq!(covered, Covered::Body);
-    assert!(request.is_err());
+    assert!(request.is_verified());
+    assert!(!request.json(r#"{"CallSid": "CA1"}"#).is_verified());
+    // A signature of the body does not cover a call id in the query.
+    let mut request = telnyx_signed("From=1", NOW);
+    request.target = "/api/v1/telnyx/allocate?CallSid=CA1".into();
+    let (coverage, call_request) = request.verify().unwrap();
+    assert_eq!(coverage, Coverage::Body);
+    assert!(call_request.is_err());
     for empty in [telnyx_signed("", NOW), jambonz_signed("", NOW)] {
-        assert!(!empty.is_genuine(), "a time alone is signed: {empty:?}");
+        assert!(!empty.is_verified(), "only the timestamp is signed: {empty:?}");
     }
     let hashless = vonage_signed("/x", &json!({"iat": NOW}));
-    assert_eq!(hashless.verify().unwrap().0, Covered::Nothing);
-    assert!(!hashless.json(r#"{"uuid": "1"}"#).is_genuine());
+    assert_eq!(hashless.verify().unwrap().0, Coverage::Nothing);
+    assert!(!hashless.json(r#"{"uuid": "1"}"#).is_verified());
 }
 
 #[test]
-fn what_was_signed_long_ago_or_in_the_future_is_refused() {
-    for (away, genuine) in [(-301, false), (-300, true), (300, true), (301, false)] {
+fn a_signed_time_far_from_the_clock_is_refused() {
+    for (away, verified) in [(-301, false), (-300, true), (300, true), (301, false)] {
         let at = NOW.checked_add_signed(away).unwrap();
-        assert_eq!(telnyx_signed("CallSid=1", at).is_genuine(), genuine, "{away}");
-        assert_eq!(jambonz_signed("{}", at).is_genuine(), genuine, "{away}");
-        assert_eq!(vonage_signed("/x", &json!({"iat": at})).is_genuine(), genuine, "{away}");
+        assert_eq!(telnyx_signed("CallSid=1", at).is_verified(), verified, "{away}");
+        assert_eq!(jambonz_signed("{}", at).is_verified(), verified, "{away}");
+        assert_eq!(vonage_signed("/x", &json!({"iat": at})).is_verified(), verified, "{away}");
     }
-    assert!(!vonage_signed("/x", &json!({"iat": NOW, "exp": NOW - 1})).is_genuine());
-    assert!(!vonage_signed("/x", &json!({})).is_genuine(), "a token for ever");
-    assert!(!vonage_signed("/x", &json!({"iat": "now"})).is_genuine());
+    assert!(!vonage_signed("/x", &json!({"iat": NOW, "exp": NOW - 1})).is_verified());
+    assert!(!vonage_signed("/x", &json!({})).is_verified(), "a token without a time");
+    assert!(!vonage_signed("/x", &json!({"iat": "now"})).is_verified());
 }
 
 #[test]
@@ -275,77 +282,82 @@ fn a_token_for_another_algorithm_is_refused() {
     let claims = json!({"iat": NOW});
     for head in [json!({"alg": "none"}), json!({"alg": "HS512"}), json!({}), json!([])] {
         let token = token_of(&claims, "k", &head);
-        let sent =
-            Sent::new(Provider::Vonage, "/x", "k").with("authorization", format!("Bearer {token}"));
-        assert!(!sent.is_genuine(), "{head}");
+        let request = TestRequest::new(Provider::Vonage, "/x", "k")
+            .with("authorization", format!("Bearer {token}"));
+        assert!(!request.is_verified(), "{head}");
     }
 }
 
 #[test]
-fn exotel_shares_a_secret_in_the_query() {
-    let sent = |query: &str| Sent::new(Provider::Exotel, &format!("/x?{query}"), "s1,s2").get();
-    assert!(sent("auth_token=s2&CallSid=1").is_genuine());
+fn exotel_is_authenticated_by_a_secret_in_the_query() {
+    let request =
+        |query: &str| TestRequest::new(Provider::Exotel, &format!("/x?{query}"), "s1,s2").get();
+    assert!(request("auth_token=s2&CallSid=1").is_verified());
     for bad in ["", "auth_token=", "auth_token=s", "auth_token=s1%2Cs2", "Auth_Token=s1"] {
-        assert!(!sent(bad).is_genuine(), "{bad}");
+        assert!(!request(bad).is_verified(), "{bad}");
     }
-    let in_body = Sent::new(Provider::Exotel, "/x", "s1").form(&[("auth_token", "s1")]);
-    assert!(!in_body.is_genuine());
+    let in_body = TestRequest::new(Provider::Exotel, "/x", "s1").form(&[("auth_token", "s1")]);
+    assert!(!in_body.is_verified());
 }
 
 #[test]
-fn a_fingerprint_is_of_what_was_signed() {
+fn a_fingerprint_identifies_the_signed_text() {
     let sha1 = |text: &str| {
         let tag = hmac(Hash::Sha1, &"t".into(), &[format!("{BASE}{text}").as_bytes()]);
         BASE64.encode(tag.as_ref())
     };
-    let sent = |params: &[(&str, &str)]| {
-        Sent::new(Provider::Twilio, "/x", "t")
+    let request = |params: &[(&str, &str)]| {
+        TestRequest::new(Provider::Twilio, "/x", "t")
             .with("x-twilio-signature", sha1("/xCallSidCA9From+1"))
             .form(params)
     };
-    // One signature is right for several divisions of its text: they are one request.
-    let whole = sent(&[("CallSid", "CA9"), ("From", "+1")]).fingerprint();
+    // Parameters with other boundaries have the same signed text and count as one request.
+    let whole = request(&[("CallSid", "CA9"), ("From", "+1")]).fingerprint();
     assert!(whole.is_some());
-    assert_eq!(sent(&[("CallSid", "CA9F"), ("rom", "+1")]).fingerprint(), whole);
-    assert_eq!(sent(&[("C", "allSidCA9From+1")]).fingerprint(), whole);
-    // Several signatures are right for one text, in any order and beside others.
+    assert_eq!(request(&[("CallSid", "CA9F"), ("rom", "+1")]).fingerprint(), whole);
+    assert_eq!(request(&[("C", "allSidCA9From+1")]).fingerprint(), whole);
+    // One text has several valid signatures, in any order and next to invalid ones.
     let text = |nonce: &str| format!("{BASE}/x?CallUUID1.{nonce}");
     let signature = |key: &str, nonce: &str| {
         BASE64.encode(hmac(Hash::Sha256, &key.into(), &[text(nonce).as_bytes()]).as_ref())
     };
     let plivo = |nonce: &'static str, signatures: &[String]| {
-        let sent = Sent::new(Provider::Plivo, "/x", "k1,k2").form(&[("CallUUID", "1")]);
-        let sent = sent.with("x-plivo-signature-v3-nonce", nonce);
-        sent.with("x-plivo-signature-v3", signatures.join(",")).fingerprint()
+        let request = TestRequest::new(Provider::Plivo, "/x", "k1,k2").form(&[("CallUUID", "1")]);
+        let request = request.with("x-plivo-signature-v3-nonce", nonce);
+        request.with("x-plivo-signature-v3", signatures.join(",")).fingerprint()
     };
     let (first, second) = (signature("k1", "n"), signature("k2", "n"));
     let one = plivo("n", std::slice::from_ref(&first));
     assert_eq!(plivo("n", &[second, "AAAA".into(), first]), one);
     assert_ne!(plivo("m", &[signature("k1", "m")]), one, "another nonce");
-    // What providers of the vectors have signed is all different.
-    let all: Vec<Option<Fingerprint>> = genuine().iter().map(Sent::fingerprint).collect();
+    // All test vectors differ.
+    let all: Vec<Option<Fingerprint>> =
+        signed_requests().iter().map(TestRequest::fingerprint).collect();
     let distinct: std::collections::HashSet<_> = all.iter().flatten().collect();
     assert_eq!(distinct.len(), all.iter().flatten().count());
-    // A secret in the URL is no signature.
-    assert_eq!(Sent::new(Provider::Exotel, "/x?auth_token=s", "s").get().fingerprint(), None);
+    // A shared secret yields no fingerprint.
+    assert_eq!(
+        TestRequest::new(Provider::Exotel, "/x?auth_token=s", "s").get().fingerprint(),
+        None
+    );
 }
 
 #[test]
-fn ids_have_the_format_of_their_provider() {
+fn call_ids_must_have_the_format_of_their_provider() {
     let sid = "CA0123456789abcdefABCDEF0123456789";
     let uuid = "b1b1d7a4-1f5c-4f0f-9A3E-0c4a0b6d2e11";
     let bare = uuid.replace('-', "");
     for provider in Provider::ALL {
-        let fits = |id: &str| provider.dialect().call_format().is_none_or(|it| it.fits(id));
+        let matches = |id: &str| provider.dialect().call_format().is_none_or(|it| it.matches(id));
         let expected = match provider {
             Provider::Twilio => (true, false),
             Provider::Exotel | Provider::Telnyx => (true, true),
             _ => (false, true),
         };
-        assert_eq!((fits(sid), fits(uuid)), expected, "{provider}");
-        assert_eq!(fits(&bare), expected.1, "{provider}");
-        let is_free = provider.dialect().call_format().is_none();
-        for odd in [
+        assert_eq!((matches(sid), matches(uuid)), expected, "{provider}");
+        assert_eq!(matches(&bare), expected.1, "{provider}");
+        let accepts_any = provider.dialect().call_format().is_none();
+        for malformed in [
             "",
             "CA",
             "x",
@@ -356,7 +368,7 @@ fn ids_have_the_format_of_their_provider() {
             "b1b1d7a41-f5c-4f0f-9A3E-0c4a0b6d2e11",
             "g1b1d7a4-1f5c-4f0f-9A3E-0c4a0b6d2e11",
         ] {
-            assert_eq!(fits(odd), is_free, "{provider} {odd}");
+            assert_eq!(matches(malformed), accepts_any, "{provider} {malformed}");
         }
     }
 }

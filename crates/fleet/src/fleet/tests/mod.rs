@@ -1,4 +1,4 @@
-//! The rules of the fleet, one at a time.
+//! Unit tests of the fleet, one rule at a time.
 
 mod calls;
 mod clock_shift;
@@ -7,23 +7,23 @@ mod journal;
 mod limits;
 mod pods;
 mod queries;
+mod reconnect;
 mod renew;
-mod rescue;
 mod signed_requests;
 mod waiting;
 
 use std::{fmt::Debug, str::FromStr};
 
 use super::*;
-use crate::tiers::Origin;
+use crate::tiers::DocumentSource;
 
 const NOW: Millis = 1_000_000;
-const LEASE: Millis = 60_000;
+const LEASE_TTL: Millis = 60_000;
 
 /// The writer of pods in tests that are not about fencing.
 pub(super) const WRITER: PodWriter = PodWriter { origin: &PodOrigin::List, epoch: 0 };
 
-fn leads(fleet: &mut Fleet, epoch: Option<u64>) -> Result<u64, ClaimRefused> {
+fn claim_as_leader(fleet: &mut Fleet, epoch: Option<u64>) -> Result<u64, ClaimRefused> {
     let by = Claimant::Leader { epoch };
     fleet.claim_pods(&Claim { origin: PodOrigin::List, by, force: false }, NOW)
 }
@@ -33,7 +33,7 @@ fn name<T: FromStr<Err: Debug>>(text: &str) -> T {
 }
 
 fn table(text: &str) -> Tiers {
-    Tiers::parse(text, Origin::Settings).unwrap().0
+    Tiers::parse(text, DocumentSource::Settings).unwrap().0
 }
 
 /// A pod in service.
@@ -48,69 +48,71 @@ fn ready() -> PodFacts {
     }
 }
 
-/// So many pods in service, `p1` and on.
+/// A fleet with this number of pods in service: `p1`, `p2` and so on.
 fn fleet(tiers: &str, pods: usize) -> Fleet {
     let mut fleet = Fleet::new(table(tiers), 0);
-    leads(&mut fleet, Some(0)).unwrap();
+    claim_as_leader(&mut fleet, Some(0)).unwrap();
     for number in 1..=pods {
-        see(&mut fleet, &format!("p{number}"), ready());
+        observe(&mut fleet, &format!("p{number}"), ready());
     }
-    fleet.keep_changes();
+    fleet.enable_change_log();
     fleet
 }
 
-fn see(fleet: &mut Fleet, pod: &str, facts: PodFacts) -> Observed {
+fn observe(fleet: &mut Fleet, pod: &str, facts: PodFacts) -> Observed {
     fleet.observe_pod(&name(pod), &facts, WRITER, NOW).unwrap()
 }
 
-fn ask(call: &str) -> Allocate {
-    Allocate::new(name(call), None, LEASE)
+fn plain_request(call: &str) -> Allocate {
+    Allocate::new(name(call), None, LEASE_TTL)
 }
 
-fn ask_for(merchant: &str, call: &str) -> Allocate {
-    Allocate::new(name(call), Some(name(merchant)), LEASE)
+fn merchant_request(merchant: &str, call: &str) -> Allocate {
+    Allocate::new(name(call), Some(name(merchant)), LEASE_TTL)
 }
 
-/// A call that comes back when its stream is gone.
-fn ask_returning(call: &str) -> Allocate {
-    Allocate { returns: true, ..ask(call) }
+/// A request of a call that may reconnect.
+fn returning_request(call: &str) -> Allocate {
+    Allocate { may_return: true, ..plain_request(call) }
 }
 
-/// A call whose stream has to start.
-fn ask_provisional(call: &str) -> Allocate {
-    Allocate { provisional: true, ..ask(call) }
+/// A request for a provisional allocation.
+fn provisional_request(call: &str) -> Allocate {
+    Allocate { provisional: true, ..plain_request(call) }
 }
 
-fn ask_patient(call: &str) -> Allocate {
-    let hold = Hold { time: 30_000, patience: 3_000, most: 10, most_per_merchant: 5 };
-    Allocate { hold: Some(hold), ..ask(call) }
+/// A request of a call that may wait.
+fn waiting_request(call: &str) -> Allocate {
+    let hold =
+        Hold { time: 30_000, poll_timeout: 3_000, max_waiting: 10, max_waiting_per_merchant: 5 };
+    Allocate { hold: Some(hold), ..plain_request(call) }
 }
 
-fn after(pod: &str, attempt: u32) -> After {
-    After { pod: name(pod), attempt, is_final: true, retries: 2 }
+fn previous_pod(pod: &str, pod_attempt: u32) -> PreviousPod {
+    PreviousPod { pod: name(pod), pod_attempt, is_settled: true, max_retries: 2 }
 }
 
-/// The pod a call is given.
-fn give(fleet: &mut Fleet, request: &Allocate) -> String {
+/// Allocates a pod and returns its name.
+fn allocate(fleet: &mut Fleet, request: &Allocate) -> String {
     fleet.allocate(request, NOW).unwrap().pod.to_string()
 }
 
-/// The same, where it has to be this pod.
-fn give_on(fleet: &mut Fleet, request: &Allocate, pod: &str) {
-    fleet.favour([(request.call.clone(), name(pod))].into());
-    assert_eq!(give(fleet, request), pod);
+/// Allocates this pod.
+fn allocate_on(fleet: &mut Fleet, request: &Allocate, pod: &str) {
+    fleet.prefer([(request.call.clone(), name(pod))].into());
+    assert_eq!(allocate(fleet, request), pod);
 }
 
-fn why(fleet: &mut Fleet, request: &Allocate, now: Millis) -> Why {
-    fleet.allocate(request, now).unwrap_err().why
+fn refusal_reason(fleet: &mut Fleet, request: &Allocate, now: Millis) -> RefusalReason {
+    fleet.allocate(request, now).unwrap_err().reason
 }
 
 fn pod_of(fleet: &Fleet, call: &str) -> Option<String> {
     fleet.call(&name(call)).map(|call| call.pod.to_string())
 }
 
-/// Ends a call as somebody tells it.
-fn end(fleet: &mut Fleet, call: &str, cause: Cause, now: Millis) {
+/// Releases a call with a cause.
+fn end(fleet: &mut Fleet, call: &str, cause: EndCause, now: Millis) {
     let release = Release { cause, ..Release::new(name(call), None) };
     fleet.release(&release, now).unwrap();
 }

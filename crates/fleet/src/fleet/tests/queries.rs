@@ -1,4 +1,4 @@
-//! What is shown of pools, pods and calls.
+//! Read models of pools, pods and calls.
 
 use super::*;
 
@@ -9,11 +9,11 @@ const SHARED: &str = r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "sha
 #[test]
 fn a_status_counts_pods_and_calls_by_pool() {
     let mut fleet = fleet(SHARED, 6);
-    give_on(&mut fleet, &ask("c1"), "p1");
-    give_on(&mut fleet, &ask("c2"), "p2");
-    give_on(&mut fleet, &ask("c3"), "p3");
+    allocate_on(&mut fleet, &plain_request("c1"), "p1");
+    allocate_on(&mut fleet, &plain_request("c2"), "p2");
+    allocate_on(&mut fleet, &plain_request("c3"), "p3");
     fleet.drain(&name("p3"), 1_000, NOW).unwrap();
-    see(&mut fleet, "p4", PodFacts { ready: false, ..ready() });
+    observe(&mut fleet, "p4", PodFacts { ready: false, ..ready() });
     let status = fleet.status();
     assert_eq!((status.active_calls, status.waiting), (3, 0));
     let shown: Vec<_> = status
@@ -27,38 +27,38 @@ fn a_status_counts_pods_and_calls_by_pool() {
     assert_eq!(
         shown,
         [
-            // p2, p5 and p6 are open, and p2 has a call.
+            // p2, p5 and p6 are available; p2 has a call.
             ("pool:basic".to_string(), 4, [5, 3, 1, 1], 2, 8),
             ("pool:gold".to_string(), 1, [1, 0, 0, 0], 1, 0),
             ("merchant:acme".to_string(), 0, [0, 0, 0, 0], 0, 0),
         ]
     );
-    let open = fleet.available(&name("basic"));
-    assert_eq!(open, [(name("p2"), 1), (name("p5"), 0), (name("p6"), 0)]);
-    end(&mut fleet, "c1", Cause::Agent, NOW);
+    let available = fleet.available(&name("basic"));
+    assert_eq!(available, [(name("p2"), 1), (name("p5"), 0), (name("p6"), 0)]);
+    end(&mut fleet, "c1", EndCause::Agent, NOW);
     assert_eq!(fleet.status().pools[1].free_slots, 1);
 }
 
 #[test]
-fn a_tier_that_is_no_more_is_shown_while_it_has_busy_pods() {
+fn a_removed_tier_is_listed_while_it_has_busy_pods() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
-    give(&mut fleet, &ask("c1"));
+    allocate(&mut fleet, &plain_request("c1"));
     fleet.apply_tiers(&table(r#"{"tin": 1}"#), Edit::ANY).unwrap();
     let pools = |fleet: &Fleet| {
         let pools = fleet.status().pools;
         pools.iter().map(|it| (it.pool.to_string(), it.kind.is_some())).collect::<Vec<_>>()
     };
     assert_eq!(pools(&fleet), [("pool:gold".into(), false), ("pool:tin".into(), true)]);
-    end(&mut fleet, "c1", Cause::Agent, NOW);
+    end(&mut fleet, "c1", EndCause::Agent, NOW);
     assert_eq!(pools(&fleet), [("pool:tin".into(), true)]);
 }
 
 #[test]
-fn a_pod_shows_its_calls_the_latest_deadline_first() {
+fn a_pod_lists_its_calls_by_descending_deadline() {
     let mut fleet = fleet(SHARED, 2);
-    see(&mut fleet, "p1", PodFacts { ready: false, ..ready() });
+    observe(&mut fleet, "p1", PodFacts { ready: false, ..ready() });
     for (call, lease_ttl) in [("c1", 10), ("c2", 30), ("c3", 20)] {
-        give_on(&mut fleet, &Allocate { lease_ttl, ..ask(call) }, "p2");
+        allocate_on(&mut fleet, &Allocate { lease_ttl, ..plain_request(call) }, "p2");
     }
     let pod = fleet.pod(&name("p2")).unwrap();
     let calls: Vec<_> =
@@ -70,16 +70,16 @@ fn a_pod_shows_its_calls_the_latest_deadline_first() {
 }
 
 #[test]
-fn a_pod_that_drains_or_terminates_is_leaving() {
+fn a_draining_or_terminating_pod_is_leaving() {
     let mut fleet = fleet(SHARED, 3);
     fleet.drain(&name("p1"), 10, NOW).unwrap();
-    see(&mut fleet, "p2", PodFacts { terminating: true, ..ready() });
+    observe(&mut fleet, "p2", PodFacts { terminating: true, ..ready() });
     let leaving: Vec<_> = fleet.pods().iter().map(PodStatus::is_leaving).collect();
     assert_eq!(leaving, [true, true, false]);
 }
 
 #[test]
-fn an_audit_finds_views_in_line_and_mends_those_that_are_not() {
+fn an_audit_repairs_indexes_that_differ_from_the_facts() {
     let mut fleet = fleet(SHARED, 2);
     let mut names = fleet.pod_names();
     names.sort();

@@ -1,4 +1,4 @@
-//! `POST /allocate`: a pod for a call, in JSON.
+//! `POST /allocate`: allocates a pod to a call.
 
 use std::{pin::pin, time::Duration};
 
@@ -14,12 +14,12 @@ use utoipa::ToSchema;
 
 use crate::config::HumanDuration;
 use crate::http::{
-    ApiError, Context, Noted, Shared,
+    ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
 use fleet::{
-    After, Allocate, Allocation, Hold, Millis, Refusal, Signed, Why,
+    Allocate, Allocation, Hold, Millis, PreviousPod, Refusal, RefusalReason, SignedRequest,
     names::{Carrier, Fingerprint},
 };
 use store::StoreError;
@@ -38,42 +38,43 @@ pub struct Body {
     flow: Option<String>,
     #[schema(schema_with = schemas::optional_name)]
     template: Option<String>,
-    /// How long the call may wait for a pod (`20s`).
+    /// Maximum hold time (`20s`).
     #[schema(schema_with = schemas::wait_for_pod)]
     wait: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
-struct Allocated<'a> {
+struct AllocateResponse<'a> {
     success: bool,
     #[schema(value_type = schemas::PodName)]
     pod_name: &'a str,
-    /// Where the stream of the call goes.
+    /// WebSocket URL for the stream of the call.
     ws_url: &'a str,
     #[schema(value_type = schemas::Pool)]
     source_pool: &'a str,
-    /// The call had its pod already.
+    /// Whether the call already had this pod.
     was_existing: bool,
 }
 
-pub fn described() -> Endpoint {
-    Endpoint::new(Group::Calls, "A pod for a call")
-        .about(
-            "The same `call_sid` gets the same pod for as long as the call lives. With `wait`, \
-             where calls may wait, the answer comes when there is a pod or the time is over.",
+pub fn endpoint() -> Endpoint {
+    Endpoint::new(Group::Calls, "Allocate a pod to a call")
+        .description(
+            "Idempotent: the same `call_sid` gets the same pod while the call is live. With `wait`, \
+             if hold is enabled, the request is a long poll: it returns when a pod is free or \
+             the time is over.",
         )
-        .takes::<Body>(json!({"call_sid": "CA1", "merchant_id": "acme", "template": "hello"}))
-        .gives(Allocated {
+        .json_body::<Body>(json!({"call_sid": "CA1", "merchant_id": "acme", "template": "hello"}))
+        .responds(AllocateResponse {
             success: true,
             pod_name: "voice-agent-0",
             ws_url: "wss://voice.example.com/ws/pod/voice-agent-0/agent/voice/breeze-buddy/twilio/callback/hello/v2",
             source_pool: "pool:gold",
             was_existing: false,
         })
-        .asks_store()
-        .fails_with(
+        .uses_store()
+        .error_with(
             503,
-            "There is no pod for the call, and `details` say why; or the store can't be reached.",
+            "No pod is available (`details` has the reasons), or the store is unavailable.",
             json!({
                 "error": "no pods available",
                 "details": {"reason": "no_pods", "chain": [{"step": "gold", "reason": "at_capacity"}]},
@@ -81,13 +82,13 @@ pub fn described() -> Endpoint {
         )
 }
 
-/// A call that has a pod, and the URL to reach it.
+/// An allocated call and its WebSocket URL.
 pub struct Connected {
     pub allocation: Allocation,
     pub ws_url: String,
 }
 
-/// Why a call has no pod.
+/// Reason for which a call has no pod.
 pub enum NotConnected {
     Refused(Refusal),
     Store(StoreError),
@@ -102,47 +103,46 @@ impl From<&NotConnected> for ApiError {
     }
 }
 
-/// How a call asks.
 #[derive(Default)]
-pub struct Way {
-    /// How long it may wait for its stream, if that will be told.
-    pub connect: Option<Millis>,
-    /// It comes back when its stream is gone.
-    pub returns: bool,
+pub struct AllocateOptions {
+    /// Time until the stream must start, for providers that report stream starts.
+    pub connect_timeout: Option<Millis>,
+    /// Whether the provider requests the after-stream webhook when the stream ends.
+    pub may_return: bool,
     pub hold: Option<Hold>,
-    pub after: Option<After>,
-    /// A store that has not answered by then counts as one that is out.
-    pub answer_by: Option<Instant>,
-    /// Of the request, if a provider has signed it.
+    pub previous: Option<PreviousPod>,
+    /// Deadline of the store's reply; after it, the store counts as unavailable.
+    pub deadline: Option<Instant>,
+    /// Fingerprint of a signed request.
     pub fingerprint: Option<Fingerprint>,
 }
 
-/// Asks the store for a pod, and counts and notes what came of it.
+/// Allocates a pod; updates metrics and returns the access log fields with the outcome.
 pub async fn connect(
     context: &Context,
     request: &CallRequest,
-    way: Way,
-) -> (Noted, Result<Connected, NotConnected>) {
-    let is_rescue = way.after.is_some();
+    options: AllocateOptions,
+) -> (RequestLog, Result<Connected, NotConnected>) {
+    let is_reconnect = options.previous.is_some();
     let allocate = Allocate {
         call: request.call.clone(),
         merchant: request.merchant.clone(),
-        lease_ttl: way.connect.unwrap_or(context.ttls.lease),
-        provisional: way.connect.is_some(),
-        returns: way.returns,
-        hold: way.hold,
-        after: way.after,
-        signed: way
+        lease_ttl: options.connect_timeout.unwrap_or(context.ttls.lease),
+        provisional: options.connect_timeout.is_some(),
+        may_return: options.may_return,
+        hold: options.hold,
+        previous: options.previous,
+        signed: options
             .fingerprint
-            .map(|fingerprint| Signed { fingerprint, window: context.replay_window }),
+            .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
     };
-    let mut noted = Noted { call: Some(request.call.clone()), ..Noted::default() };
-    let asked = context.store.allocate(&allocate);
-    let outcome = match way.answer_by {
-        None => asked.await,
-        Some(until) => tokio::time::timeout_at(until, asked)
-            .await
-            .unwrap_or_else(|_| Err(StoreError::Unavailable("no answer in time".into()))),
+    let mut log = RequestLog { call: Some(request.call.clone()), ..RequestLog::default() };
+    let reply = context.store.allocate(&allocate);
+    let outcome = match options.deadline {
+        None => reply.await,
+        Some(deadline) => tokio::time::timeout_at(deadline, reply).await.unwrap_or_else(|_| {
+            Err(StoreError::Unavailable("no reply before the deadline".into()))
+        }),
     };
     let malformed = match &outcome {
         Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
@@ -151,89 +151,104 @@ pub async fn connect(
     };
     if let (Some(malformed), Some(merchant)) = (malformed, &request.merchant) {
         context.metrics.malformed_merchants.inc();
-        tracing::warn!(%merchant, %malformed, "merchant document cannot be used; taking the default chain");
+        tracing::warn!(
+            %merchant,
+            %malformed,
+            "merchant document is malformed; using the default chain"
+        );
     }
     match outcome {
         Ok(Ok(allocation)) => {
-            noted.outcome = match &allocation {
+            log.outcome = match &allocation {
                 it if it.was_existing => "existing",
-                it if is_rescue || it.attempt > 1 => "rescued",
+                it if is_reconnect || it.pod_attempt > 1 => "rescued",
                 _ => "success",
             };
-            context.metrics.allocated(Some(&allocation.pool), noted.outcome);
+            context.metrics.allocated(Some(&allocation.pool), log.outcome);
             if let Some(waited) = allocation.waited {
                 context.metrics.waited("served", waited);
             }
-            noted.pod = Some(allocation.pod.clone());
-            noted.pool = Some(allocation.pool.to_string());
-            noted.tried = allocation.tried.clone();
+            log.pod = Some(allocation.pod.clone());
+            log.pool = Some(allocation.pool.to_string());
+            log.tried = allocation.tried.clone();
             let ws_url = context.urls.url(&allocation.pod, request);
-            (noted, Ok(Connected { allocation, ws_url }))
+            (log, Ok(Connected { allocation, ws_url }))
         }
         Ok(Err(refusal)) => {
-            noted.outcome = refusal.why.as_str();
-            noted.tried = refusal.tried.clone();
+            log.outcome = refusal.reason.as_str();
+            log.tried = refusal.tried.clone();
             context.metrics.refused(&refusal);
-            (noted, Err(NotConnected::Refused(refusal)))
+            (log, Err(NotConnected::Refused(refusal)))
         }
         Err(error) => {
-            noted.outcome = "storage_error";
-            context.metrics.allocated(None, noted.outcome);
-            (noted, Err(NotConnected::Store(error)))
+            log.outcome = "storage_error";
+            context.metrics.allocated(None, log.outcome);
+            (log, Err(NotConnected::Store(error)))
         }
     }
 }
 
-/// The same, but waits for as long as the call may, and answers at once when it has
-/// its pod, whichever replica handed it over.
+/// Allocates a pod, or waits for a hand-off up to the hold time. A hand-off by any replica wakes
+/// the wait.
 async fn connect_or_wait(
     context: &Context,
     request: &CallRequest,
     hold: Hold,
-    poll: Duration,
-) -> (Noted, Result<Connected, NotConnected>) {
-    let asked = Instant::now();
-    let until = asked + Duration::from_millis(hold.time);
+    poll_interval: Duration,
+) -> (RequestLog, Result<Connected, NotConnected>) {
+    let started = Instant::now();
+    let until = started + Duration::from_millis(hold.time);
     let listener = context.store.handoffs().listen(&request.call);
     loop {
-        // Once the time is over nobody begins to wait again.
+        // A call whose time is over must not be enqueued again.
         let hold = match Instant::now() < until {
             true => hold,
             false => Hold { time: 0, ..hold },
         };
         let mut woken = pin!(listener.notified());
         woken.as_mut().enable();
-        let (mut noted, outcome) =
-            connect(context, request, Way { hold: Some(hold), ..Way::default() }).await;
-        let Err(NotConnected::Refused(Refusal { why: Why::Waiting { .. }, tried, .. })) = &outcome
+        let (mut log, outcome) = connect(
+            context,
+            request,
+            AllocateOptions { hold: Some(hold), ..AllocateOptions::default() },
+        )
+        .await;
+        let Err(NotConnected::Refused(Refusal {
+            reason: RefusalReason::Waiting { .. },
+            tried,
+            ..
+        })) = &outcome
         else {
-            return (noted, outcome);
+            return (log, outcome);
         };
-        if Instant::now() >= until + PATIENCE {
-            // Its place lasts longer than this request was to wait.
-            let why = Why::TimeOver { waited: asked.elapsed().as_millis() as Millis };
-            noted.outcome = why.as_str();
-            let refusal = Refusal { tried: tried.clone(), malformed_merchant: None, why };
-            return (noted, Err(NotConnected::Refused(refusal)));
+        if Instant::now() >= until + CLOCK_SKEW {
+            // The queue entry outlives the wait of this request.
+            let reason =
+                RefusalReason::HoldExpired { waited: started.elapsed().as_millis() as Millis };
+            log.outcome = reason.as_str();
+            let refusal = Refusal { tried: tried.clone(), malformed_merchant: None, reason };
+            return (log, Err(NotConnected::Refused(refusal)));
         }
-        let again = (Instant::now() + poll).min(until.max(Instant::now() + SOON));
+        let next_poll =
+            (Instant::now() + poll_interval).min(until.max(Instant::now() + MIN_POLL_INTERVAL));
         tokio::select! {
             () = woken => {}
-            () = tokio::time::sleep_until(again) => {}
+            () = tokio::time::sleep_until(next_poll) => {}
             () = context.lifecycle.stopping.cancelled() => {
-                noted.outcome = "stopping";
+                log.outcome = "stopping";
                 let error = StoreError::Unavailable(
-                    "this router is stopping; ask again, the place is kept".into(),
+                    "the router is shutting down; retry, the queue entry remains".into(),
                 );
-                return (noted, Err(NotConnected::Store(error)));
+                return (log, Err(NotConnected::Store(error)));
             }
         }
     }
 }
 
-/// The store's clock may be a little behind ours.
-const SOON: Duration = Duration::from_millis(10);
-const PATIENCE: Duration = Duration::from_millis(100);
+/// Time that the store's clock may be behind this router's clock.
+const CLOCK_SKEW: Duration = Duration::from_millis(100);
+/// Poll interval within the clock skew, after the time is over.
+const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 pub async fn allocate(
     State(context): Shared,
@@ -259,25 +274,25 @@ pub async fn allocate(
             ApiError::bad_request(format!("wait {text:?} is not valid: expected {expected}"))
         })?),
     };
-    let (noted, outcome) = match (&context.hold, wait) {
+    let (log, outcome) = match (&context.hold, wait) {
         (Some(config), Some(wait)) => {
             let hold = config.hold(wait.millis());
-            connect_or_wait(&context, &request, hold, config.poll).await
+            connect_or_wait(&context, &request, hold, config.poll_interval).await
         }
-        _ => connect(&context, &request, Way::default()).await,
+        _ => connect(&context, &request, AllocateOptions::default()).await,
     };
     Ok(match outcome {
-        Err(failure) => noted.on(ApiError::from(&failure)),
+        Err(failure) => log.attach(ApiError::from(&failure)),
         Ok(Connected { allocation, ws_url }) => {
-            let answer = Json(Allocated {
+            let response = Json(AllocateResponse {
                 success: true,
                 pod_name: allocation.pod.as_str(),
                 ws_url: &ws_url,
-                source_pool: noted.pool.as_deref().unwrap_or_default(),
+                source_pool: log.pool.as_deref().unwrap_or_default(),
                 was_existing: allocation.was_existing,
             })
             .into_response();
-            noted.on(answer)
+            log.attach(response)
         }
     })
 }

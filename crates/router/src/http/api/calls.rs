@@ -1,46 +1,46 @@
-//! `/calls`: who is live or waits, and the story of a call.
+//! `GET /calls` and `GET /calls/{sid}`: live and waiting calls, and the events of one call.
 
 use axum::{Json, extract::State, http::StatusCode};
 use serde::Serialize;
 use serde_json::json;
 use utoipa::{PartialSchema, ToSchema};
 
-use super::events::{Shown, shown};
+use super::events::{EventJson, event_json};
 use crate::http::{
     ApiError, Shared,
     openapi::{Endpoint, Group, schemas},
-    reply::Named,
+    reply::PathName,
     webhooks::query::Query,
 };
 use fleet::{
-    CallCursor, CallQuery, EventKind, Found, Reason, Tried,
+    CallCursor, CallLookup, CallQuery, EventKind, SkipReason, SkippedStep,
     names::{CallSid, MerchantId, PodName, Pool},
 };
 
-/// A step of a chain that gave no pod, and why.
+/// A skipped step of a chain, with the reason.
 #[derive(Serialize, ToSchema)]
 pub struct TriedStep {
     #[schema(value_type = schemas::Reason)]
-    reason: Reason,
+    reason: SkipReason,
     /// A tier, or `merchant:acme`.
     step: String,
 }
 
-/// What a list and the story of a call have in common.
+/// A live or waiting call; `state` and `events` are set only for a single call.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
 pub enum Call {
     Live {
         allocated_at: u64,
-        /// How many pods it was given, with this one.
+        /// Ordinal of the pod that the call has been given, from 1.
         attempt: u32,
         #[schema(value_type = schemas::CallSid)]
         call_sid: CallSid,
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
-        events: Option<Vec<Shown>>,
+        events: Option<Vec<EventJson>>,
         is_confirmed: bool,
-        /// It was handed its pod, and has not come for it yet.
+        /// Whether the hand-off of the pod has not been accepted yet.
         is_waiting: bool,
         lease_expires_at: u64,
         #[schema(required)]
@@ -60,7 +60,7 @@ pub enum Call {
         call_sid: CallSid,
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
-        events: Option<Vec<Shown>>,
+        events: Option<Vec<EventJson>>,
         is_waiting: bool,
         #[schema(required)]
         #[schema(value_type = Option<schemas::MerchantId>)]
@@ -77,37 +77,40 @@ pub enum Call {
 #[derive(Serialize, ToSchema)]
 pub struct Calls {
     calls: Vec<Call>,
-    /// Where the next page begins.
+    /// Cursor of the next page.
     #[schema(required)]
     next: Option<String>,
 }
 
-pub fn list_described() -> Endpoint {
-    Endpoint::new(Group::Calls, "Calls that are live or wait")
-        .about("By the end of their lease, or of those that wait by when they have to ask again.")
-        .query("state", schemas::one_of_or_empty(&["live", "waiting"]), "`live` unless given.")
-        .query("pool", schemas::pool_or_empty(), "Of this pool alone; not of calls that wait.")
-        .query("merchant", schemas::merchant_or_empty(), "Of this merchant alone.")
-        .query("pod", schemas::pod_or_empty(), "On this pod alone; not of calls that wait.")
-        .pages(50, 500)
-        .gives(Calls { calls: vec![example(None)], next: None })
-        .asks_store()
+pub fn list_endpoint() -> Endpoint {
+    let states = schemas::one_of_or_empty(&["live", "waiting"]);
+    Endpoint::new(Group::Calls, "List live or waiting calls")
+        .description(
+            "Live calls in order of lease expiry, waiting calls in order of poll deadline.",
+        )
+        .query_param("state", states, "State of the calls; default `live`.")
+        .query_param("pool", schemas::pool_or_empty(), "Only this pool; live calls only.")
+        .query_param("merchant", schemas::merchant_or_empty(), "Only this merchant.")
+        .query_param("pod", schemas::pod_or_empty(), "Only this pod; live calls only.")
+        .paginated(50, 500)
+        .responds(Calls { calls: vec![example(None)], next: None })
+        .uses_store()
 }
 
-pub fn call_described() -> Endpoint {
+pub fn call_endpoint() -> Endpoint {
     let ended = json!({
         "error": "call not found",
-        "details": {"call_sid": "CA1", "state": "ended", "events": [Shown::example()]},
+        "details": {"call_sid": "CA1", "state": "ended", "events": [EventJson::example()]},
     });
-    Endpoint::new(Group::Calls, "The story of a call")
-        .path("sid", schemas::CallSid::schema(), "CA1")
-        .gives(example(Some(vec![Shown::example()])))
-        .fails(400, "The id is not one of a call.")
-        .fails_with(404, "The call is not live; its story, if it is kept, is in `details`.", ended)
-        .asks_store()
+    Endpoint::new(Group::Calls, "Get a call and its events")
+        .path_param("sid", schemas::CallSid::schema(), "CA1")
+        .responds(example(Some(vec![EventJson::example()])))
+        .error(400, "The call id is invalid.")
+        .error_with(404, "The call is not live; `details` has its events, if retained.", ended)
+        .uses_store()
 }
 
-fn example(events: Option<Vec<Shown>>) -> Call {
+fn example(events: Option<Vec<EventJson>>) -> Call {
     Call::Live {
         allocated_at: 1_763_280_000,
         attempt: 1,
@@ -133,77 +136,77 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Calls>, A
         Some("waiting") => true,
         Some(_) => return Err(ApiError::bad_request("state: expected live or waiting")),
     };
-    let wanted = CallQuery {
+    let call_query = CallQuery {
         waiting,
         pool: pool_filter(&query, "pool")?,
         merchant: query.parse("merchant", "the id of a merchant")?,
         pod: query.parse("pod", "the name of a pod")?,
-        after: query.cursor(&FILTERS)?.map(|place| read_place(&place)).transpose()?,
-        most: query.limit(50, 500)?,
+        after: query.cursor(&FILTERS)?.map(|position| read_cursor(&position)).transpose()?,
+        limit: query.limit(50, 500)?,
     };
-    if waiting && (wanted.pool.is_some() || wanted.pod.is_some()) {
-        return Err(ApiError::bad_request("calls that wait are in no pool and on no pod yet"));
+    if waiting && (call_query.pool.is_some() || call_query.pod.is_some()) {
+        let error = "waiting calls have no pool and no pod; remove these filters";
+        return Err(ApiError::bad_request(error));
     }
-    let page = context.store.calls(&wanted).await?;
+    let page = context.store.calls(&call_query).await?;
     let next = page.next.map(|it| query.next(&FILTERS, &format!("{} {}", it.until, it.call)));
-    let calls = page.calls.iter().map(|found| described(found, None)).collect();
+    let calls = page.calls.iter().map(|found| call_json(found, None)).collect();
     Ok(Json(Calls { calls, next }))
 }
 
-fn read_place(place: &str) -> Result<CallCursor, ApiError> {
-    let wrong = || ApiError::bad_request("cursor: not one that this router gave out");
-    let (until, call) = place.split_once(' ').ok_or_else(wrong)?;
-    let (until, call) = (until.parse().map_err(|_| wrong())?, call.parse().map_err(|_| wrong())?);
+fn read_cursor(position: &str) -> Result<CallCursor, ApiError> {
+    let invalid = || ApiError::bad_request("cursor: expected `next` of a previous page");
+    let (until, call) = position.split_once(' ').ok_or_else(invalid)?;
+    let until = until.parse().map_err(|_| invalid())?;
+    let call = call.parse().map_err(|_| invalid())?;
     Ok(CallCursor { until, call })
 }
 
-/// A pool as people call it: `gold`, `merchant:acme`, or as calls name it, `pool:gold`.
+/// Parses a pool filter: `gold`, `merchant:acme`, or `pool:gold`.
 pub fn pool_filter(query: &Query, name: &str) -> Result<Option<Pool>, ApiError> {
     query.parse(name, "a tier such as gold, or merchant:acme")
 }
 
-/// The story of a call: where it is, and what happened to it. One that is not live is not
-/// found, and its story comes with that.
+/// Returns a call with its events. For a call that is not live, the 404 carries the events.
 pub async fn call(
     State(context): Shared,
-    Named(sid): Named<CallSid>,
+    PathName(sid): PathName<CallSid>,
 ) -> Result<Json<Call>, ApiError> {
     let found = context.store.call(&sid).await?;
-    let told = context.stories.of(&*context.store, &sid).await?;
-    let is_refused = told.last().is_some_and(|last| last.event.kind == EventKind::Refused);
-    let told: Vec<Shown> = told.iter().map(shown).collect();
+    let events = context.timelines.of(&*context.store, &sid).await?;
+    let is_refused = events.last().is_some_and(|last| last.event.kind == EventKind::Refused);
+    let events: Vec<EventJson> = events.iter().map(event_json).collect();
     let Some(found) = found else {
         let mut error = ApiError::new(StatusCode::NOT_FOUND, "call not found");
-        if !told.is_empty() {
+        if !events.is_empty() {
             let state = if is_refused { "refused" } else { "ended" };
-            error.details = Some(json!({"call_sid": sid, "state": state, "events": told}));
+            error.details = Some(json!({"call_sid": sid, "state": state, "events": events}));
         }
         return Err(error);
     };
-    Ok(Json(described(&found, Some(told))))
+    Ok(Json(call_json(&found, Some(events))))
 }
 
-fn tried(tried: &[Tried]) -> Vec<TriedStep> {
-    let shown = |it: &Tried| TriedStep { reason: it.reason, step: it.step.to_string() };
-    tried.iter().map(shown).collect()
+fn tried_json(tried: &[SkippedStep]) -> Vec<TriedStep> {
+    let step = |it: &SkippedStep| TriedStep { reason: it.reason, step: it.step.to_string() };
+    tried.iter().map(step).collect()
 }
 
-/// A call, with its events where its story is asked for.
-fn described(found: &Found, events: Option<Vec<Shown>>) -> Call {
+fn call_json(found: &CallLookup, events: Option<Vec<EventJson>>) -> Call {
     match found {
-        Found::Waiting(call) => Call::Waiting {
+        CallLookup::Waiting(call) => Call::Waiting {
             call_sid: call.call.clone(),
             state: events.is_some().then_some("waiting"),
             events,
             is_waiting: true,
             merchant_id: call.merchant.clone(),
-            tried: tried(&call.tried),
+            tried: tried_json(&call.tried),
             waiting_since: call.since / 1_000,
             waiting_until: call.until / 1_000,
         },
-        Found::Live(call) => Call::Live {
+        CallLookup::Live(call) => Call::Live {
             allocated_at: call.allocated_at / 1_000,
-            attempt: call.attempt.max(1),
+            attempt: call.pod_attempt.max(1),
             call_sid: call.call.clone(),
             state: events.is_some().then_some("live"),
             events,
@@ -213,7 +216,7 @@ fn described(found: &Found, events: Option<Vec<Shown>>) -> Call {
             merchant_id: call.merchant.clone(),
             pod_name: call.pod.clone(),
             source_pool: call.source_pool.clone(),
-            tried: tried(&call.tried),
+            tried: tried_json(&call.tried),
         },
     }
 }

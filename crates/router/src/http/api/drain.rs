@@ -1,4 +1,4 @@
-//! `POST /drain` and `/undrain`: a pod takes no new calls, or does again.
+//! `POST /drain` and `/undrain`: take a pod out of service for new calls, and back.
 
 use std::{pin::pin, time::Duration};
 
@@ -10,19 +10,18 @@ use utoipa::ToSchema;
 
 use crate::config::HumanDuration;
 use crate::http::{
-    ApiError, Context, Noted, Shared,
+    ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
 use fleet::{PodStatus, names::PodName};
 
-/// How often a waiting drain reads its pod although nothing was announced: an announcement of
-/// another replica can be lost.
+/// Poll interval of a waiting drain: a notification by another replica can be lost.
 const POLL_INTERVAL: Duration = Duration::from_secs(10);
-/// The same while the store does not answer.
+/// Poll interval while the store is unavailable.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
-const LONGEST_WAIT: Duration = Duration::from_secs(3600);
-const STOPPING: &str = "this router is stopping; ask again, the pod stays drained";
+const MAX_WAIT: Duration = Duration::from_secs(3600);
+const STOPPING: &str = "the router is shutting down; retry, the pod keeps draining";
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Drain)]
@@ -41,22 +40,22 @@ pub struct UndrainBody {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Draining {
+struct DrainResponse {
     success: bool,
     #[schema(value_type = schemas::PodName)]
     pod_name: PodName,
     has_active_call: bool,
     active_calls: usize,
-    /// No live call is left: the pod may go.
+    /// Whether the pod has no live call and may stop.
     drained: bool,
-    /// Unix seconds until which the pod gets no calls.
+    /// End of the drain in unix seconds.
     draining_until: u64,
     message: String,
 }
 
 #[derive(Serialize, ToSchema)]
-struct Undrained {
-    /// It goes for good, and is given no calls whatever anybody says.
+struct UndrainResponse {
+    /// Whether the pod is terminating; it then gets no calls in spite of the undrain.
     is_terminating: bool,
     message: String,
     #[schema(value_type = schemas::PodName)]
@@ -66,14 +65,15 @@ struct Undrained {
     was_quarantined: bool,
 }
 
-pub fn drain_described() -> Endpoint {
-    Endpoint::new(Group::Pods, "No new calls for a pod")
-        .about(
-            "With `wait` the answer comes when the pod has no live call or the time is over. The \
-             mark lasts the longer of `DRAINING_TTL` and the wait.",
+pub fn drain_endpoint() -> Endpoint {
+    Endpoint::new(Group::Pods, "Drain a pod")
+        .description(
+            "The pod gets no new calls. `wait` makes the request a long poll: it returns when the \
+             pod has no live call or the time is over. The drain lasts the longer of \
+             `DRAINING_TTL` and `wait`.",
         )
-        .takes::<DrainBody>(json!({"pod_name": "voice-agent-0", "wait": "300s"}))
-        .gives(Draining {
+        .json_body::<DrainBody>(json!({"pod_name": "voice-agent-0", "wait": "300s"}))
+        .responds(DrainResponse {
             success: true,
             pod_name: example(),
             has_active_call: false,
@@ -82,19 +82,20 @@ pub fn drain_described() -> Endpoint {
             draining_until: 1_763_280_360,
             message: "Pod voice-agent-0 is draining and has no active call.".into(),
         })
-        .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
-        .asks_store()
-        .fails_with(
+        .error_with(404, "The pod is unknown.", json!({"error": "pod not found"}))
+        .uses_store()
+        .error_with(
             503,
-            "The store can't be reached, or the router stops while the drain waits; ask again.",
+            "The store is unavailable, or the router is shutting down; retry.",
             json!({"error": STOPPING}),
         )
 }
 
-pub fn undrain_described() -> Endpoint {
-    Endpoint::new(Group::Pods, "Calls for a pod again")
-        .takes::<UndrainBody>(json!({"pod_name": "voice-agent-0"}))
-        .gives(Undrained {
+pub fn undrain_endpoint() -> Endpoint {
+    Endpoint::new(Group::Pods, "Undrain a pod")
+        .description("Ends the drain and the quarantine of a pod.")
+        .json_body::<UndrainBody>(json!({"pod_name": "voice-agent-0"}))
+        .responds(UndrainResponse {
             is_terminating: false,
             message: "Pod voice-agent-0 takes calls again.".into(),
             pod_name: example(),
@@ -102,8 +103,8 @@ pub fn undrain_described() -> Endpoint {
             was_draining: true,
             was_quarantined: false,
         })
-        .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
-        .asks_store()
+        .error_with(404, "The pod is unknown.", json!({"error": "pod not found"}))
+        .uses_store()
 }
 
 fn example() -> PodName {
@@ -118,22 +119,22 @@ pub async fn drain(
     let wait =
         body.wait.filter(|wait| !wait.is_empty()).map(|wait| read_wait(&wait)).transpose()?;
     let started = Instant::now();
-    // The mark outlasts the wait: a pod must not get a call while it waits to go.
+    // The drain outlasts the wait: the pod must not get a call before it stops.
     let ttl = context.ttls.draining.max(wait.map_or(0, |wait| wait.as_millis() as u64));
     let drained = context.store.drain(&pod, ttl).await??;
     context.metrics.drains.inc();
-    let mut left = Left { active: drained.active_calls, is_draining: true };
+    let mut progress = Progress { active_calls: drained.active_calls, is_draining: true };
     if let Some(wait) = wait
-        && !wait_for_calls(&context, &pod, &mut left, started + wait).await
+        && !wait_for_calls(&context, &pod, &mut progress, started + wait).await
     {
         return Err(ApiError::new(StatusCode::SERVICE_UNAVAILABLE, STOPPING));
     }
-    let active = left.active;
-    if wait.is_some() && active > 0 && left.is_draining {
+    let active = progress.active_calls;
+    if wait.is_some() && active > 0 && progress.is_draining {
         context.metrics.drains_unfinished.inc();
     }
     let message = match active {
-        _ if !left.is_draining => format!("Pod {pod} was undrained, and takes calls again."),
+        _ if !progress.is_draining => format!("Pod {pod} was undrained, and takes calls again."),
         0 => format!("Pod {pod} is draining and has no active call."),
         1 => format!(
             "Pod {pod} is draining with active call in progress. Will complete when call ends."
@@ -142,45 +143,49 @@ pub async fn drain(
             "Pod {pod} is draining with {n} active calls in progress. Will complete when they end."
         ),
     };
-    let noted = Noted { pod: Some(pod.clone()), outcome: "draining", ..Noted::default() };
-    Ok(noted.on(Json(Draining {
+    let log = RequestLog { pod: Some(pod.clone()), outcome: "draining", ..RequestLog::default() };
+    Ok(log.attach(Json(DrainResponse {
         success: true,
         pod_name: pod,
         has_active_call: active > 0,
         active_calls: active,
-        drained: active == 0 && left.is_draining,
+        drained: active == 0 && progress.is_draining,
         draining_until: drained.until / 1_000,
         message,
     })))
 }
 
 fn read_wait(text: &str) -> Result<Duration, ApiError> {
-    let expected = "expected a length of time such as 300s, at most 1h";
+    let expected = "expected a duration such as 300s, at most 1h";
     let wait =
-        text.parse::<HumanDuration>().ok().map(|wait| wait.0).filter(|wait| *wait <= LONGEST_WAIT);
+        text.parse::<HumanDuration>().ok().map(|wait| wait.0).filter(|wait| *wait <= MAX_WAIT);
     wait.ok_or_else(|| ApiError::bad_request(format!("wait {text:?}: {expected}")))
 }
 
-/// What is left on a pod that drains.
-struct Left {
-    active: usize,
+/// Progress of a drain.
+struct Progress {
+    active_calls: usize,
     is_draining: bool,
 }
 
-/// Waits until the pod has no live call, someone undrained it, or the time is
-/// over. A store that blinks meanwhile proves nothing about the calls: wait on. Answers
-/// false if the router stops before that.
-async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until: Instant) -> bool {
+/// Waits until the pod has no live call, is undrained, or the time is over. Store errors are
+/// retried: they prove nothing about the calls. Returns false if the router shuts down first.
+async fn wait_for_calls(
+    context: &Context,
+    pod: &PodName,
+    progress: &mut Progress,
+    until: Instant,
+) -> bool {
     let listener = context.store.drains().listen(pod);
-    while left.active > 0 && left.is_draining {
-        let mut announced = pin!(listener.notified());
-        announced.as_mut().enable();
+    while progress.active_calls > 0 && progress.is_draining {
+        let mut notified = pin!(listener.notified());
+        notified.as_mut().enable();
         let mut poll = POLL_INTERVAL;
         match context.store.pod(pod).await {
             Ok(status) => {
-                left.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
-                left.active = status.map_or(0, |status| status.calls.len());
-                if left.active == 0 || !left.is_draining {
+                progress.is_draining = status.as_ref().is_none_or(PodStatus::is_leaving);
+                progress.active_calls = status.map_or(0, |status| status.calls.len());
+                if progress.active_calls == 0 || !progress.is_draining {
                     break;
                 }
             }
@@ -190,7 +195,7 @@ async fn wait_for_calls(context: &Context, pod: &PodName, left: &mut Left, until
             break;
         }
         tokio::select! {
-            () = announced => {}
+            () = notified => {}
             () = tokio::time::sleep_until(until.min(Instant::now() + poll)) => {}
             () = context.lifecycle.stopping.cancelled() => return false,
         }
@@ -204,7 +209,7 @@ pub async fn undrain(
 ) -> Result<Response, ApiError> {
     let pod: PodName = body.pod_name.unwrap_or_default().parse()?;
     let undrained = context.store.undrain(&pod).await??;
-    let noted = Noted { pod: Some(pod.clone()), outcome: "undrained", ..Noted::default() };
+    let log = RequestLog { pod: Some(pod.clone()), outcome: "undrained", ..RequestLog::default() };
     let message = match undrained {
         _ if undrained.is_terminating => {
             format!("Pod {pod} is terminating and takes no new calls.")
@@ -213,7 +218,7 @@ pub async fn undrain(
         _ if undrained.was_quarantined => format!("Pod {pod} takes calls again."),
         _ => format!("Pod {pod} was not draining."),
     };
-    Ok(noted.on(Json(Undrained {
+    Ok(log.attach(Json(UndrainResponse {
         is_terminating: undrained.is_terminating,
         message,
         pod_name: pod,

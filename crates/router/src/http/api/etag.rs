@@ -1,4 +1,4 @@
-//! Which version of something a request is about: `ETag`, and `If-Match` of who changes it.
+//! Optimistic concurrency: `ETag` of a document, `If-Match` and `If-None-Match` of a change.
 
 use axum::{
     extract::FromRequestParts,
@@ -11,42 +11,43 @@ use crate::http::{
 };
 use telephony::sha256_hex;
 
-/// The tag of a text.
-pub fn tag(text: &str) -> [(HeaderName, String); 1] {
-    [(header::ETAG, tag_of(text))]
+/// `ETag` header of a document.
+pub fn etag(text: &str) -> [(HeaderName, String); 1] {
+    [(header::ETAG, etag_value(text))]
 }
 
-fn tag_of(text: &str) -> String {
+fn etag_value(text: &str) -> String {
     format!("\"{}\"", &sha256_hex(text.as_bytes())[..16])
 }
 
-/// What a request says it would change: something that has one of these tags, and none of
-/// those.
+/// Preconditions of a change.
 pub struct IfMatch {
-    wanted: Option<String>,
-    unwanted: Option<String>,
+    if_match: Option<String>,
+    if_none_match: Option<String>,
 }
 
 impl IfMatch {
-    /// Refuses a change of what is another by now. Nothing has no tag.
-    pub fn check(&self, present: Option<&str>) -> Result<(), ApiError> {
-        let is_one = |tags: &String| {
-            tags.split(',').any(|tag| match (tag.trim(), present) {
-                ("*", present) => present.is_some(),
-                (tag, Some(text)) => tag == tag_of(text),
+    /// Fails with 412 unless the current document meets the preconditions.
+    pub fn check(&self, current: Option<&str>) -> Result<(), ApiError> {
+        let matches = |tags: &String| {
+            tags.split(',').any(|tag| match (tag.trim(), current) {
+                ("*", current) => current.is_some(),
+                (tag, Some(text)) => tag == etag_value(text),
                 (_, None) => false,
             })
         };
-        if self.wanted.as_ref().is_none_or(is_one) && !self.unwanted.as_ref().is_some_and(is_one) {
+        if self.if_match.as_ref().is_none_or(matches)
+            && !self.if_none_match.as_ref().is_some_and(matches)
+        {
             return Ok(());
         }
-        Err(changed(StatusCode::PRECONDITION_FAILED))
+        Err(conflict(StatusCode::PRECONDITION_FAILED))
     }
 }
 
-/// It was changed by somebody else, long ago or just now.
-pub fn changed(status: StatusCode) -> ApiError {
-    ApiError::new(status, fleet::Changed.to_string())
+/// The error for a document that changed before (412) or during (409) the request.
+pub fn conflict(status: StatusCode) -> ApiError {
+    ApiError::new(status, fleet::Conflict.to_string())
 }
 
 impl<S: Sync> FromRequestParts<S> for IfMatch {
@@ -54,7 +55,7 @@ impl<S: Sync> FromRequestParts<S> for IfMatch {
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, ApiError> {
         let text = |name| text_of(&parts.headers, name);
-        Ok(Self { wanted: text(header::IF_MATCH)?, unwanted: text(header::IF_NONE_MATCH)? })
+        Ok(Self { if_match: text(header::IF_MATCH)?, if_none_match: text(header::IF_NONE_MATCH)? })
     }
 }
 
@@ -62,16 +63,16 @@ fn text_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<String>, ApiE
     let mut all = Vec::new();
     for value in headers.get_all(&name) {
         let text = value.to_str();
-        all.push(text.map_err(|_| ApiError::bad_request(format!("{name} is no text")))?);
+        all.push(text.map_err(|_| ApiError::bad_request(format!("{name}: expected ASCII text")))?);
     }
     Ok((!all.is_empty()).then(|| all.join(",")))
 }
 
-/// Describes a change that may say what it is about.
-pub fn guarded(endpoint: Endpoint) -> Endpoint {
+/// Describes the preconditions of a change.
+pub fn conditional(endpoint: Endpoint) -> Endpoint {
     endpoint
-        .header("If-Match", schemas::text(), "The `ETag` of what is to be changed.")
-        .header("If-None-Match", schemas::text(), "`*`: only if there is nothing yet.")
-        .fails(409, "Somebody else changed it in the same moment.")
-        .fails(412, "It is no longer what `If-Match` says.")
+        .header_param("If-Match", schemas::text(), "`ETag` of the expected version.")
+        .header_param("If-None-Match", schemas::text(), "`*`: only create, never replace.")
+        .error(409, "Another request changed the document at the same time.")
+        .error(412, "The document is not the expected version.")
 }

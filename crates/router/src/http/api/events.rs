@@ -1,4 +1,4 @@
-//! `GET /events`: what happened, as a page or as a stream.
+//! `GET /events`: the event log, as a page or as a stream.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -13,7 +13,7 @@ use axum::{
     http::{HeaderMap, StatusCode, header, request::Parts},
     response::{
         IntoResponse, Response,
-        sse::{Event as Message, KeepAlive, Sse},
+        sse::{Event as SseEvent, KeepAlive, Sse},
     },
 };
 use futures_util::{
@@ -27,36 +27,36 @@ use utoipa::ToSchema;
 use super::calls::pool_filter;
 use crate::http::{
     ApiError, Context, Shared,
-    middleware::{auth::Pass, stream_limit},
+    middleware::{auth::StreamToken, stream_limit},
     openapi::{Endpoint, Group, schemas},
     webhooks::query::Query,
 };
 use fleet::{
-    Event, EventId, EventKind, Logged,
+    Event, EventId, EventKind, LoggedEvent,
     names::{CallSid, MerchantId, PodName, Pool},
 };
 use store::{Store, StoreError, observing};
 
-/// Events that are looked at in one step.
-const STEP: usize = 1_000;
-/// Steps that one request may take.
-const STEPS: usize = 50;
-/// How often a stream looks for news.
-const LOOK: Duration = Duration::from_millis(200);
-/// How often a stream says that it is there.
+/// Events read from the store at a time.
+const PAGE_SIZE: usize = 1_000;
+/// Reads that one request may take to fill a page with matching events.
+const MAX_PAGES: usize = 50;
+/// Interval at which a stream polls the store.
+const POLL_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval of the keep-alive comments of a stream.
 pub const HEARTBEAT: Duration = Duration::from_secs(5);
 
-/// An event as callers see it.
+/// An event of the API.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = Event)]
-pub struct Shown {
-    /// When it happened, in milliseconds.
+pub struct EventJson {
+    /// Unix time in milliseconds.
     at: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     #[schema(value_type = Option<schemas::CallSid>)]
     call_sid: Option<CallSid>,
-    /// What belongs to the kind.
+    /// Details that depend on the kind.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     detail: Option<String>,
@@ -78,7 +78,7 @@ pub struct Shown {
     pool: Option<Pool>,
 }
 
-impl Shown {
+impl EventJson {
     pub fn example() -> Self {
         Self {
             at: 1_763_280_000_123,
@@ -93,9 +93,9 @@ impl Shown {
     }
 }
 
-pub fn shown(logged: &Logged) -> Shown {
-    let Logged { id, at, event } = logged;
-    Shown {
+pub fn event_json(logged: &LoggedEvent) -> EventJson {
+    let LoggedEvent { id, at, event } = logged;
+    EventJson {
         at: *at,
         call_sid: event.call.clone(),
         detail: Some(event.detail.clone()).filter(|detail| !detail.is_empty()),
@@ -109,43 +109,46 @@ pub fn shown(logged: &Logged) -> Shown {
 
 #[derive(Serialize, ToSchema)]
 struct Events {
-    events: Vec<Shown>,
-    /// What goes into `before`, or into `after` if that was given.
+    events: Vec<EventJson>,
+    /// Value of `before` (or `after`, if given) for the next page.
     #[schema(required)]
     next: Option<String>,
 }
 
-pub fn described() -> Endpoint {
+pub fn endpoint() -> Endpoint {
     let kinds: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
-    let example = Shown::example();
+    let example = EventJson::example();
     let text = serde_json::to_string(&example).expect("an event is JSON");
     let message = format!("id: {}\nevent: allocated\ndata: {text}\n\n", example.id);
-    Endpoint::new(Group::Calls, "What happened")
-        .about(
-            "The latest first, with `after` the oldest first. With `Accept: text/event-stream` a \
-             stream that begins now, or after `Last-Event-ID`, and does not end.",
+    Endpoint::new(Group::Calls, "List or stream events")
+        .description(
+            "Newest first; with `after`, oldest first. With `Accept: text/event-stream`, a stream \
+             that begins now, or after `Last-Event-ID`, and does not end.",
         )
-        .query("event", schemas::one_of_or_empty(&kinds), "Of this kind alone.")
-        .query("call", schemas::call_or_empty(), "Of this call alone.")
-        .query("pod", schemas::pod_or_empty(), "Of this pod alone.")
-        .query("pool", schemas::pool_or_empty(), "Of this pool alone.")
-        .query("merchant", schemas::merchant_or_empty(), "Of this merchant alone.")
-        .query("limit", schemas::limit(100, 1_000), "How many at most.")
-        .query(
+        .query_param("event", schemas::one_of_or_empty(&kinds), "Only this kind.")
+        .query_param("call", schemas::call_or_empty(), "Only this call.")
+        .query_param("pod", schemas::pod_or_empty(), "Only this pod.")
+        .query_param("pool", schemas::pool_or_empty(), "Only this pool.")
+        .query_param("merchant", schemas::merchant_or_empty(), "Only this merchant.")
+        .query_param("limit", schemas::limit(100, 1_000), "Maximum number of events.")
+        .query_param(
             "before",
             schemas::event_id_or_empty(),
-            "What happened before; not together with `after`.",
+            "Only events before this one; excludes `after`.",
         )
-        .query("after", schemas::event_id_or_empty(), "What happened after.")
-        .header("Last-Event-ID", schemas::event_id_or_empty(), "Where a stream goes on.")
-        .gives(Events { events: vec![example], next: None })
-        .or_gives("text/event-stream", schemas::text(), message.into())
-        .fails(400, "A parameter makes no sense, or is not known.")
-        .fails(404, "This router keeps no events.")
-        .asks_store()
+        .query_param("after", schemas::event_id_or_empty(), "Only events after this one.")
+        .header_param(
+            "Last-Event-ID",
+            schemas::event_id_or_empty(),
+            "Resume a stream after this event.",
+        )
+        .responds(Events { events: vec![example], next: None })
+        .or_content("text/event-stream", schemas::text(), message.into())
+        .error(400, "A parameter is invalid or unknown.")
+        .error(404, "Events are disabled (`EVENTS=off`).")
+        .uses_store()
 }
 
-/// Which events are asked for.
 struct Filter {
     kind: Option<EventKind>,
     call: Option<CallSid>,
@@ -166,7 +169,7 @@ impl Filter {
         })
     }
 
-    fn takes(&self, event: &Event) -> bool {
+    fn matches(&self, event: &Event) -> bool {
         fn is<T: PartialEq>(wanted: Option<&T>, found: Option<&T>) -> bool {
             wanted.is_none() || wanted == found
         }
@@ -199,35 +202,35 @@ pub async fn events(
         None => None,
     };
     if !context.live.has_events() {
-        let error = "this router keeps no events (EVENTS=off)";
+        let error = "events are disabled (EVENTS=off)";
         return Err(ApiError::new(StatusCode::NOT_FOUND, error));
     }
     if wants_stream(headers) {
         if before.is_some() || query.has("limit") {
-            return Err(ApiError::bad_request("a stream has neither before nor limit"));
+            return Err(ApiError::bad_request("a stream does not support before and limit"));
         }
-        let open = stream_limit::open(&context, &parts)?;
+        let guard = stream_limit::open(&context, &parts)?;
         let from = match last_seen.or(after) {
             Some(after) => after,
             None => last(&context).await?,
         };
         let keep_alive = KeepAlive::new().interval(HEARTBEAT);
-        let pass = Pass::new(&context, headers);
-        let told = told(context, filter, from).take_while(move |_| {
-            let _counts = &open;
-            ready(pass.holds())
+        let token = StreamToken::new(&context, headers);
+        let stream = follow(context, filter, from).take_while(move |_| {
+            let _guard = &guard;
+            ready(token.is_valid())
         });
-        return Ok(Sse::new(told).keep_alive(keep_alive).into_response());
+        return Ok(Sse::new(stream).keep_alive(keep_alive).into_response());
     }
     if before.is_some() && after.is_some() {
         return Err(ApiError::bad_request("before and after can't be combined"));
     }
     let (found, next) = page(&context, &filter, before, after, limit).await?;
-    let events = found.iter().map(shown).collect();
+    let events = found.iter().map(event_json).collect();
     Ok(Json(Events { events, next: next.map(|id| id.to_string()) }).into_response())
 }
 
-/// Whether a client names a stream among what it takes.
+/// Whether `Accept` includes server-sent events.
 fn wants_stream(headers: &HeaderMap) -> bool {
     let accepted = headers.get_all(header::ACCEPT).iter().filter_map(|it| it.to_str().ok());
     let mut kinds = accepted.flat_map(|text| text.split(','));
@@ -239,25 +242,25 @@ fn wants_stream(headers: &HeaderMap) -> bool {
     })
 }
 
-/// Some events that a filter takes, and where to go on: with `after` the oldest first, else
-/// the latest.
+/// A page of matching events and the position of the next page. With `after` oldest first, else
+/// newest first.
 async fn page(
     context: &Context,
     filter: &Filter,
     before: Option<EventId>,
     after: Option<EventId>,
     limit: usize,
-) -> Result<(Vec<Logged>, Option<EventId>), StoreError> {
+) -> Result<(Vec<LoggedEvent>, Option<EventId>), StoreError> {
     let (mut found, mut at) = (Vec::new(), after.or(before));
-    for _ in 0..STEPS {
-        let some = match after {
-            Some(_) => context.store.events_after(at.unwrap_or_default(), STEP).await?,
-            None => context.store.events_before(at, STEP).await?,
+    for _ in 0..MAX_PAGES {
+        let page = match after {
+            Some(_) => context.store.events_after(at.unwrap_or_default(), PAGE_SIZE).await?,
+            None => context.store.events_before(at, PAGE_SIZE).await?,
         };
-        let is_all = some.len() < STEP;
-        for logged in some {
+        let is_all = page.len() < PAGE_SIZE;
+        for logged in page {
             at = Some(logged.id);
-            if filter.takes(&logged.event) {
+            if filter.matches(&logged.event) {
                 found.push(logged);
                 if found.len() == limit {
                     return Ok((found, at));
@@ -276,89 +279,93 @@ async fn last(context: &Context) -> Result<EventId, StoreError> {
     Ok(last.first().map(|logged| logged.id).unwrap_or_default())
 }
 
-/// News, until the client or the router goes.
-fn told(
+/// Streams new events until the client disconnects or the router shuts down.
+fn follow(
     context: Arc<Context>,
     filter: Filter,
     from: EventId,
-) -> impl Stream<Item = Result<Message, Infallible>> {
+) -> impl Stream<Item = Result<SseEvent, Infallible>> {
     stream::unfold((context, filter, from, Vec::new().into_iter()), async |state| {
         let (context, filter, mut from, mut left) = state;
         loop {
             if let Some(logged) = left.next() {
-                let logged: Logged = logged;
+                let logged: LoggedEvent = logged;
                 from = logged.id;
-                if !filter.takes(&logged.event) {
+                if !filter.matches(&logged.event) {
                     continue;
                 }
-                let text = serde_json::to_string(&shown(&logged)).expect("an event is JSON");
-                let message = Message::default()
+                let text = serde_json::to_string(&event_json(&logged)).expect("an event is JSON");
+                let message = SseEvent::default()
                     .id(logged.id.to_string())
                     .event(logged.event.kind.as_str())
                     .data(text);
                 return Some((Ok(message), (context, filter, from, left)));
             }
-            // A store that is out has no news; the stream goes on when it is back.
-            let some = observing(context.store.events_after(from, STEP)).await.unwrap_or_default();
-            let is_quiet = some.len() < STEP / 2;
-            left = some.into_iter();
+            // Store errors are retried: the stream continues after an outage.
+            let page =
+                observing(context.store.events_after(from, PAGE_SIZE)).await.unwrap_or_default();
+            let is_quiet = page.len() < PAGE_SIZE / 2;
+            left = page.into_iter();
             if is_quiet {
                 tokio::select! {
                     () = context.lifecycle.stopping.cancelled() => return None,
-                    () = tokio::time::sleep(LOOK) => {}
+                    () = tokio::time::sleep(POLL_INTERVAL) => {}
                 }
             }
         }
     })
 }
 
-/// The stories of calls: events by call, read from the store once each.
+/// Events by call. Each event is read from the store once.
 #[derive(Default)]
-pub struct Stories {
-    read: tokio::sync::Mutex<Read>,
+pub struct CallTimelines {
+    cache: tokio::sync::Mutex<TimelineCache>,
 }
 
 #[derive(Default)]
-struct Read {
+struct TimelineCache {
     last: EventId,
-    /// Whose events these were, the oldest first.
+    /// Call of each cached event, oldest first.
     order: VecDeque<CallSid>,
-    by_call: HashMap<CallSid, VecDeque<Logged>>,
+    by_call: HashMap<CallSid, VecDeque<LoggedEvent>>,
 }
 
-/// Events that are remembered here at most: as many as `EVENTS` may ask for, and some.
-const REMEMBERED: usize = 110_000;
+/// Limit of cached events: the maximum of `EVENTS`, and some more.
+const MAX_TIMELINE_EVENTS: usize = 110_000;
 
-impl Stories {
-    /// What happened to a call, as far as that is kept.
-    pub async fn of(&self, store: &dyn Store, call: &CallSid) -> Result<Vec<Logged>, StoreError> {
-        let mut read = self.read.lock().await;
-        // What came since somebody last asked; the first has to read all of it, of which
-        // there is not more than is remembered.
-        for _ in 0..=REMEMBERED / STEP {
-            let fresh = store.events_after(read.last, STEP).await?;
-            let is_all = fresh.len() < STEP;
-            fresh.into_iter().for_each(|logged| read.note(logged));
+impl CallTimelines {
+    /// Returns the retained events of a call.
+    pub async fn of(
+        &self,
+        store: &dyn Store,
+        call: &CallSid,
+    ) -> Result<Vec<LoggedEvent>, StoreError> {
+        let mut cache = self.cache.lock().await;
+        // Reads events since the last request; the first request reads the whole log.
+        for _ in 0..=MAX_TIMELINE_EVENTS / PAGE_SIZE {
+            let fresh = store.events_after(cache.last, PAGE_SIZE).await?;
+            let is_all = fresh.len() < PAGE_SIZE;
+            fresh.into_iter().for_each(|logged| cache.record(logged));
             if is_all {
                 break;
             }
         }
-        Ok(read.by_call.get(call).into_iter().flatten().cloned().collect())
+        Ok(cache.by_call.get(call).into_iter().flatten().cloned().collect())
     }
 }
 
-impl Read {
-    fn note(&mut self, logged: Logged) {
+impl TimelineCache {
+    fn record(&mut self, logged: LoggedEvent) {
         self.last = logged.id;
         let Some(call) = logged.event.call.clone() else { return };
         self.by_call.entry(call.clone()).or_default().push_back(logged);
         self.order.push_back(call);
-        if self.order.len() > REMEMBERED
+        if self.order.len() > MAX_TIMELINE_EVENTS
             && let Some(oldest) = self.order.pop_front()
-            && let Some(story) = self.by_call.get_mut(&oldest)
+            && let Some(timeline) = self.by_call.get_mut(&oldest)
         {
-            story.pop_front();
-            if story.is_empty() {
+            timeline.pop_front();
+            if timeline.is_empty() {
                 self.by_call.remove(&oldest);
             }
         }

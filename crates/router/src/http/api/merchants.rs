@@ -1,4 +1,4 @@
-//! `/merchants/{id}`: what a merchant's calls may use.
+//! `/merchants` and `/merchants/{id}`: merchant documents.
 
 use axum::{
     Json,
@@ -10,15 +10,15 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::etag::{self, IfMatch, guarded, tag};
+use super::etag::{self, IfMatch, conditional, etag};
 use crate::http::{
-    ApiError, Noted, Shared,
-    middleware::{auth::By, body::JsonBody},
+    ApiError, RequestLog, Shared,
+    middleware::{auth::Caller, body::JsonBody},
     openapi::{
         Endpoint, Group,
         schemas::{self, MerchantDocument},
     },
-    reply::Named,
+    reply::PathName,
     webhooks::query::Query,
 };
 use fleet::{
@@ -30,7 +30,7 @@ use fleet::{
 
 #[derive(Serialize, ToSchema)]
 struct Merchant {
-    /// What stands there, which is text if somebody has put there by hand what is no JSON.
+    /// The document; a string if the stored text is not JSON.
     document: Value,
     #[schema(value_type = schemas::MerchantId)]
     merchant_id: MerchantId,
@@ -39,7 +39,7 @@ struct Merchant {
 #[derive(Serialize, ToSchema)]
 pub struct Merchants {
     merchants: Vec<Merchant>,
-    /// Where the next page begins.
+    /// Cursor of the next page.
     #[schema(required)]
     next: Option<String>,
 }
@@ -49,7 +49,7 @@ struct MerchantChanged {
     #[schema(value_type = schemas::MerchantId)]
     merchant_id: MerchantId,
     success: bool,
-    /// What may not be meant.
+    /// Likely mistakes in the document.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     warnings: Vec<String>,
 }
@@ -60,44 +60,44 @@ impl MerchantChanged {
     }
 }
 
-pub fn list_described() -> Endpoint {
+pub fn list_endpoint() -> Endpoint {
     let merchant = Merchant { document: document(), merchant_id: acme() };
-    Endpoint::new(Group::Settings, "All merchants, by name")
-        .pages(100, 1_000)
-        .gives(Merchants { merchants: vec![merchant], next: None })
-        .asks_store()
+    Endpoint::new(Group::Settings, "List merchants by id")
+        .paginated(100, 1_000)
+        .responds(Merchants { merchants: vec![merchant], next: None })
+        .uses_store()
 }
 
-pub fn get_described() -> Endpoint {
-    of_merchant("The document of a merchant")
-        .gives_some("application/json", schemas::object(), document())
-        .fails_with(404, "It has none.", json!({"error": "merchant not found"}))
+pub fn get_endpoint() -> Endpoint {
+    merchant_endpoint("Get the document of a merchant")
+        .responds_untyped("application/json", schemas::object(), document())
+        .error_with(404, "The merchant has no document.", json!({"error": "merchant not found"}))
 }
 
-pub fn put_described() -> Endpoint {
-    guarded(of_merchant("Gives a merchant a document"))
-        .about("Its `fallback` must name tiers that are in force.")
-        .takes::<MerchantDocument>(document())
-        .gives(MerchantChanged {
+pub fn put_endpoint() -> Endpoint {
+    conditional(merchant_endpoint("Set the document of a merchant"))
+        .description("Each tier in `fallback` must exist.")
+        .json_body::<MerchantDocument>(document())
+        .responds(MerchantChanged {
             warnings: vec![empty_pool("merchant:acme")],
             ..MerchantChanged::new(acme())
         })
 }
 
-pub fn delete_described() -> Endpoint {
-    let endpoint = guarded(of_merchant("Takes a merchant's document away"));
-    endpoint.gives(MerchantChanged::new(acme())).fails_with(
+pub fn delete_endpoint() -> Endpoint {
+    let endpoint = conditional(merchant_endpoint("Delete the document of a merchant"));
+    endpoint.responds(MerchantChanged::new(acme())).error_with(
         404,
-        "It has none.",
+        "The merchant has no document.",
         json!({"error": "merchant not found"}),
     )
 }
 
-fn of_merchant(summary: &str) -> Endpoint {
+fn merchant_endpoint(summary: &str) -> Endpoint {
     Endpoint::new(Group::Settings, summary)
-        .path("id", schemas::MerchantId::schema(), "acme")
-        .fails(400, "The id is not one of a merchant.")
-        .asks_store()
+        .path_param("id", schemas::MerchantId::schema(), "acme")
+        .error(400, "The merchant id is invalid.")
+        .uses_store()
 }
 
 fn acme() -> MerchantId {
@@ -119,7 +119,7 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Merchants
     let merchants = found
         .into_iter()
         .map(|(id, document)| {
-            // What somebody has put there by hand may be no JSON at all.
+            // A manual edit of the store may have left text that is not JSON.
             let document = serde_json::from_str(&document).unwrap_or_else(|_| json!(document));
             Merchant { document, merchant_id: id }
         })
@@ -129,57 +129,57 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Merchants
 
 pub async fn get(
     State(context): Shared,
-    Named(id): Named<MerchantId>,
+    PathName(id): PathName<MerchantId>,
 ) -> Result<Response, ApiError> {
     let document = context.store.merchant(&id).await?.ok_or_else(unknown)?;
-    Ok((tag(&document), [(header::CONTENT_TYPE, "application/json")], document).into_response())
+    Ok((etag(&document), [(header::CONTENT_TYPE, "application/json")], document).into_response())
 }
 
 pub async fn put(
     State(context): Shared,
-    Named(id): Named<MerchantId>,
+    PathName(id): PathName<MerchantId>,
     if_match: IfMatch,
-    by: By,
+    caller: Caller,
     JsonBody(body): JsonBody<Value>,
 ) -> Result<Response, ApiError> {
     let document = body.to_string();
     let config = MerchantConfig::parse(&document)
         .map_err(|error| ApiError::bad_request(format!("not a merchant document: {error}")))?;
-    let present = context.store.merchant(&id).await?;
-    if_match.check(present.as_deref())?;
+    let current = context.store.merchant(&id).await?;
+    if_match.check(current.as_deref())?;
     let tiers = context.store.tiers().await?;
     if let Some(step) = config.unknown_tier(&tiers) {
-        let error = format!("not a merchant document: fallback: there is no tier {step}");
+        let error = format!("not a merchant document: fallback: unknown tier {step}");
         return Err(ApiError::bad_request(error));
     }
     let mut changed = MerchantChanged::new(id);
     let status = context.snapshots.status().await?;
-    changed.warnings = doubts(&body, &config, &tiers, &status.pools);
+    changed.warnings = document_warnings(&body, &config, &tiers, &status.pools);
     let edit =
-        Edit { instead_of: Some(present.as_deref().unwrap_or_default()), by: &by.to_string() };
+        Edit { expected: Some(current.as_deref().unwrap_or_default()), by: &caller.to_string() };
     let set = context.store.set_merchant(&changed.merchant_id, Some(&document), edit).await?;
-    set.map_err(|_| etag::changed(StatusCode::CONFLICT))?;
-    let noted = Noted { outcome: "merchant_set", ..Noted::default() };
-    Ok(noted.on((tag(&document), Json(changed))))
+    set.map_err(|_| etag::conflict(StatusCode::CONFLICT))?;
+    let log = RequestLog { outcome: "merchant_set", ..RequestLog::default() };
+    Ok(log.attach((etag(&document), Json(changed))))
 }
 
 pub async fn delete(
     State(context): Shared,
-    Named(id): Named<MerchantId>,
+    PathName(id): PathName<MerchantId>,
     if_match: IfMatch,
-    by: By,
+    caller: Caller,
 ) -> Result<Response, ApiError> {
-    let present = context.store.merchant(&id).await?.ok_or_else(unknown)?;
-    if_match.check(Some(&present))?;
-    let edit = Edit { instead_of: Some(present.as_str()), by: &by.to_string() };
+    let current = context.store.merchant(&id).await?.ok_or_else(unknown)?;
+    if_match.check(Some(&current))?;
+    let edit = Edit { expected: Some(current.as_str()), by: &caller.to_string() };
     let deleted = context.store.set_merchant(&id, None, edit).await?;
-    deleted.map_err(|_| etag::changed(StatusCode::CONFLICT))?;
-    let noted = Noted { outcome: "merchant_deleted", ..Noted::default() };
-    Ok(noted.on(Json(MerchantChanged::new(id))))
+    deleted.map_err(|_| etag::conflict(StatusCode::CONFLICT))?;
+    let log = RequestLog { outcome: "merchant_deleted", ..RequestLog::default() };
+    Ok(log.attach(Json(MerchantChanged::new(id))))
 }
 
-/// What a document says that may not be meant.
-fn doubts(
+/// Warnings about valid but probably unintended settings.
+fn document_warnings(
     body: &Value,
     config: &MerchantConfig,
     tiers: &Tiers,
@@ -187,16 +187,16 @@ fn doubts(
 ) -> Vec<String> {
     let fields = body.as_object().into_iter().flat_map(Map::keys);
     let unknown = fields.filter(|field| !FIELDS.contains(&field.as_str()));
-    let mut doubts: Vec<String> =
-        unknown.map(|field| format!("there is no field {field:?}; it is left alone")).collect();
+    let mut warnings: Vec<String> =
+        unknown.map(|field| format!("unknown field {field:?} is ignored")).collect();
     if config.refuses_all() {
-        doubts.push("dedicated_only without a pool refuses every call".into());
+        warnings.push("dedicated_only without a pool refuses every call".into());
     }
     let has_pods =
         |pool: &Pool| pools.iter().any(|status| status.pool == *pool && status.assigned > 0);
     let empty = config.steps().filter_map(|step| tiers.resolve(step)).filter(|it| !has_pods(it));
-    doubts.extend(empty.map(|pool| empty_pool(&pool.as_tier_value())));
-    doubts
+    warnings.extend(empty.map(|pool| empty_pool(&pool.as_tier_value())));
+    warnings
 }
 
 fn empty_pool(pool: &str) -> String {

@@ -1,4 +1,4 @@
-//! `GET /metrics`: for Prometheus.
+//! `GET /metrics`: Prometheus metrics.
 
 use axum::{
     extract::State,
@@ -13,9 +13,9 @@ use crate::http::{
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub fn described() -> Endpoint {
+pub fn endpoint() -> Endpoint {
     let example = "# TYPE smart_router_active_calls gauge\nsmart_router_active_calls 0\n# EOF\n";
-    Endpoint::new(Group::Router, "Metrics, for Prometheus").gives_some(
+    Endpoint::new(Group::Router, "Prometheus metrics").responds_untyped(
         OPEN_METRICS,
         schemas::text(),
         example.into(),

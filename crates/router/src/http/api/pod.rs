@@ -1,4 +1,4 @@
-//! `GET /pod/{name}`: a pod and what it does.
+//! `GET /pod/{name}`: one pod with its state and calls.
 
 use crate::http::openapi::schemas;
 use axum::{Json, extract::State};
@@ -10,7 +10,7 @@ use super::pods::{CallOnPod, calls_of};
 use crate::http::{
     ApiError, Shared,
     openapi::{Endpoint, Group},
-    reply::Named,
+    reply::PathName,
 };
 use fleet::{
     UnknownPod,
@@ -28,7 +28,7 @@ pub struct Pod {
     is_quarantined: bool,
     is_ready: bool,
     is_terminating: bool,
-    /// The first of its calls, or empty.
+    /// Id of the pod's first call, or empty.
     lease_call_sid: String,
     #[schema(value_type = schemas::PodName)]
     pod_name: PodName,
@@ -38,7 +38,7 @@ pub struct Pod {
     tier: String,
 }
 
-pub fn described() -> Endpoint {
+pub fn endpoint() -> Endpoint {
     let example = Pod {
         address: "10.0.0.7:8000".into(),
         calls: vec![CallOnPod::example()],
@@ -53,17 +53,17 @@ pub fn described() -> Endpoint {
         quarantined_until: None,
         tier: "gold".into(),
     };
-    Endpoint::new(Group::Pods, "A pod and what it does")
-        .path("name", schemas::PodName::schema(), "voice-agent-0")
-        .gives(example)
-        .fails(400, "The name is not one of a pod.")
-        .fails_with(404, "There is no such pod.", json!({"error": "pod not found"}))
-        .asks_store()
+    Endpoint::new(Group::Pods, "Get a pod")
+        .path_param("name", schemas::PodName::schema(), "voice-agent-0")
+        .responds(example)
+        .error(400, "The pod name is invalid.")
+        .error_with(404, "The pod is unknown.", json!({"error": "pod not found"}))
+        .uses_store()
 }
 
 pub async fn pod(
     State(context): Shared,
-    Named(name): Named<PodName>,
+    PathName(name): PathName<PodName>,
 ) -> Result<Json<Pod>, ApiError> {
     let pod = context.store.pod(&name).await?.ok_or(UnknownPod)?;
     Ok(Json(Pod {

@@ -1,4 +1,4 @@
-//! `/pods`: all pods and what they do.
+//! `GET /pods`: all pods with their state and calls.
 
 use std::time::Duration;
 
@@ -15,16 +15,16 @@ use crate::http::{
 use fleet::{
     PodCall, PodStatus,
     names::{CallSid, PodName, Pool},
-    tiers::{Kind, Tiers},
+    tiers::{TierKind, Tiers},
 };
 
 const FILTERS: [&str; 2] = ["pool", "state"];
-/// How old the reading may be from which a list goes on.
-const PAGES_TOGETHER: Duration = Duration::from_secs(5);
+/// Age up to which later pages reuse the read of the first page.
+const MAX_PAGE_AGE: Duration = Duration::from_secs(5);
 const STATES: [&str; 6] =
     ["available", "busy", "draining", "not_ready", "terminating", "quarantined"];
 
-/// A call of a pod, as callers see it.
+/// A call on a pod.
 #[derive(Serialize, ToSchema)]
 pub struct CallOnPod {
     allocated_at: u64,
@@ -44,7 +44,7 @@ impl CallOnPod {
 #[derive(Serialize, ToSchema)]
 pub struct ListedPod {
     calls: Vec<CallOnPod>,
-    /// How many calls it may carry.
+    /// Maximum number of calls.
     cap: u32,
     #[schema(required)]
     draining_until: Option<u64>,
@@ -58,13 +58,13 @@ pub struct ListedPod {
 
 #[derive(Serialize, ToSchema)]
 pub struct Pods {
-    /// Where the next page begins.
+    /// Cursor of the next page.
     #[schema(required)]
     next: Option<String>,
     pods: Vec<ListedPod>,
 }
 
-pub fn list_described() -> Endpoint {
+pub fn list_endpoint() -> Endpoint {
     let example = ListedPod {
         calls: vec![CallOnPod::example()],
         cap: 1,
@@ -73,15 +73,14 @@ pub fn list_described() -> Endpoint {
         state: "busy",
         tier: "gold".into(),
     };
-    Endpoint::new(Group::Pods, "All pods, by name")
-        .query("pool", schemas::pool_or_empty(), "Of this pool alone.")
-        .query("state", schemas::one_of_or_empty(&STATES), "In this state alone.")
-        .pages(100, 1_000)
-        .gives(Pods { next: None, pods: vec![example] })
-        .asks_store()
+    Endpoint::new(Group::Pods, "List pods by name")
+        .query_param("pool", schemas::pool_or_empty(), "Only this pool.")
+        .query_param("state", schemas::one_of_or_empty(&STATES), "Only this state.")
+        .paginated(100, 1_000)
+        .responds(Pods { next: None, pods: vec![example] })
+        .uses_store()
 }
 
-/// In a word, what a pod does.
 pub fn state(pod: &PodStatus) -> &'static str {
     match pod {
         _ if pod.facts.terminating => "terminating",
@@ -93,18 +92,17 @@ pub fn state(pod: &PodStatus) -> &'static str {
     }
 }
 
-/// The calls of a pod, as callers see them.
 pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
-    let shown = |call: &PodCall| CallOnPod {
+    let call_json = |call: &PodCall| CallOnPod {
         allocated_at: call.allocated_at / 1_000,
         call_sid: call.call.clone(),
         lease_expires_at: call.lease_until / 1_000,
     };
-    pod.calls.iter().map(shown).collect()
+    pod.calls.iter().map(call_json).collect()
 }
 
-pub fn described(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
-    let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map_or(1, Kind::cap);
+pub fn pod_json(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
+    let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map_or(1, TierKind::cap);
     ListedPod {
         calls: calls_of(pod),
         cap,
@@ -125,10 +123,10 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, Ap
     }
     let limit = query.limit(100, 1_000)?;
     let after = query.cursor(&FILTERS)?.map(|name| name.parse::<PodName>()).transpose()?;
-    // The pages of one list come from one reading, as far as they are asked for in time.
-    let age = if after.is_some() { PAGES_TOGETHER } else { Duration::ZERO };
+    // Pages that are requested in quick succession come from one consistent read.
+    let max_age = if after.is_some() { MAX_PAGE_AGE } else { Duration::ZERO };
     let (pods, tiers) =
-        (context.snapshots.pods_not_older_than(age).await?, context.snapshots.tiers().await?);
+        (context.snapshots.pods_not_older_than(max_age).await?, context.snapshots.tiers().await?);
     let mut matching = pods.iter().filter(|pod| pool.is_none() || pool == pod.pool).filter(|pod| {
         wanted.is_none_or(|wanted| wanted == state(pod))
             && after.as_ref().is_none_or(|after| pod.name > *after)
@@ -138,6 +136,6 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, Ap
         .next()
         .and_then(|_| page.last())
         .map(|last| query.next(&FILTERS, last.name.as_str()));
-    let pods = page.iter().map(|pod| described(pod, &tiers)).collect();
+    let pods = page.iter().map(|pod| pod_json(pod, &tiers)).collect();
     Ok(Json(Pods { next, pods }))
 }

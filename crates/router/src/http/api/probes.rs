@@ -27,35 +27,36 @@ struct Ready {
     status: &'static str,
     /// `up` or `down`.
     store: &'static str,
-    /// Why the store is down: the code of Redis's error, `timeout`, `unreachable`, or in words.
+    /// Cause of the outage: a Redis error code, `timeout`, `unreachable`, or a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     reason: Option<String>,
 }
 
-pub fn health_described() -> Endpoint {
-    Endpoint::new(Group::Router, "Whether the process lives").gives(Health { status: "ok" })
+pub fn health_endpoint() -> Endpoint {
+    Endpoint::new(Group::Router, "Liveness").responds(Health { status: "ok" })
 }
 
-pub fn ready_described() -> Endpoint {
-    Endpoint::new(Group::Router, "Whether calls should be sent here")
-        .gives(Ready { status: "ready", store: "up", reason: None })
-        .gives_with(
+pub fn ready_endpoint() -> Endpoint {
+    Endpoint::new(Group::Router, "Readiness")
+        .responds(Ready { status: "ready", store: "up", reason: None })
+        .responds_with(
             503,
-            "The store was not reached yet or holds the pods of another origin, or the router stops.",
+            "The store was not reached yet or holds pods of another origin, or the router is \
+             shutting down.",
             Ready { status: "starting", store: "down", reason: Some("unreachable".into()) },
         )
 }
 
-/// The process lives, whatever else does not.
+/// Liveness; independent of the store.
 pub async fn health() -> Json<Health> {
     Json(Health { status: "ok" })
 }
 
-/// Whether calls should be sent here. A store that blinks is no reason against
-/// it: all replicas would vanish at once.
+/// Readiness. A store outage does not make the router unready: it would remove all replicas from
+/// the load balancer at once.
 pub async fn ready(State(context): Shared) -> Response {
-    let (status, word) = match context.lifecycle.is_ready() {
+    let (status, state) = match context.lifecycle.is_ready() {
         true => (StatusCode::OK, "ready"),
         false if context.lifecycle.stopping.is_cancelled() => {
             (StatusCode::SERVICE_UNAVAILABLE, "stopping")
@@ -67,5 +68,5 @@ pub async fn ready(State(context): Shared) -> Response {
     };
     let reason = context.store.outage();
     let store = if reason.is_none() { "up" } else { "down" };
-    (status, Json(Ready { status: word, store, reason })).into_response()
+    (status, Json(Ready { status: state, store, reason })).into_response()
 }

@@ -1,4 +1,4 @@
-//! `POST /release`: a call is over.
+//! `POST /release`: ends a call and frees its pod.
 
 use axum::{
     Json,
@@ -10,12 +10,12 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use crate::http::{
-    ApiError, Context, Noted, Shared,
-    middleware::{auth::By, body::JsonBody},
+    ApiError, Context, RequestLog, Shared,
+    middleware::{auth::Caller, body::JsonBody},
     openapi::{Endpoint, Group, schemas},
 };
 use fleet::{
-    CallNotFound, Cause, NotReleased, Release, Released,
+    CallNotFound, EndCause, NotReleased, Release, Released,
     names::{CallSid, PodName},
 };
 use store::StoreError;
@@ -31,7 +31,7 @@ pub struct Body {
 
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-enum Ended<'a> {
+enum ReleaseResponse<'a> {
     Released {
         success: bool,
         #[schema(value_type = schemas::PodName)]
@@ -40,81 +40,88 @@ enum Ended<'a> {
         released_to_pool: &'a str,
         was_draining: bool,
     },
-    /// The call had no pod yet, and loses its place.
-    Waited { success: bool, was_waiting: bool },
+    /// The call was waiting; its queue entry is removed.
+    WasWaiting { success: bool, was_waiting: bool },
 }
 
-pub fn described() -> Endpoint {
-    Endpoint::new(Group::Calls, "A call is over")
-        .about("With `pod_name`, it is only released if it is on that pod.")
-        .takes::<Body>(json!({"call_sid": "CA1", "pod_name": "voice-agent-0"}))
-        .gives(Ended::Released {
+pub fn endpoint() -> Endpoint {
+    Endpoint::new(Group::Calls, "Release a call")
+        .description("With `pod_name`, the call is released only if it is on that pod.")
+        .json_body::<Body>(json!({"call_sid": "CA1", "pod_name": "voice-agent-0"}))
+        .responds(ReleaseResponse::Released {
             success: true,
             pod_name: "voice-agent-0",
             released_to_pool: "pool:gold",
             was_draining: false,
         })
-        .fails_with(404, "There is no such call, or not there.", json!({"error": "call not found"}))
-        .asks_store()
+        .error_with(
+            404,
+            "The call is unknown or on another pod.",
+            json!({"error": "call not found"}),
+        )
+        .uses_store()
 }
 
-/// Ends a call, and counts and notes what came of it.
-pub async fn end(
+/// Releases a call; updates metrics and returns the access log fields with the outcome.
+pub async fn release_call(
     context: &Context,
     release: Release,
-) -> (Noted, Result<Result<Released, NotReleased>, StoreError>) {
-    let mut noted =
-        Noted { call: Some(release.call.clone()), pod: release.pod.clone(), ..Noted::default() };
+) -> (RequestLog, Result<Result<Released, NotReleased>, StoreError>) {
+    let mut log = RequestLog {
+        call: Some(release.call.clone()),
+        pod: release.pod.clone(),
+        ..RequestLog::default()
+    };
     let metrics = &context.metrics;
     let outcome = context.store.release(&release).await;
     match &outcome {
         Ok(Ok(released)) => {
             metrics.released(Some(&released.source_pool), "success");
             metrics.call_lasted(&released.source_pool, released.lasted);
-            noted.outcome = "success";
-            noted.pod = Some(released.pod.clone());
-            noted.pool = Some(released.pool.to_string());
+            log.outcome = "success";
+            log.pod = Some(released.pod.clone());
+            log.pool = Some(released.pool.to_string());
         }
         Ok(Err(NotReleased::NotFound)) => {
             metrics.released(None, "not_found");
-            noted.outcome = "not_found";
+            log.outcome = "not_found";
         }
-        Ok(Err(NotReleased::Waited { waited })) => {
+        Ok(Err(NotReleased::WasWaiting { waited })) => {
             metrics.abandoned(*waited);
-            noted.outcome = "waited";
+            log.outcome = "waited";
         }
         Err(_) => {
             metrics.released(None, "error");
-            noted.outcome = "storage_error";
+            log.outcome = "storage_error";
         }
     }
-    (noted, outcome)
+    (log, outcome)
 }
 
 pub async fn release(
     State(context): Shared,
-    by: By,
+    caller: Caller,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
     let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
-    let cause = if by.is_admin() { Cause::Operator } else { Cause::Agent };
-    let (noted, outcome) = end(&context, Release { cause, ..Release::new(call, pod) }).await;
+    let cause = if caller.is_admin() { EndCause::Operator } else { EndCause::Agent };
+    let (log, outcome) = release_call(&context, Release { cause, ..Release::new(call, pod) }).await;
     Ok(match outcome {
         Ok(Ok(released)) => {
-            let answer = Json(Ended::Released {
+            let response = Json(ReleaseResponse::Released {
                 success: true,
                 pod_name: released.pod.as_str(),
-                released_to_pool: noted.pool.as_deref().unwrap_or_default(),
+                released_to_pool: log.pool.as_deref().unwrap_or_default(),
                 was_draining: released.was_draining,
             })
             .into_response();
-            noted.on(answer)
+            log.attach(response)
         }
-        Ok(Err(NotReleased::NotFound)) => noted.on(ApiError::from(CallNotFound)),
-        Ok(Err(NotReleased::Waited { .. })) => {
-            noted.on(Json(Ended::Waited { success: true, was_waiting: true }))
+        Ok(Err(NotReleased::NotFound)) => log.attach(ApiError::from(CallNotFound)),
+        Ok(Err(NotReleased::WasWaiting { .. })) => {
+            log.attach(Json(ReleaseResponse::WasWaiting { success: true, was_waiting: true }))
         }
-        Err(error) => noted.on(ApiError::from(error)),
+        Err(error) => log.attach(ApiError::from(error)),
     })
 }

@@ -1,5 +1,4 @@
-//! `POST /renew`: calls are still alive. One call by its id, or all calls of a
-//! pod at once.
+//! `POST /renew`: extends the lease of one call, or of all calls of a pod at once.
 
 use std::borrow::Cow;
 
@@ -12,7 +11,7 @@ use utoipa::{
 };
 
 use crate::http::{
-    ApiError, Noted, Shared,
+    ApiError, RequestLog, Shared,
     middleware::body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
@@ -30,7 +29,7 @@ pub struct Body {
 }
 
 impl PartialSchema for Body {
-    /// One call, or those of a pod, and not both.
+    /// Either one call, or the calls of a pod.
     fn schema() -> RefOr<Schema> {
         let call = json!({"$ref": "#/components/schemas/CallSid"});
         schemas::schema(json!({"oneOf": [
@@ -63,13 +62,13 @@ impl ToSchema for Body {
 }
 
 #[derive(Serialize, ToSchema)]
-struct Lasting {
+struct RenewResponse {
     lease_expires_at: u64,
-    /// Calls that nobody knew, and that are on this pod now.
+    /// Unknown calls that were re-registered on this pod.
     #[schema(value_type = Vec<schemas::CallSid>)]
     registered: Vec<CallSid>,
     renewed: usize,
-    /// Calls that are to be renewed again in a moment.
+    /// Calls that the store cannot re-register yet; renew them again shortly.
     #[schema(value_type = Vec<schemas::CallSid>)]
     retry: Vec<CallSid>,
     success: bool,
@@ -77,12 +76,12 @@ struct Lasting {
     unknown: Vec<CallSid>,
 }
 
-pub fn described() -> Endpoint {
-    Endpoint::new(Group::Calls, "Calls are still alive")
-        .about("Extends their leases to now + `LEASE_TTL`.")
-        .knows::<schemas::PodName>()
-        .takes::<Body>(json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]}))
-        .gives(Lasting {
+pub fn endpoint() -> Endpoint {
+    Endpoint::new(Group::Calls, "Renew the leases of calls")
+        .description("Extends the leases to now + `LEASE_TTL`.")
+        .register_schema::<schemas::PodName>()
+        .json_body::<Body>(json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]}))
+        .responds(RenewResponse {
             lease_expires_at: 1_763_280_900,
             registered: Vec::new(),
             renewed: 1,
@@ -90,8 +89,8 @@ pub fn described() -> Endpoint {
             success: true,
             unknown: Vec::new(),
         })
-        .fails_with(404, "The one call is not known.", json!({"error": "call not found"}))
-        .asks_store()
+        .error_with(404, "The single call is unknown.", json!({"error": "call not found"}))
+        .uses_store()
 }
 
 pub async fn renew(
@@ -101,35 +100,35 @@ pub async fn renew(
     let pod = body.pod_name.filter(|name| !name.is_empty()).map(PodName::try_from).transpose()?;
     let (calls, is_single) = match (body.call_sid, body.call_sids) {
         (Some(_), Some(_)) => {
-            return Err(ApiError::bad_request("give call_sid or call_sids, not both"));
+            return Err(ApiError::bad_request("expected call_sid or call_sids, not both"));
         }
         (call, None) => (vec![call.unwrap_or_default().parse()?], true),
         (None, Some(_)) if pod.is_none() => {
-            return Err(ApiError::bad_request("call_sids needs pod_name"));
+            return Err(ApiError::bad_request("call_sids requires pod_name"));
         }
         (None, Some(calls)) => {
             (calls.into_iter().map(CallSid::try_from).collect::<Result<_, _>>()?, false)
         }
     };
     let call = calls.first().cloned().filter(|_| is_single);
-    let noted = Noted { call, pod: pod.clone(), outcome: "renewed", ..Noted::default() };
+    let log = RequestLog { call, pod: pod.clone(), outcome: "renewed", ..RequestLog::default() };
     let given = calls.len();
     let renewed = context.store.renew(&Renew { calls, pod, lease_ttl: context.ttls.lease }).await?;
     if is_single && !renewed.unknown.is_empty() {
-        return Ok(Noted { outcome: "not_found", ..noted }.on(ApiError::from(CallNotFound)));
+        return Ok(RequestLog { outcome: "not_found", ..log }.attach(ApiError::from(CallNotFound)));
     }
-    if is_single && !renewed.later.is_empty() {
-        return Ok(Noted { outcome: "later", ..noted }.on(ApiError::from(
+    if is_single && !renewed.retry.is_empty() {
+        return Ok(RequestLog { outcome: "later", ..log }.attach(ApiError::from(
             StoreError::Unavailable(
-                "it began a short while ago and does not know this pod yet".into(),
+                "the store restarted and this pod is not registered yet; renew again".into(),
             ),
         )));
     }
-    Ok(noted.on(Json(Lasting {
+    Ok(log.attach(Json(RenewResponse {
         lease_expires_at: renewed.until / 1_000,
-        registered: renewed.adopted,
-        renewed: given - renewed.unknown.len() - renewed.later.len(),
-        retry: renewed.later,
+        registered: renewed.registered,
+        renewed: given - renewed.unknown.len() - renewed.retry.len(),
+        retry: renewed.retry,
         success: true,
         unknown: renewed.unknown,
     })))

@@ -1,6 +1,6 @@
-//! Readings of the whole fleet. Their cost grows with the number of pods, so requests share them:
-//! one is under way at a time, and all of them together take a bounded part of the store's time,
-//! however many requests come.
+//! Cached reads of the whole fleet. Their cost grows with the number of pods, so concurrent
+//! requests share them: one read runs at a time, and pauses between reads bound the share of the
+//! store's time that they take, whatever the request rate.
 
 use std::{
     sync::Arc,
@@ -12,19 +12,19 @@ use tokio::{sync::Mutex, time::Instant};
 use fleet::{PodStatus, Status, tiers::Tiers};
 use store::{Reply, Store, StoreError, observing};
 
-/// How old gauges may be: whoever asks, they are read once in this time.
+/// Age up to which metrics reuse a read.
 const MAX_AGE: Duration = Duration::from_secs(1);
-/// How old gauges may become while the store is too busy for observers.
-const LONGEST_STALE: Duration = Duration::from_secs(30);
-/// A reading is followed by a pause of so many times its own length, but no longer than this.
+/// Age up to which metrics reuse a read while the store sheds observers.
+const MAX_STALE_AGE: Duration = Duration::from_secs(30);
+/// Pause after a read, as a multiple of its duration.
 const PAUSE_FACTOR: u32 = 9;
-const LONGEST_PAUSE: Duration = Duration::from_secs(1);
+const MAX_PAUSE: Duration = Duration::from_secs(1);
 
 pub struct Snapshots {
     store: Arc<dyn Store>,
-    status: Arc<Shared<Status>>,
-    pods: Arc<Shared<Vec<PodStatus>>>,
-    tiers: Arc<Shared<Tiers>>,
+    status: Arc<SharedRead<Status>>,
+    pods: Arc<SharedRead<Vec<PodStatus>>>,
+    tiers: Arc<SharedRead<Tiers>>,
 }
 
 impl Snapshots {
@@ -37,7 +37,7 @@ impl Snapshots {
         })
     }
 
-    /// How all pools stand, read after this was called: it has everything that was done before.
+    /// Status of all pools. The read starts after the request, so it includes earlier changes.
     pub async fn status(&self) -> Result<Arc<Status>, StoreError> {
         self.status.read(Duration::ZERO, self.store.clone(), |it| it.status()).await.outcome
     }
@@ -46,43 +46,42 @@ impl Snapshots {
         self.pods_not_older_than(Duration::ZERO).await
     }
 
-    /// All pods, read at most so long before this was called.
+    /// All pods, from a read that started at most `max_age` ago.
     pub async fn pods_not_older_than(
         &self,
-        age: Duration,
+        max_age: Duration,
     ) -> Result<Arc<Vec<PodStatus>>, StoreError> {
-        self.pods.read(age, self.store.clone(), |it| it.pods()).await.outcome
+        self.pods.read(max_age, self.store.clone(), |it| it.pods()).await.outcome
     }
 
     pub async fn tiers(&self) -> Result<Arc<Tiers>, StoreError> {
         self.tiers.read(Duration::ZERO, self.store.clone(), |it| it.tiers()).await.outcome
     }
 
-    /// How all pools stood at most a second ago, and when that was read. A store that is too busy
-    /// for observers leaves the last reading in place for a while; one that is out has none.
+    /// Status of all pools at most `MAX_AGE` ago, and the time of the read. A store that sheds
+    /// observers extends that to `MAX_STALE_AGE`; an unavailable store gives `None`.
     pub async fn recent_status(&self) -> Option<(Arc<Status>, SystemTime)> {
         let reading = self.status.read(MAX_AGE, self.store.clone(), |it| it.status()).await;
-        let is_fresh = |(_, at): &(_, SystemTime)| at.elapsed().is_ok_and(|it| it < LONGEST_STALE);
+        let is_fresh = |(_, at): &(_, SystemTime)| at.elapsed().is_ok_and(|it| it < MAX_STALE_AGE);
         match reading.outcome {
-            Ok(_) => reading.last_good,
-            Err(StoreError::Busy) => reading.last_good.filter(is_fresh),
+            Ok(_) => reading.last_success,
+            Err(StoreError::Busy) => reading.last_success.filter(is_fresh),
             Err(_) => None,
         }
     }
 }
 
-/// One reading at a time, for all who ask.
-struct Shared<T>(Mutex<Option<Reading<T>>>);
+/// A read that concurrent requests share; one runs at a time.
+struct SharedRead<T>(Mutex<Option<Reading<T>>>);
 
 struct Reading<T> {
-    began: Instant,
+    started: Instant,
     took: Duration,
     outcome: Result<Arc<T>, StoreError>,
-    /// The last that the store gave, and when.
-    last_good: Option<(Arc<T>, SystemTime)>,
+    last_success: Option<(Arc<T>, SystemTime)>,
 }
 
-impl<T> Default for Shared<T> {
+impl<T> Default for SharedRead<T> {
     fn default() -> Self {
         Self(Mutex::new(None))
     }
@@ -90,47 +89,47 @@ impl<T> Default for Shared<T> {
 
 impl<T> Clone for Reading<T> {
     fn clone(&self) -> Self {
-        let Self { began, took, outcome, last_good } = self;
-        let (outcome, last_good) = (outcome.clone(), last_good.clone());
-        Self { began: *began, took: *took, outcome, last_good }
+        let Self { started, took, outcome, last_success } = self;
+        let (outcome, last_success) = (outcome.clone(), last_success.clone());
+        Self { started: *started, took: *took, outcome, last_success }
     }
 }
 
-impl<T: Send + Sync + 'static> Shared<T> {
-    /// A reading that began at most `max_age` before this was called.
+impl<T: Send + Sync + 'static> SharedRead<T> {
+    /// Returns a read that started at most `max_age` before this call.
     async fn read(
         self: &Arc<Self>,
         max_age: Duration,
         store: Arc<dyn Store>,
         read: fn(&dyn Store) -> Reply<'_, T>,
     ) -> Reading<T> {
-        let (this, asked) = (self.clone(), Instant::now());
-        // In a task of its own: clients that hang up must not end a reading that others wait for,
-        // and make each of them begin another.
-        let reading = tokio::spawn(spans::carried(async move {
+        let (this, requested) = (self.clone(), Instant::now());
+        // A separate task: a client that disconnects must not cancel a read that others await,
+        // which would make each of them start another.
+        let reading = tokio::spawn(spans::in_current_span(async move {
             let mut last = this.0.lock().await;
-            if let Some(last) = last.as_ref().filter(|last| last.began + max_age >= asked) {
+            if let Some(last) = last.as_ref().filter(|last| last.started + max_age >= requested) {
                 return last.clone();
             }
             if let Some(last) = &*last {
-                let pause = (PAUSE_FACTOR * last.took).min(LONGEST_PAUSE);
-                tokio::time::sleep_until(last.began + last.took + pause).await;
+                let pause = (PAUSE_FACTOR * last.took).min(MAX_PAUSE);
+                tokio::time::sleep_until(last.started + last.took + pause).await;
             }
-            let (began, at) = (Instant::now(), SystemTime::now());
+            let (started, at) = (Instant::now(), SystemTime::now());
             let outcome = observing(read(&*store)).await.map(Arc::new);
-            let last_good = match &outcome {
-                Ok(good) => Some((good.clone(), at)),
-                Err(_) => last.take().and_then(|last| last.last_good),
+            let last_success = match &outcome {
+                Ok(value) => Some((value.clone(), at)),
+                Err(_) => last.take().and_then(|last| last.last_success),
             };
-            let reading = Reading { began, took: began.elapsed(), outcome, last_good };
+            let reading = Reading { started, took: started.elapsed(), outcome, last_success };
             *last = Some(reading.clone());
             reading
         }));
         reading.await.unwrap_or_else(|error| Reading {
-            began: asked,
+            started: requested,
             took: Duration::ZERO,
             outcome: Err(StoreError::Unavailable(error.to_string())),
-            last_good: None,
+            last_success: None,
         })
     }
 }

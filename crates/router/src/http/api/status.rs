@@ -1,4 +1,4 @@
-//! `GET /status`: how all pools stand.
+//! `GET /status`: status of all pools.
 
 use crate::http::openapi::schemas;
 use std::collections::BTreeMap;
@@ -14,37 +14,37 @@ use crate::http::{
 use fleet::{
     PoolStatus,
     names::Pool,
-    tiers::{Kind, Strategy},
+    tiers::{Strategy, TierKind},
 };
 
-/// How a pool stands.
+/// Status of a pool.
 #[derive(Serialize, ToSchema)]
 #[schema(as = PoolStatus)]
-pub struct Described {
+pub struct PoolStatusJson {
     active_calls: usize,
     assigned: usize,
-    /// Pods in the available view; a full shared pod counts.
+    /// Pods in service; includes full shared pods.
     available: usize,
-    /// Draining or terminating.
+    /// Draining or terminating pods.
     draining: usize,
     free_slots: usize,
-    /// Of shared pools.
+    /// Calls per pod; shared pools only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     max_concurrent: Option<u32>,
     not_ready: usize,
     quarantined: usize,
-    /// Of shared pools.
+    /// Shared pools only.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     #[schema(value_type = Option<schemas::Strategy>)]
     strategy: Option<Strategy>,
-    /// How many pods it wants.
+    /// Wanted number of pods.
     target: u32,
-    /// `exclusive`, `shared`, `dedicated`, or `removed` for a tier that is gone but still has
-    /// busy pods.
+    /// `exclusive`, `shared`, `dedicated`, or `removed` for a removed tier that still has busy
+    /// pods.
     r#type: &'static str,
-    /// Calls that wait and may use it.
+    /// Waiting calls that may use this pool.
     waiting: usize,
 }
 
@@ -52,21 +52,20 @@ pub struct Described {
 pub struct Status {
     active_calls: usize,
     is_leader: bool,
-    /// Which router leads, as the Lease says; without one, or if it can't be read, this is left
-    /// out.
+    /// Leader according to the Lease; absent without a Lease or if it cannot be read.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     leader: Option<String>,
-    /// The pools of merchants, by their ids.
-    merchants: BTreeMap<String, Described>,
-    /// The pools of tiers, by their names.
-    pools: BTreeMap<String, Described>,
+    /// Dedicated pools by merchant id.
+    merchants: BTreeMap<String, PoolStatusJson>,
+    /// Pools by tier name.
+    pools: BTreeMap<String, PoolStatusJson>,
     status: &'static str,
     waiting: usize,
 }
 
-pub fn described() -> Endpoint {
-    let gold = Described {
+pub fn endpoint() -> Endpoint {
+    let gold = PoolStatusJson {
         active_calls: 1,
         assigned: 2,
         available: 1,
@@ -80,8 +79,8 @@ pub fn described() -> Endpoint {
         r#type: "exclusive",
         waiting: 0,
     };
-    Endpoint::new(Group::Router, "How all pools stand")
-        .gives(Status {
+    Endpoint::new(Group::Router, "Get the status of all pools")
+        .responds(Status {
             active_calls: 1,
             is_leader: true,
             leader: Some("smart-router-0".into()),
@@ -90,7 +89,7 @@ pub fn described() -> Endpoint {
             status: "up",
             waiting: 0,
         })
-        .asks_store()
+        .uses_store()
 }
 
 pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
@@ -98,8 +97,8 @@ pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     let (mut pools, mut merchants) = (BTreeMap::new(), BTreeMap::new());
     for pool in &status.pools {
         match &pool.pool {
-            Pool::Tier(tier) => pools.insert(tier.to_string(), describe(pool)),
-            Pool::Merchant(id) => merchants.insert(id.to_string(), describe(pool)),
+            Pool::Tier(tier) => pools.insert(tier.to_string(), pool_status_json(pool)),
+            Pool::Merchant(id) => merchants.insert(id.to_string(), pool_status_json(pool)),
         };
     }
     Ok(Json(Status {
@@ -113,18 +112,20 @@ pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     }))
 }
 
-pub fn describe(pool: &PoolStatus) -> Described {
+pub fn pool_status_json(pool: &PoolStatus) -> PoolStatusJson {
     let kind = match pool.kind {
-        Some(Kind::Exclusive) => "exclusive",
-        Some(Kind::Shared { .. }) => "shared",
-        Some(Kind::Dedicated) => "dedicated",
+        Some(TierKind::Exclusive) => "exclusive",
+        Some(TierKind::Shared { .. }) => "shared",
+        Some(TierKind::Dedicated) => "dedicated",
         None => "removed",
     };
     let (max_concurrent, strategy) = match pool.kind {
-        Some(Kind::Shared { max_concurrent, strategy }) => (Some(max_concurrent), Some(strategy)),
+        Some(TierKind::Shared { max_concurrent, strategy }) => {
+            (Some(max_concurrent), Some(strategy))
+        }
         _ => (None, None),
     };
-    Described {
+    PoolStatusJson {
         active_calls: pool.active_calls,
         assigned: pool.assigned,
         available: pool.available,

@@ -1,4 +1,4 @@
-//! `GET /whoami`: what the bearer of a token may do.
+//! `GET /whoami`: the role of a token.
 
 use axum::{
     Json,
@@ -18,32 +18,32 @@ use crate::http::{
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = WhoAmI)]
-pub struct You {
+pub struct Identity {
     needs_token: bool,
     /// `viewer`, `agent` or `admin`.
     role: &'static str,
 }
 
-pub fn described() -> Endpoint {
-    Endpoint::new(Group::Router, "What the bearer of a token may do")
-        .gives(You { needs_token: true, role: Role::Admin.as_str() })
+pub fn endpoint() -> Endpoint {
+    Endpoint::new(Group::Router, "Get the role of the token")
+        .responds(Identity { needs_token: true, role: Role::Admin.as_str() })
 }
 
 pub async fn whoami(
     State(context): Shared,
     extensions: Extensions,
     headers: HeaderMap,
-) -> Result<Json<You>, Response> {
+) -> Result<Json<Identity>, Response> {
     let Some(tokens) = context.access.tokens() else {
-        return Ok(Json(You { needs_token: false, role: Role::Admin.as_str() }));
+        return Ok(Json(Identity { needs_token: false, role: Role::Admin.as_str() }));
     };
     let bearer = auth::token(&headers).and_then(|token| tokens.bearer(token));
     let bearer = bearer.ok_or_else(|| {
-        if let Some(refused) = rate_limit::charge(&context, &extensions, &headers) {
+        if let Some(refused) = rate_limit::check(&context, &extensions, &headers) {
             return refused;
         }
         context.metrics.denied("unauthorized");
-        ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is needed").into_response()
+        ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is required").into_response()
     })?;
-    Ok(Json(You { needs_token: true, role: bearer.role.as_str() }))
+    Ok(Json(Identity { needs_token: true, role: bearer.role.as_str() }))
 }

@@ -1,5 +1,5 @@
-//! Around every request: its id, its metrics, its span, its line in the log, and a
-//! net under handlers that panic.
+//! Access log: request id, metrics, span and log line of every request. Recovers from panics of
+//! handlers.
 
 use std::{
     fmt::Display,
@@ -21,13 +21,12 @@ use axum::{
 use futures_util::FutureExt;
 
 use super::spans;
-use crate::http::{ApiError, Context, Noted};
+use crate::http::{ApiError, Context, RequestLog};
 use crate::telemetry::metrics::{Endpoint, Request as RequestLabels};
 use ::spans::RequestSpan;
 
-/// Longest part of a path (bytes) in a log line: the log buffers a number of lines, and a path
-/// may have 64 KiB.
-const LONGEST_PATH: usize = 1024;
+/// Bytes of the path in a log line. The log buffers lines, and a path may have 64 KiB.
+const MAX_PATH_BYTES: usize = 1024;
 
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -42,25 +41,25 @@ pub async fn observe(
     request.headers_mut().insert(REQUEST_ID.clone(), id.clone());
     let method = request.method().clone();
     let uri = request.uri().clone();
-    let source = context.rates.source(request.extensions(), request.headers());
+    let source = context.rate_limiter.source(request.extensions(), request.headers());
     let peer = request.extensions().get::<SocketAddr>().copied();
     let endpoint = Endpoint(request.extensions().get::<MatchedPath>().cloned());
-    // Methods are free text on the wire; a label must not be.
+    // A method is free text; the metric label needs a bounded set of values.
     let known = ["GET", "POST", "PUT", "DELETE", "HEAD", "OPTIONS", "PATCH"];
     let label = known.into_iter().find(|known| *known == method.as_str()).unwrap_or("other");
     let is_probe =
         ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.as_str().ends_with(probe));
-    let mut span = context.traces.as_ref().filter(|_| !is_probe).map(|traces| {
-        traces.request(request.headers(), |span| {
+    let mut span = context.tracer.as_ref().filter(|_| !is_probe).map(|tracer| {
+        tracer.request(request.headers(), |span| {
             spans::begin(span, context.scheme, label, endpoint.0.as_ref(), uri.path(), peer);
         })
     });
-    let answered = AssertUnwindSafe(next.run(request)).catch_unwind();
-    let answered = match &span {
-        Some(span) => span.during(answered).await,
-        None => answered.await,
+    let handler = AssertUnwindSafe(next.run(request)).catch_unwind();
+    let result = match &span {
+        Some(span) => span.during(handler).await,
+        None => handler.await,
     };
-    let mut response = match answered {
+    let mut response = match result {
         Ok(response) => response,
         Err(_) => {
             context.metrics.panics_recovered.inc();
@@ -69,26 +68,25 @@ pub async fn observe(
     };
     let headers = response.headers_mut();
     headers.insert(REQUEST_ID.clone(), id.clone());
-    // What is true now is not in a minute.
     headers.entry(header::CACHE_CONTROL).or_insert(HeaderValue::from_static("no-store"));
     headers.insert(header::X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     if let Some(span) = &span {
         response.headers_mut().insert(TRACEPARENT.clone(), span.header());
     }
     if context.lifecycle.stopping.is_cancelled() {
-        response = crate::http::close(response);
+        response = crate::http::close_connection(response);
     }
     let status = response.status().as_u16();
     let took = started.elapsed();
     let labels = RequestLabels { method: label, endpoint, status };
     context.metrics.requested(&labels, took);
-    let noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
+    let log = response.extensions_mut().remove::<RequestLog>().unwrap_or_default();
     if let Some(span) = span.as_mut().and_then(RequestSpan::span) {
-        spans::end(span, status, &noted);
+        spans::end(span, status, &log);
     }
-    let line = Line {
+    let line = LogLine {
         method: method.as_str(),
-        path: &uri.path()[..uri.path().floor_char_boundary(LONGEST_PATH)],
+        path: &uri.path()[..uri.path().floor_char_boundary(MAX_PATH_BYTES)],
         status,
         took,
         id: id.to_str().unwrap_or_default(),
@@ -96,12 +94,12 @@ pub async fn observe(
         source,
         trace: span.as_ref().and_then(RequestSpan::trace),
     };
-    line.write(&noted);
+    line.write(&log);
     response
 }
 
-/// One line of the access log.
-struct Line<'a, T> {
+/// A line of the access log.
+struct LogLine<'a, T> {
     method: &'a str,
     path: &'a str,
     status: u16,
@@ -112,8 +110,8 @@ struct Line<'a, T> {
     trace: Option<T>,
 }
 
-impl<T: Display> Line<'_, T> {
-    fn write(&self, noted: &Noted) {
+impl<T: Display> LogLine<'_, T> {
+    fn write(&self, log: &RequestLog) {
         let Self { method, path, status, id: request_id, .. } = *self;
         let duration_ms = self.took.as_micros() as f64 / 1_000.0;
         let refused = matches!(status, 401 | 403);
@@ -125,13 +123,13 @@ impl<T: Display> Line<'_, T> {
                     status,
                     duration_ms,
                     request_id,
-                    outcome = Some(noted.outcome).filter(|outcome| !outcome.is_empty()),
-                    call_sid = noted.call.as_ref().map(|call| call.as_str()),
-                    pod = noted.pod.as_ref().map(|pod| pod.as_str()),
-                    pool = noted.pool.as_deref(),
-                    tried = (!noted.tried.is_empty()).then(|| tried(noted)),
-                    by = noted.by.map(tracing::field::display),
-                    why = noted.why.as_deref(),
+                    outcome = Some(log.outcome).filter(|outcome| !outcome.is_empty()),
+                    call_sid = log.call.as_ref().map(|call| call.as_str()),
+                    pod = log.pod.as_ref().map(|pod| pod.as_str()),
+                    pool = log.pool.as_deref(),
+                    tried = (!log.tried.is_empty()).then(|| tried(log)),
+                    by = log.by.map(tracing::field::display),
+                    why = log.reason.as_deref(),
                     trace_id = self.trace.as_ref().map(tracing::field::display),
                     from = refused.then_some(self.source).flatten().map(tracing::field::display),
                     "request"
@@ -141,7 +139,7 @@ impl<T: Display> Line<'_, T> {
         match status {
             500.. if !self.is_probe => line!(warn),
             _ if refused => line!(warn),
-            // (there may be very many)
+            // A flood of rejected requests must not fill the log.
             429 => line!(debug),
             _ if self.is_probe => line!(debug),
             _ => line!(info),
@@ -150,12 +148,12 @@ impl<T: Display> Line<'_, T> {
 }
 
 /// `gold=at_capacity standard=empty`
-fn tried(noted: &Noted) -> String {
-    let steps = noted.tried.iter().map(|tried| format!("{}={}", tried.step, tried.reason.as_str()));
+fn tried(log: &RequestLog) -> String {
+    let steps = log.tried.iter().map(|tried| format!("{}={}", tried.step, tried.reason.as_str()));
     steps.collect::<Vec<_>>().join(" ")
 }
 
-/// The id the caller gave, if it can be written on one line, or a new one.
+/// The client's request id, if it is short printable ASCII, or a generated one.
 fn request_id(headers: &HeaderMap) -> HeaderValue {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     static PROCESS: std::sync::LazyLock<u32> = std::sync::LazyLock::new(crate::random_u32);
@@ -177,7 +175,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn a_handler_that_panics_answers_500_and_is_counted() {
+    async fn a_panic_in_a_handler_responds_500_and_is_counted() {
         let context = Context::for_tests();
         let broken = || async {
             if true {

@@ -1,4 +1,4 @@
-//! Bearer tokens: who asks, and whether they may.
+//! Authentication and authorization by bearer token.
 
 use std::{convert::Infallible, fmt, sync::Arc};
 
@@ -11,41 +11,41 @@ use axum::{
 
 use super::{body, rate_limit};
 use crate::auth::{Bearer, Role};
-use crate::http::{ApiError, Context, Noted};
+use crate::http::{ApiError, Context, RequestLog};
 use store::observing;
 use telephony::Secret;
 
-/// Lets a request through if its token is of the role it needs.
+/// Passes a request on if its token has the required role.
 pub async fn check(
     State((context, needed)): State<(Arc<Context>, Role)>,
     mut request: Request,
     next: Next,
 ) -> Response {
-    if !request.method().is_safe() && is_from_elsewhere(request.headers()) {
+    if !request.method().is_safe() && is_cross_origin(request.headers()) {
         context.metrics.denied("forbidden");
-        let error = "a page of another origin may not ask for this";
-        let noted = Noted { outcome: "foreign_origin", ..Noted::default() };
-        return noted.on(ApiError::new(StatusCode::FORBIDDEN, error));
+        let error = "cross-origin requests may not change anything";
+        let log = RequestLog { outcome: "foreign_origin", ..RequestLog::default() };
+        return log.attach(ApiError::new(StatusCode::FORBIDDEN, error));
     }
     let Some(tokens) = context.access.tokens() else {
         return run(needed, request, next).await;
     };
     let bearer = token(request.headers()).and_then(|token| tokens.bearer(token));
     if bearer.is_none()
-        && let Some(refused) = rate_limit::charge(&context, request.extensions(), request.headers())
+        && let Some(refused) = rate_limit::check(&context, request.extensions(), request.headers())
     {
         return refused;
     }
     if bearer.is_none_or(|bearer| !bearer.role.may(needed)) {
-        // Who still sends would not hear the answer.
+        // A client that is still sending would not receive the response.
         let _ = body::read(request.into_body(), context.read_timeout).await;
         return refuse(&context, bearer, needed);
     }
-    request.extensions_mut().insert(By(bearer));
-    note(run(needed, request, next).await, bearer)
+    request.extensions_mut().insert(Caller(bearer));
+    log_bearer(run(needed, request, next).await, bearer)
 }
 
-/// What viewers ask for only looks: the store refuses it before it refuses a call.
+/// Runs the handler. Viewer requests run with observer priority: the store sheds them first.
 async fn run(needed: Role, request: Request, next: Next) -> Response {
     match needed {
         Role::Viewer => observing(next.run(request)).await,
@@ -53,23 +53,23 @@ async fn run(needed: Role, request: Request, next: Next) -> Response {
     }
 }
 
-/// Who asks, if that is known.
+/// Bearer of the request's token; none without authentication.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct By(Option<Bearer>);
+pub struct Caller(Option<Bearer>);
 
-impl By {
+impl Caller {
     pub fn is_admin(self) -> bool {
         self.0.is_some_and(|bearer| bearer.role == Role::Admin)
     }
 }
 
-impl fmt::Display for By {
+impl fmt::Display for Caller {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.map_or(Ok(()), |bearer| bearer.fmt(f))
     }
 }
 
-impl<S: Sync> FromRequestParts<S> for By {
+impl<S: Sync> FromRequestParts<S> for Caller {
     type Rejection = Infallible;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Infallible> {
@@ -77,16 +77,16 @@ impl<S: Sync> FromRequestParts<S> for By {
     }
 }
 
-/// What a stream was opened with. A token that is taken away ends it.
-pub struct Pass(Arc<Context>, Option<Secret>);
+/// Token of an open stream, checked again while it runs: a revoked token ends the stream.
+pub struct StreamToken(Arc<Context>, Option<Secret>);
 
-impl Pass {
+impl StreamToken {
     pub fn new(context: &Arc<Context>, headers: &HeaderMap) -> Self {
         Self(context.clone(), token(headers).map(Secret::from))
     }
 
-    /// Whether it would still open the stream.
-    pub fn holds(&self) -> bool {
+    /// Whether the token still permits the stream.
+    pub fn is_valid(&self) -> bool {
         let Self(context, given) = self;
         let Some(tokens) = context.access.tokens() else { return true };
         let bearer = given.as_ref().and_then(|given| tokens.bearer(given.expose()));
@@ -94,8 +94,8 @@ impl Pass {
     }
 }
 
-/// Whether a page of somebody else sent this: browsers say so, and nobody else does.
-fn is_from_elsewhere(headers: &HeaderMap) -> bool {
+/// Whether a page of another origin sent the request. Only browsers set these headers.
+fn is_cross_origin(headers: &HeaderMap) -> bool {
     let text = |name: &str| headers.get(name).map(|value| value.to_str().unwrap_or("?"));
     match (text("sec-fetch-site"), text("origin")) {
         (Some(site), _) => !matches!(site, "same-origin" | "none"),
@@ -108,24 +108,27 @@ fn refuse(context: &Context, bearer: Option<Bearer>, needed: Role) -> Response {
     match bearer {
         None => {
             context.metrics.denied("unauthorized");
-            let error = ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is needed");
-            Noted { outcome: "unauthorized", ..Noted::default() }.on(error)
+            let error = ApiError::new(StatusCode::UNAUTHORIZED, "a valid bearer token is required");
+            RequestLog { outcome: "unauthorized", ..RequestLog::default() }.attach(error)
         }
         Some(Bearer { role, .. }) => {
             context.metrics.denied("forbidden");
             let (needed, role) = (needed.as_str(), role.as_str());
-            let error = format!("this needs a token of the role {needed}; yours is {role}");
+            let error = format!("a token with role {needed} is required; this one has role {role}");
             let response = ApiError::new(StatusCode::FORBIDDEN, error).into_response();
-            note(Noted { outcome: "forbidden", ..Noted::default() }.on(response), bearer)
+            log_bearer(
+                RequestLog { outcome: "forbidden", ..RequestLog::default() }.attach(response),
+                bearer,
+            )
         }
     }
 }
 
-/// Notes for the log who asked.
-fn note(mut response: Response, bearer: Option<Bearer>) -> Response {
-    let mut noted = response.extensions_mut().remove::<Noted>().unwrap_or_default();
-    noted.by = bearer;
-    noted.on(response)
+/// Adds the bearer to the access log.
+fn log_bearer(mut response: Response, bearer: Option<Bearer>) -> Response {
+    let mut log = response.extensions_mut().remove::<RequestLog>().unwrap_or_default();
+    log.by = bearer;
+    log.attach(response)
 }
 
 pub fn token(headers: &HeaderMap) -> Option<&str> {

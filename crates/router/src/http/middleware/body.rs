@@ -1,4 +1,4 @@
-//! Bodies: read whole, within bounds of size and time.
+//! Request bodies, read with limits on size and time.
 
 use std::{sync::Arc, time::Duration};
 
@@ -12,23 +12,23 @@ use serde::de::DeserializeOwned;
 
 use crate::http::{ApiError, Context};
 
-/// The largest body that is looked at.
-const LIMIT: usize = 64 << 10;
-/// How far a larger one is read on, so that its sender sees the answer.
-const DISCARD: usize = 1 << 20;
+/// Largest accepted body.
+const MAX_BODY_BYTES: usize = 64 << 10;
+/// Bytes of a larger body that are read and discarded, so that the client receives the response.
+const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
-/// Why a body is of no use.
+/// Reason for which a body is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BodyError {
     #[error("the body is larger than 64 KiB")]
     TooLarge,
     #[error("the body did not arrive in time")]
     TooSlow,
-    #[error("the body broke off: {0}")]
+    #[error("reading the body failed: {0}")]
     Broken(String),
-    #[error("the content type {0:?} is not supported here")]
+    #[error("the content type {0:?} is not supported")]
     ContentType(String),
-    #[error("the body cannot be read: {0}")]
+    #[error("the body cannot be parsed: {0}")]
     Malformed(String),
 }
 
@@ -49,13 +49,13 @@ impl From<BodyError> for ApiError {
     }
 }
 
-/// Reads a body to its end, at most `LIMIT` bytes, within `time` in all.
-pub async fn read(body: Body, time: Duration) -> Result<Bytes, BodyError> {
-    tokio::time::timeout(time, collect(body)).await.unwrap_or(Err(BodyError::TooSlow))
+/// Reads a body of at most `MAX_BODY_BYTES` within `timeout`.
+pub async fn read(body: Body, timeout: Duration) -> Result<Bytes, BodyError> {
+    tokio::time::timeout(timeout, collect(body)).await.unwrap_or(Err(BodyError::TooSlow))
 }
 
 async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
-    // Most bodies come in one piece, which is kept as it is.
+    // Most bodies arrive as one frame, which is not copied.
     let (mut only, mut bytes) = (Bytes::new(), Vec::new());
     let mut seen = 0;
     while let Some(frame) = body.frame().await {
@@ -65,8 +65,8 @@ async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
         };
         seen += data.len();
         match seen {
-            _ if seen > DISCARD => return Err(BodyError::TooLarge),
-            _ if seen > LIMIT => bytes = Vec::new(),
+            _ if seen > MAX_DISCARDED_BYTES => return Err(BodyError::TooLarge),
+            _ if seen > MAX_BODY_BYTES => bytes = Vec::new(),
             _ if seen == data.len() => only = data,
             _ => {
                 if bytes.is_empty() {
@@ -77,20 +77,20 @@ async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
         }
     }
     match seen {
-        _ if seen > LIMIT => Err(BodyError::TooLarge),
+        _ if seen > MAX_BODY_BYTES => Err(BodyError::TooLarge),
         _ if seen == only.len() => Ok(only),
         _ => Ok(bytes.into()),
     }
 }
 
-/// The content type without its parameters, in small letters.
+/// The content type without parameters, in lower case.
 pub fn content_type(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::CONTENT_TYPE)?;
     let essence = value.to_str().unwrap_or("?").split(';').next().unwrap_or_default();
     Some(essence.trim().to_ascii_lowercase())
 }
 
-/// What stands between the parts of a multipart body.
+/// Boundary between the parts of a multipart body.
 pub fn boundary(headers: &HeaderMap) -> String {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let mut parts = value.unwrap_or_default().split(';').map(str::trim);
@@ -106,8 +106,8 @@ pub fn is_json(content_type: &str) -> bool {
         || (content_type.starts_with("application/") && content_type.ends_with("+json"))
 }
 
-/// The JSON body of a request, whatever its content type says: clients of the older router send
-/// none, or another. A page of another site gains nothing by that: see [`super::auth`].
+/// JSON body of a request, with any content type: clients of the older router send none, or
+/// another. [`super::auth`] rejects cross-origin requests, which this would otherwise permit.
 pub struct JsonBody<T>(pub T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<Context>> for JsonBody<T> {

@@ -41,11 +41,11 @@ pub enum Phase {
     Head(Instant),
     /// The handler waits for more of the request's body.
     Body,
-    /// The handler works, or the response is on its way.
+    /// The handler runs, or the response is being sent.
     Response,
 }
 
-/// The place of a connection within the limit.
+/// The slot of a connection within the limit.
 pub struct Slot {
     id: u64,
     state: Mutex<State>,
@@ -195,26 +195,26 @@ mod tests {
     }
 
     #[test]
-    fn one_too_many_takes_the_place_of_one_that_is_silent() {
+    fn at_the_limit_a_new_connection_evicts_an_idle_one() {
         let (limiter, [first, second, third]) = three();
         first.slot.enter(Phase::Response);
         respond(&second);
         let fourth = limiter.acquire().unwrap();
-        assert!(is_evicted(&third), "it has never had a response");
+        assert!(is_evicted(&third), "it never had a response");
         let fifth = limiter.acquire().unwrap();
-        assert!(is_evicted(&second), "it is idle, and the fourth is new");
+        assert!(is_evicted(&second), "it is idle; the fourth is within the grace period");
         first.slot.await_body(true);
         let sixth = limiter.acquire().unwrap();
-        assert!(is_evicted(&first), "it has never had a response, and its body does not come");
+        assert!(is_evicted(&first), "it never had a response, and its body is pending");
         [&fourth, &fifth, &sixth].iter().for_each(|guard| guard.slot.enter(Phase::Response));
-        assert!(limiter.acquire().is_none(), "all wait for the router");
+        assert!(limiter.acquire().is_none(), "all clients wait for a response");
         assert_eq!(limiter.turned_away.get(), 4);
         drop(fourth);
         assert!(limiter.acquire().is_some());
     }
 
     #[test]
-    fn of_equals_the_longest_idle_is_evicted() {
+    fn the_longest_idle_connection_is_evicted_first() {
         let (limiter, open) = three();
         open.iter().for_each(respond);
         open[0].slot.mark_active();
@@ -234,18 +234,18 @@ mod tests {
     }
 
     #[test]
-    fn newcomers_do_not_take_each_others_places() {
+    fn new_connections_evict_idle_ones_before_each_other() {
         let (limiter, idle) = three();
         idle.iter().for_each(respond);
-        let fresh = [(); 3].map(|()| limiter.acquire().unwrap());
+        let new = [(); 3].map(|()| limiter.acquire().unwrap());
         assert!(idle.iter().all(is_evicted));
-        assert!(!fresh.iter().any(is_evicted));
+        assert!(!new.iter().any(is_evicted));
         let _seventh = limiter.acquire().unwrap();
-        assert_eq!(fresh.iter().filter(|guard| is_evicted(guard)).count(), 1, "there is no other");
+        assert_eq!(new.iter().filter(|guard| is_evicted(guard)).count(), 1, "no idle one is left");
     }
 
     #[test]
-    fn the_limit_of_files_is_known() {
+    fn the_open_file_limit_is_read() {
         assert!(max_open_files().is_some_and(|files| files > RESERVED_FILES));
     }
 }

@@ -1,4 +1,4 @@
-//! What every request passes: connection limit, rate limit, authentication, access log.
+//! Middleware: connection limit, rate limit, authentication, request bodies, access log, spans.
 
 pub mod access_log;
 pub mod auth;

@@ -1,5 +1,5 @@
-//! A limit on open event streams (`/live` and `/events`). Each holds a connection for as long as
-//! its client likes, and is written to whenever something happens.
+//! Limit of open event streams (`/live` and `/events`). Each holds a connection open indefinitely
+//! and costs a write for each event.
 
 use std::{
     collections::HashMap,
@@ -9,68 +9,68 @@ use std::{
 
 use axum::http::{StatusCode, request::Parts};
 
-use super::{auth::By, rate_limit::network_of};
+use super::{auth::Caller, rate_limit::network_of};
 use crate::http::{ApiError, Context};
 use crate::telemetry::metrics::Metrics;
 
-/// Streams of one router, and those of one source that are not authenticated.
-pub const MOST: usize = 200;
-pub const MOST_OF_SOURCE: usize = 50;
+/// Streams of one router.
+pub const MAX_STREAMS: usize = 200;
+/// Unauthenticated streams of one source.
+pub const MAX_STREAMS_PER_SOURCE: usize = 50;
 
-pub struct Streams {
+pub struct StreamLimiter {
     metrics: Arc<Metrics>,
-    open: Mutex<Open>,
+    open: Mutex<OpenStreams>,
 }
 
 #[derive(Default)]
-struct Open {
+struct OpenStreams {
     all: usize,
     by_source: HashMap<IpAddr, usize>,
 }
 
-/// A stream that counts until this is dropped.
-pub struct OpenStream {
-    streams: Arc<Streams>,
+/// An open stream; counted until dropped.
+pub struct StreamGuard {
+    limiter: Arc<StreamLimiter>,
     source: Option<IpAddr>,
 }
 
-impl Streams {
+impl StreamLimiter {
     pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self { metrics, open: Mutex::default() })
     }
 
-    /// Counts a stream, unless there are too many. Its source counts where it is not
-    /// authenticated.
-    fn open(self: &Arc<Self>, source: Option<IpAddr>) -> Result<OpenStream, String> {
+    /// Counts a stream, or fails at a limit. `source` is `None` for authenticated clients.
+    fn open(self: &Arc<Self>, source: Option<IpAddr>) -> Result<StreamGuard, String> {
         let mut open = self.lock();
-        if open.all >= MOST {
-            return Err(format!("this router has {MOST} open event streams, which is the limit"));
+        if open.all >= MAX_STREAMS {
+            return Err(format!("limit of {MAX_STREAMS} open event streams reached; retry later"));
         }
         if let Some(source) = source {
             let of_source = open.by_source.entry(source).or_default();
-            if *of_source >= MOST_OF_SOURCE {
+            if *of_source >= MAX_STREAMS_PER_SOURCE {
                 return Err(format!(
-                    "{MOST_OF_SOURCE} event streams without a token are open from this address, \
-                     which is the limit"
+                    "limit of {MAX_STREAMS_PER_SOURCE} unauthenticated event streams from one \
+                     address reached; use a token"
                 ));
             }
             *of_source += 1;
         }
         open.all += 1;
         self.metrics.open_streams.set(open.all as i64);
-        Ok(OpenStream { streams: self.clone(), source })
+        Ok(StreamGuard { limiter: self.clone(), source })
     }
 
-    fn lock(&self) -> MutexGuard<'_, Open> {
+    fn lock(&self) -> MutexGuard<'_, OpenStreams> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for OpenStream {
+impl Drop for StreamGuard {
     fn drop(&mut self) {
-        let mut open = self.streams.lock();
+        let mut open = self.limiter.lock();
         open.all -= 1;
-        self.streams.metrics.open_streams.set(open.all as i64);
+        self.limiter.metrics.open_streams.set(open.all as i64);
         if let Some(source) = self.source
             && let Some(of_source) = open.by_source.get_mut(&source)
         {
@@ -82,11 +82,11 @@ impl Drop for OpenStream {
     }
 }
 
-/// Counts the stream that a request asks for, or refuses it.
-pub fn open(context: &Context, parts: &Parts) -> Result<OpenStream, ApiError> {
-    let is_known = parts.extensions.get::<By>().is_some();
-    let source = context.rates.source(&parts.extensions, &parts.headers).map(network_of);
-    context.streams.open(source.filter(|_| !is_known)).map_err(|error| {
+/// Counts the stream of a request, or responds 503 at a limit.
+pub fn open(context: &Context, parts: &Parts) -> Result<StreamGuard, ApiError> {
+    let is_authenticated = parts.extensions.get::<Caller>().is_some();
+    let source = context.rate_limiter.source(&parts.extensions, &parts.headers).map(network_of);
+    context.stream_limiter.open(source.filter(|_| !is_authenticated)).map_err(|error| {
         context.metrics.denied("too_many_streams");
         ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error)
     })

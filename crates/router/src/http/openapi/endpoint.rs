@@ -1,4 +1,4 @@
-//! What the document says of one operation, in the words of the API.
+//! Builder for the description of one operation.
 
 use axum::http::StatusCode;
 use serde::Serialize;
@@ -23,7 +23,7 @@ pub(super) type NamedSchema = (String, RefOr<Schema>);
 
 const JSON: &str = "application/json";
 
-/// Under which heading an operation stands.
+/// Tag of an operation in the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Group {
     Calls,
@@ -47,18 +47,18 @@ impl Group {
         }
     }
 
-    pub fn about(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
-            Self::Calls => "Calls and what happened to them.",
-            Self::Pods => "Pods and what they do.",
+            Self::Calls => "Calls and their events.",
+            Self::Pods => "Pods and their state.",
             Self::Settings => "Tiers and merchants.",
-            Self::Router => "The router itself.",
-            Self::Webhooks => "What telephony providers ask, in their own formats.",
+            Self::Router => "Health, metrics and state of the router.",
+            Self::Webhooks => "Webhooks of telephony providers, in their own formats.",
         }
     }
 }
 
-/// An operation, and the schemas that it refers to.
+/// An operation and the schemas that it references.
 #[derive(Clone)]
 pub struct Endpoint {
     pub(crate) operation: Operation,
@@ -71,8 +71,8 @@ impl Endpoint {
         Self { operation, schemas: Vec::new() }
     }
 
-    /// Adds to what is said at length.
-    pub fn about(mut self, text: &str) -> Self {
+    /// Appends to the description.
+    pub fn description(mut self, text: &str) -> Self {
         let description = self.operation.description.get_or_insert_default();
         if !description.is_empty() {
             description.push(' ');
@@ -81,8 +81,7 @@ impl Endpoint {
         self
     }
 
-    /// A name in the path.
-    pub fn path(self, name: &str, schema: impl Into<RefOr<Schema>>, example: &str) -> Self {
+    pub fn path_param(self, name: &str, schema: impl Into<RefOr<Schema>>, example: &str) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Path)
@@ -92,20 +91,30 @@ impl Endpoint {
         self.parameter(parameter)
     }
 
-    /// A parameter of the query that may be left out.
-    pub fn query(self, name: &str, schema: impl Into<RefOr<Schema>>, about: &str) -> Self {
-        self.query_or_not(name, schema, about, Required::False)
-    }
-
-    pub fn needed_query(self, name: &str, schema: impl Into<RefOr<Schema>>, about: &str) -> Self {
-        self.query_or_not(name, schema, about, Required::True)
-    }
-
-    fn query_or_not(
+    /// An optional query parameter.
+    pub fn query_param(
         self,
         name: &str,
         schema: impl Into<RefOr<Schema>>,
-        about: &str,
+        description: &str,
+    ) -> Self {
+        self.any_query_param(name, schema, description, Required::False)
+    }
+
+    pub fn required_query_param(
+        self,
+        name: &str,
+        schema: impl Into<RefOr<Schema>>,
+        description: &str,
+    ) -> Self {
+        self.any_query_param(name, schema, description, Required::True)
+    }
+
+    fn any_query_param(
+        self,
+        name: &str,
+        schema: impl Into<RefOr<Schema>>,
+        description: &str,
         required: Required,
     ) -> Self {
         let parameter = ParameterBuilder::new()
@@ -113,24 +122,29 @@ impl Endpoint {
             .parameter_in(ParameterIn::Query)
             .required(required)
             .schema(Some(schema))
-            .description(Some(about));
+            .description(Some(description));
         self.parameter(parameter)
     }
 
-    /// A list in pages.
-    pub fn pages(self, usual: usize, most: usize) -> Self {
-        self.query("limit", schemas::limit(usual, most), "How many at most.")
-            .query("cursor", schemas::text(), "What `next` said, with the same filters.")
-            .fails(400, "A parameter makes no sense, or is not known.")
+    /// Parameters of a paginated list.
+    pub fn paginated(self, default: usize, max: usize) -> Self {
+        self.query_param("limit", schemas::limit(default, max), "Maximum number of items.")
+            .query_param("cursor", schemas::text(), "`next` of the previous page; same filters.")
+            .error(400, "A parameter is invalid or unknown.")
     }
 
-    pub fn header(self, name: &str, schema: impl Into<RefOr<Schema>>, about: &str) -> Self {
+    pub fn header_param(
+        self,
+        name: &str,
+        schema: impl Into<RefOr<Schema>>,
+        description: &str,
+    ) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Header)
             .required(Required::False)
             .schema(Some(schema))
-            .description(Some(about));
+            .description(Some(description));
         self.parameter(parameter)
     }
 
@@ -139,52 +153,59 @@ impl Endpoint {
         self
     }
 
-    /// A JSON body.
-    pub fn takes<T: ToSchema>(self, example: Value) -> Self {
+    /// A required JSON request body.
+    pub fn json_body<T: ToSchema>(self, example: Value) -> Self {
         let schema = Ref::from_schema_name(T::name());
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
         let body = RequestBodyBuilder::new().content(JSON, content).required(Some(Required::True));
-        self.knows::<T>()
-            .takes_body(body)
-            .fails(400, "The body makes no sense; `details` may name the field.")
-            .fails(408, "The body did not arrive in time.")
-            .fails(413, "The body is larger than 64 KiB.")
+        self.register_schema::<T>()
+            .request_body(body)
+            .error(400, "The body is invalid; `details` may name the field.")
+            .error(408, "The body did not arrive in time.")
+            .error(413, "The body is larger than 64 KiB.")
     }
 
-    pub fn takes_body(mut self, body: RequestBodyBuilder) -> Self {
+    pub fn request_body(mut self, body: RequestBodyBuilder) -> Self {
         self.operation.request_body = Some(RefOr::T(body.build()));
         self
     }
 
-    /// What it answers with 200, as in the example.
-    pub fn gives<T: Serialize + ToSchema>(self, example: T) -> Self {
-        self.gives_with(200, "Done.", example)
+    /// A JSON response with status 200, such as the example.
+    pub fn responds<T: Serialize + ToSchema>(self, example: T) -> Self {
+        self.responds_with(200, "Success.", example)
     }
 
-    pub fn gives_with<T: Serialize + ToSchema>(self, status: u16, when: &str, example: T) -> Self {
-        let example = serde_json::to_value(example).expect("answers are JSON");
+    pub fn responds_with<T: Serialize + ToSchema>(
+        self,
+        status: u16,
+        description: &str,
+        example: T,
+    ) -> Self {
+        let example = serde_json::to_value(example).expect("an example is JSON");
         let schema = Ref::from_schema_name(T::name());
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
-        self.knows::<T>()
-            .answers(status, ResponseBuilder::new().description(when).content(JSON, content))
+        self.register_schema::<T>().response(
+            status,
+            ResponseBuilder::new().description(description).content(JSON, content),
+        )
     }
 
-    /// The same, of what has no type of its own.
-    pub fn gives_some(
+    /// A response with status 200 whose body has no Rust type.
+    pub fn responds_untyped(
         self,
         content_type: &str,
         schema: impl Into<RefOr<Schema>>,
         example: Value,
     ) -> Self {
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
-        self.answers(
+        self.response(
             200,
-            ResponseBuilder::new().description("Done.").content(content_type, content),
+            ResponseBuilder::new().description("Success.").content(content_type, content),
         )
     }
 
-    /// Another content type of what it answers with 200.
-    pub fn or_gives(
+    /// Another content type of the response with status 200.
+    pub fn or_content(
         mut self,
         content_type: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -197,54 +218,58 @@ impl Endpoint {
         self
     }
 
-    /// An error in the common format.
-    pub fn fails(self, status: u16, when: &str) -> Self {
+    /// An error response in the common format.
+    pub fn error(self, status: u16, description: &str) -> Self {
         let example = StatusCode::from_u16(status).ok().and_then(|it| it.canonical_reason());
         let example = json!({"error": example.unwrap_or("error").to_lowercase()});
-        self.fails_with(status, when, example)
+        self.error_with(status, description, example)
     }
 
-    pub fn fails_with(self, status: u16, when: &str, example: Value) -> Self {
+    pub fn error_with(self, status: u16, description: &str, example: Value) -> Self {
         let schema = Ref::from_schema_name(ErrorBody::name());
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
-        let mut response = ResponseBuilder::new().description(when).content(JSON, content);
-        let header = |about: &str| {
-            HeaderBuilder::new().schema(Some(schemas::text())).description(Some(about)).build()
+        let mut response = ResponseBuilder::new().description(description).content(JSON, content);
+        let header = |description: &str| {
+            HeaderBuilder::new()
+                .schema(Some(schemas::text()))
+                .description(Some(description))
+                .build()
         };
         match status {
             401 => {
                 response = response.header("WWW-Authenticate", header("Always `Bearer`."));
             }
             429 | 503 => {
-                response = response.header("Retry-After", header("After how many seconds."));
+                response =
+                    response.header("Retry-After", header("Seconds until the next attempt."));
             }
             _ => {}
         }
-        self.knows::<ErrorBody<'_>>().answers(status, response)
+        self.register_schema::<ErrorBody<'_>>().response(status, response)
     }
 
-    /// It needs the store.
-    pub fn asks_store(self) -> Self {
-        self.fails(500, "The store is there and refused, or the router has a fault.")
-            .fails(503, "The store can't be reached now; ask again.")
+    /// Errors of an operation that uses the store.
+    pub fn uses_store(self) -> Self {
+        self.error(500, "The store rejected the operation, or the router failed.")
+            .error(503, "The store is unavailable; retry.")
     }
 
-    /// Only for those with a token of some role, where there are tokens.
-    pub fn needs_token(mut self, role: Option<Role>, has_tokens: bool) -> Self {
+    /// Requires a token of a role, or of any role, if tokens are configured.
+    pub fn requires_token(mut self, role: Option<Role>, has_tokens: bool) -> Self {
         let (role, scopes) = match role {
-            Some(role) => (format!("a token of the role {}", role.as_str()), vec![role.as_str()]),
+            Some(role) => (format!("a token with role {}", role.as_str()), vec![role.as_str()]),
             None => ("any token".into(), Vec::new()),
         };
         if has_tokens {
             self.operation.security = Some(vec![SecurityRequirement::new(TOKEN, scopes)]);
         }
-        self.about(&format!("Needs {role}, where there are tokens."))
-            .fails(401, "There is no token, or nobody knows it.")
-            .fails(403, "The token is of another role.")
-            .fails(429, "Too many requests.")
+        self.description(&format!("Requires {role} if tokens are configured."))
+            .error(401, "The token is missing or unknown.")
+            .error(403, "The token's role does not permit this operation.")
+            .error(429, "Rate limit exceeded.")
     }
 
-    pub fn answers(mut self, status: u16, response: ResponseBuilder) -> Self {
+    pub fn response(mut self, status: u16, response: ResponseBuilder) -> Self {
         let mut response: Response = response.build();
         let id = Ref::new(format!("#/components/headers/{REQUEST_ID}"));
         response.headers.insert("X-Request-Id".into(), RefOr::Ref(id));
@@ -252,8 +277,8 @@ impl Endpoint {
         self
     }
 
-    /// Makes the schema of a type, and those it refers to, part of the document.
-    pub fn knows<T: ToSchema>(mut self) -> Self {
+    /// Adds the schema of a type, and the schemas it references, to the document.
+    pub fn register_schema<T: ToSchema>(mut self) -> Self {
         self.schemas.push((T::name().into_owned(), T::schema()));
         T::schemas(&mut self.schemas);
         self

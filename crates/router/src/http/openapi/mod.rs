@@ -1,5 +1,5 @@
-//! `GET /openapi.json`: what this address serves, described from the code that serves it.
-//! A route can't be added without its description: [`Routes`] takes no other.
+//! `GET /openapi.json`: a description of the routes at this address, generated from the code.
+//! [`Routes`] accepts no route without a description.
 
 mod endpoint;
 mod route;
@@ -27,29 +27,29 @@ pub(super) use self::{
     route::{Route, Routes, get, post, put},
 };
 
-const ABOUT: &str = "Gives every phone call a pod, exactly once. Errors are `{\"error\": …}`, \
-    with `details` where they help. Times are unix seconds unless said otherwise. Webhooks answer \
-    in the format of their provider.";
+const DESCRIPTION: &str = "Allocates a pod to every phone call, exactly once. Errors are \
+    `{\"error\": …}`, some with `details`. Times are unix seconds unless stated otherwise. \
+    Webhooks respond in the format of their provider.";
 
-/// The name of the one security scheme.
+/// Name of the security scheme.
 const TOKEN: &str = "token";
-/// The name of the header that every answer has.
+/// Name of the header component that every response has.
 const REQUEST_ID: &str = "RequestId";
 
-/// The document as it is served.
+/// The serialized document.
 fn document(paths: Paths, schemas: Vec<endpoint::NamedSchema>) -> Bytes {
     let mut info = Info::new("smart-router", env!("CARGO_PKG_VERSION"));
-    info.description = Some(ABOUT.into());
+    info.description = Some(DESCRIPTION.into());
     let mut license = License::new("MIT OR Apache-2.0");
     license.identifier = Some("MIT OR Apache-2.0".into());
     info.license = Some(license);
     let token = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
-        "One of `API_TOKENS`. A viewer looks, an agent allocates, releases, renews and drains, an \
-         admin does everything.",
+        "One of `API_TOKENS`. A viewer reads; an agent also allocates, releases, renews and \
+         drains; an admin may call every operation.",
     ));
     let request_id = HeaderBuilder::new()
         .schema(Some(schemas::text()))
-        .description(Some("The caller's own id of the request, or a new one."));
+        .description(Some("The request id from the request, or a generated one."));
     let mut components = Components::new();
     components.add_security_scheme(TOKEN, SecurityScheme::Http(token.build()));
     components.headers.insert(REQUEST_ID.into(), request_id.build().into());
@@ -57,23 +57,23 @@ fn document(paths: Paths, schemas: Vec<endpoint::NamedSchema>) -> Bytes {
     let mut document = OpenApi::new(info, paths);
     document.components = Some(components);
     document.tags = Some(Group::ALL.map(tag).into());
-    // By way of a value, whose keys have an order.
+    // A `Value` sorts its keys: the same routes give the same text.
     let document = serde_json::to_value(&document).expect("the document is JSON");
     document.to_string().into()
 }
 
 fn tag(group: Group) -> Tag {
-    TagBuilder::new().name(group.name()).description(Some(group.about())).build()
+    TagBuilder::new().name(group.name()).description(Some(group.description())).build()
 }
 
-fn answer(document: Bytes) -> Response {
+fn response(document: Bytes) -> Response {
     ([(header::CONTENT_TYPE, "application/json")], document).into_response()
 }
 
-fn described() -> Endpoint {
-    Endpoint::new(Group::Router, "This document")
-        .about("Describes what is served at the address it comes from.")
-        .gives_some(
+fn document_endpoint() -> Endpoint {
+    Endpoint::new(Group::Router, "OpenAPI document")
+        .description("Describes the operations at the address that serves it.")
+        .responds_untyped(
             "application/json",
             schemas::object(),
             json!({"openapi": "3.1.0", "info": {"title": "smart-router", "version": "0.1.0"}, "paths": {}}),

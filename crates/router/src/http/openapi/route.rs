@@ -1,4 +1,4 @@
-//! Routes that can't be without their description.
+//! Routes that carry their OpenAPI description.
 
 use std::{convert::Infallible, future::ready, sync::Arc};
 
@@ -13,7 +13,7 @@ use axum::{
 };
 use utoipa::openapi::{HttpMethod, path::Paths};
 
-use super::{Endpoint, answer, described, document, endpoint::NamedSchema};
+use super::{Endpoint, document, document_endpoint, endpoint::NamedSchema, response};
 use crate::{
     auth::Role,
     http::{
@@ -23,25 +23,25 @@ use crate::{
     },
 };
 
-/// What a path answers to, and what the document says of it.
+/// Handlers of one path, with the description of each method.
 pub(crate) struct Route {
     methods: MethodRouter<Arc<Context>, Infallible>,
-    described: Vec<(HttpMethod, Endpoint)>,
+    endpoints: Vec<(HttpMethod, Endpoint)>,
 }
 
 macro_rules! methods {
     ($($method:ident $name:ident)*) => {$(
-        pub(crate) fn $method<H: Handler<T, Arc<Context>>, T: 'static>(handler: H, described: Endpoint) -> Route {
+        pub(crate) fn $method<H: Handler<T, Arc<Context>>, T: 'static>(handler: H, endpoint: Endpoint) -> Route {
             Route {
                 methods: axum::routing::$method(handler),
-                described: vec![(HttpMethod::$name, described)],
+                endpoints: vec![(HttpMethod::$name, endpoint)],
             }
         }
 
         impl Route {
-            #[allow(dead_code, reason = "not every method comes second somewhere")]
-            pub(crate) fn $method<H: Handler<T, Arc<Context>>, T: 'static>(self, handler: H, described: Endpoint) -> Self {
-                self.merge($method(handler, described))
+            #[allow(dead_code, reason = "not every method follows another on some path")]
+            pub(crate) fn $method<H: Handler<T, Arc<Context>>, T: 'static>(self, handler: H, endpoint: Endpoint) -> Self {
+                self.merge($method(handler, endpoint))
             }
         }
     )*};
@@ -52,39 +52,39 @@ methods! { get Get post Post put Put delete Delete }
 impl Route {
     pub(crate) fn merge(mut self, other: Self) -> Self {
         self.methods = self.methods.merge(other.methods);
-        self.described.extend(other.described);
+        self.endpoints.extend(other.endpoints);
         self
     }
 
-    /// Lets those in whose token is of the role, where there are tokens.
-    pub(crate) fn needs(mut self, context: &Arc<Context>, role: Role) -> Self {
+    /// Requires a token with the role, if tokens are configured.
+    pub(crate) fn requires(mut self, context: &Arc<Context>, role: Role) -> Self {
         let check = middleware::from_fn_with_state((context.clone(), role), auth::check);
         self.methods = self.methods.route_layer(check);
-        self.told_needs(context, Some(role))
+        self.document_token(context, Some(role))
     }
 
-    /// Lets anyone in, but not as often as they like.
-    pub(crate) fn limited(mut self, context: &Arc<Context>) -> Self {
+    /// Requires no token; limits the rate of requests.
+    pub(crate) fn rate_limited(mut self, context: &Arc<Context>) -> Self {
         let limit = middleware::from_fn_with_state(context.clone(), rate_limit::limit);
         self.methods = self.methods.route_layer(limit);
-        let fails = |(method, endpoint): (HttpMethod, Endpoint)| {
-            (method, endpoint.fails(429, "Too many requests without a token or signature."))
+        let with_error = |(method, endpoint): (HttpMethod, Endpoint)| {
+            (method, endpoint.error(429, "Rate limit of unauthenticated requests exceeded."))
         };
-        self.described = self.described.into_iter().map(fails).collect();
+        self.endpoints = self.endpoints.into_iter().map(with_error).collect();
         self
     }
 
-    /// Says so; the handler asks for the token itself.
-    pub(crate) fn told_needs(mut self, context: &Context, role: Option<Role>) -> Self {
+    /// Documents the required token; the handler checks it.
+    pub(crate) fn document_token(mut self, context: &Context, role: Option<Role>) -> Self {
         let has_tokens = context.access.tokens().is_some();
-        let needs = |(method, endpoint): (HttpMethod, Endpoint)| {
-            (method, endpoint.needs_token(role, has_tokens))
+        let with_token = |(method, endpoint): (HttpMethod, Endpoint)| {
+            (method, endpoint.requires_token(role, has_tokens))
         };
-        self.described = self.described.into_iter().map(needs).collect();
+        self.endpoints = self.endpoints.into_iter().map(with_token).collect();
         self
     }
 
-    /// A HEAD would be taken for a GET, and must not do what that does.
+    /// Rejects HEAD, which axum would pass to the GET handler and its side effects.
     pub(crate) fn without_head(mut self) -> Self {
         let refuse = |context: Shared, method: Method, uri: Uri, request: Request| async {
             let mut response: Response =
@@ -97,7 +97,7 @@ impl Route {
     }
 }
 
-/// Routes, and what the document says of them.
+/// Routes with the paths and schemas of their document.
 #[derive(Default)]
 pub(crate) struct Routes {
     router: Router<Arc<Context>>,
@@ -108,7 +108,7 @@ pub(crate) struct Routes {
 impl Routes {
     pub(crate) fn route(mut self, path: &str, route: Route) -> Self {
         self.router = self.router.route(path, route.methods);
-        for (method, Endpoint { mut operation, schemas }) in route.described {
+        for (method, Endpoint { mut operation, schemas }) in route.endpoints {
             operation.operation_id = Some(operation_id(&method, path));
             self.paths.add_path_operation(path, vec![method], operation);
             self.schemas.extend(schemas);
@@ -123,23 +123,23 @@ impl Routes {
         self
     }
 
-    /// The routes, with the document that describes all of them. It is made once.
+    /// Adds the document that describes all routes, serialized once.
     pub(crate) fn with_document(self, context: &Arc<Context>) -> Router<Arc<Context>> {
         const PATH: &str = "/openapi.json";
-        let Self { paths, schemas, .. } =
-            Self::default().route(PATH, get(|| ready(()), described()).limited(context));
+        let Self { paths, schemas, .. } = Self::default()
+            .route(PATH, get(|| ready(()), document_endpoint()).rate_limited(context));
         let mut all = self.paths;
         all.merge(paths);
         let document = document(all, self.schemas.into_iter().chain(schemas).collect());
-        let handler = move || ready(answer(document.clone()));
+        let handler = move || ready(response(document.clone()));
         let limit = middleware::from_fn_with_state(context.clone(), rate_limit::limit);
         self.router.route(PATH, axum::routing::get(handler).route_layer(limit))
     }
 }
 
-/// `get_calls_sid`; what is not under `/api/v1` begins with `root`.
+/// `get_calls_sid`; paths outside `/api/v1` begin with `root`.
 fn operation_id(method: &HttpMethod, path: &str) -> String {
-    let (place, path) = match path.strip_prefix("/api/v1") {
+    let (prefix, path) = match path.strip_prefix("/api/v1") {
         Some(rest) => ("", rest),
         None => ("root/", path),
     };
@@ -150,7 +150,7 @@ fn operation_id(method: &HttpMethod, path: &str) -> String {
         HttpMethod::Delete => "delete",
         _ => "other",
     };
-    let words = format!("{method}/{place}{path}");
+    let words = format!("{method}/{prefix}{path}");
     let words = words.split(|c: char| !c.is_ascii_alphanumeric()).filter(|word| !word.is_empty());
     words.collect::<Vec<_>>().join("_")
 }

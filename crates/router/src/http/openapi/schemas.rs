@@ -1,5 +1,4 @@
-//! The schemas of names and of documents that people write. The domain itself knows nothing
-//! of them.
+//! Schemas of names and configuration documents; the domain types do not depend on them.
 
 use std::borrow::Cow;
 
@@ -12,14 +11,14 @@ use utoipa::{
     },
 };
 
-use fleet::{rules::MAX_STEPS, tiers};
+use fleet::{SkipReason, rules::MAX_STEPS, tiers};
 
-/// A schema, word for word. (The types of the document know only some of JSON Schema, and let
-/// everything else pass as extensions.)
+/// A schema from raw JSON. (utoipa's types cover part of JSON Schema and pass the rest on as
+/// extensions.)
 pub(crate) fn schema(value: Value) -> RefOr<Schema> {
-    let Value::Object(words) = value else { panic!("a schema is an object: {value}") };
+    let Value::Object(keywords) = value else { panic!("a schema is an object: {value}") };
     let mut schema = Object::with_type(SchemaType::AnyValue);
-    schema.extensions = Some(words.into_iter().collect());
+    schema.extensions = Some(keywords.into_iter().collect());
     Schema::Object(schema).into()
 }
 
@@ -31,18 +30,18 @@ pub(crate) fn object() -> RefOr<Schema> {
     schema(json!({"type": "object"}))
 }
 
-pub(crate) fn one_of(words: &[&str]) -> RefOr<Schema> {
-    schema(json!({"type": "string", "enum": words}))
+pub(crate) fn one_of(values: &[&str]) -> RefOr<Schema> {
+    schema(json!({"type": "string", "enum": values}))
 }
 
-pub(crate) fn limit(usual: usize, most: usize) -> RefOr<Schema> {
-    schema(json!({"type": "integer", "minimum": 1, "maximum": most, "default": usual}))
+pub(crate) fn limit(default: usize, max: usize) -> RefOr<Schema> {
+    schema(json!({"type": "integer", "minimum": 1, "maximum": max, "default": default}))
 }
 
 pub(crate) const POD_NAME: &str = "^(?!metadata$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$";
 pub(crate) const CALL_SID: &str = "^[A-Za-z0-9._:-]{1,128}$";
 pub(crate) const NAME: &str = r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$";
-/// A tier, or a pool in the words of calls.
+/// A tier name, or a pool name as in `source_pool`.
 const POOL: &str = r"^(pool:|merchant:)?(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$";
 const EVENT_ID: &str = "^[0-9]{1,19}-[0-9]{1,19}$";
 
@@ -73,13 +72,13 @@ named! {
     PodName, "PodName": json!({
         "type": "string",
         "pattern": POD_NAME,
-        "description": "An RFC 1123 label, and not `metadata`.",
+        "description": "An RFC 1123 label other than `metadata`.",
         "examples": ["voice-agent-0"],
     });
     CallSid, "CallSid": json!({
         "type": "string",
         "pattern": CALL_SID,
-        "description": "The id that a provider gave a call.",
+        "description": "The provider's id of a call.",
         "examples": ["CA1"],
     });
     MerchantId, "MerchantId": json!({"type": "string", "pattern": NAME, "examples": ["acme"]});
@@ -92,13 +91,13 @@ named! {
     EventKind, "EventKind": json!({"type": "string", "enum": fleet::EventKind::ALL});
     Reason, "Reason": json!({
         "type": "string",
-        "enum": [fleet::Reason::Empty, fleet::Reason::AllDraining, fleet::Reason::AtCapacity, fleet::Reason::Unknown],
-        "description": "Why a step of a chain gave no pod.",
+        "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Unknown],
+        "description": "Reason for which a step of the chain was skipped.",
     });
     Strategy, "Strategy": json!({"type": "string", "enum": [tiers::Strategy::Spread, tiers::Strategy::Pack]});
 }
 
-/// A parameter of a query. An empty one is the same as none.
+/// A query parameter; an empty value means that it is absent.
 pub(crate) fn matching_or_empty(pattern: &str) -> RefOr<Schema> {
     schema(json!({"type": "string", "pattern": format!("^$|{pattern}")}))
 }
@@ -123,19 +122,18 @@ pub(crate) fn event_id_or_empty() -> RefOr<Schema> {
     matching_or_empty(EVENT_ID)
 }
 
-/// One of some words, or nothing.
-pub(crate) fn one_of_or_empty(words: &[&str]) -> RefOr<Schema> {
-    one_of(&[words, &[""]].concat())
+pub(crate) fn one_of_or_empty(values: &[&str]) -> RefOr<Schema> {
+    one_of(&[values, &[""]].concat())
 }
 
 pub(crate) fn event_id() -> RefOr<Schema> {
     schema(json!({"type": "string", "pattern": EVENT_ID, "examples": ["1763280000123-0"]}))
 }
 
-/// A text that may be null or empty, which is the same as leaving it out.
-fn optional(pattern: &str, about: &str) -> RefOr<Schema> {
+/// A text field; null or empty means that it is absent.
+fn optional(pattern: &str, description: &str) -> RefOr<Schema> {
     let pattern = format!("^$|{pattern}");
-    schema(json!({"type": ["string", "null"], "pattern": pattern, "description": about}))
+    schema(json!({"type": ["string", "null"], "pattern": pattern, "description": description}))
 }
 
 pub(crate) fn optional_pod() -> RefOr<Schema> {
@@ -146,24 +144,24 @@ pub(crate) fn optional_name() -> RefOr<Schema> {
     optional(NAME, "A name.")
 }
 
-/// How long a call may wait for a pod.
+/// Hold time of a call.
 pub(crate) fn wait_for_pod() -> RefOr<Schema> {
     const PART: &str = "([1-9][0-9]{0,8}ms|[1-9][0-9]{0,5}s|[1-9][0-9]{0,4}m|[1-9][0-9]{0,2}h)";
-    optional(&format!("^0s?$|^{PART}{{1,4}}$"), "How long the call may wait for a pod.")
+    optional(&format!("^0s?$|^{PART}{{1,4}}$"), "Maximum hold time of the call.")
 }
 
-/// How long a drain may wait for the calls of its pod.
+/// Time that a drain request waits for the pod's calls.
 pub(crate) fn wait_for_calls() -> RefOr<Schema> {
     const SECONDS: &str = "[1-9][0-9]{0,2}|[12][0-9]{3}|3[0-5][0-9]{2}|3600";
     let pattern = format!("^([1-9][0-9]{{0,5}}ms|({SECONDS})s|([1-9]|[1-5][0-9]|60)m|1h)$");
-    optional(&pattern, "How long to wait for the pod's calls, at most `1h`.")
+    optional(&pattern, "Maximum time to wait for the pod's calls to end, up to `1h`.")
 }
 
 pub(crate) fn optional_provider() -> RefOr<Schema> {
-    optional(NAME, "The provider in `ws_url`; `twilio` unless given.")
+    optional(NAME, "The provider in `ws_url`; default `twilio`.")
 }
 
-/// A tier document: tiers with their chain, tiers alone, or counts of pods.
+/// A tier document: tiers with a default chain, tiers alone, or counts of pods by tier.
 pub(crate) struct TierDocument;
 
 /// A merchant document.
@@ -179,7 +177,7 @@ named! {
                 "default_chain": {"type": ["array", "null"], "items": {"type": "string"}},
             },
         },
-        // What is called `tiers` and is an object would be the first shape.
+        // An object with a key `tiers` is parsed as the first shape.
         {"allOf": [tiers(tier()), {"properties": {"tiers": {"not": {}}}}]},
         tiers(pods()),
     ]});
@@ -189,13 +187,13 @@ named! {
             "pool": {
                 "type": ["string", "null"],
                 "pattern": format!("^$|{NAME}"),
-                "description": "The merchant's own pool, tried first.",
+                "description": "The merchant's dedicated pool, tried first.",
             },
             "fallback": {
                 "type": ["array", "null"],
                 "maxItems": MAX_STEPS,
                 "items": {"type": "string", "pattern": STEP},
-                "description": "Tried next, instead of the default chain.",
+                "description": "Tried next, in place of the default chain.",
             },
             "dedicated_only": {"type": ["boolean", "null"]},
             "max_calls": {"type": ["integer", "null"], "minimum": 0, "maximum": 1_000_000},
@@ -225,20 +223,20 @@ fn pods() -> Value {
 }
 
 fn tier() -> Value {
-    let whole =
+    let integer =
         |least: u32| json!({"type": ["integer", "null"], "minimum": least, "maximum": 1_000_000});
     json!({"anyOf": [
         {
             "type": "object",
-            "properties": {"type": {"enum": ["exclusive", null]}, "target": whole(0)},
+            "properties": {"type": {"enum": ["exclusive", null]}, "target": integer(0)},
         },
         {
             "type": "object",
             "required": ["type"],
             "properties": {
                 "type": {"enum": ["shared"]},
-                "target": whole(0),
-                "max_concurrent": whole(1),
+                "target": integer(0),
+                "max_concurrent": integer(1),
                 "strategy": {"enum": ["spread", "pack", null]},
             },
         },

@@ -12,7 +12,7 @@ use tower::ServiceExt;
 use crate::http::{Context, admin_routes, metrics_routes, public_routes, routes};
 use telephony::Provider;
 
-async fn ask(routes: &Router, method: &str, path: &str) -> Response<Body> {
+async fn send(routes: &Router, method: &str, path: &str) -> Response<Body> {
     let method = Method::from_bytes(method.as_bytes()).unwrap();
     let request = Request::builder().method(method).uri(path).body(Body::empty()).unwrap();
     routes.clone().oneshot(request).await.unwrap()
@@ -23,12 +23,12 @@ async fn text(response: Response<Body>) -> String {
 }
 
 async fn document(routes: &Router) -> Value {
-    let response = ask(routes, "GET", "/openapi.json").await;
+    let response = send(routes, "GET", "/openapi.json").await;
     assert_eq!(response.status(), StatusCode::OK);
     serde_json::from_str(&text(response).await).unwrap()
 }
 
-/// Each path, with examples for its parameters, and the methods that are described.
+/// Each path, with examples in place of its parameters, and its described methods.
 fn described(document: &Value) -> Vec<(String, String, Vec<String>)> {
     let paths = document["paths"].as_object().unwrap();
     let described = paths.iter().map(|(path, item)| {
@@ -48,20 +48,20 @@ fn paths(document: &Value) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn what_is_described_is_served_and_nothing_else_at_these_paths() {
+async fn described_paths_serve_exactly_the_described_methods() {
     let context = Context::for_tests();
     let routes = routes(&context, None);
     let described = described(&document(&routes).await);
     assert!(described.len() > 50, "{}", described.len());
     for (path, real, methods) in described {
         for method in ["GET", "POST", "PUT", "DELETE", "PATCH", "OPTIONS", "TRACE"] {
-            let response = ask(&routes, method, &real).await;
+            let response = send(&routes, method, &real).await;
             let status = response.status();
             if methods.iter().any(|described| described == method) {
                 assert_ne!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
                 if status == StatusCode::NOT_FOUND {
                     let text = text(response).await;
-                    assert!(!text.contains("there is nothing at"), "{method} {path}: {text}");
+                    assert!(!text.contains("no such path"), "{method} {path}: {text}");
                 }
             } else {
                 assert_eq!(status, StatusCode::METHOD_NOT_ALLOWED, "{method} {path}");
@@ -75,17 +75,17 @@ async fn what_is_described_is_served_and_nothing_else_at_these_paths() {
 }
 
 #[tokio::test]
-async fn a_head_is_refused_where_it_would_do_something_and_told_what_is_not() {
+async fn webhooks_reject_head_requests() {
     let routes = routes(&Context::for_tests(), None);
     for endpoint in ["allocate", "after-stream", "call-status", "stream-status"] {
-        let response = ask(&routes, "HEAD", &format!("/api/v1/twilio/{endpoint}")).await;
+        let response = send(&routes, "HEAD", &format!("/api/v1/twilio/{endpoint}")).await;
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED);
         assert_eq!(response.headers()[header::ALLOW], "GET,POST");
     }
-    assert_eq!(ask(&routes, "HEAD", "/health").await.status(), StatusCode::OK);
+    assert_eq!(send(&routes, "HEAD", "/health").await.status(), StatusCode::OK);
 }
 
-/// What stands in the table of `docs/api.md`, as `GET /api/v1/status`.
+/// Operations in the table of `docs/api.md`, such as `GET /api/v1/status`.
 fn documented(providers: &[Provider]) -> BTreeSet<String> {
     let text = include_str!("../../../../../docs/api.md");
     let rows = text.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -108,7 +108,7 @@ fn documented(providers: &[Provider]) -> BTreeSet<String> {
 }
 
 #[tokio::test]
-async fn the_document_and_the_pages_for_people_list_the_same() {
+async fn the_document_and_the_api_docs_list_the_same_operations() {
     let routes = routes(&Context::for_tests(), None);
     let described: BTreeSet<String> = described(&document(&routes).await)
         .iter()
@@ -119,7 +119,7 @@ async fn the_document_and_the_pages_for_people_list_the_same() {
 }
 
 #[tokio::test]
-async fn every_address_describes_what_it_serves() {
+async fn each_address_describes_its_own_routes() {
     let mut context = Context::for_tests();
     Arc::get_mut(&mut context).unwrap().providers = vec![Provider::Plivo];
     let all = paths(&document(&routes(&context, None)).await);
@@ -134,12 +134,12 @@ async fn every_address_describes_what_it_serves() {
 }
 
 #[tokio::test]
-async fn the_document_is_the_same_each_time_and_names_this_version() {
+async fn the_document_is_deterministic_and_names_this_version() {
     let (one, other) = (routes(&Context::for_tests(), None), routes(&Context::for_tests(), None));
-    let response = ask(&one, "GET", "/openapi.json").await;
+    let response = send(&one, "GET", "/openapi.json").await;
     assert_eq!(response.headers()[header::CONTENT_TYPE], "application/json");
     let (one, other) =
-        (text(response).await, text(ask(&other, "GET", "/openapi.json").await).await);
+        (text(response).await, text(send(&other, "GET", "/openapi.json").await).await);
     assert_eq!(one, other);
     let document: Value = serde_json::from_str(&one).unwrap();
     assert_eq!(document["openapi"], "3.1.0");

@@ -1,4 +1,4 @@
-//! What the document says of webhooks. Their examples are made by what makes the answers.
+//! Descriptions of the webhooks. Example responses come from the code that renders responses.
 
 use serde_json::{Map, Value, json};
 use utoipa::openapi::{
@@ -7,147 +7,152 @@ use utoipa::openapi::{
 };
 
 use super::{Endpoint, Group, schemas};
-use crate::http::webhooks::callbacks::About;
+use crate::http::webhooks::callbacks::CallbackKind;
 use telephony::{Document, Provider, Stream};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
 const MULTIPART: &str = "multipart/form-data";
 
-/// Something that a webhook says.
+/// A field of a webhook.
 #[derive(Clone, Copy)]
 struct Field {
     name: &'static str,
-    about: &'static str,
-    /// What is taken, by those who are told of errors.
+    description: &'static str,
+    /// Accepted values; used only for providers that receive errors.
     pattern: &'static str,
     example: &'static str,
 }
 
-/// What a provider asks, and what it is told.
+/// The fields and the response of a webhook.
 struct Webhook<'a> {
     provider: Provider,
     summary: &'static str,
-    /// What the provider sends.
+    /// Fields that the provider sends.
     sent: &'a [Field],
-    /// What stands in the query of the URL that we gave, and has to.
-    ours: &'a [Field],
-    /// What the operator may have put there.
-    wishes: &'a [Field],
-    answer: Document,
+    /// Required fields in the query of a URL that the router generated.
+    generated: &'a [Field],
+    /// Optional fields in the query, configured by the operator.
+    configured: &'a [Field],
+    response: Document,
 }
 
 const POD: Field = Field {
     name: "pod_name",
-    about: "The pod of the stream.",
+    description: "The pod of the stream.",
     pattern: schemas::POD_NAME,
     example: "voice-agent-0",
 };
 const ATTEMPT: Field = Field {
     name: "attempt",
-    about: "Which of the call's streams it was.",
+    description: "Ordinal of the pod that the call had been given.",
     pattern: "^([1-9][0-9]?|100)$",
     example: "1",
 };
 
-const fn wish(name: &'static str, about: &'static str, example: &'static str) -> Field {
-    Field { name, about, pattern: schemas::NAME, example }
+const fn configured(name: &'static str, description: &'static str, example: &'static str) -> Field {
+    Field { name, description, pattern: schemas::NAME, example }
 }
 
-const WISHES: [Field; 3] = [
-    wish("merchant_id", "Whose call it is.", "acme"),
-    wish("flow", "The flow of the agent; `v2` unless given.", "v2"),
-    wish("template", "What the agent shall speak.", "hello"),
+const CONFIGURED: [Field; 3] = [
+    configured("merchant_id", "The merchant of the call.", "acme"),
+    configured("flow", "The agent's flow; default `v2`.", "v2"),
+    configured("template", "The agent's template.", "hello"),
 ];
 
-/// By GET and by POST.
+/// Returns the descriptions of GET and POST.
 pub(crate) fn allocate(provider: Provider) -> [Endpoint; 2] {
     let stream = Stream {
         url: "wss://voice.example.com/ws/pod/voice-agent-0/agent/voice/hello",
         call: &"CA1".parse().expect("a name"),
         status_url: None,
-        after_url: None,
+        after_stream_url: None,
         traceparent: None,
     };
-    let answer = provider.dialect().connect(&stream);
-    let summary = "A pod for a call";
-    Webhook { provider, summary, sent: &[], ours: &[], wishes: &WISHES, answer }.described()
+    let response = provider.dialect().connect(&stream);
+    let summary = "Allocate a pod to a call";
+    Webhook { provider, summary, sent: &[], generated: &[], configured: &CONFIGURED, response }
+        .endpoints()
 }
 
 pub(crate) fn after_stream(provider: Provider) -> [Endpoint; 2] {
-    let (summary, answer) = ("The stream of a call is gone", provider.dialect().goodbye());
-    Webhook { provider, summary, sent: &[], ours: &[POD, ATTEMPT], wishes: &WISHES, answer }
-        .described()
+    let summary = "Reconnect a call whose stream ended";
+    let (response, generated) = (provider.dialect().silent_hang_up(), &[POD, ATTEMPT]);
+    Webhook { provider, summary, sent: &[], generated, configured: &CONFIGURED, response }
+        .endpoints()
 }
 
-pub(crate) fn callback(provider: Provider, about: About) -> [Endpoint; 2] {
-    let (summary, name, example) = match (about, provider) {
-        (About::Call, Provider::Exotel) => (CALL, "Status", "completed"),
-        (About::Stream, Provider::Exotel) => (STREAM, "EventType", "stream-stop"),
-        (About::Call, Provider::Vonage) => (CALL, "status", "completed"),
-        (About::Stream, Provider::Vonage) => (STREAM, "status", "disconnected"),
-        (About::Call, Provider::Jambonz) => (CALL, "call_status", "completed"),
-        (About::Stream, Provider::Jambonz) => (STREAM, "call_status", "completed"),
-        (About::Stream, Provider::Plivo) => (STREAM, "Event", "StopStream"),
-        (About::Call, _) => (CALL, "CallStatus", "completed"),
-        (About::Stream, _) => (STREAM, "StreamEvent", "stream-stopped"),
+pub(crate) fn callback(provider: Provider, kind: CallbackKind) -> [Endpoint; 2] {
+    use CallbackKind::{Call, Stream};
+    let (summary, name, example) = match (kind, provider) {
+        (Call, Provider::Exotel) => (CALL, "Status", "completed"),
+        (Stream, Provider::Exotel) => (STREAM, "EventType", "stream-stop"),
+        (Call, Provider::Vonage) => (CALL, "status", "completed"),
+        (Stream, Provider::Vonage) => (STREAM, "status", "disconnected"),
+        (Call, Provider::Jambonz) => (CALL, "call_status", "completed"),
+        (Stream, Provider::Jambonz) => (STREAM, "call_status", "completed"),
+        (Stream, Provider::Plivo) => (STREAM, "Event", "StopStream"),
+        (Call, _) => (CALL, "CallStatus", "completed"),
+        (Stream, _) => (STREAM, "StreamEvent", "stream-stopped"),
     };
-    let said = Field { name, about: "What has become of it.", pattern: "", example };
-    let answer = provider.dialect().noted();
-    Webhook { provider, summary, sent: &[said], ours: &[], wishes: &[POD], answer }.described()
+    let status = Field { name, description: "The new status.", pattern: "", example };
+    let response = provider.dialect().acknowledgement();
+    Webhook { provider, summary, sent: &[status], generated: &[], configured: &[POD], response }
+        .endpoints()
 }
 
 const ANYTHING: [&str; 6] = ["object", "array", "string", "number", "boolean", "null"];
-const CALL: &str = "What has become of a call";
-const STREAM: &str = "What has become of a stream";
+const CALL: &str = "Status of a call";
+const STREAM: &str = "Status of a stream";
 
 impl Webhook<'_> {
-    /// Whether what makes no sense is refused. Others are told to hang up, with 200, because
-    /// anything else would be a dead line.
+    /// Whether invalid requests receive an error. Other providers receive a hang-up document with
+    /// 200: with an error status, they would leave the caller on a dead line.
     fn is_strict(&self) -> bool {
         self.provider.dialect().hang_up("").is_none()
     }
 
-    fn described(&self) -> [Endpoint; 2] {
+    fn endpoints(&self) -> [Endpoint; 2] {
         let call = Field {
-            name: self.provider.dialect().call_field(),
-            about: "The id of the call.",
+            name: self.provider.dialect().call_id_field(),
+            description: "The id of the call.",
             pattern: schemas::CALL_SID,
             example: "CA1",
         };
         let sent: Vec<Field> = [call].iter().chain(self.sent).copied().collect();
-        let by_get = sent.iter().fold(self.endpoint(), |it, field| self.query(it, field));
-        let by_post = self.endpoint().takes_body(self.body(&sent));
-        [by_get, by_post].map(|it| self.answered(it))
+        let by_get = sent.iter().fold(self.endpoint(), |it, field| self.query_param(it, field));
+        let by_post = self.endpoint().request_body(self.body(&sent));
+        [by_get, by_post].map(|it| self.with_responses(it))
     }
 
     fn endpoint(&self) -> Endpoint {
         let summary = format!("{} ({})", self.summary, self.provider);
         let endpoint = Endpoint::new(Group::Webhooks, &summary)
-            .about("Verified by the provider's signature, where its secret is known.");
-        let endpoint = self.ours.iter().fold(endpoint, |it, field| self.query(it, field));
-        self.wishes.iter().fold(endpoint, |it, field| {
+            .description("Authenticated by the provider's signature if its secret is configured.");
+        let endpoint =
+            self.generated.iter().fold(endpoint, |it, field| self.query_param(it, field));
+        self.configured.iter().fold(endpoint, |it, field| {
             let schema = match self.is_strict() {
                 true => schemas::matching_or_empty(field.pattern),
                 false => schemas::text(),
             };
-            it.query(field.name, schema, field.about)
+            it.query_param(field.name, schema, field.description)
         })
     }
 
-    fn query(&self, endpoint: Endpoint, field: &Field) -> Endpoint {
+    fn query_param(&self, endpoint: Endpoint, field: &Field) -> Endpoint {
         let schema: RefOr<Schema> = schemas::schema(self.field(field));
         match self.is_strict() {
-            true => endpoint.needed_query(field.name, schema, field.about),
-            false => endpoint.query(field.name, schema, field.about),
+            true => endpoint.required_query_param(field.name, schema, field.description),
+            false => endpoint.query_param(field.name, schema, field.description),
         }
     }
 
-    /// A field as text.
+    /// Schema of a text field.
     fn field(&self, field: &Field) -> Value {
         let mut schema = json!({
             "type": "string",
-            "description": field.about,
+            "description": field.description,
             "examples": [field.example],
         });
         if self.is_strict() && !field.pattern.is_empty() {
@@ -181,13 +186,13 @@ impl Webhook<'_> {
         if self.is_strict() {
             schema["required"] = sent.iter().map(|field| field.name).collect();
         } else {
-            // Who sends something else is told to hang up, too.
+            // Any other body also receives a hang-up document.
             schema["type"] = ANYTHING.into();
         }
         schema
     }
 
-    /// Numbers and the like are read as the text they are.
+    /// Numbers and booleans are accepted as text.
     fn json(&self, sent: &[Field]) -> Value {
         let mut schema = self.form(sent);
         for field in sent {
@@ -201,25 +206,25 @@ impl Webhook<'_> {
         schema
     }
 
-    fn answered(&self, endpoint: Endpoint) -> Endpoint {
-        let Document { content_type, body } = &self.answer;
+    fn with_responses(&self, endpoint: Endpoint) -> Endpoint {
+        let Document { content_type, body } = &self.response;
         let (schema, example) = match serde_json::from_str(body) {
             Ok(example) => (json!({"type": ["object", "array"]}), example),
             Err(_) => (json!({"type": "string"}), body.clone().into()),
         };
-        let forged = ResponseBuilder::new().description("It is not genuine.");
+        let forged = ResponseBuilder::new().description("The signature is missing or invalid.");
         let endpoint = endpoint
-            .gives_some(content_type, schemas::schema(schema), example)
-            .answers(403, forged)
-            .fails(429, "Too many requests that are not genuine.");
+            .responds_untyped(content_type, schemas::schema(schema), example)
+            .response(403, forged)
+            .error(429, "Rate limit of unauthenticated requests exceeded.");
         if !self.is_strict() {
             return endpoint;
         }
         endpoint
-            .fails(400, "It makes no sense, or does not say of which call it is.")
-            .fails(408, "The body did not arrive in time.")
-            .fails(413, "The body is larger than 64 KiB.")
-            .fails(415, "The body is of another kind.")
-            .asks_store()
+            .error(400, "The request is invalid or lacks the id of the call.")
+            .error(408, "The body did not arrive in time.")
+            .error(413, "The body is larger than 64 KiB.")
+            .error(415, "The content type is not supported.")
+            .uses_store()
     }
 }

@@ -1,20 +1,20 @@
-//! `/{provider}/call-status` and `/{provider}/stream-status`: the provider says
-//! what has become of a call or of its stream. What is over is released, however
-//! often and in whatever order it is said.
+//! `/{provider}/call-status` and `/{provider}/stream-status`: status callbacks of the provider.
+//! The end of a call or of its stream releases the call. Callbacks are idempotent and may arrive
+//! in any order.
 
 use axum::{
     extract::{Request, State},
     response::Response,
 };
 
-use super::{UNAVAILABLE, answer, receive, refuse};
-use crate::http::{ApiError, Noted, Shared, api::release::end};
-use fleet::{Cause, Confirm, Confirmed, Release, names::PodName};
-use telephony::{Covered, Provider, Webhook, call_of};
+use super::{UNAVAILABLE, document_response, receive, refuse};
+use crate::http::{ApiError, RequestLog, Shared, api::release::release_call};
+use fleet::{Confirm, Confirmed, EndCause, Release, names::PodName};
+use telephony::{Coverage, Provider, Webhook, call_of};
 
-/// What a callback is about.
+/// Subject of a status callback.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum About {
+pub(crate) enum CallbackKind {
     Call,
     Stream,
 }
@@ -22,69 +22,73 @@ pub(crate) enum About {
 pub(crate) async fn callback(
     State(context): Shared,
     provider: Provider,
-    about: About,
+    kind: CallbackKind,
     request: Request,
 ) -> Response {
     let dialect = provider.dialect();
     let read = |webhook: &Webhook<'_>| {
         let call = call_of(provider, webhook)?;
-        // We put the pod into the URLs of streams: what is said late of a call's
-        // former stream must not end the one it has now.
+        // Stream URLs contain the pod: a late callback for a previous stream must not end the
+        // current one.
         let pod = webhook.query.get("pod_name").filter(|pod| !pod.is_empty());
         let pod: Option<PodName> = pod.map(str::parse).transpose()?;
-        let attempt = webhook.query.get("attempt").and_then(|attempt| attempt.parse().ok());
-        let is_over = match about {
-            About::Call => dialect.call_is_over(webhook),
-            About::Stream => dialect.stream_is_over(webhook),
+        let pod_attempt = webhook.query.get("attempt").and_then(|text| text.parse().ok());
+        let has_ended = match kind {
+            CallbackKind::Call => dialect.call_ended(webhook),
+            CallbackKind::Stream => dialect.stream_ended(webhook),
         };
-        let is_over = is_over.ok_or_else(|| {
+        let has_ended = has_ended.ok_or_else(|| {
             ApiError::bad_request(
-                "it does not say what has become of the call: is this the right URL?",
+                "the request has no call or stream status; check the configured callback URL",
             )
         })?;
-        let has_started = about == About::Stream && dialect.stream_has_started(webhook);
-        let cause = match about {
-            About::Call => Cause::Provider,
-            About::Stream => Cause::Stream,
+        let has_started = kind == CallbackKind::Stream && dialect.stream_started(webhook);
+        let cause = match kind {
+            CallbackKind::Call => EndCause::Provider,
+            CallbackKind::Stream => EndCause::Stream,
         };
-        Ok((Release { call, pod, attempt, cause }, is_over, has_started))
+        Ok((Release { call, pod, pod_attempt, cause }, has_ended, has_started))
     };
-    let (release, is_over, has_started) =
-        match receive(&context, provider, request, Covered::Body, read).await {
-            Ok(told) => told,
+    let (release, has_ended, has_started) =
+        match receive(&context, provider, request, Coverage::Body, read).await {
+            Ok(parsed) => parsed,
             Err(response) => return response,
         };
     if let (true, Some(pod), Some(_)) = (has_started, &release.pod, context.ttls.connect) {
         let confirm = Confirm {
             call: release.call.clone(),
             pod: pod.clone(),
-            attempt: release.attempt,
+            pod_attempt: release.pod_attempt,
             lease_ttl: context.ttls.lease,
         };
-        let mut noted =
-            Noted { call: Some(release.call.clone()), pod: Some(pod.clone()), ..Noted::default() };
+        let mut log = RequestLog {
+            call: Some(release.call.clone()),
+            pod: Some(pod.clone()),
+            ..RequestLog::default()
+        };
         return match context.store.confirm(&confirm).await {
             Ok(confirmed) => {
-                noted.outcome = match confirmed {
-                    Confirmed::Sure => "confirmed",
-                    Confirmed::Retaken { .. } => "retaken",
+                log.outcome = match confirmed {
+                    Confirmed::Live => "confirmed",
+                    Confirmed::Reallocated { .. } => "retaken",
                     Confirmed::Unknown => "not_found",
                 };
-                noted.on(answer(dialect.noted()))
+                log.attach(document_response(dialect.acknowledgement()))
             }
             Err(error) => {
-                noted.outcome = "storage_error";
-                noted.on(refuse(provider, UNAVAILABLE, error.into()))
+                log.outcome = "storage_error";
+                log.attach(refuse(provider, UNAVAILABLE, error.into()))
             }
         };
     }
-    if !is_over {
-        let noted = Noted { call: Some(release.call), outcome: "ongoing", ..Noted::default() };
-        return noted.on(answer(dialect.noted()));
+    if !has_ended {
+        let log =
+            RequestLog { call: Some(release.call), outcome: "ongoing", ..RequestLog::default() };
+        return log.attach(document_response(dialect.acknowledgement()));
     }
-    match end(&context, release).await {
-        // That it is over already is what is expected: the agent was faster.
-        (noted, Ok(_)) => noted.on(answer(dialect.noted())),
-        (noted, Err(error)) => noted.on(refuse(provider, UNAVAILABLE, error.into())),
+    match release_call(&context, release).await {
+        // The agent usually releases first: an unknown call is a success, too.
+        (log, Ok(_)) => log.attach(document_response(dialect.acknowledgement())),
+        (log, Err(error)) => log.attach(refuse(provider, UNAVAILABLE, error.into())),
     }
 }

@@ -1,4 +1,4 @@
-//! What stands behind the question mark: known names with values that make sense.
+//! Query parameters: known names with valid values, and page cursors.
 
 use std::str::FromStr;
 
@@ -21,12 +21,12 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 }
 
 impl Query {
-    /// Refuses parameters that nobody reads: a misspelt filter must not show everything.
+    /// Rejects unknown parameters: a misspelt filter must not return everything.
     pub fn only(&self, known: &[&str]) -> Result<(), ApiError> {
         match self.0.iter().find(|(name, _)| !known.contains(name)) {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::bad_request(format!(
-                "there is no parameter {name:?}; there are {}",
+                "unknown parameter {name:?}; expected one of {}",
                 known.join(", ")
             ))),
         }
@@ -36,22 +36,22 @@ impl Query {
         self.0.get(name).is_some()
     }
 
-    /// A value, unless it is empty.
+    /// A non-empty value.
     pub fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).filter(|text| !text.is_empty())
     }
 
     pub fn parse<T: FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
-        self.text(name).map(|text| read(name, text, expected)).transpose()
+        self.text(name).map(|text| parse(name, text, expected)).transpose()
     }
 
-    /// How many rows are asked for.
-    pub fn limit(&self, usual: usize, most: usize) -> Result<usize, ApiError> {
-        let expected = format!("a number from 1 to {most}");
-        // An empty text is no number.
-        let limit = self.0.get("limit").map(|text| read("limit", text, &expected));
-        let limit = limit.transpose()?.unwrap_or(usual);
-        if (1..=most).contains(&limit) {
+    /// Page size.
+    pub fn limit(&self, default: usize, max: usize) -> Result<usize, ApiError> {
+        let expected = format!("a number from 1 to {max}");
+        // An empty limit is an error, not the default.
+        let limit = self.0.get("limit").map(|text| parse("limit", text, &expected));
+        let limit = limit.transpose()?.unwrap_or(default);
+        if (1..=max).contains(&limit) {
             Ok(limit)
         } else {
             Err(ApiError::bad_request(format!("limit={limit}: expected {expected}")))
@@ -66,33 +66,32 @@ impl Query {
         }
     }
 
-    /// Where a page goes on: what [`cursor`] made for the same filters.
+    /// Position of the page, from a cursor that [`Self::next`] made for the same filters.
     pub fn cursor(&self, filters: &[&str]) -> Result<Option<String>, ApiError> {
         let Some(text) = self.text("cursor") else { return Ok(None) };
-        let wrong = || ApiError::bad_request("cursor: not one that this router gave out");
-        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| wrong())?;
-        let text = String::from_utf8(bytes).map_err(|_| wrong())?;
-        let (mark, rest) = text.split_once(' ').ok_or_else(wrong)?;
-        if mark == self.mark(filters) {
-            Ok(Some(rest.to_owned()))
+        let invalid = || ApiError::bad_request("cursor: expected `next` of a previous page");
+        let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| invalid())?;
+        let text = String::from_utf8(bytes).map_err(|_| invalid())?;
+        let (checksum, position) = text.split_once(' ').ok_or_else(invalid)?;
+        if checksum == self.checksum(filters) {
+            Ok(Some(position.to_owned()))
         } else {
-            Err(ApiError::bad_request("the cursor belongs to another query; begin without one"))
+            Err(ApiError::bad_request("the cursor belongs to other filters; omit it"))
         }
     }
 
-    /// Where the next page of the same query begins.
-    pub fn next(&self, filters: &[&str], place: &str) -> String {
-        BASE64URL_NOPAD.encode(format!("{} {place}", self.mark(filters)).as_bytes())
+    /// Cursor of the next page with the same filters.
+    pub fn next(&self, filters: &[&str], position: &str) -> String {
+        BASE64URL_NOPAD.encode(format!("{} {position}", self.checksum(filters)).as_bytes())
     }
 
-    /// Tells one query from another.
-    fn mark(&self, filters: &[&str]) -> String {
+    fn checksum(&self, filters: &[&str]) -> String {
         let values: Vec<&str> = filters.iter().map(|name| self.text(name).unwrap_or("")).collect();
         format!("{:08x}", crc32fast::hash(values.join("&").as_bytes()))
     }
 }
 
-fn read<T: FromStr>(name: &str, text: &str, expected: &str) -> Result<T, ApiError> {
+fn parse<T: FromStr>(name: &str, text: &str, expected: &str) -> Result<T, ApiError> {
     text.parse().map_err(|_| {
         let shown: String = text.chars().take(80).collect();
         ApiError::bad_request(format!("{name}={shown}: expected {expected}"))

@@ -1,4 +1,4 @@
-//! What is read when somebody asks: the pools in the store, and the process itself.
+//! Gauges read at each scrape: the pools of the store, and the process.
 
 use std::{
     fmt, fs,
@@ -19,35 +19,35 @@ struct Tier {
     tier: String,
 }
 
-/// A status, and when it was read.
-pub(super) type Read = (Arc<Status>, SystemTime);
+/// A status, and the time it was read.
+pub(super) type StatusRead = (Arc<Status>, SystemTime);
 
-/// What the store said when it was last asked for its gauges.
+/// The last status read from the store.
 #[derive(Debug, Clone, Default)]
-pub(super) struct StoreGauges(Arc<Mutex<Option<Read>>>);
+pub(super) struct StoreGauges(Arc<Mutex<Option<StatusRead>>>);
 
 impl StoreGauges {
-    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Read>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<StatusRead>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// The gauges of a pool: name, meaning, and where it stands.
+/// A gauge of a pool: name, help text, value.
 type PoolGauge = (&'static str, &'static str, fn(&PoolStatus) -> usize);
 
 const POOL_GAUGES: [PoolGauge; 8] = [
-    ("pool_available_pods", "Pods in the available view", |pool| pool.available),
-    ("pool_assigned_pods", "Pods that belong to a pool", |pool| pool.assigned),
-    ("pool_target_pods", "Pods that a pool wants", |pool| pool.target as usize),
-    ("pool_draining_pods", "Pods that finish their calls and get no new ones", |pool| {
+    ("pool_available_pods", "Pods that can take a call", |pool| pool.available),
+    ("pool_assigned_pods", "Pods assigned to the pool", |pool| pool.assigned),
+    ("pool_target_pods", "Target number of pods", |pool| pool.target as usize),
+    ("pool_draining_pods", "Draining pods: they finish their calls and get no new ones", |pool| {
         pool.draining
     }),
     ("pool_not_ready_pods", "Pods that are not ready", |pool| pool.not_ready),
-    ("pool_quarantined_pods", "Pods that are given no calls because several failed", |pool| {
+    ("pool_quarantined_pods", "Pods in quarantine after several failed calls", |pool| {
         pool.quarantined
     }),
-    ("pool_active_calls", "Live calls on the pods of a pool", |pool| pool.active_calls),
-    ("pool_free_slots", "Calls that the pods of a pool could still take", |pool| pool.free_slots),
+    ("pool_active_calls", "Live calls on the pods of the pool", |pool| pool.active_calls),
+    ("pool_free_slots", "Further calls that the pods of the pool can take", |pool| pool.free_slots),
 ];
 
 impl Collector for StoreGauges {
@@ -56,14 +56,14 @@ impl Collector for StoreGauges {
         let Some((status, at)) = &*read else { return Ok(()) };
         let descriptor = encoder.encode_descriptor(
             "store_read_timestamp_seconds",
-            "When the gauges of calls and pools were read from the store, in unix seconds",
+            "Time at which the gauges of calls and pools were read from the store, in unix seconds",
             None,
             MetricType::Gauge,
         )?;
         ConstGauge::new(unix_seconds(*at)).encode(descriptor)?;
         let all = [
             ("active_calls", "Live calls, read from the store", status.active_calls),
-            ("waiting_calls", "Calls that wait for a pod, read from the store", status.waiting),
+            ("waiting_calls", "Calls waiting for a pod, read from the store", status.waiting),
         ];
         for (name, help, count) in all {
             let descriptor = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
@@ -81,31 +81,31 @@ impl Collector for StoreGauges {
     }
 }
 
-/// The process, by the names that every dashboard knows.
+/// Process metrics by their conventional names.
 #[derive(Debug)]
 pub(super) struct Process;
 
-/// When it began (unix seconds); noted when it is first looked at, at the start.
-pub(super) static BEGAN: LazyLock<f64> = LazyLock::new(|| unix_seconds(SystemTime::now()));
+/// Start time of the process (unix seconds); set when first read, at start-up.
+pub(super) static START_TIME: LazyLock<f64> = LazyLock::new(|| unix_seconds(SystemTime::now()));
 
 fn unix_seconds(at: SystemTime) -> f64 {
     at.duration_since(UNIX_EPOCH).map_or(0.0, |time| time.as_secs_f64())
 }
 
-/// The kernel counts a process's time in hundredths of a second.
-const TICKS: f64 = 100.0;
+/// Unit of processor time in `/proc/self/stat` (`USER_HZ`).
+const TICKS_PER_SECOND: f64 = 100.0;
 
 impl Collector for Process {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let began = encoder.encode_descriptor(
+        let started = encoder.encode_descriptor(
             "process_start_time_seconds",
-            "When the process began, in unix seconds",
+            "Start time of the process, in unix seconds",
             None,
             MetricType::Gauge,
         )?;
-        ConstGauge::new(*BEGAN).encode(began)?;
+        ConstGauge::new(*START_TIME).encode(started)?;
         if let Some(seconds) = cpu_seconds() {
-            let help = "Processor time that the process has used";
+            let help = "Processor time used by the process, in seconds";
             let cpu = encoder.encode_descriptor(
                 "process_cpu_seconds",
                 help,
@@ -115,7 +115,11 @@ impl Collector for Process {
             ConstCounter::new(seconds).encode(cpu)?;
         }
         let counts = [
-            ("process_resident_memory_bytes", "Memory in use", resident_memory()),
+            (
+                "process_resident_memory_bytes",
+                "Resident memory of the process, in bytes",
+                resident_memory(),
+            ),
             ("process_open_fds", "Open file descriptors", open_files()),
         ];
         for (name, help, count) in counts {
@@ -130,10 +134,10 @@ impl Collector for Process {
 
 fn cpu_seconds() -> Option<f64> {
     let text = fs::read_to_string("/proc/self/stat").ok()?;
-    // The name of the program may hold anything but the last parenthesis.
+    // The program's name is in parentheses and may contain parentheses itself.
     let mut fields = text.rsplit_once(')')?.1.split_whitespace().skip(11);
     let mut ticks = || fields.next()?.parse::<u64>().ok();
-    Some((ticks()? + ticks()?) as f64 / TICKS)
+    Some((ticks()? + ticks()?) as f64 / TICKS_PER_SECOND)
 }
 
 fn resident_memory() -> Option<i64> {

@@ -1,4 +1,4 @@
-//! The labels of metrics.
+//! Labels of metrics.
 
 use std::{
     fmt,
@@ -15,7 +15,7 @@ pub struct Request {
     pub status: u16,
 }
 
-/// The route a request was for, if it was for any.
+/// The route that a request matched, if any.
 #[derive(Debug, Clone)]
 pub struct Endpoint(pub Option<MatchedPath>);
 

@@ -1,5 +1,5 @@
-//! Every metric, its name and its labels. Label values never hold the name of
-//! a call or a pod.
+//! All metrics with their names and labels. Label values never contain the name of a call or a
+//! pod.
 
 mod gauges;
 mod labels;
@@ -27,11 +27,13 @@ use self::{
     gauges::{Process, StoreGauges},
     labels::Build,
 };
-use fleet::{EndedCall, Reason, Refusal, Tried, Why, merchant::Step, names::Pool};
+use fleet::{
+    EndedCall, Refusal, RefusalReason, SkipReason, SkippedStep, merchant::Step, names::Pool,
+};
 
 type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// From 50 µs to 13 s: a store on loopback and a client that waits.
+/// From 50 µs to 13 s: from a store on loopback to a long poll.
 fn short_times() -> Histogram {
     Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
 }
@@ -59,13 +61,13 @@ pub struct Metrics {
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
     unconfirmed: Family<SourcePool, Counter>,
-    rescued: Family<SourcePool, Counter>,
+    reconnected: Family<SourcePool, Counter>,
     wait: Histograms<Waited>,
     pub abandoned: Counter,
     pub lost: Counter,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
-    /// Connections that had to make room for others, or found none.
+    /// Connections closed or rejected by the connection limit.
     pub turned_away: Counter,
     pub open_streams: Gauge,
     limited: Family<Denied, Counter>,
@@ -80,7 +82,7 @@ pub struct Metrics {
     last_comparison: Gauge,
     /// The store refuses this router's pods.
     pub pods_refused: Gauge,
-    /// Pods that the store handed out and that this replica's own view spoke against.
+    /// Pods drained because this replica's own watch shows them out of service.
     pub stale_pods_drained: Counter,
     pub cluster_ready_pods: Gauge,
     certificate_ends: Gauge,
@@ -101,7 +103,7 @@ impl Default for Metrics {
             refusals: Family::default(),
             leases_expired: Family::default(),
             unconfirmed: Family::default(),
-            rescued: Family::default(),
+            reconnected: Family::default(),
             wait: Family::new_with_constructor(waiting_times),
             abandoned: Counter::default(),
             lost: Counter::default(),
@@ -126,184 +128,192 @@ impl Default for Metrics {
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
         };
-        std::sync::LazyLock::force(&gauges::BEGAN);
+        std::sync::LazyLock::force(&gauges::START_TIME);
         metrics.register();
-        metrics.begin_at_zero();
+        metrics.create_alert_series();
         metrics
     }
 }
 
 impl Metrics {
-    /// Names every metric; counters get `_total` when they are written out.
+    /// Registers every metric; the encoder appends `_total` to counters.
     fn register(&mut self) {
         let mut registry = Registry::default();
-        registry.register("http_requests", "Requests answered", self.requests.clone());
+        registry.register("http_requests", "HTTP responses sent", self.requests.clone());
         registry.register(
             "http_request_duration_seconds",
-            "Time to answer a request",
+            "Duration of HTTP requests",
             self.request_duration.clone(),
         );
         registry.register_collector(Box::new(Process));
-        let ours = registry.sub_registry_with_prefix("smart_router");
+        let prefixed = registry.sub_registry_with_prefix("smart_router");
         let build: Family<Build, Gauge> = Family::default();
         build.get_or_create(&Build { version: env!("CARGO_PKG_VERSION") }).set(1);
-        ours.register("build_info", "1, with the version of the program", build);
-        self.register_calls(ours);
-        self.register_pods(ours);
-        self.register_store(ours);
-        self.register_process(ours);
+        prefixed.register("build_info", "Version of the program as a label; the value is 1", build);
+        self.register_calls(prefixed);
+        self.register_pods(prefixed);
+        self.register_store(prefixed);
+        self.register_process(prefixed);
         self.registry = registry;
     }
 
-    fn register_calls(&self, ours: &mut Registry) {
-        ours.register("allocations", "Calls that asked for a pod", self.allocations.clone());
-        ours.register("releases", "Calls that gave a pod back", self.releases.clone());
-        ours.register(
+    fn register_calls(&self, prefixed: &mut Registry) {
+        prefixed.register("allocations", "Allocate requests by result", self.allocations.clone());
+        prefixed.register("releases", "Release requests by result", self.releases.clone());
+        prefixed.register(
             "refusals",
-            "Steps of a chain that had no pod for a refused call",
+            "Steps of the chain that had no pod for a refused call, by reason",
             self.refusals.clone(),
         );
-        ours.register(
+        prefixed.register(
             "leases_expired",
-            "Calls ended by their lease, not by a release",
+            "Calls ended by the expiry of their lease",
             self.leases_expired.clone(),
         );
-        ours.register(
+        prefixed.register(
             "unconfirmed",
-            "Calls whose stream did not start in time",
+            "Calls whose stream did not start within CONNECT_TIMEOUT",
             self.unconfirmed.clone(),
         );
-        ours.register(
+        prefixed.register(
             "rescued",
-            "Calls that were given another pod because their stream was gone",
-            self.rescued.clone(),
+            "Calls that got another pod after their stream disconnected",
+            self.reconnected.clone(),
         );
-        ours.register("lost", "Calls whose stream was gone once too often", self.lost.clone());
-        ours.register("wait_seconds", "How long calls waited for a pod", self.wait.clone());
-        ours.register(
+        prefixed.register(
+            "lost",
+            "Calls refused because RETRY_ON_DISCONNECT was exhausted",
+            self.lost.clone(),
+        );
+        prefixed.register("wait_seconds", "Time that calls waited for a pod", self.wait.clone());
+        prefixed.register(
             "abandoned",
-            "Calls that stopped asking while they waited",
+            "Waiting calls that stopped polling",
             self.abandoned.clone(),
         );
-        ours.register(
+        prefixed.register(
             "call_duration_seconds",
-            "How long ended calls lasted",
+            "Duration of ended calls",
             self.call_duration.clone(),
         );
-        ours.register(
+        prefixed.register(
             "limited",
-            "Calls refused by a limit of their merchant",
+            "Calls refused by a limit of their merchant, by limit",
             self.limited.clone(),
         );
-        ours.register(
+        prefixed.register(
             "merchant_config_malformed",
-            "Calls whose merchant document could not be used",
+            "Calls whose merchant document is malformed",
             self.malformed_merchants.clone(),
         );
     }
 
-    fn register_pods(&self, ours: &mut Registry) {
-        ours.register("drains", "Drains asked for", self.drains.clone());
-        ours.register(
+    fn register_pods(&self, prefixed: &mut Registry) {
+        prefixed.register("drains", "Drain requests", self.drains.clone());
+        prefixed.register(
             "drains_unfinished",
-            "Drains whose wait was over while calls were left",
+            "Drains whose wait ended with calls left on the pod",
             self.drains_unfinished.clone(),
         );
-        ours.register(
+        prefixed.register(
             "zombies_recovered",
-            "Pods recovered from calls that never ended",
+            "Leases expired and indexes repaired by the audit",
             self.zombies_recovered.clone(),
         );
-        ours.register(
+        prefixed.register(
             "leader_status",
             "1 while this replica does the leader's work",
             self.leader.clone(),
         );
-        ours.register(
+        prefixed.register(
             "leader_epoch",
             "Fencing epoch of the leader's writes",
             self.leader_epoch.clone(),
         );
-        ours.register(
+        prefixed.register(
             "last_comparison_timestamp_seconds",
-            "When the list of pods was read that this replica last compared the store with; 0 for never",
+            "Time at which the list of pods was read that the store was last reconciled with, in unix seconds; 0 for never",
             self.last_comparison.clone(),
         );
-        ours.register(
+        prefixed.register(
             "pods_refused",
             "1 while the store refuses this replica's pods: another origin, or a newer list of pods",
             self.pods_refused.clone(),
         );
-        ours.register(
+        prefixed.register(
             "stale_pods_drained",
             "Pods that this replica drained because its own watch shows them out of service",
             self.stale_pods_drained.clone(),
         );
-        ours.register(
+        prefixed.register(
             "cluster_ready_pods",
             "Pods that this replica's own watch of the cluster shows in service",
             self.cluster_ready_pods.clone(),
         );
     }
 
-    fn register_store(&self, ours: &mut Registry) {
-        ours.register_collector(Box::new(self.store_gauges.clone()));
-        ours.register(
+    fn register_store(&self, prefixed: &mut Registry) {
+        prefixed.register_collector(Box::new(self.store_gauges.clone()));
+        prefixed.register(
             "store_duration_seconds",
-            "Time of one store operation",
+            "Duration of store operations",
             self.store.duration.clone(),
         );
-        ours.register("store_errors", "Store operations that failed", self.store.errors.clone());
-        ours.register(
-            "kept_releases",
-            "Releases and doubtful allocations that wait until the store is there",
-            self.store.kept.clone(),
+        prefixed.register(
+            "store_errors",
+            "Store operations that failed",
+            self.store.errors.clone(),
         );
-        ours.register(
+        prefixed.register(
+            "kept_releases",
+            "Deferred writes that wait for the store: releases and compensating releases",
+            self.store.deferred.clone(),
+        );
+        prefixed.register(
             "store_circuit_open",
-            "1 while the store is not asked because it is out",
+            "1 while the circuit breaker of the store is open",
             self.store.circuit_open.clone(),
         );
     }
 
-    fn register_process(&self, ours: &mut Registry) {
-        ours.register(
+    fn register_process(&self, prefixed: &mut Registry) {
+        prefixed.register(
             "denied",
-            "Requests without a valid signature or token, or beyond a limit",
+            "Requests refused for a missing or invalid token or signature, or by a limit",
             self.denied.clone(),
         );
-        ours.register(
+        prefixed.register(
             "connections_turned_away",
-            "Connections that had to make room for others, or found none",
+            "Connections closed or rejected by the connection limit",
             self.turned_away.clone(),
         );
-        ours.register(
+        prefixed.register(
             "open_streams",
-            "Event streams that are open (/live and /events)",
+            "Open event streams (/live and /events)",
             self.open_streams.clone(),
         );
-        ours.register("panics_recovered", "Panics that were caught", self.panics_recovered.clone());
-        ours.register(
+        prefixed.register(
+            "panics_recovered",
+            "Panics caught in requests and background tasks",
+            self.panics_recovered.clone(),
+        );
+        prefixed.register(
             "log_lines_dropped",
-            "Log lines dropped because nobody read them fast enough",
+            "Log lines dropped because standard error was read too slowly",
             self.log_lines_dropped.clone(),
         );
-        ours.register(
+        prefixed.register(
             "certificate_ends_timestamp_seconds",
-            "When the certificate of TLS ends, or one that vouches for it; 0 without",
+            "Earliest end of validity in the TLS certificate chain, in unix seconds; 0 without TLS",
             self.certificate_ends.clone(),
         );
-        ours.register("spans_sent", "Spans that the collector took", self.spans.sent.clone());
-        ours.register(
-            "spans_dropped",
-            "Spans that the collector did not take",
-            self.spans.dropped.clone(),
-        );
+        prefixed.register("spans_sent", "Spans accepted by the collector", self.spans.sent.clone());
+        prefixed.register("spans_dropped", "Spans dropped, by reason", self.spans.dropped.clone());
     }
 
-    /// Makes the series that alerts count: Prometheus sees no rise in one that begins above
-    /// zero.
-    fn begin_at_zero(&self) {
+    /// Creates the series that alerts use with the value 0: Prometheus computes no increase for
+    /// a series that first appears above zero.
+    fn create_alert_series(&self) {
         for reason in ["unauthorized", "forbidden", "forged", "rate_limited", "too_many_streams"] {
             drop(self.denied.get_or_create(&Denied { reason }));
         }
@@ -320,61 +330,61 @@ impl Metrics {
         self.request_duration.get_or_create(request).observe(took.as_secs_f64());
     }
 
-    /// A call asked for a pod. `pool` is where it got one.
+    /// Records an allocate request; `pool` is the pool of its pod, if it got one.
     pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
         if let (Some(_), "rescued") = (pool, result) {
             let source_pool = source_pool.clone();
-            self.rescued.get_or_create(&SourcePool { source_pool }).inc();
+            self.reconnected.get_or_create(&SourcePool { source_pool }).inc();
         }
         self.allocations.get_or_create(&Outcome { source_pool, result }).inc();
     }
 
-    /// A call no longer waits.
+    /// Records the end of a wait.
     pub fn waited(&self, result: &'static str, millis: u64) {
         self.wait.get_or_create(&Waited { result }).observe(millis as f64 / 1_000.0);
     }
 
-    /// A call stopped asking while it waited.
+    /// Records a waiting call that stopped polling.
     pub fn abandoned(&self, millis: u64) {
         self.abandoned.inc();
         self.waited("abandoned", millis);
     }
 
-    /// A merchant's limit kept a call out.
+    /// Records a call refused by a limit of its merchant.
     fn limited(&self, reason: &'static str) {
         self.allocated(None, reason);
         self.limited.get_or_create(&Denied { reason }).inc();
     }
 
-    /// When our certificate ends (s), as far as that is known.
+    /// Records the earliest end of validity of the certificate chain (unix seconds).
     pub fn certificate_ends(&self, at: Option<u64>) {
         self.certificate_ends.set(at.map_or(0, |at| at as i64));
     }
 
-    /// Somebody was not let in.
+    /// Records a refused request.
     pub fn denied(&self, reason: &'static str) {
         self.denied.get_or_create(&Denied { reason }).inc();
     }
 
-    /// A call was refused. Only tiers have a name here: any other can stand in a
-    /// merchant's document.
+    /// Records a refused call. Only existing tiers appear as labels: a merchant's document can
+    /// name anything.
     pub fn refused(&self, refusal: &Refusal) {
-        match refusal.why {
-            Why::Limit(limit) => return self.limited(limit.as_str()),
-            // It is not decided yet, or was counted before.
-            Why::Unsettled | Why::Waiting { is_new: false, .. } => return,
-            Why::Over | Why::Replayed | Why::Waiting { .. } => {
-                return self.allocated(None, refusal.why.as_str());
+        match refusal.reason {
+            RefusalReason::Limit(limit) => return self.limited(limit.as_str()),
+            // Not decided yet, or already counted.
+            RefusalReason::Unsettled | RefusalReason::Waiting { is_new: false, .. } => return,
+            RefusalReason::CallEnded | RefusalReason::Replayed | RefusalReason::Waiting { .. } => {
+                return self.allocated(None, refusal.reason.as_str());
             }
-            Why::Spent => drop(self.lost.inc()),
-            Why::TimeOver { waited } => self.waited("time_over", waited),
-            Why::NoPods | Why::QueueFull => {}
+            RefusalReason::RetriesExhausted => drop(self.lost.inc()),
+            RefusalReason::HoldExpired { waited } => self.waited("time_over", waited),
+            RefusalReason::NoPods | RefusalReason::QueueFull => {}
         }
-        self.allocated(None, refusal.why.as_str());
-        for Tried { step, reason } in &refusal.tried {
+        self.allocated(None, refusal.reason.as_str());
+        for SkippedStep { step, reason } in &refusal.tried {
             let tier = match step {
-                _ if *reason == Reason::Unknown => String::new(),
+                _ if *reason == SkipReason::Unknown => String::new(),
                 Step::Tier(tier) => tier.to_string(),
                 Step::Merchant(_) => "merchant".into(),
             };
@@ -387,13 +397,13 @@ impl Metrics {
         self.releases.get_or_create(&Outcome { source_pool, result }).inc();
     }
 
-    /// A call ended after so many milliseconds.
+    /// Records the duration of an ended call.
     pub fn call_lasted(&self, pool: &Pool, millis: u64) {
         let labels = SourcePool { source_pool: pool.to_string() };
         self.call_duration.get_or_create(&labels).observe(millis as f64 / 1_000.0);
     }
 
-    /// A call whose stream never started.
+    /// Records a call whose stream did not start in time.
     pub fn unconfirmed(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.unconfirmed.get_or_create(&labels).inc();
@@ -406,18 +416,18 @@ impl Metrics {
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
-    /// The store's pods were compared with a list that is so old.
-    pub fn compared(&self, age: Duration) {
+    /// Records a reconciliation with a list of this age.
+    pub fn reconciled(&self, age: Duration) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_comparison.set(now.saturating_sub(age).as_secs() as i64);
     }
 
-    /// All metrics as text. Without a status the gauges that the store knows
-    /// are left out: an old value would be a lie.
-    pub fn render(&self, status: Option<gauges::Read>) -> String {
+    /// Renders all metrics as text. Without a status, the gauges of the store are omitted: old
+    /// values would mislead.
+    pub fn render(&self, status: Option<gauges::StatusRead>) -> String {
         let mut text = String::new();
-        // Another who asks at the same time must not take them away.
-        let _alone = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
+        // A concurrent scrape must not replace the status.
+        let _guard = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);
         *self.store_gauges.lock() = status;
         encode(&mut text, &self.registry).expect("a string takes every write");
         text

@@ -1,5 +1,5 @@
-//! Sends spans to a collector by OTLP over HTTP. Whatever the collector does, what waits
-//! for it is bounded, and what it does not take is dropped and counted.
+//! Sends spans to a collector by OTLP over HTTP. The queue is bounded; spans that the collector
+//! does not accept are dropped and counted.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -23,28 +23,28 @@ use super::{TraceConfig, otlp};
 use crate::client::{Wire, connect};
 use spans::{BATCH, Span, SpanQueue};
 
-/// Spans are sent after so long, or when there are enough.
-const INTERVAL: Duration = Duration::from_secs(1);
-/// How often a batch is tried.
-const TRIES: u32 = 3;
-/// How long we wait between tries: at first, and at most.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(8);
-/// How long the end of the program waits for the last spans.
-const FAREWELL: Duration = Duration::from_secs(2);
-/// What is read of an answer.
-const LONGEST_ANSWER: usize = 64 << 10;
+/// Interval at which an incomplete batch is sent.
+const BATCH_INTERVAL: Duration = Duration::from_secs(1);
+/// Attempts per batch.
+const MAX_ATTEMPTS: u32 = 3;
+/// Backoff between attempts.
+const MIN_BACKOFF: Duration = Duration::from_secs(1);
+const MAX_BACKOFF: Duration = Duration::from_secs(8);
+/// How long shutdown waits for the last spans.
+const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
+/// Size limit of a response (bytes).
+const MAX_RESPONSE_SIZE: usize = 64 << 10;
 
-/// Where spans go, and what is said with them.
+/// The collector that receives the spans.
 #[derive(Debug, Clone)]
 pub struct Collector {
     pub url: Uri,
-    /// Whom we trust there, and who we are, with https://.
+    /// TLS settings for https://.
     pub tls: Option<Arc<ClientConfig>>,
-    /// Secrets: marked as such, so that nothing shows them.
+    /// Request headers, marked as sensitive so that they are not printed.
     pub headers: Vec<(HeaderName, HeaderValue)>,
-    /// How long it may take to answer.
-    pub patience: Duration,
+    /// How long a request may take.
+    pub timeout: Duration,
 }
 
 impl fmt::Display for Collector {
@@ -53,7 +53,7 @@ impl fmt::Display for Collector {
     }
 }
 
-/// The task that sends, until it is told to finish.
+/// The task that sends spans until [`Exporter::finish`].
 pub(crate) struct Exporter {
     stopping: CancellationToken,
     task: JoinHandle<()>,
@@ -63,22 +63,22 @@ pub(crate) struct Exporter {
 impl Exporter {
     pub(crate) fn start(config: TraceConfig, queue: Arc<SpanQueue>) -> Self {
         let stopping = CancellationToken::new();
-        tracing::info!(collector = %config.collector, "traces are on");
+        tracing::info!(collector = %config.collector, "exporting traces");
         let sender = Sender {
             collector: config.collector,
             resource: config.resource.into(),
             queue: queue.clone(),
             stopping: stopping.clone(),
-            line: None,
+            connection: None,
             is_failing: false,
-            pause: PAUSE,
+            backoff: MIN_BACKOFF,
         };
         Self { stopping, task: tokio::spawn(sender.run()), queue }
     }
 
     pub(crate) async fn finish(mut self) {
         self.stopping.cancel();
-        if timeout(FAREWELL, &mut self.task).await.is_err() {
+        if timeout(SHUTDOWN_TIMEOUT, &mut self.task).await.is_err() {
             self.task.abort();
             tracing::warn!(spans = self.queue.count(), "the last spans were not sent in time");
         }
@@ -90,24 +90,24 @@ struct Sender {
     resource: Arc<[(String, String)]>,
     queue: Arc<SpanQueue>,
     stopping: CancellationToken,
-    line: Option<SendRequest<Full<Bytes>>>,
-    /// The last batch was lost.
+    connection: Option<SendRequest<Full<Bytes>>>,
+    /// The last batch was dropped.
     is_failing: bool,
-    pause: Duration,
+    backoff: Duration,
 }
 
-/// Why a batch was not taken.
-enum Fault {
-    /// It never will be.
+/// Why the collector did not accept a batch.
+enum SendError {
+    /// Permanent.
     Refused(String),
-    /// It may be later.
-    Later { why: String, after: Option<Duration> },
+    /// Transient: the batch may be sent again.
+    Retryable { cause: String, after: Option<Duration> },
 }
 
-impl Fault {
-    /// With all causes: hyper names only its own part.
-    fn later(error: impl Into<anyhow::Error>) -> Self {
-        Self::Later { why: format!("{:#}", error.into()), after: None }
+impl SendError {
+    /// Includes all causes: hyper describes only its own part.
+    fn retryable(error: impl Into<anyhow::Error>) -> Self {
+        Self::Retryable { cause: format!("{:#}", error.into()), after: None }
     }
 }
 
@@ -117,7 +117,7 @@ impl Sender {
             if self.queue.count() < BATCH {
                 tokio::select! {
                     () = self.queue.batch_ready.notified() => {}
-                    () = sleep(INTERVAL) => {}
+                    () = sleep(BATCH_INTERVAL) => {}
                     () = self.stopping.cancelled() => {}
                 }
             }
@@ -132,27 +132,27 @@ impl Sender {
 
     async fn deliver(&mut self, spans: Vec<Span>) {
         let (count, resource) = (spans.len() as u64, self.resource.clone());
-        // Off the threads that answer requests.
+        // Encoding must not block the threads that serve requests.
         let encoded = tokio::task::spawn_blocking(move || otlp::encode(&resource, &spans));
         let Ok(body) = encoded.await.map(Bytes::from) else { return };
-        // While it is known to be out, one try is enough to see whether it is back.
-        let tries = if self.is_failing { 1 } else { TRIES };
-        for left in (0..tries).rev() {
-            let sent = timeout(self.collector.patience, self.send(body.clone())).await;
-            let (why, after) = match sent
-                .unwrap_or_else(|_| Err(Fault::later(anyhow::anyhow!("no answer in time"))))
+        // While the collector is down, one attempt per batch shows whether it is back.
+        let attempts = if self.is_failing { 1 } else { MAX_ATTEMPTS };
+        for left in (0..attempts).rev() {
+            let sent = timeout(self.collector.timeout, self.send(body.clone())).await;
+            let (cause, after) = match sent
+                .unwrap_or_else(|_| Err(SendError::retryable(anyhow::anyhow!("no answer in time"))))
             {
                 Ok(rejected) => return self.delivered(count, rejected.min(count)),
-                Err(Fault::Refused(why)) => return self.lose(count, "refused", &why),
-                Err(Fault::Later { why, after }) => (why, after),
+                Err(SendError::Refused(cause)) => return self.drop_spans(count, "refused", &cause),
+                Err(SendError::Retryable { cause, after }) => (cause, after),
             };
-            // What is on its way there would come twice, or between.
-            self.line = None;
+            // A late response must not be taken for that of the next attempt.
+            self.connection = None;
             if left == 0 {
-                self.lose(count, "unreachable", &why);
+                self.drop_spans(count, "unreachable", &cause);
             }
-            let pause = after.unwrap_or(self.pause).min(LONGEST_PAUSE);
-            self.pause = (self.pause * 2).min(LONGEST_PAUSE);
+            let pause = after.unwrap_or(self.backoff).min(MAX_BACKOFF);
+            self.backoff = (self.backoff * 2).min(MAX_BACKOFF);
             tokio::select! {
                 () = sleep(pause) => {}
                 () = self.stopping.cancelled() => {}
@@ -165,27 +165,27 @@ impl Sender {
         if rejected > 0 {
             self.queue.metrics.dropped("refused", rejected);
         }
-        self.pause = PAUSE;
+        self.backoff = MIN_BACKOFF;
         if std::mem::take(&mut self.is_failing) {
-            tracing::info!("the collector takes spans again");
+            tracing::info!("the collector accepts spans again");
         }
     }
 
-    fn lose(&mut self, count: u64, reason: &'static str, why: &str) {
+    fn drop_spans(&mut self, count: u64, reason: &'static str, cause: &str) {
         self.queue.metrics.dropped(reason, count);
         if !std::mem::replace(&mut self.is_failing, true) {
             let collector = &self.collector;
-            tracing::warn!(%collector, why, "the collector does not take spans; dropping them");
+            tracing::warn!(%collector, cause, "the collector does not accept spans; dropping them");
         }
     }
 
-    /// Sends a batch; how many of it were rejected.
-    async fn send(&mut self, body: Bytes) -> Result<u64, Fault> {
-        let (mut line, fresh) = match self.line.take().filter(|line| !line.is_closed()) {
-            Some(line) => (line, None),
+    /// Sends a batch; returns how many spans the collector rejected.
+    async fn send(&mut self, body: Bytes) -> Result<u64, SendError> {
+        let (mut sender, new) = match self.connection.take().filter(|it| !it.is_closed()) {
+            Some(sender) => (sender, None),
             None => {
-                let (line, connection) = self.connect().await.map_err(Fault::later)?;
-                (line, Some(connection))
+                let (sender, connection) = self.connect().await.map_err(SendError::retryable)?;
+                (sender, Some(connection))
             }
         };
         let url = &self.collector.url;
@@ -195,24 +195,25 @@ impl Sender {
         if let Some(headers) = request.headers_mut() {
             headers.extend(self.collector.headers.iter().cloned());
         }
-        let request = request.body(Full::new(body)).map_err(Fault::later)?;
-        let response = line.send_request(request);
-        // A connection runs once its first request is queued: what ends it is the request's
-        // error then.
-        fresh.map(tokio::spawn);
-        let response = response.await.map_err(Fault::later)?;
+        let request = request.body(Full::new(body)).map_err(SendError::retryable)?;
+        let response = sender.send_request(request);
+        // The connection runs after its first request is queued, so that its error becomes the
+        // request's error.
+        new.map(tokio::spawn);
+        let response = response.await.map_err(SendError::retryable)?;
         let (head, body) = response.into_parts();
-        let answer = Limited::new(body, LONGEST_ANSWER).collect().await;
+        let answer = Limited::new(body, MAX_RESPONSE_SIZE).collect().await;
         match head.status {
             status if status.is_success() => {
                 let answer = answer.map(|answer| answer.to_bytes()).unwrap_or_default();
-                self.line = Some(line);
+                self.connection = Some(sender);
                 Ok(rejected(&answer))
             }
-            status if is_retryable(status) => {
-                Err(Fault::Later { why: status.to_string(), after: retry_after(&head.headers) })
-            }
-            status => Err(Fault::Refused(status.to_string())),
+            status if is_retryable(status) => Err(SendError::Retryable {
+                cause: status.to_string(),
+                after: retry_after(&head.headers),
+            }),
+            status => Err(SendError::Refused(status.to_string())),
         }
     }
 
@@ -227,7 +228,7 @@ impl Sender {
     }
 }
 
-/// The answers after which OTLP wants a batch to be sent again; no others.
+/// The statuses after which OTLP specifies a retry.
 fn is_retryable(status: StatusCode) -> bool {
     matches!(status.as_u16(), 429 | 502 | 503 | 504)
 }
@@ -237,7 +238,7 @@ fn retry_after(headers: &HeaderMap) -> Option<Duration> {
     Some(Duration::from_secs(seconds))
 }
 
-/// How many spans an answer says were not taken; a number may be text.
+/// Returns the number of rejected spans in a response; OTLP/JSON may encode numbers as text.
 fn rejected(answer: &[u8]) -> u64 {
     let answer: Value = serde_json::from_slice(answer).unwrap_or_default();
     let number = &answer["partialSuccess"]["rejectedSpans"];
@@ -250,7 +251,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_partial_success_says_how_many_were_not_taken() {
+    fn a_partial_success_has_the_number_of_rejected_spans() {
         for (answer, count) in [
             ("{}", 0),
             ("", 0),
@@ -263,8 +264,9 @@ mod tests {
     }
 
     #[test]
-    fn only_what_otlp_names_is_sent_again() {
-        let again = (100..600).filter(|code| is_retryable(StatusCode::from_u16(*code).unwrap()));
-        assert_eq!(again.collect::<Vec<_>>(), [429, 502, 503, 504]);
+    fn only_the_statuses_of_otlp_are_retried() {
+        let retryable =
+            (100..600).filter(|code| is_retryable(StatusCode::from_u16(*code).unwrap()));
+        assert_eq!(retryable.collect::<Vec<_>>(), [429, 502, 503, 504]);
     }
 }

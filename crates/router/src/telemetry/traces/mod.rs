@@ -9,16 +9,16 @@ use spans::{Sampler, SpanMetrics, SpanQueue, Tracer};
 
 pub(crate) use self::exporter::{Collector, Exporter};
 
-/// The sampling of spans, and the collector that gets them.
+/// The sampling of spans, and their collector.
 #[derive(Debug, Clone)]
 pub struct TraceConfig {
     pub collector: Collector,
     pub sampler: Sampler,
-    /// Attributes of this program.
+    /// Resource attributes of this program.
     pub resource: Vec<(String, String)>,
 }
 
-/// Starts to record spans and to send them.
+/// Starts to record and export spans.
 pub(crate) fn start(config: TraceConfig, metrics: SpanMetrics) -> (Arc<Tracer>, Exporter) {
     let queue = Arc::new(SpanQueue::new(metrics));
     let tracer = Tracer::new(config.sampler, queue.clone());

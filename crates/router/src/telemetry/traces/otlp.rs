@@ -1,5 +1,5 @@
-//! Spans as OTLP has them in JSON: ids in hexadecimal, names in lowerCamelCase, numbers of
-//! 64 bits as text.
+//! Encodes spans as OTLP/JSON: ids in hexadecimal, names in lowerCamelCase, 64-bit numbers as
+//! text.
 
 use std::fmt;
 
@@ -42,7 +42,7 @@ struct Scope {
 
 #[derive(Serialize)]
 #[serde(rename_all = "camelCase")]
-struct Shown<'a> {
+struct OtlpSpan<'a> {
     #[serde(serialize_with = "text")]
     trace_id: Hex<32, u128>,
     #[serde(serialize_with = "text")]
@@ -83,18 +83,19 @@ struct Text<'a> {
 
 /// `STATUS_CODE_ERROR`
 const ERROR: u32 = 2;
-/// It is recorded, and is known to have a parent here, or elsewhere.
+/// Sampled (W3C trace flag), and bit 8: whether the parent is remote is known.
 const FLAGS: u32 = 0x101;
-const REMOTE: u32 = 0x200;
+/// Bit 9: the parent is remote.
+const REMOTE_PARENT: u32 = 0x200;
 
-impl<'a> From<&'a Span> for Shown<'a> {
+impl<'a> From<&'a Span> for OtlpSpan<'a> {
     fn from(span: &'a Span) -> Self {
         Self {
             trace_id: Hex(span.context.trace.get()),
             span_id: Hex(span.context.span.get()),
             parent_span_id: Hex(span.parent.map_or(0, |parent| parent.get())),
             trace_state: &span.tracestate,
-            flags: if span.has_remote_parent { FLAGS | REMOTE } else { FLAGS },
+            flags: if span.has_remote_parent { FLAGS | REMOTE_PARENT } else { FLAGS },
             name: &span.name,
             kind: span.kind as u32,
             start_time_unix_nano: span.start,
@@ -124,7 +125,7 @@ fn text<S: Serializer>(shown: &impl fmt::Display, serializer: S) -> Result<S::Ok
 }
 
 fn each<S: Serializer>(spans: &[Span], serializer: S) -> Result<S::Ok, S::Error> {
-    serializer.collect_seq(spans.iter().map(Shown::from))
+    serializer.collect_seq(spans.iter().map(OtlpSpan::from))
 }
 
 fn values<S: Serializer>(
@@ -142,7 +143,7 @@ fn texts<S: Serializer>(attributes: &[(String, String)], serializer: S) -> Resul
     )
 }
 
-/// The body of a request to a collector.
+/// Encodes the body of an export request.
 pub(super) fn encode(resource: &[(String, String)], spans: &[Span]) -> Vec<u8> {
     let scope = Scope { name: "smart-router", version: env!("CARGO_PKG_VERSION") };
     let request = Request {

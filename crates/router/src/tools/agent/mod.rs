@@ -1,7 +1,7 @@
-//! Simulated voice agents: they take the streams of calls, echo what they hear,
-//! renew, and release when the caller hangs up, as real agents do.
+//! Simulated voice agents: they accept the streams of calls, echo the audio, renew their calls,
+//! and release them when the caller hangs up.
 
-mod desk;
+mod router_api;
 mod session;
 mod streams;
 mod upgrade;
@@ -22,7 +22,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use self::streams::{StreamId, Streams};
 pub use self::{
-    desk::Desk,
+    router_api::RouterApi,
     session::{Reaction, react},
 };
 use crate::http::ApiError;
@@ -33,7 +33,7 @@ use fleet::{
 
 /// The simulated agents of a process.
 pub struct Agents {
-    desk: Desk,
+    router: RouterApi,
     renew_interval: Duration,
     stopping: CancellationToken,
     streams: Mutex<Streams>,
@@ -41,12 +41,16 @@ pub struct Agents {
 }
 
 impl Agents {
-    pub fn new(desk: Desk, renew_interval: Duration, stopping: CancellationToken) -> Arc<Self> {
+    pub fn new(
+        router: RouterApi,
+        renew_interval: Duration,
+        stopping: CancellationToken,
+    ) -> Arc<Self> {
         let (streams, sessions) = (Mutex::default(), TaskTracker::new());
-        Arc::new(Self { desk, renew_interval, stopping, streams, sessions })
+        Arc::new(Self { router, renew_interval, stopping, streams, sessions })
     }
 
-    /// The agents of all pods, behind one address.
+    /// Routes to the agents of all pods, on one address.
     pub fn routes(self: &Arc<Self>) -> Router {
         let connect =
             |State(agents): State<Arc<Self>>,
@@ -55,7 +59,7 @@ impl Agents {
         Router::new().route("/ws/pod/{pod}/{*path}", get(connect)).with_state(self.clone())
     }
 
-    /// The agent of one pod, at the paths of its own server.
+    /// Routes to the agent of one pod, as on its own server.
     pub fn own_routes(self: &Arc<Self>, pod: PodName) -> Router {
         let connect = |State(agents): State<Arc<Self>>, request: Request| async move {
             agents.connect(pod, request).await
@@ -79,7 +83,7 @@ impl Agents {
         Ok(response)
     }
 
-    /// Waits until every agent has let go of its call.
+    /// Waits until every agent has released its call.
     pub async fn finish(&self) {
         self.sessions.close();
         self.sessions.wait().await;
@@ -89,48 +93,47 @@ impl Agents {
         self.streams.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Opens a stream for the call that has waited longest on a pod.
+    /// Opens a stream for the oldest call of the pod without one.
     async fn open(&self, pod: &PodName) -> Result<Option<StreamId>, ApiError> {
         let calls =
-            self.desk.calls(pod).await.map_err(|error| {
+            self.router.calls(pod).await.map_err(|error| {
                 ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error.to_string())
             })?;
         Ok(self.streams().open(calls.ok_or(UnknownPod)?))
     }
 
-    /// The stream has said which call it is for. Where that can't be looked up, it is
-    /// believed: the router checks the pod of a call at each renewal and at its release.
-    async fn name(&self, pod: &PodName, stream: StreamId, named: CallSid) {
-        let is_here = match self.desk.calls(pod).await {
+    /// Assigns the call that the stream's first frame names. If the lookup fails, the name is
+    /// trusted: the router checks the pod of a call at each renewal and at its release.
+    async fn assign_call(&self, pod: &PodName, stream: StreamId, named: CallSid) {
+        let is_on_pod = match self.router.calls(pod).await {
             Ok(calls) => calls.unwrap_or_default().contains(&named),
             Err(error) => {
-                tracing::warn!(call_sid = %named, %pod, %error, "agent could not look up its calls");
+                tracing::warn!(call_sid = %named, %pod, %error, "the agent could not look up its calls");
                 true
             }
         };
-        self.streams().name(stream, named, is_here);
+        self.streams().assign(stream, named, is_on_pod);
     }
 
-    /// Says that the call of a stream is alive. Answers whether the router still
-    /// thinks so.
+    /// Renews the call of a stream; returns false if the stream has no live call.
     async fn renew(&self, pod: &PodName, stream: StreamId) -> anyhow::Result<bool> {
         let Some(call) = self.streams().call(stream).cloned() else {
             return Ok(false);
         };
-        self.desk.renew(pod, call).await
+        self.router.renew(pod, call).await
     }
 
     /// Ends a stream and releases its call.
     async fn hang_up(&self, pod: &PodName, stream: StreamId) {
         let call = self.streams().close(stream);
         let Some(call) = call else { return };
-        match self.desk.release(pod, &call).await {
+        match self.router.release(pod, &call).await {
             Ok(Some(pool)) => {
-                tracing::info!(call_sid = %call, %pod, pool, "agent released the call")
+                tracing::info!(call_sid = %call, %pod, pool, "the agent released the call")
             }
-            Ok(None) => tracing::info!(call_sid = %call, %pod, "the call was over already"),
+            Ok(None) => tracing::info!(call_sid = %call, %pod, "the call had already ended"),
             Err(error) => {
-                tracing::warn!(call_sid = %call, %pod, %error, "agent could not release the call");
+                tracing::warn!(call_sid = %call, %pod, %error, "the agent could not release the call");
             }
         }
     }

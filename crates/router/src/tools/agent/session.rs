@@ -1,4 +1,4 @@
-//! One stream of one call, from the first frame to the hang-up.
+//! One stream of one call, from the first frame to the close.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -13,22 +13,22 @@ use tokio_tungstenite::tungstenite::{
 use super::{Agents, streams::StreamId, upgrade::Socket};
 use fleet::names::{CallSid, PodName};
 
-/// How long a caller may take to hear what we say.
-const DEAF: Duration = Duration::from_secs(5);
-/// How long the other side may take to answer our close.
-const FAREWELL: Duration = Duration::from_secs(1);
+/// How long a frame may take to be sent.
+const SEND_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the close handshake may take.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What an agent does about a frame.
+/// An agent's reaction to a frame.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Reaction {
     Echo,
-    /// The stream says which call it is.
+    /// The frame names the call of the stream.
     Named(CallSid),
     Ignore,
     HangUp,
 }
 
-/// Speaks with the caller, and releases the call when one of both hangs up.
+/// Serves a stream, and releases the call when either side closes it.
 pub(super) async fn run(
     agents: Arc<Agents>,
     pod: PodName,
@@ -38,23 +38,23 @@ pub(super) async fn run(
     let mut socket = match socket.await {
         Ok(socket) => socket,
         Err(error) => {
-            tracing::warn!(%pod, %error, "the stream never came");
+            tracing::warn!(%pod, %error, "the WebSocket upgrade failed");
             return agents.hang_up(&pod, stream).await;
         }
     };
-    let farewell = converse(&agents, &pod, stream, &mut socket).await;
+    let close = echo(&agents, &pod, stream, &mut socket).await;
     agents.hang_up(&pod, stream).await;
-    if let Some((code, reason)) = farewell {
-        let part = async {
+    if let Some((code, reason)) = close {
+        let handshake = async {
             let closed = socket.close(Some(CloseFrame { code, reason: reason.into() })).await;
             while closed.is_ok() && socket.next().await.is_some() {}
         };
-        let _ = timeout(FAREWELL, part).await;
+        let _ = timeout(CLOSE_TIMEOUT, handshake).await;
     }
 }
 
-/// Talks until one side hangs up; how we say goodbye, if it is us.
-async fn converse(
+/// Echoes frames until one side closes; returns the close code if it is this side.
+async fn echo(
     agents: &Agents,
     pod: &PodName,
     stream: StreamId,
@@ -67,9 +67,9 @@ async fn converse(
             message = socket.next() => {
                 let message = message?.ok()?;
                 match react(&message) {
-                    // Who does not listen for so long is not on the line.
-                    Reaction::Echo => timeout(DEAF, socket.send(message)).await.ok()?.ok()?,
-                    Reaction::Named(named) => agents.name(pod, stream, named).await,
+                    // A client that does not read for this long is gone.
+                    Reaction::Echo => timeout(SEND_TIMEOUT, socket.send(message)).await.ok()?.ok()?,
+                    Reaction::Named(named) => agents.assign_call(pod, stream, named).await,
                     Reaction::HangUp => return Some((CloseCode::Normal, "bye")),
                     Reaction::Ignore => {}
                 }
@@ -77,27 +77,27 @@ async fn converse(
             _ = renewal.tick() => match agents.renew(pod, stream).await {
                 Ok(true) => {}
                 Ok(false) => return Some((CloseCode::Normal, "the call is over")),
-                Err(error) => tracing::warn!(%pod, %error, "agent could not renew its call"),
+                Err(error) => tracing::warn!(%pod, %error, "the agent could not renew its call"),
             },
             () = agents.stopping.cancelled() => return Some((CloseCode::Away, "the agent stops")),
         }
     }
 }
 
-/// The call that a stream says it is.
+/// Returns the call that a frame names.
 fn call_of(fields: &Map<String, Value>) -> Option<CallSid> {
     let names = ["callSid", "call_sid", "callId"];
     names.iter().find_map(|name| fields.get(*name)?.as_str()?.parse().ok())
 }
 
-/// Frames are JSON with an `event`, as Twilio, Plivo and Exotel send them; Vonage
-/// and jambonz name the call in their first frame and send sound as it is. What is
-/// nothing of this comes from a person with a WebSocket client, who hears it back.
+/// Frames are JSON with an `event`, as Twilio, Plivo and Exotel send them; Vonage and jambonz name
+/// the call in their first frame and send binary audio. Other frames come from a manual WebSocket
+/// client and are echoed.
 pub fn react(message: &Message) -> Reaction {
     let text = match message {
         Message::Text(text) => text.as_str(),
         Message::Binary(_) => return Reaction::Echo,
-        // A close is answered by the next read, which then finds the end.
+        // The next read answers a close and returns the end of the stream.
         _ => return Reaction::Ignore,
     };
     let Ok(Value::Object(frame)) = serde_json::from_str(text) else {

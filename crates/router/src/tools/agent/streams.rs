@@ -1,4 +1,4 @@
-//! Which stream is for which call.
+//! Assignment of streams to calls.
 
 use std::collections::HashMap;
 
@@ -7,8 +7,8 @@ use fleet::names::CallSid;
 /// The number of a stream.
 pub(super) type StreamId = u64;
 
-/// A new stream is given the call that has waited longest on its pod. That is a
-/// guess, since a client need not say more; the stream's own `start` settles it.
+/// A new stream gets the oldest call of its pod without a stream. That is a guess until a frame of
+/// the stream names its call.
 #[derive(Debug, Default)]
 pub(super) struct Streams {
     next: StreamId,
@@ -19,8 +19,8 @@ pub(super) struct Streams {
 #[derive(Debug, Clone, Copy)]
 struct Holder {
     stream: StreamId,
-    /// The stream has named the call itself.
-    is_sure: bool,
+    /// A frame of the stream named the call.
+    is_confirmed: bool,
 }
 
 impl Streams {
@@ -28,36 +28,36 @@ impl Streams {
     pub(super) fn open(&mut self, calls: impl IntoIterator<Item = CallSid>) -> Option<StreamId> {
         let call = calls.into_iter().find(|call| !self.holders.contains_key(call))?;
         self.next += 1;
-        self.hold(call, Holder { stream: self.next, is_sure: false });
+        self.hold(call, Holder { stream: self.next, is_confirmed: false });
         Some(self.next)
     }
 
-    /// The stream says which call it is for. Whoever had only guessed that call
-    /// takes the other's guess in return. A call that is not here, or that
-    /// another stream has named before, leaves the stream without one.
-    pub(super) fn name(&mut self, stream: StreamId, named: CallSid, is_here: bool) {
+    /// Assigns the call that the stream named. A stream that had this call by a guess gets the
+    /// other's guess in return. A call on another pod, or one that another stream named before,
+    /// leaves the stream without a call.
+    pub(super) fn assign(&mut self, stream: StreamId, named: CallSid, is_on_pod: bool) {
         let guess = self.close(stream);
         let holder = self.holders.get(&named).copied();
         match holder {
-            _ if !is_here => {}
-            Some(Holder { is_sure: true, .. }) => {}
+            _ if !is_on_pod => {}
+            Some(Holder { is_confirmed: true, .. }) => {}
             Some(other) => {
-                self.hold(named, Holder { stream, is_sure: true });
+                self.hold(named, Holder { stream, is_confirmed: true });
                 self.calls.remove(&other.stream);
                 if let Some(guess) = guess {
                     self.hold(guess, other);
                 }
             }
-            None => self.hold(named, Holder { stream, is_sure: true }),
+            None => self.hold(named, Holder { stream, is_confirmed: true }),
         }
     }
 
-    /// The call a stream is for, as far as is known.
+    /// Returns the call of a stream, confirmed or guessed.
     pub(super) fn call(&self, stream: StreamId) -> Option<&CallSid> {
         self.calls.get(&stream)
     }
 
-    /// Ends a stream; the call it was for.
+    /// Ends a stream; returns its call.
     pub(super) fn close(&mut self, stream: StreamId) -> Option<CallSid> {
         let call = self.calls.remove(&stream)?;
         self.holders.remove(&call);
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn streams_take_the_calls_in_order_and_no_more_than_there_are() {
+    fn streams_get_calls_in_order_until_none_is_left() {
         let mut streams = Streams::default();
         let (first, second) = (open(&mut streams).unwrap(), open(&mut streams).unwrap());
         assert_eq!(open(&mut streams), None);
@@ -102,12 +102,12 @@ mod tests {
     fn two_wrong_guesses_are_swapped() {
         let mut streams = Streams::default();
         let (first, second) = (open(&mut streams).unwrap(), open(&mut streams).unwrap());
-        streams.name(first, call("b"), true);
+        streams.assign(first, call("b"), true);
         assert_eq!(
             (streams.call(first), streams.call(second)),
             (Some(&call("b")), Some(&call("a")))
         );
-        streams.name(second, call("a"), true);
+        streams.assign(second, call("a"), true);
         assert_eq!(
             (streams.close(first), streams.close(second)),
             (Some(call("b")), Some(call("a")))
@@ -115,14 +115,14 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_for_another_call_holds_none_of_ours() {
+    fn a_stream_of_a_call_on_another_pod_gets_no_call() {
         let mut streams = Streams::default();
         let (first, second) = (open(&mut streams).unwrap(), open(&mut streams).unwrap());
-        streams.name(first, call("elsewhere"), false);
+        streams.assign(first, call("elsewhere"), false);
         assert_eq!(streams.close(first), None);
-        streams.name(second, call("b"), true);
+        streams.assign(second, call("b"), true);
         let third = open(&mut streams).unwrap();
-        streams.name(third, call("b"), true);
+        streams.assign(third, call("b"), true);
         assert_eq!((streams.close(third), streams.close(second)), (None, Some(call("b"))));
     }
 }

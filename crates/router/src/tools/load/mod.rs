@@ -1,6 +1,6 @@
-//! Load on a router, and a judge of what it does under it.
+//! A load generator that checks the router's invariants.
 
-mod judge;
+mod invariants;
 mod report;
 mod wire;
 
@@ -17,27 +17,27 @@ use std::{
 use tokio::sync::Semaphore;
 
 use self::{
-    judge::Judge,
+    invariants::InvariantChecker,
     report::Counts,
-    wire::{Connection, Failure, Given},
+    wire::{Allocation, Connection, Failure},
 };
 pub use self::{
-    judge::Violation,
-    report::{Flaw, Latency, Report, Tally},
+    invariants::Violation,
+    report::{Latency, LoadFailure, Progress, Report},
     wire::{Format, Target},
 };
 
 /// How calls arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Arrivals {
-    /// Each connection begins a call when its last one is over.
+    /// Closed loop: each connection begins a call when its last one has ended.
     Closed,
-    /// So many calls a second, whether the router keeps up or not. A call that has
-    /// to wait for a connection has waited.
+    /// Open loop: calls arrive at this rate whether the router keeps up or not. Latency includes
+    /// the wait for a connection.
     Open { per_second: f64 },
 }
 
-/// What to do.
+/// Parameters of a load.
 #[derive(Debug, Clone)]
 pub struct Plan {
     pub target: Target,
@@ -48,26 +48,26 @@ pub struct Plan {
     /// How long a call keeps its pod.
     pub hold: Duration,
     pub duration: Duration,
-    /// Stop after so many calls, if that is sooner.
+    /// Stop after this many calls, if earlier.
     pub calls: Option<u64>,
-    /// One call in so many asks twice; 0 for none.
+    /// Repeat every n-th allocate request; 0 for none.
     pub repeat: u64,
 }
 
-/// What a worker does next.
+/// A unit of work.
 enum Job {
-    /// A call arrives, or was due to at that time.
+    /// Begin a call that was due at this time.
     Begin(Instant),
-    End(Held),
+    End(ActiveCall),
 }
 
-/// A call that has a pod.
-struct Held {
+/// A call with a pod.
+struct ActiveCall {
     call: String,
     pod: String,
 }
 
-/// Work for all workers, in the order in which it is due.
+/// Work for all workers, in order of due time.
 struct Jobs {
     ready: Mutex<VecDeque<Job>>,
     count: Semaphore,
@@ -83,7 +83,7 @@ impl Jobs {
         self.count.add_permits(1);
     }
 
-    /// The next job, or nothing once there will be none.
+    /// Returns the next job; `None` after the end of the load.
     async fn next(&self) -> Option<Job> {
         self.count.acquire().await.ok()?.forget();
         self.lock().pop_front()
@@ -92,20 +92,20 @@ impl Jobs {
 
 struct Run {
     plan: Plan,
-    judge: Judge,
+    invariants: InvariantChecker,
     counts: Counts,
     jobs: Jobs,
-    /// Ends of calls that are still to come.
+    /// Scheduled ends of calls.
     ends: Mutex<BinaryHeap<Reverse<Due>>>,
     begun: AtomicU64,
     /// Arrivals whose allocation is not answered yet.
     beginning: AtomicU64,
-    /// Told apart from the calls of other runs by this.
+    /// Distinguishes the calls of this run from those of others.
     tag: u32,
     started: Instant,
 }
 
-struct Due(Instant, Held);
+struct Due(Instant, ActiveCall);
 
 impl PartialEq for Due {
     fn eq(&self, other: &Self) -> bool {
@@ -127,11 +127,11 @@ impl Ord for Due {
     }
 }
 
-/// Runs a plan to its end. `progress` hears once a second how it goes.
-pub async fn run(plan: Plan, progress: impl Fn(&Tally)) -> anyhow::Result<Report> {
-    let judge = Judge::new(&plan.target).await?;
+/// Runs a plan to its end; calls `progress` once a second.
+pub async fn run(plan: Plan, progress: impl Fn(&Progress)) -> anyhow::Result<Report> {
+    let invariants = InvariantChecker::new(&plan.target).await?;
     let run = Arc::new(Run {
-        judge,
+        invariants,
         counts: Counts::default(),
         jobs: Jobs { ready: Mutex::default(), count: Semaphore::new(0) },
         ends: Mutex::default(),
@@ -145,18 +145,18 @@ pub async fn run(plan: Plan, progress: impl Fn(&Tally)) -> anyhow::Result<Report
     for _ in 0..run.plan.connections {
         let run = run.clone();
         match run.plan.arrivals {
-            Arrivals::Closed => workers.spawn(async move { run.calls_in_a_row().await }),
-            Arrivals::Open { .. } => workers.spawn(async move { run.work().await }),
+            Arrivals::Closed => workers.spawn(async move { run.run_closed_loop().await }),
+            Arrivals::Open { .. } => workers.spawn(async move { run.run_open_loop().await }),
         };
     }
     if let Arrivals::Open { per_second } = run.plan.arrivals {
         let run = run.clone();
-        // A thread of its own sleeps to the tenth of a millisecond; a runtime to one.
+        // A thread sleeps with a precision of 0.1 ms; the runtime's timer with 1 ms.
         std::thread::Builder::new()
             .name("arrivals".into())
-            .spawn(move || run.arrive(per_second))?;
+            .spawn(move || run.schedule_arrivals(per_second))?;
     }
-    let mut before = Tally::default();
+    let mut before = Progress::default();
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     ticks.tick().await;
     loop {
@@ -166,13 +166,13 @@ pub async fn run(plan: Plan, progress: impl Fn(&Tally)) -> anyhow::Result<Report
                 Some(done) => done?,
             },
             _ = ticks.tick() => {
-                let now = run.counts.tally(run.started.elapsed());
+                let now = run.counts.progress(run.started.elapsed());
                 progress(&now.since(&before));
                 before = now;
             }
         }
     }
-    Ok(run.counts.report(run.started.elapsed(), &run.judge))
+    Ok(run.counts.report(run.started.elapsed(), &run.invariants))
 }
 
 impl Run {
@@ -181,38 +181,38 @@ impl Run {
             || self.plan.calls.is_some_and(|most| self.begun.load(Ordering::Relaxed) >= most)
     }
 
-    /// The number and the id of a new call.
+    /// Returns the number and the id of a new call.
     fn new_call(&self) -> (u64, String) {
         let number = self.begun.fetch_add(1, Ordering::Relaxed);
         (number, format!("CAload{:08x}{number:010}", self.tag))
     }
 
-    /// One connection of a closed loop.
-    async fn calls_in_a_row(&self) {
+    /// Drives one connection of a closed loop.
+    async fn run_closed_loop(&self) {
         let mut connection = Connection::new(&self.plan.target);
         while !self.is_over() {
-            let Some(held) = self.begin(&mut connection, Instant::now()).await else {
+            let Some(active) = self.begin(&mut connection, Instant::now()).await else {
                 continue;
             };
             if !self.plan.hold.is_zero() {
                 tokio::time::sleep(self.plan.hold).await;
             }
-            self.end(&mut connection, held).await;
+            self.end(&mut connection, active).await;
         }
     }
 
-    /// One connection of an open loop: takes whatever is due.
-    async fn work(&self) {
+    /// Drives one connection of an open loop: takes the jobs that are due.
+    async fn run_open_loop(&self) {
         let mut connection = Connection::new(&self.plan.target);
         while let Some(job) = self.jobs.next().await {
             match job {
                 Job::Begin(due) => {
-                    if let Some(held) = self.begin(&mut connection, due).await {
-                        self.ends().push(Reverse(Due(Instant::now() + self.plan.hold, held)));
+                    if let Some(active) = self.begin(&mut connection, due).await {
+                        self.ends().push(Reverse(Due(Instant::now() + self.plan.hold, active)));
                     }
                     self.beginning.fetch_sub(1, Ordering::SeqCst);
                 }
-                Job::End(held) => self.end(&mut connection, held).await,
+                Job::End(active) => self.end(&mut connection, active).await,
             }
         }
     }
@@ -221,8 +221,8 @@ impl Run {
         self.ends.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets calls arrive and end when they should.
-    fn arrive(&self, per_second: f64) {
+    /// Schedules the beginnings and ends of calls.
+    fn schedule_arrivals(&self, per_second: f64) {
         let mut next = 0u64;
         while !self.is_over() {
             let due = self.started + Duration::from_secs_f64(next as f64 / per_second);
@@ -232,35 +232,35 @@ impl Run {
                 self.jobs.push(Job::Begin(due));
                 continue;
             }
-            self.end_what_is_due();
+            self.schedule_due_ends();
             let pause = due.saturating_duration_since(Instant::now());
             std::thread::sleep(pause.min(Duration::from_millis(1)));
         }
-        // What has begun is brought to its end.
-        let patience = Instant::now() + self.plan.hold + Duration::from_secs(10);
-        let is_open = || self.beginning.load(Ordering::SeqCst) > 0 || self.judge.held() > 0;
-        while is_open() && Instant::now() < patience {
-            self.end_what_is_due();
+        // Calls that have begun are released.
+        let deadline = Instant::now() + self.plan.hold + Duration::from_secs(10);
+        let is_open = || self.beginning.load(Ordering::SeqCst) > 0 || self.invariants.active() > 0;
+        while is_open() && Instant::now() < deadline {
+            self.schedule_due_ends();
             std::thread::sleep(Duration::from_millis(1));
         }
         self.jobs.count.close();
     }
 
-    fn end_what_is_due(&self) {
+    fn schedule_due_ends(&self) {
         let now = Instant::now();
         let mut ends = self.ends();
         while ends.peek().is_some_and(|Reverse(Due(at, _))| *at <= now) {
-            if let Some(Reverse(Due(_, held))) = ends.pop() {
-                self.jobs.push(Job::End(held));
+            if let Some(Reverse(Due(_, active))) = ends.pop() {
+                self.jobs.push(Job::End(active));
             }
         }
     }
 
-    async fn begin(&self, connection: &mut Connection, due: Instant) -> Option<Held> {
+    async fn begin(&self, connection: &mut Connection, due: Instant) -> Option<ActiveCall> {
         let (plan, (number, call)) = (&self.plan, self.new_call());
-        let asked = connection.allocate(plan.format, &call, plan.merchant.as_deref()).await;
-        let given = match asked {
-            Ok(given) => given,
+        let allocation = connection.allocate(plan.format, &call, plan.merchant.as_deref()).await;
+        let Allocation { pod } = match allocation {
+            Ok(allocation) => allocation,
             Err(failure) => {
                 self.counts.failed("allocate", &failure);
                 if matches!(failure, Failure::Refused) {
@@ -273,23 +273,22 @@ impl Run {
             }
         };
         self.counts.allocated(due.elapsed());
-        let Given { pod } = given;
-        self.judge.begins(&pod, &call).await;
+        self.invariants.record_allocation(&pod, &call).await;
         if plan.repeat > 0 && number.is_multiple_of(plan.repeat) {
             match connection.allocate(plan.format, &call, plan.merchant.as_deref()).await {
-                Ok(again) => self.judge.again(&call, &pod, &again.pod),
+                Ok(repeat) => self.invariants.record_repeat(&call, &pod, &repeat.pod),
                 Err(failure) => self.counts.failed("repeat", &failure),
             }
         }
-        Some(Held { call, pod })
+        Some(ActiveCall { call, pod })
     }
 
-    async fn end(&self, connection: &mut Connection, held: Held) {
-        // From here on the pod may be another's.
-        self.judge.ends(&held.pod, &held.call);
-        let asked = Instant::now();
-        match connection.release(self.plan.format, &held.call).await {
-            Ok(()) => self.counts.released(asked.elapsed()),
+    async fn end(&self, connection: &mut Connection, active: ActiveCall) {
+        // From here on the pod may get another call.
+        self.invariants.record_release(&active.pod, &active.call);
+        let started = Instant::now();
+        match connection.release(self.plan.format, &active.call).await {
+            Ok(()) => self.counts.released(started.elapsed()),
             Err(failure) => self.counts.failed("release", &failure),
         }
     }

@@ -1,4 +1,4 @@
-//! What came of a load: counts, percentiles, and what must not have happened.
+//! Results of a load: counts, percentiles, violations.
 
 use std::{
     collections::BTreeMap,
@@ -9,14 +9,14 @@ use std::{
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{judge::Judge, wire::Failure};
+use super::{invariants::InvariantChecker, wire::Failure};
 
 /// Times from a microsecond to a minute, to three digits.
 fn histogram() -> Histogram<u64> {
-    Histogram::new_with_bounds(1, 60_000_000, 3).expect("the bounds make sense")
+    Histogram::new_with_bounds(1, 60_000_000, 3).expect("the bounds are valid")
 }
 
-struct Kept {
+struct Measurements {
     allocate: Histogram<u64>,
     refused: Histogram<u64>,
     release: Histogram<u64>,
@@ -24,39 +24,39 @@ struct Kept {
 }
 
 /// Counts while a load runs.
-pub(super) struct Counts(Mutex<Kept>);
+pub(super) struct Counts(Mutex<Measurements>);
 
 impl Default for Counts {
     fn default() -> Self {
         let [allocate, refused, release] = [histogram(), histogram(), histogram()];
-        Self(Mutex::new(Kept { allocate, refused, release, errors: BTreeMap::new() }))
+        Self(Mutex::new(Measurements { allocate, refused, release, errors: BTreeMap::new() }))
     }
 }
 
-/// How far a load is.
+/// Progress of a load.
 #[derive(Debug, Clone, Default)]
-pub struct Tally {
+pub struct Progress {
     pub elapsed: Duration,
     pub allocated: u64,
     pub released: u64,
     pub errors: u64,
-    span: Duration,
+    interval: Duration,
 }
 
-impl Tally {
-    /// The difference to an earlier one.
+impl Progress {
+    /// Returns the progress since an earlier state.
     pub fn since(&self, before: &Self) -> Self {
         Self {
             elapsed: self.elapsed,
             allocated: self.allocated - before.allocated,
             released: self.released - before.released,
             errors: self.errors - before.errors,
-            span: self.elapsed.saturating_sub(before.elapsed),
+            interval: self.elapsed.saturating_sub(before.elapsed),
         }
     }
 
     pub fn per_second(&self) -> f64 {
-        (self.allocated + self.released) as f64 / self.span.as_secs_f64().max(0.001)
+        (self.allocated + self.released) as f64 / self.interval.as_secs_f64().max(0.001)
     }
 }
 
@@ -80,30 +80,30 @@ impl Latency {
     }
 }
 
-/// What came of a load.
+/// Results of a load.
 #[derive(Debug, Clone, Serialize)]
 pub struct Report {
     pub seconds: f64,
     pub requests_per_second: f64,
     pub calls: u64,
     pub allocate: Latency,
-    /// Calls that were told that there is no pod, or no room.
+    /// Refused calls.
     pub refused: Latency,
     pub release: Latency,
     pub errors: BTreeMap<String, u64>,
-    /// How many of these are failures: a call that is told that there is no pod is answered.
+    /// The number of failures among the errors: a refused call is not a failure.
     pub failed: u64,
-    /// The most calls that had a pod at the same time: without overlap the check
-    /// proves nothing.
+    /// Maximum number of calls that had a pod at the same time: without overlap the invariants
+    /// are not tested.
     pub overlap: usize,
-    /// Calls that asked twice.
+    /// Repeated allocate requests.
     pub repeated: u64,
     pub violations: u64,
     pub shown: Vec<String>,
 }
 
 impl Counts {
-    fn lock(&self) -> MutexGuard<'_, Kept> {
+    fn lock(&self) -> MutexGuard<'_, Measurements> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -124,81 +124,81 @@ impl Counts {
         *self.lock().errors.entry(kind).or_default() += 1;
     }
 
-    pub(super) fn tally(&self, elapsed: Duration) -> Tally {
-        let kept = self.lock();
-        Tally {
+    pub(super) fn progress(&self, elapsed: Duration) -> Progress {
+        let measured = self.lock();
+        Progress {
             elapsed,
-            allocated: kept.allocate.len(),
-            released: kept.release.len(),
-            errors: kept.errors.values().sum(),
-            span: elapsed,
+            allocated: measured.allocate.len(),
+            released: measured.release.len(),
+            errors: measured.errors.values().sum(),
+            interval: elapsed,
         }
     }
 
-    pub(super) fn report(&self, elapsed: Duration, judge: &Judge) -> Report {
-        let kept = self.lock();
-        let (violations, shown) = judge.violations();
+    pub(super) fn report(&self, elapsed: Duration, invariants: &InvariantChecker) -> Report {
+        let measured = self.lock();
+        let (violations, shown) = invariants.violations();
         let seconds = elapsed.as_secs_f64();
-        let requests = kept.allocate.len() + kept.release.len();
+        let requests = measured.allocate.len() + measured.release.len();
         Report {
             seconds,
             requests_per_second: requests as f64 / seconds.max(0.001),
-            calls: kept.allocate.len(),
-            allocate: Latency::of(&kept.allocate),
-            refused: Latency::of(&kept.refused),
-            release: Latency::of(&kept.release),
-            failed: failures(&kept.errors).map(|(_, count)| count).sum(),
-            errors: kept.errors.clone(),
-            overlap: judge.overlap(),
-            repeated: judge.repeats(),
+            calls: measured.allocate.len(),
+            allocate: Latency::of(&measured.allocate),
+            refused: Latency::of(&measured.refused),
+            release: Latency::of(&measured.release),
+            failed: failures(&measured.errors).map(|(_, count)| count).sum(),
+            errors: measured.errors.clone(),
+            overlap: invariants.overlap(),
+            repeated: invariants.repeats(),
             violations,
             shown: shown.iter().map(ToString::to_string).collect(),
         }
     }
 }
 
-/// The first of two calls for one id may be refused; what has a pod may not.
+/// A refused allocation is a valid outcome; a refused repeat is a failure.
 const REFUSED: &str = "allocate: refused";
 
 fn failures(errors: &BTreeMap<String, u64>) -> impl Iterator<Item = (&String, &u64)> {
     errors.iter().filter(|(kind, _)| *kind != REFUSED)
 }
 
-/// Why a load is no success.
+/// Why a load failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Flaw {
-    /// Something happened that must not, or nothing could be checked.
+pub enum LoadFailure {
+    /// An invariant was violated, or could not be checked.
     Check(String),
     /// Requests failed.
     Requests(String),
 }
 
 impl Report {
-    /// Whether nothing happened that must not, the check could have seen it, and all requests
-    /// were answered.
-    pub fn verdict(&self, connections: usize) -> Result<&'static str, Flaw> {
+    /// Succeeds if no invariant was violated, violations could have been detected, and no request
+    /// failed.
+    pub fn verdict(&self, connections: usize) -> Result<&'static str, LoadFailure> {
         if self.violations > 0 {
-            let text = format!("{} violations, such as: {}", self.violations, self.shown[0]);
-            return Err(Flaw::Check(text));
+            let text = format!("{} violations, the first: {}", self.violations, self.shown[0]);
+            return Err(LoadFailure::Check(text));
         }
         if self.failed > 0 {
             let kinds: Vec<String> =
                 failures(&self.errors).map(|(kind, count)| format!("{count} × {kind}")).collect();
             let text = format!("{} requests failed: {}", self.failed, kinds.join(", "));
-            return Err(Flaw::Requests(text));
+            return Err(LoadFailure::Requests(text));
         }
         if self.calls == 0 {
-            return Err(Flaw::Check("no call got a pod".into()));
+            return Err(LoadFailure::Check("no call got a pod".into()));
         }
         if self.overlap < 2 && connections > 1 {
-            return Err(Flaw::Check(
-                "no two calls had pods at the same time, so nothing was checked: raise --hold or --connections"
+            return Err(LoadFailure::Check(
+                "no two calls had pods at the same time, so that the invariants were not tested: raise --hold or --connections"
                     .into(),
             ));
         }
         Ok(match self.overlap {
-            0 | 1 => "one call at a time: whether pods are given twice was not checked",
-            _ => "no pod carried more than it may, no call had two pods",
+            0 | 1 => "one call at a time: double allocation was not tested",
+            _ => "no pod exceeded its capacity, no call had two pods",
         })
     }
 }

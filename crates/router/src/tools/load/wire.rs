@@ -1,5 +1,4 @@
-//! What goes over the wire: as little work as possible, for the router is what is
-//! to be measured.
+//! A minimal HTTP client: the load generator should cost as little as possible.
 
 use std::{fmt, io, net::SocketAddr};
 
@@ -12,8 +11,8 @@ use tokio::{
 
 use telephony::{Provider, Secret};
 
-/// Nobody waits longer for an answer.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// How long a request may take.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The router to load.
 #[derive(Debug, Clone)]
@@ -24,7 +23,7 @@ pub struct Target {
 }
 
 impl Target {
-    /// Reads `http://host:port`.
+    /// Parses `http://host:port` and resolves the host.
     pub async fn parse(url: &str, token: Option<Secret>) -> Result<Self, String> {
         let rest = url.strip_prefix("http://").ok_or("expected a URL that begins with http://")?;
         let authority = rest.trim_end_matches('/');
@@ -40,7 +39,7 @@ impl Target {
     }
 }
 
-/// In whose format calls ask.
+/// Format of allocate and release requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Format {
     Json,
@@ -70,16 +69,16 @@ impl fmt::Display for Format {
     }
 }
 
-/// A call got a pod.
-pub(super) struct Given {
+/// A successful allocate request.
+pub(super) struct Allocation {
     pub pod: String,
 }
 
-/// Why a request came to nothing.
+/// Why a request failed.
 #[derive(Debug)]
 pub(super) enum Failure {
     NoConnection(io::Error),
-    NoAnswer,
+    Timeout,
     /// No pod for the call.
     Refused,
     Status(u16),
@@ -89,14 +88,14 @@ impl Failure {
     pub(super) fn kind(&self) -> String {
         match self {
             Self::NoConnection(error) => format!("no connection ({})", error.kind()),
-            Self::NoAnswer => "no answer".into(),
+            Self::Timeout => "no answer".into(),
             Self::Refused => "refused".into(),
             Self::Status(status) => format!("status {status}"),
         }
     }
 }
 
-/// One connection, made anew when it is lost.
+/// A connection that reconnects after a failure.
 pub(super) struct Connection {
     target: Target,
     stream: Option<TcpStream>,
@@ -113,7 +112,7 @@ impl Connection {
         format: Format,
         call: &str,
         merchant: Option<&str>,
-    ) -> Result<Given, Failure> {
+    ) -> Result<Allocation, Failure> {
         let merchant = merchant.map(|id| utf8_percent_encode(id, NON_ALPHANUMERIC).to_string());
         let (path, body) = match (format, merchant) {
             (Format::Json, None) => {
@@ -125,13 +124,13 @@ impl Connection {
             ),
             (Format::Provider(provider), id) => {
                 let query = id.map(|id| format!("?merchant_id={id}")).unwrap_or_default();
-                let field = provider.dialect().call_field();
+                let field = provider.dialect().call_id_field();
                 (format!("/api/v1/{provider}/allocate{query}"), format!("{field}={call}"))
             }
         };
         let (status, body) = self.post(&path, format, &body).await?;
         match (status, pod_in(body)) {
-            (200, Some(pod)) => Ok(Given { pod: pod.to_owned() }),
+            (200, Some(pod)) => Ok(Allocation { pod: pod.to_owned() }),
             (200 | 503, None) => Err(Failure::Refused),
             (status, _) => Err(Failure::Status(status)),
         }
@@ -141,7 +140,7 @@ impl Connection {
         let (path, body) = match format {
             Format::Json => ("/api/v1/release".into(), format!(r#"{{"call_sid":"{call}"}}"#)),
             Format::Provider(provider) => {
-                let field = provider.dialect().call_field();
+                let field = provider.dialect().call_id_field();
                 let status =
                     "CallStatus=completed&Status=completed&status=completed&call_status=completed";
                 (format!("/api/v1/{provider}/call-status"), format!("{field}={call}&{status}"))
@@ -153,7 +152,7 @@ impl Connection {
         }
     }
 
-    /// The answer to a request: its status and its body.
+    /// Sends a GET request; returns the status and the body.
     pub(super) async fn get(&mut self, path: &str) -> Result<(u16, &str), Failure> {
         let request = format!("GET {path} HTTP/1.1\r\n{}\r\n", self.head());
         self.send(request.as_bytes()).await
@@ -191,10 +190,10 @@ impl Connection {
         let mut stream = stream.map_err(Failure::NoConnection)?;
         self.buffer.clear();
         let exchange = exchange(&mut stream, request, &mut self.buffer);
-        let (status, body, is_last) = match timeout(PATIENCE, exchange).await {
+        let (status, body, is_last) = match timeout(RESPONSE_TIMEOUT, exchange).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => return Err(Failure::NoConnection(error)),
-            Err(_) => return Err(Failure::NoAnswer),
+            Err(_) => return Err(Failure::Timeout),
         };
         if !is_last {
             self.stream = Some(stream);
@@ -209,8 +208,8 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     Ok(stream)
 }
 
-/// Sends a request and reads the answer: its status, where its body begins, and
-/// whether the connection ends with it.
+/// Sends a request and reads the response; returns its status, the offset of its body, and
+/// whether the server closes the connection.
 async fn exchange(
     stream: &mut TcpStream,
     request: &[u8],
@@ -243,7 +242,7 @@ async fn exchange(
     }
 }
 
-/// The pod that an answer names, in whatever format.
+/// Returns the pod named in a response of any format.
 fn pod_in(body: &str) -> Option<&str> {
     let after = |mark: &str| body.find(mark).map(|at| &body[at + mark.len()..]);
     let rest = after("\"pod_name\":\"").or_else(|| after("/ws/pod/"))?;

@@ -1,4 +1,4 @@
-//! How long this router's own allocations and releases take.
+//! Latency of this router's own allocations and releases.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -7,62 +7,61 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::CHARTED;
+use super::CHART_SECONDS;
 use crate::telemetry::metrics::Metrics;
 use fleet::Millis;
 
-/// For so long latencies are averaged.
-const RECENT: Duration = Duration::from_secs(5);
+/// Window of the latency quantiles.
+const AVERAGING_PERIOD: Duration = Duration::from_secs(5);
 
-/// What the metrics were at the last looks, and what that came to in the last seconds. It is
-/// kept while no page is open, so that the charts of one that opens begin with it.
+/// Samples of the latency histograms and the quantiles of the last seconds. They are recorded
+/// while no dashboard is open, so that its charts begin with past values.
 #[derive(Default)]
 pub(super) struct Latencies {
     buckets: VecDeque<(Instant, Buckets)>,
     seconds: VecDeque<(u64, Value)>,
 }
 
-/// How many requests took how long at most, by operation.
+/// Cumulative histogram buckets (upper bound in seconds, count) by operation.
 type Buckets = BTreeMap<String, Vec<(f64, f64)>>;
 
 impl Latencies {
-    /// Looks at how long allocations and releases of this router took since the last look, or
-    /// in the last seconds if that was a moment ago.
-    pub(super) fn look(&mut self, metrics: &Metrics, at: Millis) {
-        let lately = self.lately(metrics);
+    /// Samples the metrics and sets the quantiles of the seconds since the last update.
+    pub(super) fn update(&mut self, metrics: &Metrics, at: Millis) {
+        let recent = self.recent(metrics);
         let second = at / 1_000;
-        // (a clock that was set back begins anew)
+        // The clock was set back.
         if self.seconds.back().is_some_and(|(last, _)| *last > second) {
             self.seconds.clear();
         }
         self.seconds.pop_back_if(|(last, _)| *last == second);
-        let earliest = second.saturating_sub(RECENT.as_secs());
+        let earliest = second.saturating_sub(AVERAGING_PERIOD.as_secs());
         let first = self.seconds.back().map_or(second, |(last, _)| (last + 1).max(earliest));
-        self.seconds.extend((first..=second).map(|second| (second, lately.clone())));
-        while self.seconds.front().is_some_and(|(oldest, _)| oldest + CHARTED < second) {
+        self.seconds.extend((first..=second).map(|second| (second, recent.clone())));
+        while self.seconds.front().is_some_and(|(oldest, _)| oldest + CHART_SECONDS < second) {
             self.seconds.pop_front();
         }
     }
 
-    /// By the second, the oldest first.
+    /// Quantiles by second, oldest first.
     pub(super) fn history(&self) -> impl Iterator<Item = &(u64, Value)> {
         self.seconds.iter()
     }
 
-    /// At the last look.
+    /// Quantiles of the last update.
     pub(super) fn last(&self) -> Value {
         self.seconds.back().map_or(Value::Null, |(_, value)| value.clone())
     }
 
-    fn lately(&mut self, metrics: &Metrics) -> Value {
+    fn recent(&mut self, metrics: &Metrics) -> Value {
         let now = Instant::now();
         if self.buckets.is_empty() {
-            // The router has just begun.
+            // All counters were zero at the start of the router.
             self.buckets.push_back((now, Buckets::new()));
         }
         self.buckets.push_back((now, buckets(&metrics.render(None))));
         while self.buckets.len() > 2
-            && self.buckets.get(1).is_some_and(|(at, _)| at.elapsed() > RECENT)
+            && self.buckets.get(1).is_some_and(|(at, _)| at.elapsed() > AVERAGING_PERIOD)
         {
             self.buckets.pop_front();
         }
@@ -70,7 +69,7 @@ impl Latencies {
         else {
             return Value::Null;
         };
-        let shown = |operation: &str| {
+        let quantiles = |operation: &str| {
             let after = after.get(operation)?;
             let before = before.get(operation);
             let counts: Vec<(f64, f64)> = after
@@ -83,11 +82,11 @@ impl Latencies {
                 .collect();
             Some(json!({"p50": quantile(&counts, 0.5)?, "p99": quantile(&counts, 0.99)?}))
         };
-        json!({"allocate": shown("allocate"), "release": shown("release")})
+        json!({"allocate": quantiles("allocate"), "release": quantiles("release")})
     }
 }
 
-/// The store's times out of the text of the metrics.
+/// Parses the histogram of store latencies from the metrics text.
 fn buckets(text: &str) -> Buckets {
     let mut all = Buckets::new();
     for line in text.lines() {
@@ -107,13 +106,13 @@ fn buckets(text: &str) -> Buckets {
     all
 }
 
-/// The time (ms) within which this part of all requests was done.
-fn quantile(buckets: &[(f64, f64)], part: f64) -> Option<f64> {
-    let all = buckets.last()?.1;
-    if all <= 0.0 {
+/// A quantile in milliseconds, interpolated within its bucket.
+fn quantile(buckets: &[(f64, f64)], q: f64) -> Option<f64> {
+    let total = buckets.last()?.1;
+    if total <= 0.0 {
         return None;
     }
-    let wanted = all * part;
+    let wanted = total * q;
     let (mut low, mut below) = (0.0, 0.0);
     for (limit, count) in buckets {
         if *count >= wanted {
@@ -141,28 +140,28 @@ mod tests {
     }
 
     #[test]
-    fn what_took_time_between_two_looks_is_known_for_each_second() {
+    fn each_second_between_two_updates_has_quantiles() {
         let (metrics, mut latencies) = (Metrics::default(), Latencies::default());
         let known = |latencies: &Latencies| -> Vec<u64> {
             let is_known = |(_, value): &&(u64, Value)| value["allocate"]["p50"].is_number();
             latencies.history().filter(is_known).map(|(second, _)| *second).collect()
         };
-        latencies.look(&metrics, 100_000);
+        latencies.update(&metrics, 100_000);
         assert!(known(&latencies).is_empty());
         metrics.store.observe("allocate", Duration::from_millis(3));
-        latencies.look(&metrics, 103_500);
+        latencies.update(&metrics, 103_500);
         assert_eq!(known(&latencies), [101, 102, 103]);
-        // Looks may be far apart, and the clock may be set back.
-        latencies.look(&metrics, 200_000);
+        // Updates may be far apart, and the clock may be set back.
+        latencies.update(&metrics, 200_000);
         assert_eq!(known(&latencies), [101, 102, 103, 195, 196, 197, 198, 199, 200]);
-        latencies.look(&metrics, 282_000);
+        latencies.update(&metrics, 282_000);
         assert!(known(&latencies)[0] == 102 && latencies.last()["allocate"].is_object());
-        latencies.look(&metrics, 50_000);
+        latencies.update(&metrics, 50_000);
         assert_eq!(known(&latencies), [50]);
     }
 
     #[test]
-    fn times_are_read_from_the_metrics() {
+    fn latencies_are_parsed_from_the_metrics() {
         let metrics = Metrics::default();
         metrics.store.observe("allocate", Duration::from_millis(3));
         let found = buckets(&metrics.render(None));

@@ -1,9 +1,10 @@
-//! What the page shows, kept up to date while anybody looks: pools, pods, calls and events are
-//! read from the store, so that every replica shows the same; latencies and the connection to
-//! the cluster are the replica's own. Since when something has been wrong is known before that.
+//! `GET /live`: the event stream of the dashboard. Pools, pods, calls and events are read from the
+//! store, so that every replica shows the same; latencies and the state of the cluster connection
+//! are the replica's own. Latencies and start times of problems are recorded even while no
+//! dashboard is open.
 
+mod event_rates;
 mod latencies;
-mod tally;
 mod warnings;
 
 use std::{
@@ -21,7 +22,7 @@ use axum::{
     http::request::Parts,
     response::{
         IntoResponse, Response,
-        sse::{Event as Message, KeepAlive, Sse},
+        sse::{Event as SseEvent, KeepAlive, Sse},
     },
 };
 use futures_util::{StreamExt, future::ready, stream};
@@ -29,44 +30,44 @@ use serde_json::{Value, json};
 use tokio::sync::{Notify, broadcast};
 
 use self::{
+    event_rates::EventRates,
     latencies::Latencies,
-    tally::Tally,
-    warnings::{Since, warnings},
+    warnings::{ProblemStarts, warnings},
 };
 use super::{events::HEARTBEAT, snapshots::Snapshots};
 use crate::http::{
     ApiError, Shared,
-    middleware::{auth::Pass, stream_limit},
+    middleware::{auth::StreamToken, stream_limit},
     openapi::{Endpoint, Group, schemas},
 };
 use crate::{lifecycle::Lifecycle, telemetry::metrics::Metrics};
-use fleet::{EventId, Logged, Millis, PodStatus, Status, names::Pool, tiers::Tiers};
+use fleet::{EventId, LoggedEvent, Millis, PodStatus, Status, names::Pool, tiers::Tiers};
 use store::{Store, StoreError};
 
-/// How often the store is looked at. (Readings that take long are further apart: see
-/// [`Snapshots`].)
-const LOOK: Duration = Duration::from_millis(500);
-/// Events that one message carries, and that one look takes.
-const IN_ONE_MESSAGE: usize = 200;
-const IN_ONE_LOOK: usize = 5_000;
-/// How often the pools are looked at while nobody else does.
-const GLANCE: Duration = Duration::from_secs(5);
-/// Events that are read in one step on the way back.
-const STEP: usize = 1_000;
-/// The charts show so many seconds.
-const CHARTED: u64 = 180;
-/// Messages that a slow listener may be behind.
-const BEHIND: usize = 64;
+/// Refresh interval while dashboards are open. (Slow reads are further apart: see [`Snapshots`].)
+const WATCHED_INTERVAL: Duration = Duration::from_millis(500);
+/// Refresh interval while no dashboard is open.
+const IDLE_INTERVAL: Duration = Duration::from_secs(5);
+/// Events in one message.
+const MAX_MESSAGE_EVENTS: usize = 200;
+/// New events read by one refresh.
+const MAX_NEW_EVENTS: usize = 5_000;
+/// Events read at a time when the history is loaded.
+const PAGE_SIZE: usize = 1_000;
+/// Period that the charts show.
+const CHART_SECONDS: u64 = 180;
+/// Messages that a listener may lag behind.
+const MAX_LAG: usize = 64;
 
-/// A message: its name and its JSON.
+/// A server-sent event: its name and its JSON.
 #[derive(Debug, Clone)]
-pub struct Told {
+pub struct LiveMessage {
     pub name: &'static str,
     pub text: Arc<str>,
 }
 
-/// What this router is, which does not change.
-pub struct About {
+/// Static properties of this router.
+pub struct RouterInfo {
     pub name: String,
     pub store: &'static str,
     pub has_cluster: bool,
@@ -79,25 +80,25 @@ pub struct Live {
     snapshots: Arc<Snapshots>,
     metrics: Arc<Metrics>,
     lifecycle: Arc<Lifecycle>,
-    about: About,
+    info: RouterInfo,
     started: Instant,
-    told: broadcast::Sender<Told>,
-    /// What a newcomer has to know.
-    now: Mutex<Now>,
+    messages: broadcast::Sender<LiveMessage>,
+    /// State sent to new listeners.
+    current: Mutex<Current>,
     listeners: AtomicUsize,
-    arrived: Notify,
+    connected: Notify,
 }
 
 #[derive(Default)]
-struct Now {
+struct Current {
     state: Option<Arc<str>>,
     pods: BTreeMap<String, Value>,
     events: VecDeque<Value>,
-    /// What the charts show: rates and latencies, about once a second.
+    /// Points of the charts (rates and latencies), about one per second.
     points: VecDeque<(Millis, Value)>,
 }
 
-impl Now {
+impl Current {
     fn add_point(&mut self, at: Millis, point: Value) {
         match self.points.back() {
             // The clock was set back.
@@ -106,22 +107,22 @@ impl Now {
             _ => {}
         }
         self.points.push_back((at, point));
-        while self.points.front().is_some_and(|(first, _)| first + CHARTED * 1_000 < at) {
+        while self.points.front().is_some_and(|(first, _)| first + CHART_SECONDS * 1_000 < at) {
             self.points.pop_front();
         }
     }
 
-    fn history(&self) -> Told {
+    fn history(&self) -> LiveMessage {
         let points: Vec<&Value> = self.points.iter().map(|(_, point)| point).collect();
-        told("history", &json!({"points": points}))
+        live_message("history", &json!({"points": points}))
     }
 }
 
-/// Somebody looks, for as long as this is there.
+/// An open stream; counted until dropped.
 pub struct Listener {
     live: Arc<Live>,
-    pub first: Vec<Told>,
-    pub next: broadcast::Receiver<Told>,
+    pub initial: Vec<LiveMessage>,
+    pub updates: broadcast::Receiver<LiveMessage>,
 }
 
 impl Drop for Listener {
@@ -136,135 +137,139 @@ impl Live {
         snapshots: Arc<Snapshots>,
         metrics: Arc<Metrics>,
         lifecycle: Arc<Lifecycle>,
-        about: About,
+        info: RouterInfo,
     ) -> Arc<Self> {
         Arc::new(Self {
             store,
             snapshots,
             metrics,
             lifecycle,
-            about,
+            info,
             started: Instant::now(),
-            told: broadcast::Sender::new(BEHIND),
-            now: Mutex::default(),
+            messages: broadcast::Sender::new(MAX_LAG),
+            current: Mutex::default(),
             listeners: AtomicUsize::new(0),
-            arrived: Notify::new(),
+            connected: Notify::new(),
         })
     }
 
     pub fn has_events(&self) -> bool {
-        self.about.has_events
+        self.info.has_events
     }
 
-    fn now(&self) -> MutexGuard<'_, Now> {
-        self.now.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Begins to look: what is there now, and what comes.
+    /// Subscribes to updates, with messages for the current state.
     pub fn listen(self: &Arc<Self>) -> Listener {
         self.listeners.fetch_add(1, Ordering::Relaxed);
-        self.arrived.notify_one();
-        // Nothing is told in between: that needs the same lock.
-        let now = self.now();
-        let mut first = vec![now.history()];
-        if let Some(state) = &now.state {
-            first.push(Told { name: "state", text: state.clone() });
+        self.connected.notify_one();
+        // The lock excludes updates between the initial messages and the subscription.
+        let current = self.current();
+        let mut initial = vec![current.history()];
+        if let Some(state) = &current.state {
+            initial.push(LiveMessage { name: "state", text: state.clone() });
         }
-        let pods: Vec<&Value> = now.pods.values().collect();
-        first.push(told("pods", &json!({"is_full": true, "pods": pods, "gone": []})));
-        first.push(told("events", &json!({"events": now.events, "skipped": 0})));
-        Listener { live: self.clone(), first, next: self.told.subscribe() }
+        let pods: Vec<&Value> = current.pods.values().collect();
+        initial.push(live_message("pods", &json!({"is_full": true, "pods": pods, "gone": []})));
+        initial.push(live_message("events", &json!({"events": current.events, "skipped": 0})));
+        Listener { live: self.clone(), initial, updates: self.messages.subscribe() }
     }
 
-    /// Looks at the store, closely while anybody wants to know.
+    /// Refreshes from the store, more often while dashboards are open.
     pub async fn run(self: Arc<Self>) {
-        let (mut since, mut watch) = (Since::default(), Watch::default());
+        let (mut starts, mut feed) = (ProblemStarts::default(), EventFeed::default());
         let mut latencies = Latencies::default();
         loop {
-            let began = Instant::now();
+            let started = Instant::now();
             let is_watched = self.listeners.load(Ordering::Relaxed) > 0;
-            latencies.look(&self.metrics, self.store.now());
-            let looked = if is_watched {
-                self.look(&mut watch, &latencies).await
+            latencies.update(&self.metrics, self.store.now());
+            let refreshed = if is_watched {
+                self.refresh(&mut feed, &latencies).await
             } else {
-                watch = Watch::default();
-                *self.now() = Now::default();
+                feed = EventFeed::default();
+                *self.current() = Current::default();
                 self.snapshots.status().await
             };
-            if let Err(error) = &looked {
-                tracing::debug!(%error, "the page cannot look at the store");
+            if let Err(error) = &refreshed {
+                tracing::debug!(%error, "the dashboard cannot be refreshed from the store");
             }
-            let status = looked.ok();
-            since.note(status.as_deref(), status.is_some() && self.store.outage().is_none());
+            let status = refreshed.ok();
+            starts.update(status.as_deref(), status.is_some() && self.store.outage().is_none());
             if is_watched {
-                self.tell_state(&since, &watch, latencies.last(), status);
+                self.publish_state(&starts, &feed, latencies.last(), status);
             }
-            let pause = if is_watched { LOOK } else { GLANCE };
+            let pause = if is_watched { WATCHED_INTERVAL } else { IDLE_INTERVAL };
             tokio::select! {
                 () = self.lifecycle.stopping.cancelled() => return,
-                () = self.arrived.notified(), if !is_watched => {}
-                () = tokio::time::sleep(pause.saturating_sub(began.elapsed())) => {}
+                () = self.connected.notified(), if !is_watched => {}
+                () = tokio::time::sleep(pause.saturating_sub(started.elapsed())) => {}
             }
         }
     }
 
-    /// Reads events, pods and pools, and tells what has changed.
-    async fn look(
+    /// Reads events, pods and pools, and publishes events and changed pods.
+    async fn refresh(
         &self,
-        watch: &mut Watch,
+        feed: &mut EventFeed,
         latencies: &Latencies,
     ) -> Result<Arc<Status>, StoreError> {
-        self.look_at_events(watch, latencies).await?;
+        self.poll_events(feed, latencies).await?;
         let status = self.snapshots.status().await?;
         let tiers = self.snapshots.tiers().await?;
         let pods = self.snapshots.pods().await?;
-        self.tell_pods(&pods, &tiers);
+        self.publish_pods(&pods, &tiers);
         Ok(status)
     }
 
-    async fn look_at_events(
+    async fn poll_events(
         &self,
-        watch: &mut Watch,
+        feed: &mut EventFeed,
         latencies: &Latencies,
     ) -> Result<(), StoreError> {
-        let Some(from) = watch.seen else { return self.look_back(watch, latencies).await };
-        let mut fresh = self.store.events_after(from, IN_ONE_LOOK).await?;
-        if fresh.len() == IN_ONE_LOOK {
-            // More happens than anybody can follow: what is told is what happened last.
-            let mut last = self.store.events_before(None, IN_ONE_MESSAGE).await?;
+        let Some(from) = feed.last_seen else { return self.load_history(feed, latencies).await };
+        let mut fresh = self.store.events_after(from, MAX_NEW_EVENTS).await?;
+        if fresh.len() == MAX_NEW_EVENTS {
+            // Too many new events to show: skip to the latest ones.
+            let mut last = self.store.events_before(None, MAX_MESSAGE_EVENTS).await?;
             last.reverse();
             let known = fresh.last().map(|logged| logged.id);
             fresh.extend(last.into_iter().filter(|logged| Some(logged.id) > known));
         }
         if let Some(last) = fresh.last() {
-            watch.seen = Some(last.id);
+            feed.last_seen = Some(last.id);
         }
-        watch.tally.note(&fresh, self.store.now());
-        let skipped = fresh.len().saturating_sub(IN_ONE_MESSAGE);
-        self.tell_events(&fresh[skipped..], skipped);
+        feed.rates.record(&fresh, self.store.now());
+        let skipped = fresh.len().saturating_sub(MAX_MESSAGE_EVENTS);
+        self.publish_events(&fresh[skipped..], skipped);
         Ok(())
     }
 
-    /// Reads what happened before anybody looked, as far back as it matters.
-    async fn look_back(&self, watch: &mut Watch, latencies: &Latencies) -> Result<(), StoreError> {
+    /// Reads past events, as far back as the charts and warnings need.
+    async fn load_history(
+        &self,
+        feed: &mut EventFeed,
+        latencies: &Latencies,
+    ) -> Result<(), StoreError> {
         let now = self.store.now();
-        let mut events = self.store.events_before(None, STEP).await?;
-        let is_enough = |events: &[Logged]| {
-            let is_old = |oldest: &Logged| oldest.at + tally::RECENT < now;
-            events.len() >= tally::MOST || events.last().is_none_or(is_old)
+        let mut events = self.store.events_before(None, PAGE_SIZE).await?;
+        let is_enough = |events: &[LoggedEvent]| {
+            let is_old = |oldest: &LoggedEvent| oldest.at + event_rates::RETENTION < now;
+            events.len() >= event_rates::MAX_EVENTS || events.last().is_none_or(is_old)
         };
         while !is_enough(&events) {
             let before = events.last().map(|logged| logged.id);
-            let some = self.store.events_before(before, STEP).await?;
+            let some = self.store.events_before(before, PAGE_SIZE).await?;
             if some.is_empty() {
                 break;
             }
             events.extend(some);
         }
         events.reverse();
-        watch.seen = Some(events.last().map(|logged| logged.id).unwrap_or_default());
-        watch.tally.note(&events, now);
-        let rates = watch.tally.history(CHARTED, now);
+        feed.last_seen = Some(events.last().map(|logged| logged.id).unwrap_or_default());
+        feed.rates.record(&events, now);
+        let rates = feed.rates.history(CHART_SECONDS, now);
         let mut points: BTreeMap<Millis, Value> =
             rates.into_iter().map(|(at, rates)| (at, json!({"at": at, "rates": rates}))).collect();
         for (second, latency) in latencies.history() {
@@ -272,153 +277,154 @@ impl Live {
             points.entry(at).or_insert_with(|| json!({"at": at}))["latency_ms"] = latency.clone();
         }
         {
-            let mut now = self.now();
-            now.points = points.into_iter().collect();
-            let _ = self.told.send(now.history());
+            let mut current = self.current();
+            current.points = points.into_iter().collect();
+            let _ = self.messages.send(current.history());
         }
-        self.tell_events(&events[events.len().saturating_sub(IN_ONE_MESSAGE)..], 0);
+        self.publish_events(&events[events.len().saturating_sub(MAX_MESSAGE_EVENTS)..], 0);
         Ok(())
     }
 
-    fn tell_events(&self, events: &[Logged], skipped: usize) {
+    fn publish_events(&self, events: &[LoggedEvent], skipped: usize) {
         if events.is_empty() {
             return;
         }
-        let shown: Vec<Value> =
-            events.iter().map(|logged| json!(super::events::shown(logged))).collect();
-        let mut now = self.now();
-        now.events.extend(shown.iter().cloned());
-        let extra = now.events.len().saturating_sub(IN_ONE_MESSAGE);
-        now.events.drain(..extra);
-        // (nobody may be there to hear it)
-        let _ = self.told.send(told("events", &json!({"events": shown, "skipped": skipped})));
+        let values: Vec<Value> =
+            events.iter().map(|logged| json!(super::events::event_json(logged))).collect();
+        let mut current = self.current();
+        current.events.extend(values.iter().cloned());
+        let extra = current.events.len().saturating_sub(MAX_MESSAGE_EVENTS);
+        current.events.drain(..extra);
+        // Sending fails only without listeners.
+        let _ = self
+            .messages
+            .send(live_message("events", &json!({"events": values, "skipped": skipped})));
     }
 
-    fn tell_pods(&self, pods: &[PodStatus], tiers: &Tiers) {
+    fn publish_pods(&self, pods: &[PodStatus], tiers: &Tiers) {
         let fresh: BTreeMap<String, Value> = pods
             .iter()
-            .map(|pod| (pod.name.to_string(), json!(super::pods::described(pod, tiers))))
+            .map(|pod| (pod.name.to_string(), json!(super::pods::pod_json(pod, tiers))))
             .collect();
-        let mut now = self.now();
+        let mut current = self.current();
         let changed: Vec<&Value> = fresh
             .iter()
-            .filter(|(name, pod)| now.pods.get(*name) != Some(pod))
+            .filter(|(name, pod)| current.pods.get(*name) != Some(pod))
             .map(|(_, pod)| pod)
             .collect();
         let gone: Vec<&String> =
-            now.pods.keys().filter(|name| !fresh.contains_key(*name)).collect();
+            current.pods.keys().filter(|name| !fresh.contains_key(*name)).collect();
         if !changed.is_empty() || !gone.is_empty() {
             let text = json!({"is_full": false, "pods": changed, "gone": gone});
-            let _ = self.told.send(told("pods", &text));
+            let _ = self.messages.send(live_message("pods", &text));
         }
-        now.pods = fresh;
+        current.pods = fresh;
     }
 
-    fn tell_state(
+    fn publish_state(
         &self,
-        since: &Since,
-        watch: &Watch,
+        starts: &ProblemStarts,
+        feed: &EventFeed,
         latencies: Value,
         status: Option<Arc<Status>>,
     ) {
         let at = self.store.now();
         let outage = self.store.outage();
         let is_up = status.is_some() && outage.is_none();
-        // (they are counted from events)
-        let rates = self.about.has_events.then(|| watch.tally.rates(at / 1_000));
+        // Rates are computed from events.
+        let rates = self.info.has_events.then(|| feed.rates.rates(at / 1_000));
         let mut state = json!({
             "at": at,
             "router": {
-                "name": self.about.name,
+                "name": self.info.name,
                 "version": env!("CARGO_PKG_VERSION"),
                 "started_at": (at / 1_000).saturating_sub(self.started.elapsed().as_secs()),
-                "draining_ttl": self.about.draining_ttl / 1_000,
+                "draining_ttl": self.info.draining_ttl / 1_000,
             },
-            "store": {"kind": self.about.store, "is_up": is_up, "reason": outage},
+            "store": {"kind": self.info.store, "is_up": is_up, "reason": outage},
             "leader": {
                 "is_leader": self.metrics.leader.get() == 1,
                 "name": self.lifecycle.leader(),
                 "epoch": self.metrics.leader_epoch.get(),
             },
             "cluster": {
-                "is_used": self.about.has_cluster,
+                "is_used": self.info.has_cluster,
                 "is_connected": !self.lifecycle.is_cluster_lost.load(Ordering::Relaxed),
             },
-            "events": if self.about.has_events { "on" } else { "off" },
+            "events": if self.info.has_events { "on" } else { "off" },
             "rates": rates,
             "latency_ms": latencies,
-            "warnings": warnings(since, watch.tally.lately(), status.as_deref(), self.lifecycle.pods_refused()),
+            "warnings": warnings(starts, feed.rates.recent(), status.as_deref(), self.lifecycle.pods_refused()),
         });
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);
             state["waiting"] = json!(status.waiting);
-            state["pools"] = status.pools.iter().map(shown_pool).collect();
+            state["pools"] = status.pools.iter().map(pool_json).collect();
         }
-        let told = told("state", &state);
-        let mut now = self.now();
-        now.state = Some(told.text.clone());
-        now.add_point(at, json!({"at": at, "rates": rates, "latency_ms": latencies}));
-        let _ = self.told.send(told);
+        let message = live_message("state", &state);
+        let mut current = self.current();
+        current.state = Some(message.text.clone());
+        current.add_point(at, json!({"at": at, "rates": rates, "latency_ms": latencies}));
+        let _ = self.messages.send(message);
     }
 }
 
-/// What is remembered from look to look, while anybody looks.
+/// Progress in the event log while dashboards are open.
 #[derive(Default)]
-struct Watch {
-    seen: Option<EventId>,
-    tally: Tally,
+struct EventFeed {
+    last_seen: Option<EventId>,
+    rates: EventRates,
 }
 
-fn shown_pool(pool: &fleet::PoolStatus) -> Value {
-    let mut shown = json!(super::status::describe(pool));
+fn pool_json(pool: &fleet::PoolStatus) -> Value {
+    let mut value = json!(super::status::pool_status_json(pool));
     let (name, is_merchant) = match &pool.pool {
         Pool::Tier(tier) => (tier.to_string(), false),
         Pool::Merchant(id) => (id.to_string(), true),
     };
-    shown["name"] = json!(name);
-    shown["is_merchant"] = json!(is_merchant);
-    shown
+    value["name"] = json!(name);
+    value["is_merchant"] = json!(is_merchant);
+    value
 }
 
-pub fn described() -> Endpoint {
+pub fn endpoint() -> Endpoint {
     let example = "event: pods\ndata: {\"gone\":[],\"is_full\":true,\"pods\":[]}\n\n";
-    Endpoint::new(Group::Router, "What the page shows, as it changes")
-        .about("Messages `history`, `state`, `pods` and `events`, for as long as somebody listens.")
-        .gives_some("text/event-stream", schemas::text(), example.into())
-        .fails(503, "There are as many streams as there may be.")
+    Endpoint::new(Group::Router, "Stream the data of the dashboard")
+        .description("Server-sent events `history`, `state`, `pods` and `events`; does not end.")
+        .responds_untyped("text/event-stream", schemas::text(), example.into())
+        .error(503, "The limit of open event streams is reached.")
 }
 
-/// `GET /live`: what the page shows, as it changes.
 pub async fn live(State(context): Shared, parts: Parts) -> Result<Response, ApiError> {
-    let open = stream_limit::open(&context, &parts)?;
-    let pass = Pass::new(&context, &parts.headers);
+    let guard = stream_limit::open(&context, &parts)?;
+    let token = StreamToken::new(&context, &parts.headers);
     let mut listener = context.live.listen();
     let stopping = context.lifecycle.stopping.clone();
-    let first = std::mem::take(&mut listener.first);
+    let initial = std::mem::take(&mut listener.initial);
     let messages =
-        stream::unfold((listener, first.into_iter()), move |(mut listener, mut first)| {
+        stream::unfold((listener, initial.into_iter()), move |(mut listener, mut initial)| {
             let stopping = stopping.clone();
             async move {
-                let told = match first.next() {
-                    Some(told) => told,
+                let message = match initial.next() {
+                    Some(message) => message,
                     None => tokio::select! {
-                        // Who was too slow begins again with what is there then.
-                        told = listener.next.recv() => told.ok()?,
+                        // A listener that lags too far is closed; the client reconnects.
+                        message = listener.updates.recv() => message.ok()?,
                         () = stopping.cancelled() => return None,
                     },
                 };
-                let message = Message::default().event(told.name).data(&*told.text);
-                Some((Ok::<_, Infallible>(message), (listener, first)))
+                let message = SseEvent::default().event(message.name).data(&*message.text);
+                Some((Ok::<_, Infallible>(message), (listener, initial)))
             }
         });
     let keep_alive = KeepAlive::new().interval(HEARTBEAT);
     let messages = messages.take_while(move |_| {
-        let _counts = &open;
-        ready(pass.holds())
+        let _guard = &guard;
+        ready(token.is_valid())
     });
     Ok(Sse::new(messages).keep_alive(keep_alive).into_response())
 }
 
-fn told(name: &'static str, value: &Value) -> Told {
-    Told { name, text: value.to_string().into() }
+fn live_message(name: &'static str, value: &Value) -> LiveMessage {
+    LiveMessage { name, text: value.to_string().into() }
 }

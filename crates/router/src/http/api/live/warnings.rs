@@ -1,4 +1,4 @@
-//! What is wrong, in plain words.
+//! Warnings of the dashboard.
 
 use std::{
     collections::BTreeMap,
@@ -7,31 +7,29 @@ use std::{
 
 use serde_json::{Value, json};
 
-use super::tally::Counts;
+use super::event_rates::EventCounts;
 use fleet::{PoolStatus, Status, names::Pool};
 
-/// A pool that is empty for less is only busy.
-const EMPTY: Duration = Duration::from_secs(10);
-/// So many calls that ended by themselves are more than an accident.
-const SEVERAL: usize = 3;
+/// Time for which a pool may be full without a warning.
+const FULL_THRESHOLD: Duration = Duration::from_secs(10);
+/// Number of expired or unconfirmed calls from which a warning is shown.
+const MIN_LOST_CALLS: usize = 3;
 
-/// Since when something has been wrong; kept whether anybody looks or not.
+/// Start times of ongoing problems, recorded even while no dashboard is open.
 #[derive(Default)]
-pub(super) struct Since {
-    /// Pools that have no room.
-    empty: BTreeMap<Pool, Instant>,
-    out: Option<Instant>,
+pub(super) struct ProblemStarts {
+    full_pools: BTreeMap<Pool, Instant>,
+    outage: Option<Instant>,
 }
 
-impl Since {
-    /// Takes note of how the store stands; without a status it is out, and nothing is known
-    /// of its pools.
-    pub(super) fn note(&mut self, status: Option<&Status>, is_up: bool) {
-        self.out = (!is_up).then(|| self.out.unwrap_or_else(Instant::now));
+impl ProblemStarts {
+    /// Updates the start times; `status` is `None` while the store is unavailable.
+    pub(super) fn update(&mut self, status: Option<&Status>, is_up: bool) {
+        self.outage = (!is_up).then(|| self.outage.unwrap_or_else(Instant::now));
         let Some(status) = status else { return };
-        let before = std::mem::take(&mut self.empty);
-        let empty = status.pools.iter().filter(|pool| is_empty(pool));
-        self.empty = empty
+        let before = std::mem::take(&mut self.full_pools);
+        let full = status.pools.iter().filter(|pool| is_full(pool));
+        self.full_pools = full
             .map(|pool| {
                 let since = before.get(&pool.pool).copied().unwrap_or_else(Instant::now);
                 (pool.pool.clone(), since)
@@ -40,49 +38,50 @@ impl Since {
     }
 }
 
-/// All there is to warn of.
+/// Returns the current warnings.
 pub(super) fn warnings(
-    since: &Since,
-    lately: Counts,
+    starts: &ProblemStarts,
+    recent: EventCounts,
     status: Option<&Status>,
     pods_refused: Option<String>,
 ) -> Vec<Value> {
     let mut found = Vec::new();
     let mut warn = |level: &str, text: String| found.push(json!({"level": level, "text": text}));
-    if let Some(out) = since.out {
-        let time = spoken(out.elapsed());
-        warn("error", format!("the store has not answered for {time}: calls are refused"));
+    if let Some(since) = starts.outage {
+        let time = format_duration(since.elapsed());
+        warn("error", format!("the store has been unavailable for {time}; calls are refused"));
     }
     if let Some(reason) = pods_refused {
         warn("error", format!("the store refuses this router's pods: {reason}"));
     }
     let Some(status) = status else { return found };
     for pool in &status.pools {
-        let Some(since) = since.empty.get(&pool.pool) else { continue };
-        if since.elapsed() >= EMPTY {
-            let (name, time) = (pool.pool.as_tier_value(), spoken(since.elapsed()));
-            let why = if pool.assigned == 0 { "has had no pod" } else { "has been full" };
-            warn("warning", format!("{name} {why} for {time}"));
+        let Some(since) = starts.full_pools.get(&pool.pool) else { continue };
+        if since.elapsed() >= FULL_THRESHOLD {
+            let (name, time) = (pool.pool.as_tier_value(), format_duration(since.elapsed()));
+            let problem = if pool.assigned == 0 { "has had no pods" } else { "has been full" };
+            warn("warning", format!("{name} {problem} for {time}"));
         }
     }
     let quarantined: usize = status.pools.iter().map(|pool| pool.quarantined).sum();
     if quarantined > 0 {
         let pods = if quarantined == 1 { "pod is" } else { "pods are" };
-        warn("warning", format!("{quarantined} {pods} in quarantine: calls fail there"));
+        warn("warning", format!("{quarantined} {pods} in quarantine after failed calls"));
     }
-    let Counts { expired, unconfirmed, no_pods, .. } = lately;
-    if expired >= SEVERAL {
+    let EventCounts { expired, unconfirmed, no_pods, .. } = recent;
+    if expired >= MIN_LOST_CALLS {
         warn(
             "warning",
             format!(
-                "{expired} calls ended by lease, not by release, in the last 10 min: do the agents call /release?"
+                "{expired} calls ended by lease expiry, not by release, in the last 10 min; check \
+                 that agents call /release"
             ),
         );
     }
-    if unconfirmed >= SEVERAL {
+    if unconfirmed >= MIN_LOST_CALLS {
         warn(
             "warning",
-            format!("{unconfirmed} calls in the last 10 min never started their stream"),
+            format!("the streams of {unconfirmed} calls never started in the last 10 min"),
         );
     }
     if no_pods > 0 {
@@ -91,12 +90,12 @@ pub(super) fn warnings(
     found
 }
 
-/// Whether a pool that is wanted has no room for another call.
-fn is_empty(pool: &PoolStatus) -> bool {
+/// Whether a pool with a target has no free slot.
+fn is_full(pool: &PoolStatus) -> bool {
     pool.target > 0 && pool.free_slots == 0
 }
 
-fn spoken(time: Duration) -> String {
+fn format_duration(time: Duration) -> String {
     match time.as_secs() {
         seconds @ ..120 => format!("{seconds} s"),
         seconds @ ..7_200 => format!("{} min", seconds / 60),

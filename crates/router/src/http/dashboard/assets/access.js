@@ -1,16 +1,16 @@
-// Who we are for the router: the token, the dialog that asks for it, and the role it gives.
+// Authentication: the token, the token dialog, and the role.
 
 import { byId, setText, showText } from "./dom.js";
-import { token, whoami } from "./net.js";
+import { token, whoami } from "./api.js";
 
 let role = null;
-// Whoever said "not now" is not asked again until they ask for it.
+// After a click on "Not now" the dialog opens only by its button.
 let isDeclined = false;
-let onEntered = () => {};
+let onAccepted = () => {};
 
 export const isAdmin = () => role === "admin";
 
-/** Whether the router lets us see nothing without a (better) token. */
+/** Whether the router requires a token, or one with another role. */
 export const isLocked = () => role === null && !byId("token-enter").hidden;
 
 function setRole(newRole) {
@@ -29,22 +29,22 @@ function open(message) {
   dialog.showModal();
 }
 
-/** Asks for a token because an answer was 401 or 403, unless the reader does not want to give one. */
+/** Opens the token dialog after a response with 401 or 403, unless the user declined. */
 export function askForToken(error) {
   byId("token-enter").hidden = false;
   if (error.status === 401) setRole(null);
   if (isDeclined) return;
   open(
     error.status === 403
-      ? `This token is not enough: ${error.message}`
+      ? `This token has too few permissions: ${error.message}`
       : token.get()
-        ? "The router does not know this token."
+        ? "Unknown token."
         : "",
   );
 }
 
-/** Learns our role; throws what the router said if it does not let us in. */
-export async function learnRole() {
+/** Loads the role of the token; throws the router's error. */
+export async function loadRole() {
   const { role: given } = await whoami();
   setRole(given);
 }
@@ -57,27 +57,27 @@ async function tryToken(text) {
     if (given === "agent")
       return showText(
         byId("token-error"),
-        "This token has the role agent, which may not look at the router. Use one of the role viewer or admin.",
+        "This token has role agent, which cannot use the dashboard. Use a token with role viewer or admin.",
       );
     token.set(text);
     isDeclined = false;
     setRole(given);
-    byId("token").close("given");
-    onEntered();
+    byId("token").close("accepted");
+    onAccepted();
   } catch (error) {
     const isUnknown = error.status === 401 || error.status === 403;
     showText(
       byId("token-error"),
-      isUnknown ? "The router does not know this token." : error.message,
+      isUnknown ? "Unknown token." : error.message,
     );
   } finally {
     button.disabled = false;
   }
 }
 
-/** Calls `entered` whenever a token was accepted. */
-export function startAccess(entered) {
-  onEntered = entered;
+/** Calls `accepted` after each accepted token. */
+export function startAccess(accepted) {
+  onAccepted = accepted;
   byId("token-form").addEventListener("submit", (event) => {
     event.preventDefault();
     tryToken(byId("token-text").value.trim());
@@ -85,13 +85,13 @@ export function startAccess(entered) {
   byId("token-cancel").addEventListener("click", () => byId("token").close());
   byId("token").addEventListener("close", () => {
     byId("token-text").value = "";
-    isDeclined = byId("token").returnValue !== "given";
+    isDeclined = byId("token").returnValue !== "accepted";
     byId("token").returnValue = "";
   });
   byId("token-enter").addEventListener("click", () => open(""));
-  // A fresh page holds nothing of what the token let us see.
+  // Reloading removes all data that the token gave access to.
   byId("token-forget").addEventListener("click", () => {
-    token.forget();
+    token.clear();
     location.replace(location.pathname);
   });
 }

@@ -1,89 +1,86 @@
-// What an admin can do with a pod or a call. Each asks first, and says what will happen.
+// Actions of an admin on a pod or a call. Each needs a confirmation that describes its effect.
 
 import { isAdmin } from "./access.js";
 import { el } from "./dom.js";
-import { ask } from "./net.js";
-import { clock, roundSpan } from "./words.js";
+import { request } from "./api.js";
+import { formatTime, formatRoundDuration } from "./format.js";
 
-let drainTime = null;
+let drainTtl = null;
 
-/** How long a drain lasts, in seconds, if the router says so. */
-export function setDrainTime(seconds) {
-  drainTime = seconds ?? null;
+/** Sets the duration of a drain in seconds. */
+export function setDrainTtl(seconds) {
+  drainTtl = seconds ?? null;
 }
 
-function goOn(calls) {
+function describeCalls(calls) {
   if (calls === 0) return "It has no calls now.";
-  return calls === 1 ? "Its call goes on." : `Its ${calls} calls go on.`;
+  return calls === 1 ? "Its call continues." : `Its ${calls} calls continue.`;
 }
 
-function drainWords(pod) {
-  const time = drainTime
-    ? `for ${roundSpan(drainTime)}`
-    : "for as long as DRAINING_TTL says (6 min if it is not set)";
-  return `${pod.pod_name} gets no new calls ${time}. ${goOn(pod.calls.length)}`;
+function describeDrain(pod) {
+  const time = drainTtl
+    ? `for ${formatRoundDuration(drainTtl)}`
+    : "for the time set by DRAINING_TTL (default 6 min)";
+  return `${pod.pod_name} gets no new calls ${time}. ${describeCalls(pod.calls.length)}`;
 }
 
-function undrainWords(pod) {
-  if (pod.is_terminating)
-    return `${pod.pod_name} is terminating: it gets no new calls all the same.`;
-  const quarantine = pod.is_quarantined ? " It is taken out of quarantine." : "";
-  return `${pod.pod_name} gets new calls again at once.${quarantine}`;
+function describeUndrain(pod) {
+  if (pod.is_terminating) return `${pod.pod_name} is terminating and still gets no new calls.`;
+  const quarantine = pod.is_quarantined ? " This also ends its quarantine." : "";
+  return `${pod.pod_name} gets new calls immediately.${quarantine}`;
 }
 
-function releaseWords(call, pod) {
-  if (!pod) return [`${call} waits, and loses its place.`];
+function describeRelease(call, pod) {
+  if (!pod) return [`${call} is waiting and leaves the queue.`];
   return [
-    `${call} gives its place on ${pod} back; another call can have it at once.`,
-    "The router does not hang up: if somebody still talks there, the call goes on without a lease.",
+    `The slot of ${call} on ${pod} is freed and can be allocated to another call immediately.`,
+    "The router does not hang up: if the call is still active, it continues without a lease.",
   ];
 }
 
-// Questions, and what is said when the router has done it.
-
 const drain = (pod) => ({
   title: `Drain ${pod.pod_name}?`,
-  sentences: [drainWords(pod)],
+  sentences: [describeDrain(pod)],
   action: "Drain",
-  send: () => ask("POST", "/drain", { pod_name: pod.pod_name }),
+  send: () => request("POST", "/drain", { pod_name: pod.pod_name }),
   done: ({ draining_until: until }) =>
-    `${pod.pod_name} gets no new calls${until ? ` until ${clock(until * 1000)}` : ""}.`,
+    `${pod.pod_name} gets no new calls${until ? ` until ${formatTime(until * 1000)}` : ""}.`,
 });
 
 const undrain = (pod) => ({
   title: `Undrain ${pod.pod_name}?`,
-  sentences: [undrainWords(pod)],
+  sentences: [describeUndrain(pod)],
   action: "Undrain",
-  send: () => ask("POST", "/undrain", { pod_name: pod.pod_name }),
-  done: () => `${pod.pod_name} is not drained any more.`,
+  send: () => request("POST", "/undrain", { pod_name: pod.pod_name }),
+  done: () => `${pod.pod_name} is no longer draining.`,
 });
 
-// With its pod: a call that is on another one by now is not the one that was asked about.
+// The pod is sent with the request: a call that has moved to another pod must not be released.
 const release = ({ call_sid, pod_name }) => ({
   title: `Release ${call_sid}?`,
-  sentences: releaseWords(call_sid, pod_name),
+  sentences: describeRelease(call_sid, pod_name),
   action: "Release",
   isDangerous: true,
-  send: () => ask("POST", "/release", pod_name ? { call_sid, pod_name } : { call_sid }),
-  done: () => `${call_sid} was released.`,
+  send: () => request("POST", "/release", pod_name ? { call_sid, pod_name } : { call_sid }),
+  done: () => `${call_sid} is released.`,
 });
 
-function button(text, question, change, kind = null) {
+function button(text, action, run, kind = null) {
   const element = el("button", { type: "button", class: kind }, text);
-  element.addEventListener("click", () => change(question()));
+  element.addEventListener("click", () => run(action()));
   return element;
 }
 
-/** The buttons for a call or a pod; `change` gets the question of the one that is pressed. */
-export function actionButtons(kind, story, change) {
+/** Buttons for a call or a pod; `run` gets the action of the pressed button. */
+export function actionButtons(kind, data, run) {
   if (!isAdmin()) return [];
   if (kind === "call") {
-    const isOver = !["live", "waiting"].includes(story.state);
-    return isOver ? [] : [button("Release…", () => release(story), change, "danger")];
+    const hasEnded = !["live", "waiting"].includes(data.state);
+    return hasEnded ? [] : [button("Release…", () => release(data), run, "danger")];
   }
-  const { pod } = story;
-  const isHeldBack = Number.isFinite(pod.draining_until) || pod.is_quarantined;
-  const buttons = [button("Drain…", () => drain(pod), change)];
-  if (isHeldBack) buttons.push(button("Undrain…", () => undrain(pod), change));
+  const { pod } = data;
+  const canUndrain = Number.isFinite(pod.draining_until) || pod.is_quarantined;
+  const buttons = [button("Drain…", () => drain(pod), run)];
+  if (canUndrain) buttons.push(button("Undrain…", () => undrain(pod), run));
   return buttons;
 }

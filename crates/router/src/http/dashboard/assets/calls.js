@@ -1,14 +1,13 @@
-// The table of calls, live or waiting, a page at a time. It is fetched again every two seconds
-// while somebody can see it.
+// The table of live or waiting calls, one page at a time. It refreshes while it is visible.
 
 import { byId, callLink, el, keyed, podLink, setAttribute, setText, showText } from "./dom.js";
-import { ask } from "./net.js";
+import { request } from "./api.js";
 import { liveTime } from "./time.js";
-import { pathWords, poolKey, poolName } from "./words.js";
+import { formatPath, poolKey, poolName } from "./format.js";
 
-const REFRESH = 2_000;
+const REFRESH_INTERVAL = 2_000;
 const PAGE_SIZE = 50;
-const TYPING = 300;
+const TYPING_DELAY = 300;
 
 const link = (href, text) => el("a", { href }, text);
 
@@ -20,31 +19,31 @@ const COLUMNS = {
     ["Merchant", (call) => call.merchant_id ?? "–"],
     ["Age", (call) => liveTime("age", call.allocated_at), "number"],
     ["Lease left", (call) => liveTime("left", call.lease_expires_at), "number"],
-    ["Path", (call) => pathWords(call.tried, call.source_pool) + remarks(call)],
+    ["Path", (call) => formatPath(call.tried, call.source_pool) + remarks(call)],
   ],
   waiting: [
     ["Call", (call) => link(callLink(call.call_sid), call.call_sid), "id"],
     ["Merchant", (call) => call.merchant_id ?? "–"],
     ["Waiting for", (call) => liveTime("age", call.waiting_since), "number"],
     ["Time left", (call) => liveTime("left", call.waiting_until), "number"],
-    ["Tried", (call) => pathWords(call.tried) || "–"],
+    ["Skipped", (call) => formatPath(call.tried) || "–"],
   ],
 };
 
 function remarks(call) {
   const all = [];
-  if (call.attempt > 1) all.push(`attempt ${call.attempt}`);
-  if (call.is_waiting) all.push("handed over, not fetched yet");
+  if (call.attempt > 1) all.push(`pod attempt ${call.attempt}`);
+  if (call.is_waiting) all.push("hand-off not accepted yet");
   else if (call.is_confirmed === false) all.push("not connected yet");
   return all.length ? ` (${all.join(", ")})` : "";
 }
 
 const rows = new Map();
 let shownState = null;
-// Cursors of the pages up to this one; the first has none.
+// Cursors of the pages up to the current one; the first page has none.
 let cursors = [null];
 let next = null;
-let asked = 0;
+let requestNumber = 0;
 let isVisible = false;
 let timer = null;
 
@@ -85,7 +84,7 @@ function makeRow(columns) {
 }
 
 function showRow(row, columns, call) {
-  // Most rows are as they were: nothing of them is touched.
+  // Unchanged rows are not touched.
   const text = JSON.stringify(call);
   if (row.shown === text) return;
   row.shown = text;
@@ -94,7 +93,7 @@ function showRow(row, columns, call) {
     const cell = row.cells[index];
     const old = cell.firstElementChild;
     if (typeof value === "string") setText(cell, value);
-    // A link stays the same node, so that it keeps the focus.
+    // A link is updated in place, so that it keeps the focus.
     else if (old?.tagName === "A" && value.tagName === "A") {
       setAttribute(old, "href", value.getAttribute("href"));
       setText(old, value.textContent);
@@ -111,10 +110,10 @@ function showCalls(state, calls) {
   const { pool, merchant, pod } = filterOf();
   const which =
     pool || merchant || pod
-      ? "No such calls"
+      ? "No matching calls"
       : state === "live"
         ? "No live calls"
-        : "No calls wait";
+        : "No waiting calls";
   showText(
     byId("calls-none"),
     calls.length ? "" : `${which}${cursors.length > 1 ? " on this page" : ""}.`,
@@ -132,23 +131,23 @@ function showPager() {
 
 async function refresh() {
   clearTimeout(timer);
-  const number = ++asked;
+  const number = ++requestNumber;
   const { state } = filterOf();
   try {
-    const answer = await ask("GET", query());
-    // The filter or the page was changed meanwhile: this answer is to an older question.
-    if (number !== asked) return;
-    next = answer.next ?? null;
-    showCalls(state, answer.calls);
+    const page = await request("GET", query());
+    // The filter or the page changed meanwhile: this response is outdated.
+    if (number !== requestNumber) return;
+    next = page.next ?? null;
+    showCalls(state, page.calls);
     showText(byId("calls-error"), "");
   } catch (error) {
-    if (number !== asked) return;
+    if (number !== requestNumber) return;
     showText(byId("calls-error"), error.message);
-    // A cursor of another time is of no use; the first page always is.
+    // After an invalid cursor the table returns to the first page.
     if (error.status === 400 && cursors.length > 1) cursors = [null];
   }
   showPager();
-  if (isWatched()) timer = setTimeout(refresh, REFRESH);
+  if (isWatched()) timer = setTimeout(refresh, REFRESH_INTERVAL);
 }
 
 const isWatched = () => isVisible && document.visibilityState === "visible";
@@ -163,7 +162,7 @@ function fromStart() {
   refresh();
 }
 
-/** The pools one can filter by. */
+/** Sets the pools of the filter. */
 export function offerPools(pools) {
   const select = byId("calls-filter").elements.pool;
   const keys = pools.map(poolKey);
@@ -177,7 +176,7 @@ export function offerPools(pools) {
   if (keys.includes(chosen)) select.value = chosen;
 }
 
-/** Fetches again now, if the table is in sight: something was changed from here. */
+/** Refreshes immediately if the table is visible, after an action on this page. */
 export const refreshCalls = watch;
 
 export function startCalls() {
@@ -191,7 +190,7 @@ export function startCalls() {
   let typing;
   form.addEventListener("input", () => {
     clearTimeout(typing);
-    typing = setTimeout(fromStart, TYPING);
+    typing = setTimeout(fromStart, TYPING_DELAY);
   });
   byId("calls-next").addEventListener("click", () => {
     if (next) cursors.push(next);

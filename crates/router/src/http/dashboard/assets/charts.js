@@ -1,11 +1,10 @@
-// Small charts of the last three minutes: what the router knows of them, and the state messages
-// since.
+// Charts of the last three minutes, from the history message and later state messages.
 
 import { byId, el, setText, svg } from "./dom.js";
 
-const SPAN = 180_000;
-// Points further apart than this are not joined: in between nothing was heard.
-const LONGEST_GAP = 5_000;
+const PERIOD = 180_000;
+// Points further apart are not connected.
+const MAX_GAP = 5_000;
 const WIDTH = 300;
 const HEIGHT = 80;
 
@@ -14,7 +13,7 @@ const perSecond = (value) =>
 const millis = (value) =>
   `${value >= 100 ? Math.round(value) : value >= 10 ? value.toFixed(1) : value.toFixed(2)} ms`;
 
-// Lines differ by dashes as well as by colour.
+// Lines differ by dash pattern as well as by colour.
 const CHARTS = [
   {
     title: "Calls per second",
@@ -26,8 +25,8 @@ const CHARTS = [
       { name: "expired", of: (state) => state.rates?.expired },
     ],
   },
-  latencyChart("Latency of allocate", "allocate"),
-  latencyChart("Latency of release", "release"),
+  latencyChart("Allocate latency", "allocate"),
+  latencyChart("Release latency", "release"),
 ];
 
 function latencyChart(title, operation) {
@@ -87,7 +86,7 @@ function makeChart({ title, format, lines }) {
   return chart;
 }
 
-/** The next round number above: 1, 2 or 5 times a power of ten. */
+/** Rounds up to 1, 2 or 5 times a power of ten. */
 function roundAbove(value) {
   if (!(value > 0)) return 1;
   const power = 10 ** Math.floor(Math.log10(value));
@@ -98,9 +97,9 @@ function pathOf(values, end, top) {
   let path = "";
   let before = -Infinity;
   for (const { at, value } of values) {
-    const x = (WIDTH * (at - end + SPAN)) / SPAN;
+    const x = (WIDTH * (at - end + PERIOD)) / PERIOD;
     const y = HEIGHT - (HEIGHT * value) / top;
-    path += `${at - before > LONGEST_GAP ? "M" : "L"}${x.toFixed(1)} ${y.toFixed(1)}`;
+    path += `${at - before > MAX_GAP ? "M" : "L"}${x.toFixed(1)} ${y.toFixed(1)}`;
     before = at;
   }
   return path;
@@ -119,10 +118,10 @@ function draw(chart) {
   showValues(chart);
 }
 
-// The values of now, or of the moment that is pointed at.
+// Shows the current values, or those at the pointer.
 function showValues(chart) {
   const end = points.at(-1).at;
-  const wanted = chart.pointed === null ? end : end - SPAN * (1 - chart.pointed);
+  const wanted = chart.pointed === null ? end : end - PERIOD * (1 - chart.pointed);
   const nearest = points.reduce((best, next) =>
     Math.abs(next.at - wanted) < Math.abs(best.at - wanted) ? next : best,
   );
@@ -130,7 +129,7 @@ function showValues(chart) {
     const number = of(nearest.state);
     setText(value, Number.isFinite(number) ? chart.format(number) : "–");
   }
-  const x = (WIDTH * (nearest.at - end + SPAN)) / SPAN;
+  const x = (WIDTH * (nearest.at - end + PERIOD)) / PERIOD;
   chart.cursor.classList.toggle("shown", chart.pointed !== null);
   chart.cursor.setAttribute("x1", x);
   chart.cursor.setAttribute("x2", x);
@@ -147,17 +146,17 @@ function point(chart, event) {
 
 /** Adds the rates and latencies of a state message. */
 export function addToCharts({ at, rates, latency_ms }) {
-  // A clock that went back (another router, another store) would draw lines backwards.
+  // After the clock goes back (another router or store) lines would run backwards.
   if (points.length && at < points.at(-1).at) points = [];
   points.push({ at, state: { rates, latency_ms } });
-  while (points[0].at < at - SPAN) points.shift();
+  while (points[0].at < at - PERIOD) points.shift();
   if (document.visibilityState === "visible") charts.forEach(draw);
 }
 
-/** Takes the last minutes as the router tells them to a newcomer; what this page has seen itself stays. */
-export function fillCharts({ points: told }) {
-  const known = told.map(({ at, rates, latency_ms }) => ({ at, state: { rates, latency_ms } }));
-  const byTime = new Map([...known, ...points].map((each) => [each.at, each]));
+/** Merges the history message; points that this page received itself take precedence. */
+export function fillCharts({ points: received }) {
+  const past = received.map(({ at, rates, latency_ms }) => ({ at, state: { rates, latency_ms } }));
+  const byTime = new Map([...past, ...points].map((each) => [each.at, each]));
   points = [...byTime.values()].sort((a, b) => a.at - b.at);
 }
 

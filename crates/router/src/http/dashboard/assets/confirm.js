@@ -1,10 +1,10 @@
-// Nothing is changed without a question that says what will happen.
+// Confirmation dialog for every change.
 
 import { byId, el, setText, showText } from "./dom.js";
 
 /**
- * Asks, then sends. Resolves with the router's answer, or null if the reader thought better of it.
- * An error of the router stays in the dialog, in its own words.
+ * Asks for confirmation, then sends. Resolves with the response, or null if cancelled. An error of
+ * the router is shown in the dialog, which stays open.
  */
 export function confirmChange({ title, sentences, action, isDangerous = false, send }) {
   const dialog = byId("confirm");
@@ -17,12 +17,12 @@ export function confirmChange({ title, sentences, action, isDangerous = false, s
   yes.disabled = false;
 
   return new Promise((resolve) => {
-    let answer = null;
+    let result = null;
     yes.onclick = async () => {
       yes.disabled = true;
       showText(byId("confirm-error"), "");
       try {
-        answer = await send();
+        result = await send();
         dialog.close();
       } catch (error) {
         showText(byId("confirm-error"), error.message);
@@ -30,7 +30,7 @@ export function confirmChange({ title, sentences, action, isDangerous = false, s
       }
     };
     no.onclick = () => dialog.close();
-    dialog.onclose = () => resolve(answer);
+    dialog.onclose = () => resolve(result);
     dialog.showModal();
     no.focus();
   });

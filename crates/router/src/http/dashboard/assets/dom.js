@@ -1,8 +1,8 @@
-// Small helpers for the document. Data only ever becomes text, never markup.
+// DOM helpers. Data becomes text nodes, never markup.
 
 export const byId = (id) => document.getElementById(id);
 
-/** An element with attributes (null and false are left out, true is empty) and children. */
+/** Creates an element with attributes (null and false are omitted, true is empty) and children. */
 export function el(tag, attributes = {}, ...children) {
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -22,7 +22,7 @@ export function svg(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Writes text only where it differs: an unchanged node costs no layout. */
+/** Sets the text only if it differs, to avoid layout work. */
 export function setText(element, text) {
   if (element.textContent !== text) element.textContent = text;
 }
@@ -31,7 +31,7 @@ export function setAttribute(element, name, value) {
   if (element.getAttribute(name) !== value) element.setAttribute(name, value);
 }
 
-/** Shows a text in an element that is hidden while there is none. */
+/** Sets the text of an element; hides the element if the text is empty. */
 export function showText(element, text) {
   setText(element, text ?? "");
   element.hidden = !text;
@@ -40,7 +40,7 @@ export function showText(element, text) {
 export const callLink = (sid) => `#call/${encodeURIComponent(sid)}`;
 export const podLink = (name) => `#pod/${encodeURIComponent(name)}`;
 
-/** Parts of a sentence (texts, `{call}`, `{pod}`) as nodes; calls and pods are links to their stories. */
+/** Nodes for parts of a sentence (texts, `{call}`, `{pod}`); calls and pods become links. */
 export function partsToNodes(parts) {
   return parts.map((part) => {
     if (part.call) return el("a", { href: callLink(part.call) }, part.call);
@@ -49,7 +49,7 @@ export function partsToNodes(parts) {
   });
 }
 
-/** Keeps a list's children in the order of `keys`: makes, keeps and removes by key. */
+/** Reconciles the children of a list with `keys`: creates, reorders and removes by key. */
 export function keyed(parent, known, keys, make) {
   const wanted = new Set(keys);
   for (const [key, item] of known) {

@@ -1,25 +1,25 @@
-// Tiers and merchants, for admins.
+// Editor of tiers and merchants, for admins.
 
 import { confirmChange } from "./confirm.js";
 import { byId, el, setText, showText } from "./dom.js";
-import { ask, look, NOTHING } from "./net.js";
-import { merchantWords, plural, poolName } from "./words.js";
+import { NO_DOCUMENT, fetchWithTag, request } from "./api.js";
+import { describeMerchant, plural, poolName } from "./format.js";
 
-// So many names of pods are listed; the rest is counted.
-const MOST_NAMES = 12;
+// Pod names listed for a move; further pods are counted.
+const MAX_POD_NAMES = 12;
 
 const pretty = (value) => JSON.stringify(value, null, 2);
 
-let tiersLoaded = "";
-// The text that was checked and what came of it; any other text has to be checked first.
-let tiersChecked = null;
+let loadedTiers = "";
+// The checked text and its result; any other text must be checked before it is applied.
+let checkedTiers = null;
 
 async function loadTiers() {
   try {
-    const tiers = await ask("GET", "/tiers");
-    tiersLoaded = pretty(tiers);
-    byId("tiers-text").value = tiersLoaded;
-    forgetCheck();
+    const tiers = await request("GET", "/tiers");
+    loadedTiers = pretty(tiers);
+    byId("tiers-text").value = loadedTiers;
+    resetCheck();
     return true;
   } catch (error) {
     showText(byId("tiers-error"), error.message);
@@ -27,22 +27,22 @@ async function loadTiers() {
   }
 }
 
-function forgetCheck() {
-  tiersChecked = null;
+function resetCheck() {
+  checkedTiers = null;
   byId("tiers-apply").disabled = true;
-  byId("tiers-answer").replaceChildren();
+  byId("tiers-result").replaceChildren();
   showText(byId("tiers-error"), "");
 }
 
-/** Moves told by where from and where to: one sentence for each such pair. */
+/** Describes moves: one sentence for each pair of source and target pool. */
 function moveSentences(moves) {
   const groups = groupBy(moves, ({ from, to }) => `${from} ${to}`);
   return [...groups.values()].map((group) => {
     const names = group
-      .slice(0, MOST_NAMES)
+      .slice(0, MAX_POD_NAMES)
       .map((move) => move.pod_name)
       .join(", ");
-    const rest = group.length > MOST_NAMES ? ` and ${group.length - MOST_NAMES} more` : "";
+    const rest = group.length > MAX_POD_NAMES ? ` and ${group.length - MAX_POD_NAMES} more` : "";
     const busy = group.filter((move) => move.is_busy).length;
     const later =
       busy === 0
@@ -69,41 +69,41 @@ function showCheck({ warnings = [], moves = [] }) {
   ];
   if (moves.length) parts.push(bullets(moveSentences(moves)));
   if (warnings.length) parts.push(el("p", {}, "Warnings:"), bullets(warnings));
-  byId("tiers-answer").replaceChildren(...parts);
+  byId("tiers-result").replaceChildren(...parts);
 }
 
 async function checkTiers() {
   const text = byId("tiers-text").value;
-  forgetCheck();
+  resetCheck();
   try {
-    const answer = await ask("PUT", "/tiers?dry_run=true", text);
-    // It was typed on meanwhile: this is not the answer to what stands there now.
+    const result = await request("PUT", "/tiers?dry_run=true", text);
+    // The text was edited meanwhile: this result is outdated.
     if (byId("tiers-text").value !== text) return;
-    tiersChecked = { text, answer };
+    checkedTiers = { text, result };
     byId("tiers-apply").disabled = false;
-    showCheck(answer);
+    showCheck(result);
   } catch (error) {
     showText(byId("tiers-error"), error.message);
   }
 }
 
-// Somebody else may have changed the tiers since they were loaded here.
-async function changedSince() {
-  const { answer, tag } = await look("/tiers");
+// Detects changes of the tiers since they were loaded here.
+async function checkForChanges() {
+  const { result, tag } = await fetchWithTag("/tiers");
   const sentences =
-    pretty(answer) === tiersLoaded
+    pretty(result) === loadedTiers
       ? []
-      : ["The tiers in force have changed since you loaded them here. This replaces them too."];
+      : ["The tiers have changed since you loaded them. Applying replaces those changes."];
   return { sentences, tag };
 }
 
 async function applyTiers() {
-  const { text, answer } = tiersChecked;
-  const { moves = [], warnings = [] } = answer;
+  const { text, result } = checkedTiers;
+  const { moves = [], warnings = [] } = result;
   try {
-    const changed = await changedSince();
+    const changed = await checkForChanges();
     const sentences = [
-      "These tiers come into force at once. Calls go on.",
+      "These tiers take effect immediately. Live calls continue.",
       ...(moves.length ? moveSentences(moves) : ["No pod moves."]),
       ...warnings.map((warning) => `Warning: ${warning}`),
       ...changed.sentences,
@@ -112,7 +112,7 @@ async function applyTiers() {
       title: "Apply these tiers?",
       sentences,
       action: "Apply",
-      send: () => ask("PUT", "/tiers", text, changed.tag),
+      send: () => request("PUT", "/tiers", text, changed.tag),
     });
     if (applied) showApplied(applied);
   } catch (error) {
@@ -121,30 +121,30 @@ async function applyTiers() {
 }
 
 function showApplied({ tiers, warnings = [] }) {
-  tiersLoaded = pretty(tiers);
-  byId("tiers-text").value = tiersLoaded;
-  forgetCheck();
-  byId("tiers-answer").replaceChildren(
-    el("p", { class: "note" }, "These tiers are in force."),
+  loadedTiers = pretty(tiers);
+  byId("tiers-text").value = loadedTiers;
+  resetCheck();
+  byId("tiers-result").replaceChildren(
+    el("p", { class: "note" }, "Tiers applied."),
     ...(warnings.length ? [bullets(warnings)] : []),
   );
 }
 
-let merchantsNext = null;
+let nextMerchants = null;
 
 async function loadMerchants(cursor = null) {
   try {
-    const answer = await ask(
+    const result = await request(
       "GET",
       `/merchants${cursor ? `?cursor=${encodeURIComponent(cursor)}` : ""}`,
     );
-    merchantsNext = answer.next ?? null;
-    const items = answer.merchants.map(merchantItem);
+    nextMerchants = result.next ?? null;
+    const items = result.merchants.map(merchantItem);
     if (cursor) byId("merchants").append(...items);
     else byId("merchants").replaceChildren(...items);
-    byId("merchants-more").hidden = !merchantsNext;
+    byId("merchants-more").hidden = !nextMerchants;
     showText(byId("merchants-error"), "");
-    if (!cursor && !items.length) setText(byId("merchants-note"), "There are no merchants.");
+    if (!cursor && !items.length) setText(byId("merchants-note"), "No merchants.");
     return true;
   } catch (error) {
     showText(byId("merchants-error"), error.message);
@@ -155,7 +155,7 @@ async function loadMerchants(cursor = null) {
 function merchantItem({ merchant_id: id, document }) {
   const act = (text, name) =>
     el("button", { type: "button", "data-act": name, "aria-label": `${text} ${id}` }, text);
-  const words = el("span", { class: "soft small" }, `calls ${merchantWords(document ?? {})}`);
+  const words = el("span", { class: "soft small" }, `calls ${describeMerchant(document ?? {})}`);
   return el(
     "li",
     { "data-merchant": id },
@@ -166,11 +166,11 @@ function merchantItem({ merchant_id: id, document }) {
 
 const merchantPath = (id) => `/merchants/${encodeURIComponent(id)}`;
 
-// The tag of what is being edited: nobody else's change is replaced unseen.
-let editedTag = NOTHING;
+// `ETag` of the edited version: a concurrent change is not overwritten.
+let formTag = NO_DOCUMENT;
 
 function openForm(id, text, tag) {
-  editedTag = tag;
+  formTag = tag;
   const form = byId("merchant-form");
   form.hidden = false;
   byId("merchant-id").value = id;
@@ -185,11 +185,11 @@ function closeForm() {
   byId("merchants-new").focus();
 }
 
-// The list may be old; what is edited is what the router has now.
+// Edits the current version, not the one in the list.
 async function editMerchant(id) {
   try {
-    const { answer, tag } = await look(merchantPath(id));
-    openForm(id, pretty(answer), tag);
+    const { result, tag } = await fetchWithTag(merchantPath(id));
+    openForm(id, pretty(result), tag);
     showText(byId("merchants-error"), "");
   } catch (error) {
     showText(byId("merchants-error"), error.message);
@@ -197,21 +197,22 @@ async function editMerchant(id) {
 }
 
 async function deleteMerchant(id) {
-  const found = await look(merchantPath(id)).catch((error) => {
+  const found = await fetchWithTag(merchantPath(id)).catch((error) => {
     showText(byId("merchants-error"), error.message);
   });
   if (!found) return;
   const sentences = [
-    `New calls of ${id} ${merchantWords(found.answer ?? {})}. That document is deleted: they take the default chain, without limits of their own; its live calls go on.`,
+    `New calls of ${id} currently ${describeMerchant(found.result ?? {})}.`,
+    "After the deletion they use the default chain without limits. Live calls continue.",
   ];
-  const answer = await confirmChange({
+  const result = await confirmChange({
     title: `Delete merchant ${id}?`,
     sentences,
     action: "Delete",
     isDangerous: true,
-    send: () => ask("DELETE", merchantPath(id), undefined, found.tag),
+    send: () => request("DELETE", merchantPath(id), undefined, found.tag),
   });
-  if (answer) afterChange(`${id} was deleted.`);
+  if (result) afterChange(`${id} is deleted.`);
 }
 
 function afterChange(text) {
@@ -226,24 +227,24 @@ async function saveMerchant() {
   try {
     document = JSON.parse(text);
   } catch (error) {
-    return showText(byId("merchant-error"), `This is not JSON: ${error.message}`);
+    return showText(byId("merchant-error"), `Not valid JSON: ${error.message}`);
   }
   try {
-    const tag = editedTag;
+    const tag = formTag;
     const before = tag
-      ? `The document that ${id} has now is replaced.`
-      : `${id} has no document yet.`;
-    const sentences = [`New calls of ${id} ${merchantWords(document ?? {})}.`, before];
-    const answer = await confirmChange({
+      ? `This replaces the current document of ${id}.`
+      : `This creates the document of ${id}.`;
+    const sentences = [`New calls of ${id} ${describeMerchant(document ?? {})}.`, before];
+    const result = await confirmChange({
       title: `Save merchant ${id}?`,
       sentences,
       action: "Save",
-      send: () => ask("PUT", merchantPath(id), text, tag),
+      send: () => request("PUT", merchantPath(id), text, tag),
     });
-    if (!answer) return;
+    if (!result) return;
     closeForm();
-    const warnings = (answer.warnings ?? []).map((warning) => ` Warning: ${warning}.`);
-    afterChange(`${id} was saved.${warnings.join("")}`);
+    const warnings = (result.warnings ?? []).map((warning) => ` Warning: ${warning}.`);
+    afterChange(`${id} is saved.${warnings.join("")}`);
   } catch (error) {
     showText(byId("merchant-error"), error.message);
   }
@@ -251,19 +252,19 @@ async function saveMerchant() {
 
 export function startEdit() {
   const isLoaded = { tiers: false, merchants: false };
-  // What could not be had is asked for again when it is opened again.
+  // After a failed load, opening the section again retries.
   byId("edit-details").addEventListener("toggle", async () => {
     if (!byId("edit-details").open) return;
     if (!isLoaded.tiers) isLoaded.tiers = await loadTiers();
     if (!isLoaded.merchants) isLoaded.merchants = await loadMerchants();
   });
-  byId("tiers-text").addEventListener("input", forgetCheck);
+  byId("tiers-text").addEventListener("input", resetCheck);
   byId("tiers-check").addEventListener("click", checkTiers);
   byId("tiers-apply").addEventListener("click", applyTiers);
   byId("tiers-reload").addEventListener("click", loadTiers);
-  byId("merchants-more").addEventListener("click", () => loadMerchants(merchantsNext));
+  byId("merchants-more").addEventListener("click", () => loadMerchants(nextMerchants));
   byId("merchants-new").addEventListener("click", () =>
-    openForm("", pretty({ fallback: ["gold"], dedicated_only: false, max_calls: 50 }), NOTHING),
+    openForm("", pretty({ fallback: ["gold"], dedicated_only: false, max_calls: 50 }), NO_DOCUMENT),
   );
   byId("merchant-cancel").addEventListener("click", closeForm);
   byId("merchant-form").addEventListener("submit", (event) => {

@@ -1,77 +1,75 @@
-// The feed of events, newest on top. However many come, few rows are made, and not often.
+// The feed of events, newest first. Rendering is throttled, and the number of rows is limited.
 
 import { byId, el, partsToNodes, setText } from "./dom.js";
-import { clock, count, eventParts, eventTone } from "./words.js";
+import { formatTime, formatNumber, eventSentence, eventTone } from "./format.js";
 
-const MOST_ROWS = 200;
-const SHOW_EVERY = 300;
+const MAX_ROWS = 200;
+const RENDER_INTERVAL = 300;
 
-// Rows to be shown, oldest first, and how many were left out before them.
+// Events to be rendered, oldest first, and the number of skipped ones before them.
 let pending = [];
-let leftOut = 0;
-// Ids of the newest events: after a break the router may tell some of them again.
+let skippedCount = 0;
+// Ids of the newest events: after a reconnect the router repeats some of them.
 let recent = [];
-let since = 0;
+let newCount = 0;
 let timer = null;
 let isPaused = false;
-let isPointedAt = false;
+let isHovered = false;
 let isOff = false;
 
-const isHeld = () => isPaused || isPointedAt;
+const isHeld = () => isPaused || isHovered;
 
 function eventRow(event) {
-  const at = el("time", { datetime: new Date(event.at).toISOString() }, clock(event.at));
-  const text = el("span", {}, ...partsToNodes(eventParts(event)));
+  const at = el("time", { datetime: new Date(event.at).toISOString() }, formatTime(event.at));
+  const text = el("span", {}, ...partsToNodes(eventSentence(event)));
   return el("li", { "data-tone": eventTone(event), title: event.event }, at, text);
 }
 
-const gapRow = (number) => el("li", { class: "gap" }, `… ${count(number)} more`);
+const gapRow = (number) => el("li", { class: "gap" }, `… ${formatNumber(number)} more`);
 
 function show() {
   timer = null;
   if (isHeld()) return showState();
   const feed = byId("feed");
   const rows = pending.map(eventRow).reverse();
-  if (leftOut) rows.push(gapRow(leftOut));
-  const reuse = MOST_ROWS - rows.length;
+  if (skippedCount) rows.push(gapRow(skippedCount));
+  const reuse = MAX_ROWS - rows.length;
   while (feed.childElementCount > Math.max(0, reuse)) feed.lastElementChild.remove();
   feed.prepend(...rows);
   pending = [];
-  leftOut = 0;
-  since = 0;
+  skippedCount = 0;
+  newCount = 0;
   showState();
 }
 
 function showState() {
-  const why = isPaused ? "paused" : "held while pointed at";
-  setText(
-    byId("feed-state"),
-    isOff ? "off on this router" : !isHeld() ? "" : since ? `${why}, ${count(since)} new` : why,
-  );
+  const reason = isPaused ? "paused" : "paused while hovered";
+  const text = newCount ? `${reason}, ${formatNumber(newCount)} new` : reason;
+  setText(byId("feed-state"), isOff ? "disabled" : isHeld() ? text : "");
 }
 
 function schedule() {
-  if (timer === null) timer = setTimeout(show, SHOW_EVERY);
+  if (timer === null) timer = setTimeout(show, RENDER_INTERVAL);
 }
 
 function withoutRepeats(events) {
   const known = new Set(recent);
   const fresh = events.filter(({ id }) => !id || !known.has(id));
-  recent = recent.concat(fresh.map(({ id }) => id)).slice(-2 * MOST_ROWS);
+  recent = recent.concat(fresh.map(({ id }) => id)).slice(-2 * MAX_ROWS);
   return fresh;
 }
 
-export function addEvents({ events: told, skipped }) {
-  const events = withoutRepeats(told);
+export function addEvents({ events: received, skipped }) {
+  const events = withoutRepeats(received);
   const all = pending.concat(events);
-  const fits = MOST_ROWS - 1;
-  leftOut += (skipped ?? 0) + Math.max(0, all.length - fits);
+  const fits = MAX_ROWS - 1;
+  skippedCount += (skipped ?? 0) + Math.max(0, all.length - fits);
   pending = all.slice(-fits);
-  since += events.length + (skipped ?? 0);
+  newCount += events.length + (skipped ?? 0);
   schedule();
 }
 
-/** Tells that the router keeps no events, or does. */
+/** Shows whether the router records events. */
 export function showEventsOff(off) {
   if (off === isOff) return;
   isOff = off;
@@ -84,21 +82,24 @@ export function startFeed() {
   button.addEventListener("click", () => {
     isPaused = !isPaused;
     button.setAttribute("aria-pressed", String(isPaused));
-    setText(button, isPaused ? "Go on" : "Pause");
+    setText(button, isPaused ? "Resume" : "Pause");
     show();
   });
-  // Rows that move away can't be clicked: they stay while a mouse or the keyboard is among them.
+  // Rows stay in place while the pointer or the focus is on the feed, so that they can be clicked.
   const feed = byId("feed");
-  const point = (pointed) => {
-    if (isPointedAt === pointed) return;
-    isPointedAt = pointed;
-    if (pointed) showState();
+  const setHovered = (hovered) => {
+    if (isHovered === hovered) return;
+    isHovered = hovered;
+    if (hovered) showState();
     else schedule();
   };
-  feed.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && point(true));
-  feed.addEventListener("pointerleave", () =>
-    point(feed.contains(document.activeElement) && document.activeElement !== feed),
+  feed.addEventListener(
+    "pointerenter",
+    (event) => event.pointerType === "mouse" && setHovered(true),
   );
-  feed.addEventListener("focusin", (event) => point(event.target !== feed));
-  feed.addEventListener("focusout", () => point(feed.matches(":hover")));
+  feed.addEventListener("pointerleave", () =>
+    setHovered(feed.contains(document.activeElement) && document.activeElement !== feed),
+  );
+  feed.addEventListener("focusin", (event) => setHovered(event.target !== feed));
+  feed.addEventListener("focusout", () => setHovered(feed.matches(":hover")));
 }

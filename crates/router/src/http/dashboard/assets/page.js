@@ -1,27 +1,27 @@
-// The page of the router: puts its parts together and keeps them true to the live messages.
+// Entry point of the dashboard: connects its parts to the live stream.
 
-import { askForToken, isLocked, learnRole, startAccess } from "./access.js";
-import { setDrainTime } from "./actions.js";
+import { askForToken, isLocked, loadRole, startAccess } from "./access.js";
+import { setDrainTtl } from "./actions.js";
 import { offerPools, refreshCalls, startCalls } from "./calls.js";
 import { addToCharts, fillCharts, startCharts } from "./charts.js";
 import { byId, callLink, el, podLink, setAttribute, setText, showText } from "./dom.js";
 import { startEdit } from "./edit.js";
 import { addEvents, showEventsOff, startFeed } from "./feed.js";
-import { LiveStream, ask, whenDenied } from "./net.js";
+import { LiveStream, onUnauthorized, request } from "./api.js";
 import { knownPod, namesLike, orderPools, startPods, tickLeases, updatePods } from "./pods.js";
 import { showHeader, showPools, showWarnings } from "./pools.js";
-import { followAddress, startStory } from "./story.js";
+import { openFromHash, startDetail } from "./detail.js";
 import { setStoreTime, storeNow, tickTimes } from "./time.js";
-import { poolKey, span } from "./words.js";
+import { poolKey, formatDuration } from "./format.js";
 
-// The router speaks every second: after so much silence something is wrong.
-const QUIET = 6;
-// A break that is over sooner is not worth a number.
-const SHORT_BREAK = 5;
-const FIRST_WAIT = 500;
-const LONGEST_WAIT = 5_000;
-// A tab that nobody looks at gives its connection back after a while: browsers have few for a host.
-const UNSEEN = 120_000;
+// Seconds without a message until the connection counts as lost; the router sends every second.
+const SILENCE_SECONDS = 6;
+// Seconds of an interruption until its duration is shown.
+const SHORT_INTERRUPTION_SECONDS = 5;
+const MIN_BACKOFF = 500;
+const MAX_BACKOFF = 5_000;
+// A hidden tab closes its connection after this time: browsers limit connections per host.
+const HIDDEN_TIMEOUT = 120_000;
 
 let version = null;
 let hasState = false;
@@ -33,19 +33,19 @@ const HANDLERS = {
     hasState = true;
     showHeader(state);
     showWarnings(state.warnings ?? []);
-    // Without its store the router may not know its pools: what was there stays.
-    if (state.pools) takePools(state.pools);
+    // During a store outage the last known pools stay visible.
+    if (state.pools) updatePools(state.pools);
     addToCharts(state);
     showEventsOff(state.events === "off");
-    setDrainTime(state.router.draining_ttl);
-    noteVersion(state.router.version);
+    setDrainTtl(state.router.draining_ttl);
+    checkVersion(state.router.version);
   },
   history: fillCharts,
   pods: updatePods,
   events: addEvents,
 };
 
-function takePools(pools) {
+function updatePools(pools) {
   showPools(pools);
   orderPools(pools.map(poolKey));
   offerPools(pools);
@@ -56,48 +56,49 @@ const live = new LiveStream((name, message) => {
   showConnection();
 });
 
-function noteVersion(now) {
-  version ??= now;
-  if (now !== version) setAttribute(document.body, "data-outdated", now);
+function checkVersion(current) {
+  version ??= current;
+  if (current !== version) setAttribute(document.body, "data-outdated", current);
 }
 
 function connectionState() {
-  const { isOpen, heardAt } = live.status;
-  const silent = Math.floor((performance.now() - heardAt) / 1000);
-  if (isOpen && silent < QUIET) return { state: "live", text: "live", silent };
-  if (live.status.isDenied || isLocked()) return { state: "out", text: "needs a token", silent };
-  if (silent <= SHORT_BREAK)
+  const { isOpen, receivedAt } = live.status;
+  const silent = Math.floor((performance.now() - receivedAt) / 1000);
+  if (isOpen && silent < SILENCE_SECONDS) return { state: "live", text: "live", silent };
+  if (live.status.isUnauthorized || isLocked())
+    return { state: "lost", text: "token required", silent };
+  if (silent <= SHORT_INTERRUPTION_SECONDS)
     return { state: "reconnecting", text: hasState ? "reconnecting…" : "connecting…", silent };
-  return { state: "out", text: `no answer for ${span(silent)}`, silent };
+  return { state: "lost", text: `disconnected for ${formatDuration(silent)}`, silent };
 }
 
 function staleText({ state, silent }) {
   if (state === "live") {
     const outdated = document.body.dataset.outdated;
     return outdated
-      ? `The router is ${outdated} now. Load this page again to have the page that belongs to it.`
+      ? `The router now runs version ${outdated}. Reload this page to update it.`
       : "";
   }
-  const problem = live.status.problem ? ` The router says: ${live.status.problem}.` : "";
-  if (!hasState) return problem.trim();
-  return `What you see is ${span(silent)} old. The page goes on trying.${problem}`;
+  const error = live.status.error ? ` Error: ${live.status.error}.` : "";
+  if (!hasState) return error.trim();
+  return `The data is ${formatDuration(silent)} old. Reconnecting…${error}`;
 }
 
 function showConnection() {
   const connection = connectionState();
   setAttribute(byId("connection"), "data-state", connection.state);
   setText(byId("connection-text"), connection.text);
-  // Said aloud without the seconds, which would be said anew each time.
+  // Screen readers get the text without the seconds, which would be announced again each time.
   setText(
-    byId("connection-said"),
+    byId("connection-announcement"),
     hasState ? `Connection: ${connection.text.replace(/ for .*/, "")}` : "",
   );
   document.body.classList.toggle("is-stale", connection.state !== "live" && hasState);
-  // A short break only says "reconnecting…": a note that comes and goes would move the page.
+  // A short interruption shows no note: one that appears and disappears would shift the layout.
   showText(byId("stale"), connection.state === "reconnecting" ? "" : staleText(connection));
-  // After a restart the same token may have another role, or none.
+  // After a restart of the router the token may have another role, or none.
   const { isOpen } = live.status;
-  if (isOpen && !wasOpen) learnRole().catch((error) => error.isDenied && askForToken(error));
+  if (isOpen && !wasOpen) loadRole().catch((error) => error.isUnauthorized && askForToken(error));
   wasOpen = isOpen;
 }
 
@@ -108,9 +109,9 @@ function everySecond() {
   tickLeases(storeNow());
 }
 
-// What is over is not found, and its story comes with that.
-const exists = (path, isThere = () => true) =>
-  ask("GET", path).then(isThere, (error) => {
+// The 404 of an ended call carries its events.
+const exists = (path, isFound = () => true) =>
+  request("GET", path).then(isFound, (error) => {
     if (error.details?.events) return true;
     if (error.status === 404 || error.status === 400) return false;
     throw error;
@@ -121,9 +122,9 @@ async function find(text) {
   const name = encodeURIComponent(text);
   if (await exists(`/calls/${name}`)) return callLink(text);
   if (await exists(`/pod/${name}`)) return podLink(text);
-  const wasThere = await exists(`/events?pod=${name}&limit=1`, ({ events }) => events.length > 0);
-  if (wasThere) return podLink(text);
-  throw new Error(`No call and no pod is called ${text}.`);
+  const hasEvents = await exists(`/events?pod=${name}&limit=1`, ({ events }) => events.length > 0);
+  if (hasEvents) return podLink(text);
+  throw new Error(`No call or pod named ${text}.`);
 }
 
 function startSearch() {
@@ -155,47 +156,47 @@ function startSearch() {
 
 let isStarted = false;
 
-// Once the router has let us in. Before, every request would only be denied.
-function enter() {
+// Runs once the token is accepted; requests before would only be rejected.
+function startLive() {
   live.start();
   if (!isStarted) startCalls();
   isStarted = true;
   refreshCalls();
-  followAddress();
+  openFromHash();
 }
 
-async function begin() {
-  for (let wait = FIRST_WAIT; ; wait = Math.min(wait * 2, LONGEST_WAIT)) {
+async function start() {
+  for (let backoff = MIN_BACKOFF; ; backoff = Math.min(backoff * 2, MAX_BACKOFF)) {
     try {
-      await learnRole();
-      return enter();
+      await loadRole();
+      return startLive();
     } catch (error) {
-      if (error.isDenied) return askForToken(error);
-      live.status.problem = error.status ? error.message : "";
-      await new Promise((resolve) => setTimeout(resolve, wait));
+      if (error.isUnauthorized) return askForToken(error);
+      live.status.error = error.status ? error.message : "";
+      await new Promise((resolve) => setTimeout(resolve, backoff));
     }
   }
 }
 
-whenDenied(askForToken);
-startAccess(enter);
+onUnauthorized(askForToken);
+startAccess(startLive);
 startCharts();
 startFeed();
 startPods((name) => (location.hash = podLink(name)));
-startStory(refreshCalls);
+startDetail(refreshCalls);
 startEdit();
 startSearch();
 setInterval(everySecond, 1_000);
-window.addEventListener("online", () => live.hurry());
-let unseen;
+window.addEventListener("online", () => live.retryNow());
+let hiddenTimer;
 document.addEventListener("visibilitychange", () => {
-  clearTimeout(unseen);
+  clearTimeout(hiddenTimer);
   if (document.visibilityState !== "visible") {
-    unseen = setTimeout(() => live.stop(), UNSEEN);
+    hiddenTimer = setTimeout(() => live.stop(), HIDDEN_TIMEOUT);
     return;
   }
   if (isStarted && !live.following && !isLocked()) live.start();
-  live.hurry();
+  live.retryNow();
   everySecond();
 });
-begin();
+start();

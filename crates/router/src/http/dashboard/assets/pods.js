@@ -1,30 +1,30 @@
-// Every pod as a tile, grouped by pool. Only tiles of pods that changed are touched.
+// Pods as tiles, grouped by pool. Only tiles of changed pods are updated.
 
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
 import { storeNow } from "./time.js";
-import { STATES, count, plural, podState, shortSpan } from "./words.js";
+import { STATES, formatNumber, plural, podState, formatShortDuration } from "./format.js";
 
-// Beyond so many pods tiles have no names, so that all are seen at a glance.
-const DENSE_FROM = 150;
-// Lease bars move in so many steps: most tiles need no change in most seconds.
+// Number of pods from which tiles are small and have no names.
+const DENSE_LAYOUT_PODS = 150;
+// Steps of a lease bar; few steps mean few updates.
 const BAR_STEPS = 20;
-// So many tiles are made or changed in one go; the page can draw and be used in between.
-const AT_ONCE = 200;
+// Tiles rendered at a time; the page stays responsive in between.
+const BATCH_SIZE = 200;
 
 const collator = new Intl.Collator("en", { numeric: true });
 const byName = (a, b) => collator.compare(a, b);
 
 const tiles = new Map();
 const groups = new Map();
-// Pods that were told of and are not shown yet, by name.
-const queue = new Map();
+// Received pods that are not rendered yet, by name.
+const pending = new Map();
 let poolOrder = [];
-// The longest lease seen is taken for a whole one: no message says how long leases are.
-let wholeLease = 1;
+// The longest lease seen; full length of the lease bars, because messages do not contain LEASE_TTL.
+let maxLease = 1;
 
 export const knownPod = (name) => tiles.get(name)?.pod;
 
-/** Names of pods and ids of calls on them that contain a text, a few of them. */
+/** Up to `limit` pod names and call ids that contain a text. */
 export function namesLike(text, limit = 8) {
   const wanted = text.toLowerCase();
   const found = [];
@@ -56,25 +56,25 @@ function makeTile(pod) {
     bar,
   );
   const tile = { pod, element: button, letter, load, left, bar, step: -1, tier: null };
-  inView.observe(button);
-  // (there are thousands of calls, and one tile is looked at)
+  visibility.observe(button);
+  // Titles are set on demand: they list calls, of which there may be thousands.
   button.addEventListener("pointerenter", () => showTitle(tile));
   return tile;
 }
 
-// Leases run down in the tiles that are in view; the others are told when they come into it.
-const seen = new Set();
-const inView = new IntersectionObserver((entries) => {
+// Only tiles in the viewport update their lease every second; others when they enter it.
+const visible = new Set();
+const visibility = new IntersectionObserver((entries) => {
   const now = storeNow();
   for (const { target, isIntersecting } of entries) {
     const tile = tiles.get(target.dataset.pod);
-    // (it may be gone, or another of its name)
+    // The tile may have been removed or replaced.
     if (tile?.element !== target) continue;
     if (isIntersecting) {
-      seen.add(tile);
+      visible.add(tile);
       showLease(tile, now);
     } else {
-      seen.delete(tile);
+      visible.delete(tile);
     }
   }
 });
@@ -95,30 +95,30 @@ function firstLeaseEnd(pod) {
 
 function showTile(tile, now) {
   const { pod } = tile;
-  const { state, letter, word } = podState(pod.state);
+  const { state, letter, label } = podState(pod.state);
   const load = `${pod.calls.length}/${pod.cap}`;
   setAttribute(tile.element, "data-state", state);
   setAttribute(tile.letter, "data-letter", letter);
   setText(tile.load, load);
-  tile.word = word;
+  tile.label = label;
   tile.leaseEnd = firstLeaseEnd(pod);
   showLease(tile, now);
   showLabel(tile);
 }
 
-// What is said aloud of a tile: what can be read there, in that order, and its state as a word.
-function showLabel({ element, pod, load, left, word }) {
+// Accessible name of a tile: its visible text in the same order, and the state in words.
+function showLabel({ element, pod, load, left, label }) {
   const lease = left.textContent && `${left.textContent} of its lease left, `;
-  setAttribute(element, "aria-label", `${pod.pod_name} ${load.textContent} ${lease}${word}`);
+  setAttribute(element, "aria-label", `${pod.pod_name} ${load.textContent} ${lease}${label}`);
 }
 
 function showLease(tile, now) {
   const hasLease = tile.leaseEnd !== Infinity;
   const left = hasLease ? Math.max(0, tile.leaseEnd - now) : 0;
-  setText(tile.left, hasLease ? shortSpan(left) : "");
-  // A name that changes while its tile has the focus would be said anew every second.
+  setText(tile.left, hasLease ? formatShortDuration(left) : "");
+  // A screen reader would announce each change of the focused tile's name.
   if (tile.element !== document.activeElement) showLabel(tile);
-  const step = Math.ceil(Math.min(1, left / wholeLease) * BAR_STEPS);
+  const step = Math.ceil(Math.min(1, left / maxLease) * BAR_STEPS);
   if (step === tile.step) return;
   tile.step = step;
   tile.bar.style.setProperty("--left", step / BAR_STEPS);
@@ -147,17 +147,17 @@ function groupOf(tier) {
   return group;
 }
 
-function place(tile) {
+function assignGroup(tile) {
   const tier = tile.pod.tier ?? "";
   if (tile.tier === tier) return;
-  leave(tile);
+  leaveGroup(tile);
   tile.tier = tier;
   const group = groupOf(tier);
   group.names.add(tile.pod.pod_name);
   group.isDirty = true;
 }
 
-function leave(tile) {
+function leaveGroup(tile) {
   const group = groups.get(tile.tier);
   if (!group) return;
   group.names.delete(tile.pod.pod_name);
@@ -165,54 +165,54 @@ function leave(tile) {
 }
 
 function remove(name) {
-  queue.delete(name);
+  pending.delete(name);
   const tile = tiles.get(name);
   if (!tile) return;
-  leave(tile);
-  inView.unobserve(tile.element);
-  seen.delete(tile);
+  leaveGroup(tile);
+  visibility.unobserve(tile.element);
+  visible.delete(tile);
   tile.element.remove();
   tiles.delete(name);
 }
 
-/** Takes a message: all pods, or those that changed and those that are gone. */
+/** Handles a message with all pods, or with changed and removed pods. */
 export function updatePods(message) {
   const now = storeNow();
   if (message.is_full) {
-    wholeLease = 1;
-    const there = new Set(message.pods.map((pod) => pod.pod_name));
-    queue.clear();
-    for (const name of [...tiles.keys()]) if (!there.has(name)) remove(name);
+    maxLease = 1;
+    const names = new Set(message.pods.map((pod) => pod.pod_name));
+    pending.clear();
+    for (const name of [...tiles.keys()]) if (!names.has(name)) remove(name);
   }
   for (const name of message.gone ?? []) remove(name);
   for (const pod of message.pods) {
-    for (const call of pod.calls) wholeLease = Math.max(wholeLease, call.lease_expires_at - now);
+    for (const call of pod.calls) maxLease = Math.max(maxLease, call.lease_expires_at - now);
   }
-  for (const pod of message.pods) queue.set(pod.pod_name, pod);
-  showQueue();
+  for (const pod of message.pods) pending.set(pod.pod_name, pod);
+  renderPending();
 }
 
-let later = null;
+let timer = null;
 
-function showQueue() {
-  clearTimeout(later);
+function renderPending() {
+  clearTimeout(timer);
   const now = storeNow();
-  let left = AT_ONCE;
-  for (const [name, pod] of queue) {
+  let left = BATCH_SIZE;
+  for (const [name, pod] of pending) {
     if (left-- === 0) break;
-    queue.delete(name);
+    pending.delete(name);
     let tile = tiles.get(name);
     if (!tile) tiles.set(name, (tile = makeTile(pod)));
     tile.pod = pod;
     showTile(tile, now);
-    place(tile);
+    assignGroup(tile);
   }
-  arrange();
+  arrangeAll();
   showLegend();
-  if (queue.size) later = setTimeout(showQueue);
+  if (pending.size) timer = setTimeout(renderPending);
 }
 
-/** The order of the groups is that of the pools. */
+/** Orders the groups like the pools. */
 export function orderPools(keys) {
   if (keys.join() === poolOrder.join()) return;
   poolOrder = keys;
@@ -226,7 +226,7 @@ function arrangeGroups() {
   keyed(byId("pods"), groups, order, groupOf);
 }
 
-function arrange() {
+function arrangeAll() {
   let isChanged = false;
   for (const [tier, group] of groups) {
     if (!group.isDirty) continue;
@@ -240,7 +240,7 @@ function arrange() {
     isChanged = true;
   }
   if (!isChanged) return;
-  byId("pods").classList.toggle("dense", tiles.size + queue.size >= DENSE_FROM);
+  byId("pods").classList.toggle("dense", tiles.size + pending.size >= DENSE_LAYOUT_PODS);
   arrangeGroups();
 }
 
@@ -253,7 +253,7 @@ function arrangeTiles(group) {
     if (element === at) at = at.nextElementSibling;
     else group.grid.insertBefore(element, at);
   }
-  // Small tiles are as wide as the longest number of calls needs.
+  // Small tiles fit the longest load text.
   group.grid.style.setProperty("--longest", longest);
   setText(group.size, plural(group.names.size, "pod"));
   if (!group.grid.querySelector('[tabindex="0"]')) group.grid.firstElementChild.tabIndex = 0;
@@ -262,26 +262,26 @@ function arrangeTiles(group) {
 function showLegend() {
   const counts = new Map();
   for (const { pod } of tiles.values()) counts.set(pod.state, (counts.get(pod.state) ?? 0) + 1);
-  for (const item of legend) setText(item.number, count(counts.get(item.state)));
+  for (const item of legend) setText(item.number, formatNumber(counts.get(item.state)));
 }
 
 let legend = [];
 
 function makeLegend() {
-  legend = STATES.map(({ state, letter, word }) => {
+  legend = STATES.map(({ state, letter, label }) => {
     const number = el("strong", {}, "0");
     const mark = el("span", { class: "tile-letter", "aria-hidden": "true" }, letter);
-    byId("legend").append(el("li", { "data-state": state }, mark, ` ${word} `, number));
+    byId("legend").append(el("li", { "data-state": state }, mark, ` ${label} `, number));
     return { state, number };
   });
 }
 
-/** Once a second: leases run down without a word from the router. */
+/** Updates the remaining lease times; called every second. */
 export function tickLeases(now) {
-  for (const tile of seen) showLease(tile, now);
+  for (const tile of visible) showLease(tile, now);
 }
 
-// Tab reaches one tile of a pool, arrows the others: a thousand stops would be none.
+// Roving tabindex: Tab reaches one tile of each pool, arrow keys the others.
 function focusTile(from, to) {
   if (!to) return;
   from.tabIndex = -1;
@@ -307,7 +307,7 @@ const MOVES = {
   End: (tile) => tile.parentElement.lastElementChild,
 };
 
-/** Calls `onOpen` with the name of a pod whose tile is chosen. */
+/** Calls `onOpen` with the pod name of a clicked tile. */
 export function startPods(onOpen) {
   makeLegend();
   const area = byId("pods");

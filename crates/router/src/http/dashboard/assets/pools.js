@@ -1,9 +1,9 @@
-// One card for each pool, the facts of the header, and the warnings.
+// Pool cards, the facts in the header, and warnings.
 
 import { byId, el, keyed, setAttribute, setText } from "./dom.js";
-import { count, plural, poolKey, span } from "./words.js";
+import { formatNumber, plural, poolKey, formatDuration } from "./format.js";
 
-// Used and free are counted in calls, the others in pods, as the router does.
+// Used and free are counted in calls, the others in pods.
 const PARTS = [
   { key: "used", of: (pool) => pool.active_calls, shareOf: usedShare },
   { key: "free", of: (pool) => pool.free_slots, shareOf: (pool) => pool.free_slots },
@@ -24,12 +24,12 @@ const PARTS = [
   },
 ];
 
-// In the bar a pod is as wide as the calls it may carry.
+// In the bar, a pod is as wide as its maximum number of calls.
 function widthOf(pool) {
   return pool.type === "shared" ? (pool.max_concurrent ?? 1) : 1;
 }
 
-// Calls on pods that drain are calls too, but their pods have a part of their own in the bar.
+// Calls on draining pods are counted as used, but draining pods have their own part of the bar.
 function usedShare(pool) {
   const inService = pool.assigned - pool.draining - pool.not_ready - pool.quarantined;
   return Math.max(0, inService * widthOf(pool) - pool.free_slots);
@@ -70,14 +70,15 @@ function makeCard() {
   return { element, name, kind, bar, parts, size, waiting };
 }
 
-function kindWords(pool) {
-  if (pool.type === "shared" && pool.max_concurrent) return `shared by ${pool.max_concurrent}`;
+function describeKind(pool) {
+  if (pool.type === "shared" && pool.max_concurrent)
+    return `shared, ${plural(pool.max_concurrent, "call")} per pod`;
   return pool.type;
 }
 
 function showCard(card, pool) {
   setText(card.name, poolKey(pool));
-  setText(card.kind, kindWords(pool));
+  setText(card.kind, describeKind(pool));
   setAttribute(card.kind, "data-kind", pool.type);
   PARTS.forEach(({ of, shareOf }, index) => {
     const { segment, number, item } = card.parts[index];
@@ -85,16 +86,16 @@ function showCard(card, pool) {
     const share = shareOf(pool) || 0;
     segment.style.setProperty("--share", share);
     segment.hidden = share === 0;
-    setText(number, count(value));
+    setText(number, formatNumber(value));
     item.classList.toggle("zero", value === 0);
   });
   setAttribute(
     card.bar,
     "aria-label",
-    PARTS.map(({ key, of }) => `${count(of(pool))} ${key}`).join(", "),
+    PARTS.map(({ key, of }) => `${formatNumber(of(pool))} ${key}`).join(", "),
   );
-  setText(card.size, `${plural(pool.assigned, "pod")}, target ${count(pool.target)}`);
-  setText(card.waiting, `${count(pool.waiting)} waiting`);
+  setText(card.size, `${plural(pool.assigned, "pod")}, target ${formatNumber(pool.target)}`);
+  setText(card.waiting, `${formatNumber(pool.waiting)} waiting`);
   card.element.classList.toggle("below", pool.assigned < pool.target);
   card.waiting.classList.toggle("some", pool.waiting > 0);
 }
@@ -103,7 +104,7 @@ export function showPools(pools) {
   const known = new Map(pools.map((pool) => [poolKey(pool), pool]));
   keyed(byId("pools"), cards, [...known.keys()], makeCard);
   for (const [key, pool] of known) showCard(cards.get(key), pool);
-  setText(byId("pools-none"), "There are no pools.");
+  setText(byId("pools-none"), "No pools.");
   byId("pools-none").hidden = pools.length > 0;
 }
 
@@ -112,11 +113,11 @@ function showFact(id, text, isBad = false) {
   byId(id).classList.toggle("bad", isBad);
 }
 
-const total = (number) => (Number.isFinite(number) ? count(number) : "–");
+const total = (number) => (Number.isFinite(number) ? formatNumber(number) : "–");
 
-function leaderWords({ is_leader, name, epoch }, store, cluster) {
-  if (!is_leader) return name ?? "not known";
-  // Without a cluster there is no Lease, and each router does the leader's work.
+function describeLeader({ is_leader, name, epoch }, store, cluster) {
+  if (!is_leader) return name ?? "unknown";
+  // Without a cluster there is no Lease, and every router acts as leader.
   if (!cluster.is_used && store.kind === "redis") return "every router";
   return epoch ? `this router, epoch ${epoch}` : "this router";
 }
@@ -127,22 +128,22 @@ export function showHeader({ at, router, store, leader, cluster, active_calls, w
   byId("total-waiting").classList.toggle("some", waiting > 0);
   setText(
     byId("router"),
-    `${router.name} ${router.version}, up ${span(at / 1000 - router.started_at)}`,
+    `${router.name} ${router.version}, up ${formatDuration(at / 1000 - router.started_at)}`,
   );
   const kind = store.kind === "redis" ? "Redis" : store.kind;
   const outage = store.reason ? `down (${store.reason})` : "down";
   showFact("fact-store", `${kind}, ${store.is_up ? "up" : outage}`, !store.is_up);
-  showFact("fact-leader", leaderWords(leader, store, cluster));
+  showFact("fact-leader", describeLeader(leader, store, cluster));
   showFact(
     "fact-cluster",
-    !cluster.is_used ? "none" : cluster.is_connected ? "connected" : "not connected",
+    !cluster.is_used ? "none" : cluster.is_connected ? "connected" : "disconnected",
     cluster.is_used && !cluster.is_connected,
   );
 }
 
 const warnings = new Map();
 
-// A warning counts seconds in its text. It is said aloud once, not again with every second.
+// The text of a warning contains a running duration. Screen readers announce a warning once.
 const withoutNumbers = (text) => text.replace(/\d+/g, "#");
 
 function makeWarning() {
@@ -165,6 +166,6 @@ export function showWarnings(list) {
   }
   byId("warnings-none").hidden = list.length > 0;
   if (fresh.length)
-    setText(byId("warnings-said"), fresh.map((key) => known.get(key).text).join(". "));
-  else if (!list.length) setText(byId("warnings-said"), "");
+    setText(byId("warnings-announcement"), fresh.map((key) => known.get(key).text).join(". "));
+  else if (!list.length) setText(byId("warnings-announcement"), "");
 }

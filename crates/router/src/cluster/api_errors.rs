@@ -1,0 +1,127 @@
+//! Errors of the Kubernetes API: each is reported once until a request succeeds.
+
+use std::time::{Duration, Instant};
+
+use kube::{Error, runtime::watcher};
+
+use super::{cause_of, explain, is_status};
+
+/// How long a 403 is reported as transient. An API server that starts answers 403 to valid
+/// requests until it has loaded the Roles, in a large cluster for some seconds.
+const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
+
+/// An error to log.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Report {
+    /// May resolve by itself.
+    Transient(String),
+    Lasting(String),
+}
+
+impl Report {
+    /// Logs the error; `failure` names the operation that failed and what follows.
+    pub fn log(&self, failure: &str) {
+        match self {
+            Self::Transient(error) => tracing::info!(
+                error,
+                "{failure}; an API server that starts refuses valid requests for a moment"
+            ),
+            Self::Lasting(error) => tracing::warn!(error, "{failure}"),
+        }
+    }
+}
+
+/// Errors of one task that uses the API, from the first failure to the next success.
+#[derive(Debug, Default)]
+pub struct ApiErrors {
+    reported: Option<Report>,
+    since: Option<Instant>,
+    forbidden_since: Option<Instant>,
+}
+
+impl ApiErrors {
+    /// Records an error; returns a report if it is new. `rule` names the permissions that the
+    /// request needs.
+    pub fn record(&mut self, error: &Error, rule: &str) -> Option<Report> {
+        self.record_at(error, rule, Instant::now())
+    }
+
+    fn record_at(&mut self, error: &Error, rule: &str, now: Instant) -> Option<Report> {
+        let is_forbidden = is_status(Some(error), 403);
+        if !is_forbidden {
+            self.forbidden_since = None;
+        } else if now < *self.forbidden_since.get_or_insert(now) + FORBIDDEN_GRACE {
+            let text = match error {
+                Error::Api(status) => status.message.clone(),
+                other => other.to_string(),
+            };
+            return self.report(Report::Transient(text), now);
+        }
+        self.report(Report::Lasting(explain(error, rule)), now)
+    }
+
+    /// Records an error of a watch.
+    pub fn record_watch_error(&mut self, error: &watcher::Error, rule: &str) -> Option<Report> {
+        match cause_of(error) {
+            Some(error) => self.record(error, rule),
+            None => self.report(Report::Lasting(error.to_string()), Instant::now()),
+        }
+    }
+
+    /// Records a request without a response in time.
+    pub fn record_timeout(&mut self) -> Option<Report> {
+        self.report(Report::Lasting("the Kubernetes API does not answer".into()), Instant::now())
+    }
+
+    fn report(&mut self, report: Report, now: Instant) -> Option<Report> {
+        self.since.get_or_insert(now);
+        if self.reported.as_ref() == Some(&report) {
+            return None;
+        }
+        self.reported = Some(report.clone());
+        Some(report)
+    }
+
+    /// Clears the errors after a success; returns the time since the first of them.
+    pub fn clear(&mut self) -> Option<Duration> {
+        std::mem::take(self).since.map(|since| since.elapsed())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kube::core::Status;
+
+    use super::*;
+
+    fn status(code: u16) -> Error {
+        Error::Api(Box::new(Status::failure("refused", "Reason").with_code(code)))
+    }
+
+    #[test]
+    fn a_403_names_the_missing_permission_only_when_it_lasts() {
+        let (mut errors, now) = (ApiErrors::default(), Instant::now());
+        let transient = Some(Report::Transient("refused".into()));
+        assert_eq!(errors.record_at(&status(403), "to list", now), transient);
+        assert_eq!(errors.record_at(&status(403), "to list", now + FORBIDDEN_GRACE / 2), None);
+        let Some(Report::Lasting(text)) =
+            errors.record_at(&status(403), "to list", now + FORBIDDEN_GRACE)
+        else {
+            panic!("the error is not transient");
+        };
+        assert!(text.contains("a Role that allows to list"), "{text}");
+        assert_eq!(errors.record_at(&status(403), "to list", now + 2 * FORBIDDEN_GRACE), None);
+    }
+
+    #[test]
+    fn each_error_is_reported_once_until_a_request_succeeds() {
+        let mut errors = ApiErrors::default();
+        assert!(errors.clear().is_none());
+        assert!(errors.record(&status(500), "").is_some());
+        assert!(errors.record(&status(500), "").is_none());
+        assert!(errors.record(&status(503), "").is_some());
+        assert!(errors.clear().is_some());
+        assert!(errors.clear().is_none());
+        assert!(errors.record(&status(503), "").is_some());
+    }
+}

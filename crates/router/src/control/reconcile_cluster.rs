@@ -1,0 +1,158 @@
+//! The leader's work: reconciles the pods of the store with the view of the cluster.
+
+use std::{collections::HashMap, convert::Infallible, time::Duration};
+
+use futures_util::future::join_all;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    Control,
+    leader::{Halt, MIN_BACKOFF},
+    reconcile_list::{CLAIM_INTERVAL, MAX_CONCURRENT},
+};
+use crate::cluster::{PodState, PodView};
+use fleet::{Claimant, PodStatus, PodWriter, RemovalMode, Removed, names::PodName};
+use store::StoreError;
+
+/// Delay between a change of pods and the rebalancing of pools.
+const REBALANCE_DELAY: Duration = Duration::from_secs(1);
+
+impl Control {
+    /// Reconciles the store with the view, and applies its changes. Ends only by an error.
+    pub(crate) async fn reconcile_view(
+        &self,
+        view: &PodView,
+        writer: PodWriter<'_>,
+        backoff: &mut Duration,
+    ) -> Result<Infallible, Halt> {
+        let (mut reconciled, mut is_due) = (0, true);
+        let mut list_at = view.lists().1.unwrap_or_else(Instant::now) + self.reconcile_interval;
+        let mut rebalance_at: Option<Instant> = None;
+        let mut claim_at = Instant::now() + CLAIM_INTERVAL;
+        loop {
+            let (lists, listed_at) = view.lists();
+            if let Some(listed_at) = listed_at.filter(|_| is_due || lists != reconciled) {
+                self.reconcile_all(view, writer).await?;
+                // The metric is the age of the list, not of the comparison.
+                self.metrics.reconciled(listed_at.elapsed());
+                if lists != reconciled {
+                    list_at = listed_at + self.reconcile_interval;
+                }
+                (reconciled, is_due, rebalance_at, *backoff) = (lists, false, None, MIN_BACKOFF);
+            } else {
+                let changes = view.take_changes();
+                if listed_at.is_some() && !changes.is_empty() {
+                    self.apply(changes, writer).await?;
+                    rebalance_at = rebalance_at.or_else(|| Some(Instant::now() + REBALANCE_DELAY));
+                }
+            }
+            tokio::select! {
+                () = view.changed.notified() => {}
+                () = self.reconcile_now.notified() => is_due = true,
+                // Without changes there are no writes. The claim records a lost origin again, and
+                // detects that another origin took the store over.
+                () = sleep_until(claim_at) => {
+                    claim_at = Instant::now() + CLAIM_INTERVAL;
+                    let by = Claimant::Leader { epoch: Some(writer.epoch) };
+                    if self.claim(by).await?.is_err() {
+                        return Err(Halt::Fenced);
+                    }
+                }
+                () = sleep_until(list_at) => {
+                    view.relist.notify_one();
+                    list_at = Instant::now() + self.reconcile_interval;
+                }
+                () = sleep_until(rebalance_at.unwrap_or(list_at)), if rebalance_at.is_some() => {
+                    rebalance_at = None;
+                    let tiers = self.store.tiers().await?;
+                    self.rebalance(&tiers, writer).await?;
+                }
+            }
+        }
+    }
+
+    /// Reconciles the pods of the store with the view, then the pools with their targets.
+    async fn reconcile_all(&self, view: &PodView, writer: PodWriter<'_>) -> Result<(), Halt> {
+        let started = Instant::now();
+        let tiers = self.store.tiers().await?;
+        let known: HashMap<PodName, PodStatus> =
+            self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+        let pods = view.all();
+        let mut changes = Vec::new();
+        for (name, pod) in known.iter().filter(|(name, _)| !pods.contains_key(*name)) {
+            changes.push((name.clone(), PodState::Gone { uid: pod.facts.uid.clone() }));
+        }
+        for (name, state) in pods {
+            let is_known = match &state {
+                PodState::Unreadable => true,
+                PodState::Gone { .. } => !known.contains_key(&name),
+                PodState::Present(facts) => {
+                    let unknown = facts.pin.as_ref().filter(|pin| tiers.resolve(pin).is_none());
+                    if let Some(pin) = unknown {
+                        tracing::warn!(pod = %name, %pin, "ignoring the pod's label: it names an unknown tier");
+                    }
+                    known.get(&name).is_some_and(|pod| pod.facts == *facts)
+                }
+            };
+            if !is_known {
+                changes.push((name, state));
+            }
+        }
+        let count = changes.len();
+        self.apply(changes, writer).await?;
+        self.rebalance(&tiers, writer).await?;
+        self.lifecycle.store_reached();
+        let took_ms = started.elapsed().as_millis() as u64;
+        tracing::debug!(
+            pods = known.len(),
+            changes = count,
+            took_ms,
+            "reconciled the store with the cluster"
+        );
+        Ok(())
+    }
+
+    /// Writes changes to the store, sorted by name so that pods that join together get their
+    /// pools in a fixed order.
+    async fn apply(
+        &self,
+        mut changes: Vec<(PodName, PodState)>,
+        writer: PodWriter<'_>,
+    ) -> Result<(), Halt> {
+        changes.sort_by(|(a, _), (b, _)| a.cmp(b));
+        for batch in changes.chunks(MAX_CONCURRENT) {
+            let writes = batch.iter().map(|(name, state)| self.write_pod(name, state, writer));
+            for fenced in join_all(writes).await {
+                if fenced? {
+                    return Err(Halt::Fenced);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes one pod to the store; returns whether this writer is fenced.
+    async fn write_pod(
+        &self,
+        name: &PodName,
+        state: &PodState,
+        writer: PodWriter<'_>,
+    ) -> Result<bool, StoreError> {
+        let uid = match state {
+            PodState::Present(facts) => return self.observe(name, facts, writer).await,
+            PodState::Unreadable => return Ok(false),
+            PodState::Gone { uid } => uid,
+        };
+        match self.remove(name, uid, RemovalMode::Immediate, writer).await? {
+            Err(_) => Ok(true),
+            Ok(Removed::NotFound) => {
+                // The cluster has no pod of that name; the store may have an older one.
+                let Some(pod) = self.store.pod(name).await? else { return Ok(false) };
+                let gone =
+                    self.remove(name, &pod.facts.uid, RemovalMode::Immediate, writer).await?;
+                Ok(gone.is_err())
+            }
+            Ok(Removed::Gone { .. } | Removed::Busy) => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,110 @@
+-- merchant_config: a merchant's document.
+
+local function is_name(text)
+  return type(text) == 'string' and #text >= 1 and #text <= 64
+    and not string.find(text, '[^%w._-]') and text ~= '.' and text ~= '..'
+end
+
+local function is_step(text)
+  return is_name(text) or type(text) == 'string' and is_name(merchant_of(text))
+end
+
+local function is_whole(value, maximum)
+  return type(value) == 'number' and value >= 0 and value <= maximum and value % 1 == 0
+end
+
+local function is_list(value, document)
+  if type(value) ~= 'table' then return false end
+  if #value > 0 then return true end
+  -- cjson decodes an object to a table as well, and an empty one looks like an empty list.
+  return next(value) == nil and not string.find(document, '"fallback"%s*:%s*{')
+end
+
+-- Returns the configuration of a merchant without a usable document: the default chain. `malformed` is the error.
+local function default_config(malformed)
+  return {steps = {}, has_default_chain = true, priority = 0, malformed = malformed or ''}
+end
+local DEFAULT_CONFIG = default_config()
+
+-- Parses a document: the steps of its chain, whether the default chain follows them, limits of live calls and of calls
+-- per second (nil for none), priority in the queues, and the error of a malformed document.
+local parse_config = memoized(function(document)
+  if not string.find(document, '^%s*{') then return default_config('not a JSON object') end
+  -- JSON has no NaN and no hexadecimal numbers; cjson accepts them by default.
+  cjson.decode_invalid_numbers(false)
+  local ok, fields = pcall(cjson.decode, document)
+  cjson.decode_invalid_numbers(true)
+  if not ok then return default_config('not JSON') end
+  local function given(name)
+    local value = fields[name]
+    if value == cjson.null then return nil end
+    return value
+  end
+  local pool, fallback, only = given('pool'), given('fallback'), given('dedicated_only')
+  local max_calls, max_rate, priority = given('max_calls'), given('max_rate'), given('priority')
+  if pool == '' then pool = nil end
+  if pool ~= nil and not is_name(pool) then return default_config('pool: expected a name') end
+  if only ~= nil and type(only) ~= 'boolean' then return default_config('dedicated_only: expected true or false') end
+  if max_calls ~= nil and not is_whole(max_calls, RULES.MAX_MERCHANT_CALLS) then
+    return default_config('max_calls: expected a whole number')
+  end
+  if max_rate ~= nil and not is_whole(max_rate, RULES.MAX_MERCHANT_RATE) then
+    return default_config('max_rate: expected a whole number')
+  end
+  if priority ~= nil
+    and not (type(priority) == 'number' and is_whole(math.abs(priority), RULES.MAX_PRIORITY)) then
+    return default_config('priority: expected a whole number')
+  end
+  if fallback ~= nil then
+    if not is_list(fallback, document) then return default_config('fallback: expected a list') end
+    if #fallback > RULES.MAX_STEPS then return default_config('fallback: more than ' .. RULES.MAX_STEPS .. ' steps') end
+    for _, step in ipairs(fallback) do
+      if not is_step(step) then return default_config('fallback: expected names') end
+    end
+  end
+  local steps = {}
+  if pool then steps[1] = 'merchant:' .. pool end
+  if not only then
+    for _, step in ipairs(fallback or {}) do steps[#steps + 1] = step end
+  end
+  return {steps = steps, has_default_chain = not only and #(fallback or {}) == 0, max_calls = max_calls,
+    max_rate = max_rate, priority = priority or 0, malformed = ''}
+end)
+
+local TOO_LONG = default_config('longer than ' .. RULES.MAX_DOCUMENT .. ' bytes')
+local function merchant_config_of(document)
+  -- Documents under a key of another type are malformed: the call takes the default chain.
+  if type(document) == 'table' then return default_config(K.merchant_config .. ': ' .. document.err) end
+  return #document > RULES.MAX_DOCUMENT and TOO_LONG or parse_config(document)
+end
+
+-- Parses the default chain: its steps {step, tier, kind}, and the kinds by tier.
+local parse_chain = memoized(function(chain)
+  local steps, kinds = {}, {}
+  for name, kind, cap, strategy in string.gmatch(chain, '(%S+)=(%a+):(%d+):(%a+)') do
+    kinds[name] = {kind = kind, cap = tonumber(cap), strategy = strategy}
+    steps[#steps + 1] = {step = name, tier = name, kind = kinds[name]}
+  end
+  return {steps = steps, kinds = kinds}
+end)
+
+-- Returns the chain steps of a call; tier and kind of an unknown step are nil.
+local function steps_of(config, chain)
+  local default = NONE
+  if config.has_default_chain then
+    local parsed = parse_chain(chain)
+    default, chain_kinds = parsed.steps, parsed.kinds
+    if #config.steps == 0 then return default end
+  end
+  local steps = {}
+  for _, step in ipairs(config.steps) do
+    local tier = step
+    if not merchant_of(step) then
+      local entry = tier_entry(step)
+      tier = entry and (entry.kind == 'dedicated' and 'merchant:' .. step or step)
+    end
+    steps[#steps + 1] = {step = step, tier = tier, kind = tier and kind_of(tier)}
+  end
+  for _, step in ipairs(default) do steps[#steps + 1] = step end
+  return steps
+end

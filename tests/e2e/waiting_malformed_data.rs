@@ -1,0 +1,99 @@
+//! Calls that wait in a Redis that people, limits and permissions have a hand in.
+
+use std::thread;
+
+use crate::waiting::{SECOND, start_router, waiting};
+use testkit::{
+    eventually,
+    provider::{follow_redirect, request_document, start_call},
+    redis::RedisServer,
+};
+
+#[test]
+fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
+    let server = RedisServer::start(&[]);
+    let router = start_router(&[("REDIS_URL", &server.url()), ("HOLD_MAX_PER_MERCHANT", "1")]);
+    let (mut connection, mut redis) = (router.connect(), server.connection());
+    router.allocate("CA1");
+    let document = start_call(&mut connection, "CA2");
+    redis::cmd("DEL").arg("voice:queue:gold").exec(&mut redis).unwrap();
+    assert_eq!(router.release("CA1").0, 200);
+    let document = follow_redirect(&router, "CA2", &document);
+    assert!(follow_redirect(&router, "CA2", &document).pod().is_some(), "its place is found again");
+    // A record that is gone takes its place along.
+    let path = "/api/v1/twilio/allocate?merchant_id=m1";
+    assert!(request_document(&mut connection, "CA3", path).is_hold());
+    redis::cmd("DEL").arg("voice:call:CA3").exec(&mut redis).unwrap();
+    eventually(6 * SECOND, "nobody waits", || router.status()["pools"]["gold"]["waiting"] == 0);
+    let overdue = -120_000;
+    redis::cmd("ZINCRBY")
+        .arg(("voice:merchant:m1:waiting", overdue, "CA3"))
+        .exec(&mut redis)
+        .unwrap();
+    assert!(
+        request_document(&mut connection, "CA4", path).is_hold(),
+        "the merchant may wait again"
+    );
+    assert_eq!(router.release("CA4").0, 200);
+    // A pool that is no more is nobody's hope.
+    assert!(start_call(&mut connection, "CA5").is_hold());
+    assert_eq!(router.put("/api/v1/tiers", r#"{"silver": 1}"#).0, 200);
+    assert_eq!(router.release("CA2").0, 200);
+    assert!(
+        start_call(&mut connection, "CA5").pod().is_some(),
+        "it begins again, with the new tiers"
+    );
+    assert_eq!(router.release("CA5").0, 200);
+}
+
+#[test]
+fn a_full_redis_keeps_places_and_gives_what_was_handed() {
+    let server = RedisServer::start(&[]);
+    let router = start_router(&[("REDIS_URL", &server.url())]);
+    let (mut connection, mut redis) = (router.connect(), server.connection());
+    router.allocate("CA1");
+    let mut document = start_call(&mut connection, "CA2");
+    redis::cmd("CONFIG").arg(("SET", "maxmemory", "1")).exec(&mut redis).unwrap();
+    for _ in 0..5 {
+        thread::sleep(SECOND);
+        document = follow_redirect(&router, "CA2", &document);
+        assert!(document.is_hold(), "{document:?}");
+    }
+    assert_eq!(waiting(&router), 1, "it has asked all the time");
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
+    assert_eq!(router.release("CA2").0, 200);
+}
+
+#[test]
+fn who_may_not_publish_still_hands_pods_over() {
+    let server = RedisServer::start(&[]);
+    let acl = ("SETUSER", "router", "on", ">pw", "~voice:*", "+@all", "resetchannels");
+    redis::cmd("ACL").arg(acl).exec(&mut server.connection()).unwrap();
+    let url = server.url().replace("redis://", "redis://router:pw@");
+    let router = start_router(&[("REDIS_URL", &url)]);
+    router.allocate("CA1");
+    let document = start_call(&mut router.connect(), "CA2");
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
+    assert_eq!(router.release("CA2").0, 200);
+}
+
+#[test]
+fn records_that_make_no_sense_harm_nobody_else() {
+    let server = RedisServer::start(&[]);
+    let router = start_router(&[("REDIS_URL", &server.url())]);
+    let (mut connection, mut redis) = (router.connect(), server.connection());
+    router.allocate("CA1");
+    let odd = start_call(&mut connection, "CA2");
+    let fine = start_call(&mut connection, "CA3");
+    let spoil = ("voice:call:CA2", "score", "x", "since", "y");
+    redis::cmd("HSET").arg(spoil).exec(&mut redis).unwrap();
+    assert!(follow_redirect(&router, "CA2", &odd).is_hold(), "it begins again");
+    redis::cmd("HSET").arg(spoil).exec(&mut redis).unwrap();
+    assert_eq!(router.release("CA1").0, 200);
+    assert!(follow_redirect(&router, "CA3", &fine).pod().is_some());
+    assert_eq!(router.release("CA3").0, 200);
+    assert!(start_call(&mut connection, "CA2").pod().is_some());
+    assert_eq!(router.release("CA2").0, 200);
+}
