@@ -1,4 +1,4 @@
-//! Redis as nobody wants it: half taken over, half wiped, with junk in it.
+//! Malformed data in Redis: interrupted adoptions, wiped keys, keys and fields with invalid content.
 
 use std::{
     net::TcpListener,
@@ -12,7 +12,7 @@ use serde_json::json;
 use testkit::replicas;
 use testkit::{Router, eventually, free_port, proxy::FaultProxy, redis::RedisServer, scratch};
 
-/// Runs commands, a line each, words between spaces.
+/// Runs commands, one per line, with words separated by spaces.
 pub(crate) fn run(redis: &mut Connection, lines: &[&str]) {
     for line in lines {
         let mut words = line.split(' ');
@@ -53,11 +53,11 @@ fn older(server: &RedisServer, extra: &[(&str, &str)]) -> Router {
 }
 
 #[test]
-fn an_audit_leaves_alone_what_is_not_taken_over_yet() {
+fn an_audit_does_not_touch_data_before_its_adoption() {
     let server = RedisServer::start(&[]);
     let mut plain = server.connection();
     run(&mut plain, &OLDER);
-    // Another replica has begun, and died in the middle.
+    // Another replica was killed during the adoption.
     run(
         &mut plain,
         &[
@@ -79,7 +79,7 @@ fn an_audit_leaves_alone_what_is_not_taken_over_yet() {
 }
 
 #[test]
-fn odd_keys_of_the_older_router_keep_nothing_out() {
+fn keys_of_the_wrong_type_do_not_prevent_an_adoption() {
     let server = RedisServer::start(&[]);
     let mut plain = server.connection();
     run(&mut plain, &OLDER);
@@ -103,7 +103,7 @@ fn odd_keys_of_the_older_router_keep_nothing_out() {
 }
 
 #[test]
-fn a_change_of_tiers_in_a_wiped_redis_does_not_look_like_the_older_router() {
+fn a_change_of_tiers_in_a_wiped_redis_is_no_reason_for_an_adoption() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, r#"{"gold": 2}"#)[0];
     let pod = router.allocate("CA1")["pod_name"].clone();
@@ -119,7 +119,7 @@ fn a_change_of_tiers_in_a_wiped_redis_does_not_look_like_the_older_router() {
 }
 
 #[test]
-fn a_record_of_the_wrong_type_stops_no_sweep() {
+fn a_record_of_the_wrong_type_does_not_stop_the_sweep() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[
@@ -140,7 +140,7 @@ fn a_record_of_the_wrong_type_stops_no_sweep() {
 }
 
 #[test]
-fn a_junk_record_harms_no_other_call_of_its_pod() {
+fn a_record_of_the_wrong_type_affects_no_other_call_of_its_pod() {
     let server = RedisServer::start(&[]);
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 9}}"#;
     let url = server.url();
@@ -167,22 +167,20 @@ fn a_junk_record_harms_no_other_call_of_its_pod() {
     let score: u64 = plain.zscore("voice:pool:basic:available", &pod).unwrap();
     assert_eq!(score, 1, "B, until its lease ends");
     run(&mut plain, &["DEL voice:call:B"]);
-    eventually(Duration::from_secs(5), "the audit lets go of B", || {
-        router.status()["active_calls"] == 0
-    });
+    eventually(Duration::from_secs(5), "the audit ends B", || router.status()["active_calls"] == 0);
 }
 
 #[test]
-fn odd_fields_of_a_record_do_not_fail_its_release() {
+fn malformed_fields_of_a_record_do_not_fail_its_release() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     let mut plain = server.connection();
-    for odd in ["at 99999999999999", "at abc", "source_pool a/b", "allocated_at x"] {
+    for malformed in ["at 99999999999999", "at abc", "source_pool a/b", "allocated_at x"] {
         router.allocate("CA1");
-        run(&mut plain, &[&format!("HSET voice:call:CA1 {odd}")]);
-        assert_eq!(router.allocate("CA1")["was_existing"], true, "{odd}");
-        assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "{odd}");
-        assert_eq!(router.release("CA1").0, 200, "{odd}");
+        run(&mut plain, &[&format!("HSET voice:call:CA1 {malformed}")]);
+        assert_eq!(router.allocate("CA1")["was_existing"], true, "{malformed}");
+        assert_eq!(router.get("/api/v1/calls/CA1").0, 200, "{malformed}");
+        assert_eq!(router.release("CA1").0, 200, "{malformed}");
     }
     router.allocate("CA1");
     run(&mut plain, &["HDEL voice:call:CA1 source_pool at"]);
@@ -192,7 +190,7 @@ fn odd_fields_of_a_record_do_not_fail_its_release() {
 }
 
 #[test]
-fn a_replica_refuses_nobody_for_want_of_pods() {
+fn a_read_only_replica_is_an_outage_not_a_lack_of_pods() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, r#"{"gold": 1}"#)[0];
     router.allocate("CA1");
@@ -202,13 +200,13 @@ fn a_replica_refuses_nobody_for_want_of_pods() {
     assert_eq!(status, 503);
     assert!(answer["error"].as_str().unwrap().contains("the store is unavailable"), "{answer}");
     run(&mut plain, &["REPLICAOF NO ONE"]);
-    eventually(Duration::from_secs(3), "service is back", || {
+    eventually(Duration::from_secs(3), "the store is available", || {
         router.get("/api/v1/calls/CA1").0 == 200
     });
 }
 
 #[test]
-fn mute_sentinels_keep_nobody_out() {
+fn unresponsive_sentinels_are_skipped() {
     let primary = RedisServer::start(&[]);
     let (directory, port) = (scratch(), free_port());
     let file = directory.join("sentinel.conf");
@@ -219,8 +217,9 @@ fn mute_sentinels_keep_nobody_out() {
     );
     std::fs::write(&file, settings).unwrap();
     let _sentinel = RedisServer::start_raw(port, &[file.to_str().unwrap(), "--sentinel"]);
-    let mute = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
-    let ports = mute.each_ref().map(|mute| mute.local_addr().unwrap().port());
+    let unresponsive = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").unwrap());
+    let ports =
+        unresponsive.each_ref().map(|unresponsive| unresponsive.local_addr().unwrap().port());
     let url = format!(
         "redis+sentinel://127.0.0.1:{},127.0.0.1:{},127.0.0.1:{},127.0.0.1:{port}/voice",
         ports[0], ports[1], ports[2]
@@ -228,11 +227,11 @@ fn mute_sentinels_keep_nobody_out() {
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
     router.allocate("CA1");
     thread::sleep(Duration::from_millis(10));
-    drop(mute);
+    drop(unresponsive);
 }
 
 #[test]
-fn answers_that_make_no_sense_harm_nobody() {
+fn corrupted_replies_cause_no_lasting_damage() {
     let server = RedisServer::start(&[]);
     let proxy = FaultProxy::to(server.port);
     let url = format!("redis://{}", proxy.address);
@@ -254,7 +253,7 @@ fn answers_that_make_no_sense_harm_nobody() {
     router.allocate("CA0");
     proxy.corrupt_replies(true);
     let (mut answers, started) = (0, Instant::now());
-    // (a line that breaks is waited out)
+    // Requests on a broken connection are waited out, which takes time.
     for number in 0.. {
         let time = started.elapsed().as_secs();
         if time >= 2 && answers > 100 || time >= 100 {
@@ -269,9 +268,9 @@ fn answers_that_make_no_sense_harm_nobody() {
             router.get(&format!("/api/v1/{path}"));
         }
     }
-    assert!(answers > 100, "only {answers} answers arrived as they were sent");
+    assert!(answers > 100, "only {answers} replies arrived intact");
     proxy.corrupt_replies(false);
-    eventually(Duration::from_secs(5), "it serves as before", || {
+    eventually(Duration::from_secs(5), "it serves calls again", || {
         for number in 0..7 {
             router.post("/api/v1/release", json!({"call_sid": format!("CA{number}")}));
         }
@@ -284,6 +283,6 @@ fn answers_that_make_no_sense_harm_nobody() {
         }
         given == [200, 200]
     });
-    let said = std::fs::read_to_string(&log).unwrap();
-    assert!(!said.contains("panicked"), "{said}");
+    let text = std::fs::read_to_string(&log).unwrap();
+    assert!(!text.contains("panicked"), "{text}");
 }

@@ -1,5 +1,4 @@
-//! What others do to Redis: people with redis-cli, editors of tiers, the older
-//! router.
+//! Manual changes in Redis: with redis-cli, in the tier document; and data of the older router.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -11,7 +10,7 @@ use testkit::replicas;
 use testkit::{Router, eventually, redis::RedisServer};
 
 #[test]
-fn a_record_of_the_wrong_type_is_named_and_nothing_is_half_written() {
+fn an_error_names_a_record_of_the_wrong_type_and_nothing_is_written() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, TIERS)[0];
     let mut plain = server.connection();
@@ -30,7 +29,7 @@ fn a_record_of_the_wrong_type_is_named_and_nothing_is_half_written() {
 }
 
 #[test]
-fn what_people_do_by_hand_is_honoured_or_repaired() {
+fn manual_changes_are_applied_or_repaired() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[
@@ -40,42 +39,42 @@ fn what_people_do_by_hand_is_honoured_or_repaired() {
     ]);
     let mut plain = server.connection();
     let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
-    // A busy pod added to the view is refused when drawn, and taken out again.
+    // A busy pod in the index is not allocated, and is removed from it.
     let _: () = plain.sadd("voice:pool:gold:available", &pod).unwrap();
-    let _: () = plain.sadd("voice:pool:gold:available", "nobody").unwrap();
+    let _: () = plain.sadd("voice:pool:gold:available", "unknown").unwrap();
     let others: HashSet<String> = ["CA2", "CA3"]
         .map(|call| router.allocate(call)["pod_name"].as_str().unwrap().to_owned())
         .into();
     assert!(!others.contains(&pod));
     assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA4"})).0, 503);
-    eventually(Duration::from_secs(3), "the view is repaired", || {
+    eventually(Duration::from_secs(3), "the index is repaired", || {
         plain.scard::<_, usize>("voice:pool:gold:available").unwrap() == 0
     });
-    // A deleted record is a call that is over.
+    // Deleting its record ends a call.
     let _: () = plain.del("voice:call:CA1").unwrap();
     eventually(Duration::from_secs(3), "the pod is free", || {
         plain.sismember("voice:pool:gold:available", &pod).unwrap()
     });
     assert_eq!(router.status()["active_calls"], 2);
-    // A draining mark is a drain.
+    // Setting a draining mark drains a pod.
     let _: () = plain.set_ex(format!("voice:pod:draining:{pod}"), "true", 600).unwrap();
     let (status, refusal) = router.post("/api/v1/allocate", json!({"call_sid": "CA5"}));
     assert_eq!(status, 503, "{refusal}");
-    eventually(Duration::from_secs(3), "the drain is known", || {
+    eventually(Duration::from_secs(3), "the drain is indexed", || {
         plain.zscore::<_, _, Option<f64>>("voice:draining", &pod).unwrap().is_some()
     });
     router.post("/api/v1/undrain", json!({"pod_name": pod}));
     router.allocate("CA5");
     router.release("CA5");
-    // A view of the wrong type is replaced.
+    // An index of the wrong type is replaced.
     let _: () = plain.set("voice:pool:gold:available", "oops").unwrap();
-    eventually(Duration::from_secs(3), "the view is a set again", || {
+    eventually(Duration::from_secs(3), "the index is a set again", || {
         plain.sismember("voice:pool:gold:available", &pod).unwrap_or(false)
     });
 }
 
 #[test]
-fn a_tier_document_changed_by_hand_is_followed_and_a_bad_one_is_not() {
+fn a_changed_tier_document_is_applied_and_a_malformed_one_is_not() {
     let server = RedisServer::start(&[]);
     let settings = [("REDIS_URL", server.url()), ("TIER_CONFIG", r#"{"gold": 3}"#.into())];
     let settings = settings.each_ref().map(|(name, value)| (*name, value.as_str()));
@@ -104,7 +103,7 @@ fn a_tier_document_changed_by_hand_is_followed_and_a_bad_one_is_not() {
 }
 
 #[test]
-fn redis_wins_over_tier_config_at_the_start() {
+fn the_tier_document_in_redis_precedes_tier_config() {
     let server = RedisServer::start(&[]);
     let _: () = server
         .connection()
@@ -115,7 +114,7 @@ fn redis_wins_over_tier_config_at_the_start() {
 }
 
 #[test]
-fn what_the_older_router_left_is_taken_over() {
+fn the_data_of_the_older_router_is_adopted() {
     let server = RedisServer::start(&[]);
     let mut plain = server.connection();
     let lines = [
@@ -165,19 +164,19 @@ fn what_the_older_router_left_is_taken_over() {
     assert_eq!(router.get("/api/v1/calls/locked").0, 404);
     assert_eq!(router.get("/api/v1/pod/e").1["is_draining"], true);
     assert_eq!(router.get("/api/v1/pod/a").1["tier"], "gold");
-    assert_eq!(router.allocate("CA1")["pod_name"], "b", "the only gold pod that is free");
-    assert_eq!(router.allocate("CA2")["pod_name"], "c", "one slot is left there");
+    assert_eq!(router.allocate("CA1")["pod_name"], "b", "the only free gold pod");
+    assert_eq!(router.allocate("CA2")["pod_name"], "c", "it has one free slot");
     assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0, 503);
     for call in ["live", "s1", "s2"] {
         assert_eq!(router.release(call).0, 200, "{call}");
     }
-    assert_eq!(plain.get::<_, String>("voice:schema").unwrap(), "1");
+    assert_eq!(plain.get::<_, String>("voice:schema").unwrap(), "2");
 }
 
 #[test]
-fn a_layout_from_the_future_is_refused() {
+fn a_newer_schema_is_refused() {
     let server = RedisServer::start(&[]);
-    let _: () = server.connection().set("voice:schema", "2").unwrap();
+    let _: () = server.connection().set("voice:schema", "3").unwrap();
     let output = testkit::program(&[
         ("REDIS_URL", &server.url()),
         ("HTTP_PORT", "0"),
@@ -192,7 +191,7 @@ fn a_layout_from_the_future_is_refused() {
 }
 
 #[test]
-fn indexes_that_were_deleted_are_made_again() {
+fn deleted_indexes_are_derived_again() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[
@@ -204,28 +203,28 @@ fn indexes_that_were_deleted_are_made_again() {
     let pod = router.allocate("CA1")["pod_name"].as_str().unwrap().to_owned();
     let _: () = plain.del("voice:pools").unwrap();
     let _: () = plain.del("voice:calls").unwrap();
-    eventually(Duration::from_secs(3), "both are back", || {
+    eventually(Duration::from_secs(3), "both are derived again", || {
         let status = router.status();
         status["active_calls"] == 1 && status["pools"]["gold"]["assigned"] == 3
     });
     let _: () = plain.del(format!("voice:pod:calls:{pod}")).unwrap();
-    eventually(Duration::from_secs(3), "the pod's own index is back", || {
+    eventually(Duration::from_secs(3), "the index of the pod is derived again", || {
         plain.zcard::<_, usize>(format!("voice:pod:calls:{pod}")).unwrap() == 1
     });
     assert!(!plain.sismember::<_, _, bool>("voice:pool:gold:available", &pod).unwrap());
     let _: () = plain.sadd("voice:pools", "no pool").unwrap();
-    eventually(Duration::from_secs(3), "what is no pool is gone", || {
+    eventually(Duration::from_secs(3), "the invalid pool name is removed", || {
         plain.scard::<_, usize>("voice:pools").unwrap() == 1
     });
     let _: () = plain.hset("voice:tiers", "gold", "junk").unwrap();
-    eventually(Duration::from_secs(13), "the table is mended", || {
+    eventually(Duration::from_secs(13), "the table is rewritten", || {
         plain.hget::<_, _, String>("voice:tiers", "gold").unwrap() != "junk"
     });
     assert_eq!(router.release("CA1").0, 200);
 }
 
 #[test]
-fn one_key_of_the_wrong_type_stops_nobody_else() {
+fn a_key_of_the_wrong_type_affects_no_other_call_or_pod() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let tiers = r#"{"basic": {"type": "shared", "target": 2, "max_concurrent": 5}}"#;
@@ -241,29 +240,29 @@ fn one_key_of_the_wrong_type_stops_nobody_else() {
     router.allocate("CA1");
     assert_eq!(router.post("/api/v1/drain", json!({"pod_name": "voice-agent-1"})).0, 200);
     assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": "voice-agent-1"})).0, 200);
-    eventually(Duration::from_secs(3), "the views are right again", || {
+    eventually(Duration::from_secs(3), "the indexes are right again", || {
         let mut kind = |key: &str| redis::cmd("TYPE").arg(key).query::<String>(&mut plain).unwrap();
         kind("voice:pool:basic:assigned") == "set" && kind("voice:lease:voice-agent-0") != "list"
     });
-    // The calls of one pod can't be read: the other one serves.
+    // The calls of one pod cannot be read: calls go to the other pod.
     let _: () = plain.set("voice:pod:calls:voice-agent-0", "oops").unwrap();
     for call in 0..4 {
         assert_eq!(router.allocate(&format!("CB{call}"))["pod_name"], "voice-agent-1");
     }
-    let _: () = plain.sadd("voice:pool:basic:assigned", "nobody").unwrap();
-    eventually(Duration::from_secs(3), "the audit goes on", || {
-        !plain.sismember::<_, _, bool>("voice:pool:basic:assigned", "nobody").unwrap()
+    let _: () = plain.sadd("voice:pool:basic:assigned", "unknown").unwrap();
+    eventually(Duration::from_secs(3), "the audit continues", || {
+        !plain.sismember::<_, _, bool>("voice:pool:basic:assigned", "unknown").unwrap()
     });
     let _: () = plain.del("voice:pod:calls:voice-agent-0").unwrap();
-    let on = router.get("/api/v1/calls/CA1").1["pod_name"].as_str().unwrap().to_owned();
-    let its_calls = format!("voice:pod:calls:{on}");
-    eventually(Duration::from_secs(3), "its call is back", || {
-        plain.zscore::<_, _, Option<f64>>(&its_calls, "CA1").unwrap().is_some()
+    let pod = router.get("/api/v1/calls/CA1").1["pod_name"].as_str().unwrap().to_owned();
+    let calls_key = format!("voice:pod:calls:{pod}");
+    eventually(Duration::from_secs(3), "the call is in the index of its pod", || {
+        plain.zscore::<_, _, Option<f64>>(&calls_key, "CA1").unwrap().is_some()
     });
 }
 
 #[test]
-fn a_drain_that_is_prolonged_by_hand_lasts_longer() {
+fn a_manually_extended_drain_lasts_longer() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[
@@ -285,7 +284,7 @@ fn a_drain_that_is_prolonged_by_hand_lasts_longer() {
 }
 
 #[test]
-fn a_tier_document_that_cannot_be_used_keeps_nobody_out() {
+fn a_router_starts_with_a_malformed_tier_document() {
     let server = RedisServer::start(&[]);
     let mut plain = server.connection();
     let first = &replicas(&server, 1, r#"{"gold": 3}"#)[0];
@@ -307,7 +306,7 @@ fn a_tier_document_that_cannot_be_used_keeps_nobody_out() {
 }
 
 #[test]
-fn odd_things_in_an_older_redis_are_left_alone() {
+fn the_adoption_skips_malformed_data() {
     let server = RedisServer::start(&[]);
     let mut plain = server.connection();
     let _: () = plain.sadd("voice:pool:gold:assigned", vec!["a", "Bad_Name", "metadata"]).unwrap();

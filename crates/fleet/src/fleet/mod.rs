@@ -5,24 +5,24 @@
 //! [`Fleet::replay`] changes a fact, and only [`Fleet::place`] writes the indexes of a pod, so
 //! replaying the journal rebuilds the whole state.
 
+mod apply_change;
 mod call_history;
 mod calls;
 mod change;
 mod clock_shift;
 mod drain;
 mod events;
+mod fencing;
 mod indexes;
 mod limits;
-mod moves;
 mod pod_health;
-mod pod_writers;
 mod pods;
 #[cfg(test)]
 mod properties;
 mod queries;
 mod queue;
+mod rebalancing;
 mod renew;
-mod replay;
 mod signed_requests;
 mod sweep;
 #[cfg(test)]
@@ -34,8 +34,8 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     call_history::CallHistory,
+    fencing::PodList,
     indexes::{IndexedPod, PoolIndex},
-    pod_writers::PodList,
     queue::Queue,
     signed_requests::SeenRequests,
 };
@@ -48,8 +48,7 @@ pub use self::{
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
     events::{Event, EventId, EventKind, EventLog, LoggedEvent},
-    moves::{Move, moves, rebalance},
-    pod_writers::{
+    fencing::{
         Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, SIMULATED_DIGEST, WriteRefused,
     },
     pods::{Conflict, Edit, MoveRefused, Observed, RemovalMode, Removed},
@@ -58,6 +57,7 @@ pub use self::{
         Status, WaitingCall,
     },
     queue::{AbandonedCall, Hold, QueueEntry},
+    rebalancing::{Move, moves, rebalance},
     renew::{Confirm, Confirmed, Renew, Renewed},
     signed_requests::SignedRequest,
     sweep::{Audited, Swept},

@@ -11,7 +11,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::router::RouterArgs;
+use super::router_client::RouterArgs;
 use crate::{
     config::HumanDuration,
     http::{

@@ -11,7 +11,7 @@ use tokio_tungstenite::{client_async, tungstenite::Message};
 
 use super::{
     print,
-    router::{RouterArgs, no_answer},
+    router_client::{RouterArgs, no_answer},
 };
 use crate::{client::Client, config::HumanDuration};
 

@@ -13,7 +13,7 @@ use tokio::time::timeout;
 use super::{
     inspect::pretty,
     print,
-    router::{Failed, RouterArgs, no_answer, refused},
+    router_client::{Failed, RouterArgs, no_answer, refused},
 };
 use crate::config::HumanDuration;
 

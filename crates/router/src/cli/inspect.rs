@@ -12,7 +12,7 @@ use crate::client::Client;
 
 use super::{
     print,
-    router::{Failed, RouterArgs, all_pages, listen, no_answer, request, text},
+    router_client::{Failed, RouterArgs, all_pages, listen, no_answer, request, text},
     table::{short_duration, table},
 };
 

@@ -10,7 +10,7 @@ use clap::Args;
 
 use super::{
     print,
-    router::{Failed, no_answer},
+    router_client::{Failed, no_answer},
 };
 use crate::{
     config::HumanDuration,

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::{
     inspect::{encoded, pretty},
     print,
-    router::{RouterArgs, all_pages, request, text},
+    router_client::{RouterArgs, all_pages, request, text},
     table::table,
 };
 

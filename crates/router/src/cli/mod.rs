@@ -7,7 +7,7 @@ mod errors;
 mod inspect;
 mod load;
 mod manage;
-mod router;
+mod router_client;
 mod serve;
 mod table;
 mod top;
@@ -126,7 +126,7 @@ pub fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("smart-router: {error:#}");
-            let failed = error.downcast_ref::<router::Failed>();
+            let failed = error.downcast_ref::<router_client::Failed>();
             failed.map_or(ExitCode::FAILURE, |failed| ExitCode::from(failed.code))
         }
     }

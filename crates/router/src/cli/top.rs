@@ -9,7 +9,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use super::{
     inspect::{POOL_TITLES, event_line, pool_row},
     print,
-    router::{RouterArgs, listen, no_answer, text},
+    router_client::{RouterArgs, listen, no_answer, text},
     table::table,
 };
 use crate::{client::Messages, terminal};

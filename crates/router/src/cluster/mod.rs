@@ -3,8 +3,8 @@
 
 mod api_errors;
 pub mod lease;
+mod pod_view;
 pub mod pods;
-mod view;
 mod watch;
 
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub(crate) use self::watch::PodWatch;
 pub use self::{
     api_errors::ApiErrors,
     lease::{Lock, Renewal},
+    pod_view::{PodState, PodView, Sighting},
     pods::ClusterPod,
-    view::{PodState, PodView, Sighting},
 };
 
 /// Pods per page of a list.

@@ -1,12 +1,12 @@
 //! The configuration: settings checked individually and against each other, in one small struct
 //! per concern.
 
-mod edge;
+mod listener_settings;
 mod reference;
 mod secret_settings;
 mod settings;
 mod trace_settings;
-mod values;
+mod value_parsers;
 
 use crate::{
     cluster::LeaderConfig,
@@ -27,7 +27,7 @@ pub use self::{
     reference::reference,
     secret_settings::SecretSettings,
     settings::Settings,
-    values::{HumanDuration, without_password},
+    value_parsers::{HumanDuration, without_password},
 };
 use crate::{
     auth::AccessConfig,
@@ -195,7 +195,7 @@ impl Config {
                     settings.edge.admin_bind.map_or(bind, |admin| admin.ip()),
                     settings.http.metrics_port,
                 ),
-                admin: edge::admin(&settings, bind)?,
+                admin: listener_settings::admin(&settings, bind)?,
                 read_timeout: settings.http.http_read_timeout.0,
                 idle_timeout: settings.http.http_idle_timeout.0,
                 max_connections: settings.http.max_connections.get(),
@@ -207,9 +207,9 @@ impl Config {
             agent_port: settings.streams.voice_agent_port,
             agent_base_url: settings.streams.voice_agent_base_url.clone(),
             ws_path: settings.streams.ws_path_template.clone(),
-            providers: edge::providers(&settings)?,
-            access: edge::access(&settings)?,
-            tls: edge::tls(&settings)?,
+            providers: listener_settings::providers(&settings)?,
+            access: listener_settings::access(&settings)?,
+            tls: listener_settings::tls(&settings)?,
             rate_limit: settings.edge.rate_limit,
             trusted_proxies: settings.edge.trusted_proxies.clone().unwrap_or_default(),
             public_url: settings.edge.public_url.clone(),
@@ -279,7 +279,7 @@ impl Config {
             ("VOICE_AGENT_PORT", s.streams.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.streams.ws_path_template.to_string()),
             ("PUBLIC_URL", text(&s.edge.public_url)),
-            ("PROVIDERS", edge::join(&self.providers)),
+            ("PROVIDERS", listener_settings::join(&self.providers)),
             ("ADMIN_BIND", s.edge.admin_bind.map(|it| it.to_string()).unwrap_or_default()),
             ("TLS_CERT_FILE", path(&s.edge.tls_cert_file)),
             ("TLS_KEY_FILE", path(&s.edge.tls_key_file)),

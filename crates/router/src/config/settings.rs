@@ -17,7 +17,7 @@ use tracing_subscriber::filter::LevelFilter;
 use super::{
     secret_settings::SecretSettings,
     trace_settings::TraceSettings,
-    values::{self, HumanDuration},
+    value_parsers::{self, HumanDuration},
 };
 use crate::{http::BusyAction, telemetry::logs::LogFormat, trusted_proxies::TrustedProxies};
 
@@ -55,7 +55,7 @@ pub struct Settings {
 pub struct StoreSettings {
     /// Redis that the replicas share: redis://, rediss:// (TLS), redis+sentinel:// or
     /// rediss+sentinel:// (Sentinel, with TLS). Unset: the embedded store
-    #[arg(long, env, value_name = "URL", value_parser = values::redis_url)]
+    #[arg(long, env, value_name = "URL", value_parser = value_parsers::redis_url)]
     pub redis_url: Option<String>,
 
     /// Certificate authority to trust for TLS to Redis, besides the system's (PEM). Unset: the
@@ -70,7 +70,7 @@ pub struct StoreSettings {
         env,
         value_name = "TEXT",
         default_value = "voice:",
-        value_parser = values::key_prefix
+        value_parser = value_parsers::key_prefix
     )]
     pub key_prefix: String,
 
@@ -97,7 +97,7 @@ pub struct PodSettings {
     /// namespace of Kubernetes); with off such a router refuses to start
     #[arg(
         long, env, value_name = "on|off", default_value = "off",
-        value_parser = values::on_off, action = ArgAction::Set
+        value_parser = value_parsers::on_off, action = ArgAction::Set
     )]
     pub force_pod_origin: bool,
 }
@@ -106,15 +106,15 @@ pub struct PodSettings {
 #[command(next_help_heading = "HTTP")]
 pub struct HttpSettings {
     /// Address to listen on. Default: 0.0.0.0; with simulated agents 127.0.0.1
-    #[arg(long, env, value_name = "IP", value_parser = values::bind_address)]
+    #[arg(long, env, value_name = "IP", value_parser = value_parsers::bind_address)]
     pub http_bind: Option<IpAddr>,
 
     /// Port of the API and the webhooks
-    #[arg(long, env, value_name = "PORT", default_value = "8080", value_parser = values::port)]
+    #[arg(long, env, value_name = "PORT", default_value = "8080", value_parser = value_parsers::port)]
     pub http_port: u16,
 
     /// Port of /metrics and /health; if it equals HTTP_PORT, one server serves both
-    #[arg(long, env, value_name = "PORT", default_value = "9090", value_parser = values::port)]
+    #[arg(long, env, value_name = "PORT", default_value = "9090", value_parser = value_parsers::port)]
     pub metrics_port: u16,
 
     /// How long a client may take to send the head of a request, again to send its body, and to
@@ -141,11 +141,11 @@ pub struct HttpSettings {
 pub struct StreamSettings {
     /// Base of every WebSocket URL, ws:// or wss://. Default: ws://localhost:{HTTP_PORT} with
     /// simulated agents, wss:// with TLS_CERT_FILE; else required
-    #[arg(long, env, value_name = "URL", value_parser = values::agent_url)]
+    #[arg(long, env, value_name = "URL", value_parser = value_parsers::agent_url)]
     pub voice_agent_base_url: Option<String>,
 
     /// Port of the agent's server on a pod
-    #[arg(long, env, value_name = "PORT", default_value = "8000", value_parser = values::port)]
+    #[arg(long, env, value_name = "PORT", default_value = "8000", value_parser = value_parsers::port)]
     pub voice_agent_port: u16,
 
     /// Path after the pod in WebSocket URLs; {provider}, {template} and {flow} are replaced, {v2}
@@ -159,7 +159,7 @@ pub struct StreamSettings {
 pub struct EdgeSettings {
     /// URL under which providers reach this router; needed to verify signatures, and for
     /// STREAM_STATUS, CONNECT_TIMEOUT, HOLD_TIME and RETRY_ON_DISCONNECT
-    #[arg(long, env, value_name = "URL", value_parser = values::public_url)]
+    #[arg(long, env, value_name = "URL", value_parser = value_parsers::public_url)]
     pub public_url: Option<String>,
 
     /// Providers whose webhooks are served, separated by commas: twilio, plivo, exotel,
@@ -170,7 +170,7 @@ pub struct EdgeSettings {
     /// Address of everything but the webhooks, such as 127.0.0.1:8081. HTTP_PORT then serves only
     /// webhooks, /health and /ready, and METRICS_PORT listens on this IP address. Unset: one
     /// address for all
-    #[arg(long, env, value_name = "IP:PORT", value_parser = values::socket_address)]
+    #[arg(long, env, value_name = "IP:PORT", value_parser = value_parsers::socket_address)]
     pub admin_bind: Option<SocketAddr>,
 
     /// Certificate with its chain to serve HTTPS with (PEM), reloaded when it changes. Unset:
@@ -194,7 +194,7 @@ pub struct EdgeSettings {
         env,
         value_name = "off|1..1000000",
         default_value = "50",
-        value_parser = values::rate_limit
+        value_parser = value_parsers::rate_limit
     )]
     pub rate_limit: u32,
 
@@ -216,7 +216,7 @@ pub struct CallSettings {
     /// jambonz, so that calls end even if their agents do not release them; needs PUBLIC_URL
     #[arg(
         long, env, value_name = "on|off", default_value = "off",
-        value_parser = values::on_off, action = ArgAction::Set
+        value_parser = value_parsers::on_off, action = ArgAction::Set
     )]
     pub stream_status: bool,
 
@@ -241,7 +241,7 @@ pub struct CallSettings {
     /// polled for three intervals loses its queue entry
     #[arg(
         long, env, value_name = "DURATION", default_value = "5s",
-        value_parser = values::whole_seconds
+        value_parser = value_parsers::whole_seconds
     )]
     pub hold_poll: HumanDuration,
 
@@ -251,12 +251,12 @@ pub struct CallSettings {
         env,
         value_name = "1..1000000",
         default_value = "1000",
-        value_parser = values::queue_limit
+        value_parser = value_parsers::queue_limit
     )]
     pub hold_max: usize,
 
     /// Maximum number of waiting calls of one merchant. Default: half of HOLD_MAX
-    #[arg(long, env, value_name = "1..1000000", value_parser = values::queue_limit)]
+    #[arg(long, env, value_name = "1..1000000", value_parser = value_parsers::queue_limit)]
     pub hold_max_per_merchant: Option<usize>,
 
     /// Message to a call that begins to wait; none for no message
@@ -270,7 +270,7 @@ pub struct CallSettings {
 
     /// URL of the audio that a waiting call hears. It should be about as long as HOLD_POLL,
     /// because the call polls after it. Unset: silence
-    #[arg(long, env, value_name = "URL", value_parser = values::audio_url)]
+    #[arg(long, env, value_name = "URL", value_parser = value_parsers::audio_url)]
     pub hold_audio: Option<String>,
 
     /// Approximate number of events to store, for the dashboard and the events of calls; off stores
@@ -280,13 +280,13 @@ pub struct CallSettings {
         env,
         value_name = "off|100..100000",
         default_value = "20000",
-        value_parser = values::events
+        value_parser = value_parsers::events
     )]
     pub events: usize,
 
     /// How many times a call gets another pod when its stream disconnects and its agent has not
     /// released it; 0 hangs up. Needs PUBLIC_URL
-    #[arg(long, env, value_name = "0..9", default_value = "0", value_parser = values::retries)]
+    #[arg(long, env, value_name = "0..9", default_value = "0", value_parser = value_parsers::retries)]
     pub retry_on_disconnect: u32,
 }
 
@@ -344,7 +344,7 @@ pub struct FleetSettings {
 #[command(next_help_heading = "Leader election")]
 pub struct LeaderSettings {
     /// Elect one leader through a Lease. Default: true in a cluster, else false
-    #[arg(long, env, value_name = "true|false", value_parser = values::boolean)]
+    #[arg(long, env, value_name = "true|false", value_parser = value_parsers::boolean)]
     pub leader_election_enabled: Option<bool>,
 
     /// Namespace of the Lease. Default: NAMESPACE

@@ -2,7 +2,7 @@
 
 pub mod api;
 mod dashboard;
-mod hold;
+mod hold_config;
 pub mod middleware;
 mod openapi;
 mod reply;
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 pub use self::{
     api::events::CallTimelines,
-    hold::{BusyAction, HoldConfig},
+    hold_config::{BusyAction, HoldConfig},
     reply::{ApiError, RequestLog},
     routes::{admin_routes, metrics_routes, public_routes, routes},
 };

@@ -4,7 +4,7 @@
 mod router_api;
 mod session;
 mod streams;
-mod upgrade;
+mod websocket;
 
 use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
@@ -73,7 +73,7 @@ impl Agents {
         pod: PodName,
         mut request: Request,
     ) -> Result<Response, ApiError> {
-        let (response, socket) = upgrade::accept(&mut request)?;
+        let (response, socket) = websocket::accept(&mut request)?;
         let stream = self.open(&pod).await?.ok_or_else(|| {
             let error = format!("no call waits for a stream on {pod}: allocate one first");
             ApiError::new(StatusCode::CONFLICT, error)

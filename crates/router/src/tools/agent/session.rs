@@ -10,7 +10,7 @@ use tokio_tungstenite::tungstenite::{
     protocol::{CloseFrame, frame::coding::CloseCode},
 };
 
-use super::{Agents, streams::StreamId, upgrade::Socket};
+use super::{Agents, streams::StreamId, websocket::Socket};
 use fleet::names::{CallSid, PodName};
 
 /// How long a frame may take to be sent.

@@ -12,7 +12,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::wire::{Connection, Target};
+use super::http_client::{Connection, Target};
 use fleet::tiers::{DocumentSource, TierKind, Tiers};
 
 /// A violated invariant.

@@ -1,8 +1,8 @@
 //! A load generator that checks the router's invariants.
 
+mod http_client;
 mod invariants;
 mod report;
-mod wire;
 
 use std::{
     cmp::Reverse,
@@ -17,14 +17,14 @@ use std::{
 use tokio::sync::Semaphore;
 
 use self::{
+    http_client::{Allocation, Connection, Failure},
     invariants::InvariantChecker,
     report::Counts,
-    wire::{Allocation, Connection, Failure},
 };
 pub use self::{
+    http_client::{Format, Target},
     invariants::Violation,
     report::{Latency, LoadFailure, Progress, Report},
-    wire::{Format, Target},
 };
 
 /// How calls arrive.

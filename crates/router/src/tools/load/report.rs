@@ -9,7 +9,7 @@ use std::{
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{invariants::InvariantChecker, wire::Failure};
+use super::{http_client::Failure, invariants::InvariantChecker};
 
 /// Times from a microsecond to a minute, to three digits.
 fn histogram() -> Histogram<u64> {
