@@ -1,0 +1,172 @@
+//! Messages of a provider that the gateway understands: the opening messages, which a second
+//! agent needs as the first did, and the end of the stream. They are recognised by content,
+//! not by the provider's name.
+
+use serde::Deserialize;
+
+use crate::frame::{Header, Opcode, apply_mask};
+
+/// Most bytes of opening messages that are kept.
+pub const MAX_OPENING: usize = 16 << 10;
+/// Text messages longer than this are not looked at for the end of the stream: media and
+/// custom messages are longer, end messages much shorter.
+const MAX_STOP: usize = 1 << 10;
+
+/// Role of a text message of a provider.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Message {
+    /// Comes before `start`.
+    Prologue,
+    /// Ends the opening: `start`, or the only message before binary audio.
+    Start,
+    /// The stream has ended; the provider closes next.
+    Stop,
+    Other,
+}
+
+#[derive(Deserialize)]
+struct Event<'a> {
+    #[serde(borrow, default)]
+    event: Option<std::borrow::Cow<'a, str>>,
+}
+
+/// Classifies a text message.
+pub fn classify(text: &[u8]) -> Message {
+    let Ok(message) = serde_json::from_slice::<Event<'_>>(text) else {
+        // No JSON: an unknown provider with a greeting.
+        return Message::Start;
+    };
+    match message.event.as_deref() {
+        Some("connected") => Message::Prologue,
+        Some("stop") => Message::Stop,
+        Some("media" | "dtmf" | "mark" | "playedStream" | "clearedAudio") => Message::Other,
+        // `start` (Twilio and its relatives, Plivo, Exotel), `websocket:connected` (Vonage),
+        // or an object without an event (jambonz).
+        _ => Message::Start,
+    }
+}
+
+/// Collects opening messages as the frames in which they came.
+#[derive(Debug, Default)]
+pub struct Opening {
+    frames: Vec<u8>,
+    is_complete: bool,
+}
+
+impl Opening {
+    /// The frames so far, for replay.
+    pub fn frames(&self) -> &[u8] {
+        &self.frames
+    }
+
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
+    fn complete(&mut self) {
+        self.is_complete = true;
+        self.frames.shrink_to_fit();
+    }
+
+    /// Looks at a data frame of the provider; returns whether it ends the stream.
+    pub fn inspect(&mut self, header: &Header, frame: &[u8]) -> bool {
+        if self.is_complete {
+            return is_stop(header, frame);
+        }
+        match header.opcode {
+            Opcode::Text if header.is_final => {
+                let mut text = frame[header.payload()].to_vec();
+                apply_mask(&mut text, header.mask.unwrap_or_default());
+                let message = classify(&text);
+                if self.frames.len() + frame.len() > MAX_OPENING {
+                    self.complete();
+                } else if matches!(message, Message::Prologue | Message::Start) {
+                    self.frames.extend_from_slice(frame);
+                }
+                if message != Message::Prologue {
+                    self.complete();
+                }
+                message == Message::Stop
+            }
+            Opcode::Close | Opcode::Ping | Opcode::Pong => false,
+            // Audio without an opening message, or a fragmented message: nothing to replay.
+            _ => {
+                self.complete();
+                false
+            }
+        }
+    }
+}
+
+/// Whether a frame is the provider's end message. The audio of a media message is base64 and
+/// contains no quotation marks, so that a search for the quoted word is enough to rule it out.
+fn is_stop(header: &Header, frame: &[u8]) -> bool {
+    if header.opcode != Opcode::Text || !header.is_final || header.payload_len > MAX_STOP as u64 {
+        return false;
+    }
+    let payload = &frame[header.payload()];
+    let mut text = [0; MAX_STOP];
+    let text = &mut text[..payload.len()];
+    text.copy_from_slice(payload);
+    apply_mask(text, header.mask.unwrap_or_default());
+    memchr::memmem::find(text, b"\"stop\"").is_some() && classify(text) == Message::Stop
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::frame::{Sender, write_frame};
+
+    fn inspect(opening: &mut Opening, opcode: Opcode, payload: &str) -> bool {
+        let mut frame = Vec::new();
+        write_frame(&mut frame, opcode, payload.as_bytes(), Some([9, 8, 7, 6]));
+        let header = Header::parse(&frame, Sender::Client).unwrap().unwrap();
+        opening.inspect(&header, &frame)
+    }
+
+    #[test]
+    fn openings_of_all_providers_are_recognised() {
+        let twilio =
+            [r#"{"event":"connected","protocol":"Call"}"#, r#"{"event":"start","start":{}}"#];
+        let plivo = [r#"{"sequenceNumber":0,"event":"start","start":{"callId":"c"}}"#];
+        let vonage = [r#"{"event":"websocket:connected","content-type":"audio/l16;rate=16000"}"#];
+        let jambonz = [r#"{"callSid":"c","sampleRate":8000}"#];
+        for messages in [&twilio[..], &plivo, &vonage, &jambonz] {
+            let mut opening = Opening::default();
+            for message in messages {
+                assert!(!opening.is_complete());
+                assert!(!inspect(&mut opening, Opcode::Text, message));
+            }
+            assert!(opening.is_complete(), "{messages:?}");
+            let len: usize = messages.iter().map(|it| it.len() + 6).sum();
+            assert_eq!(opening.frames().len(), len);
+            inspect(&mut opening, Opcode::Text, r#"{"event":"media"}"#);
+            assert_eq!(opening.frames().len(), len);
+        }
+    }
+
+    #[test]
+    fn the_end_message_is_recognised_and_media_is_not() {
+        let mut opening = Opening::default();
+        inspect(&mut opening, Opcode::Text, r#"{"event":"start"}"#);
+        for (text, is_stop) in [
+            (r#"{"event":"stop","streamSid":"MZ1"}"#, true),
+            (r#"{"sequence_number":3,"event":"stop","stop":{"reason":"callended"}}"#, true),
+            (r#"{"event":"media","media":{"payload":"stop"}}"#, false),
+            (r#"{"event":"dtmf","digit":"stop"}"#, false),
+            (r#"{"event": "stop"#, false),
+        ] {
+            assert_eq!(inspect(&mut opening, Opcode::Text, text), is_stop, "{text}");
+        }
+    }
+
+    #[test]
+    fn openings_are_bounded() {
+        let mut opening = Opening::default();
+        let long = format!(r#"{{"event":"connected","x":"{}"}}"#, "a".repeat(9_000));
+        inspect(&mut opening, Opcode::Text, &long);
+        inspect(&mut opening, Opcode::Text, &long);
+        assert!(opening.is_complete());
+        assert!(opening.frames().len() <= MAX_OPENING);
+    }
+}

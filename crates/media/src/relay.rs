@@ -1,0 +1,438 @@
+//! The relay of one stream: frames between the provider's socket and the agent's, until one
+//! of them closes, is lost, or the stream is ended from outside.
+
+use std::{
+    future::{Future, poll_fn},
+    io,
+    pin::{Pin, pin},
+    sync::Arc,
+    task::{Context, Poll},
+    time::{Duration, Instant},
+};
+
+use tokio::{
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    time::{Sleep, sleep, timeout},
+};
+
+use crate::{
+    direction::{Direction, Ended, Inspect, Verdict},
+    frame::{FrameError, Header, Opcode, Sender, apply_mask, close_code, write_close, write_frame},
+    opening::Opening,
+    stats::{GAP_BUCKETS, Meter, Order, StreamHandle},
+};
+
+/// How long a peer may take to answer a close.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Either socket of a stream.
+pub trait Socket: AsyncRead + AsyncWrite + Unpin {}
+impl<S: AsyncRead + AsyncWrite + Unpin> Socket for S {}
+
+/// Limits of a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct Limits {
+    /// Largest payload of a frame.
+    pub max_frame: u64,
+    /// How often the agent is pinged.
+    pub ping_interval: Duration,
+    /// How long the agent may send nothing at all.
+    pub agent_timeout: Duration,
+    /// How long the provider may send nothing, or take nothing.
+    pub provider_timeout: Duration,
+    /// How long the agent may go on once the provider has ended the stream.
+    pub wrap_up: Duration,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_frame: 1 << 20,
+            ping_interval: Duration::from_secs(10),
+            agent_timeout: Duration::from_secs(20),
+            provider_timeout: Duration::from_secs(60),
+            wrap_up: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Why an agent counts as lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Loss {
+    #[error("connection closed without a close frame")]
+    Eof,
+    #[error("connection closed inside a frame")]
+    InsideFrame,
+    #[error("connection reset")]
+    Reset,
+    #[error("no byte in time")]
+    Timeout,
+    #[error("closed with {0}")]
+    Code(u16),
+    #[error("protocol violation: {0}")]
+    Violation(FrameError),
+}
+
+/// How the stream to one agent ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StreamEnd {
+    /// The agent closed with a code that ends the call.
+    Agent(u16),
+    /// The agent is lost; another may take over.
+    AgentLost(Loss),
+    /// The provider closed, sent `stop`, or its connection ended. `code` is that of its close.
+    Provider { code: Option<u16> },
+    /// The provider sent and took nothing for too long.
+    ProviderTimeout,
+    /// The provider violated the protocol.
+    ProviderViolation(FrameError),
+    /// The call was released.
+    Released,
+    /// The gateway stops.
+    Stopping,
+}
+
+impl StreamEnd {
+    /// Close code for the provider, unless another agent takes over.
+    pub fn close_code(self) -> u16 {
+        match self {
+            Self::Agent(_) | Self::Provider { .. } | Self::Released => 1000,
+            Self::AgentLost(_) => 1011,
+            // Going away: RFC 6455 has no code for a silent peer.
+            Self::ProviderTimeout => 1001,
+            Self::ProviderViolation(error) => error.close_code(),
+            Self::Stopping => 1012,
+        }
+    }
+}
+
+/// Gaps between frames since the last report, by bucket of [`GAP_BUCKETS`].
+pub type Gaps = [u32; GAP_BUCKETS.len() + 1];
+
+/// Receives the gaps of the provider's and of the agent's frames.
+pub trait GapSink: Send + Sync {
+    fn record(&self, provider: &Gaps, agent: &Gaps);
+}
+
+/// Looks at the frames of the provider.
+struct ProviderFrames {
+    opening: Opening,
+    handle: Arc<StreamHandle>,
+    meter: Meter,
+    /// Code of its close frame.
+    closed: Option<u16>,
+}
+
+impl Inspect for ProviderFrames {
+    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
+        match header.opcode {
+            Opcode::Close => {
+                let mut payload = frame[header.payload()].to_vec();
+                apply_mask(&mut payload, header.mask.unwrap_or_default());
+                self.closed = Some(close_code(&payload));
+                Verdict::ForwardLast
+            }
+            Opcode::Ping | Opcode::Pong => Verdict::Forward,
+            _ => {
+                self.meter.count(&self.handle.provider, frame.len(), now);
+                match self.opening.inspect(header, frame) {
+                    true => Verdict::ForwardLast,
+                    false => Verdict::Forward,
+                }
+            }
+        }
+    }
+
+    fn count_large(&mut self, header: &Header, now: Instant) {
+        self.meter.count(&self.handle.provider, header.frame_len() as usize, now);
+    }
+}
+
+/// Looks at the frames of the agent.
+struct AgentFrames {
+    handle: Arc<StreamHandle>,
+    meter: Meter,
+    ping: [u8; 8],
+    closed: Option<u16>,
+}
+
+impl Inspect for AgentFrames {
+    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
+        match header.opcode {
+            Opcode::Close => {
+                self.closed = Some(close_code(&frame[header.payload()]));
+                // The provider's stream outlives an agent that is lost.
+                match self.closed.is_some_and(is_over) {
+                    true => Verdict::ForwardLast,
+                    false => Verdict::DropLast,
+                }
+            }
+            // The answer to a ping of our own.
+            Opcode::Pong if frame[header.payload()] == self.ping => Verdict::Drop,
+            Opcode::Ping | Opcode::Pong => Verdict::Forward,
+            _ => {
+                self.meter.count(&self.handle.agent, frame.len(), now);
+                Verdict::Forward
+            }
+        }
+    }
+
+    fn count_large(&mut self, header: &Header, now: Instant) {
+        self.meter.count(&self.handle.agent, header.frame_len() as usize, now);
+    }
+}
+
+/// Whether an agent that closes with this code has ended the call. Any other code means that
+/// the agent is lost: going away, abnormal end, internal error, restart, try again later.
+fn is_over(code: u16) -> bool {
+    !matches!(code, 1001 | 1006 | 1011..=1015)
+}
+
+/// A stream with its provider; agents may follow each other.
+pub struct Relay<P> {
+    provider: P,
+    /// Provider to agent.
+    up: Direction,
+    /// Agent to provider.
+    down: Direction,
+    frames: ProviderFrames,
+    limits: Limits,
+    gaps: Arc<dyn GapSink>,
+    /// A close frame was queued for the provider, or its connection has ended.
+    is_provider_closed: bool,
+}
+
+/// Mask of the frames that the gateway itself sends to agents. Masking protects proxies from
+/// content that a page chooses; the content here is ours, so that any mask will do.
+const MASK: [u8; 4] = [0x5a, 0xc3, 0x1e, 0x87];
+
+enum Phase {
+    Open,
+    /// The provider or the gateway has ended the stream; the agent may finish until then.
+    WrapUp(StreamEnd, Instant),
+}
+
+impl<P: Socket> Relay<P> {
+    /// `early` are bytes that came with the provider's handshake.
+    pub fn new(
+        provider: P,
+        early: &[u8],
+        limits: Limits,
+        handle: Arc<StreamHandle>,
+        gaps: Arc<dyn GapSink>,
+    ) -> Self {
+        let mut up = Direction::new(Sender::Client, limits.max_frame);
+        up.preload(early);
+        let frames = ProviderFrames {
+            opening: Opening::default(),
+            handle,
+            meter: Meter::new(),
+            closed: None,
+        };
+        let down = Direction::new(Sender::Server, limits.max_frame);
+        Self { provider, up, down, frames, limits, gaps, is_provider_closed: false }
+    }
+
+    /// Relays until the stream to this agent ends. `early` are bytes that came with the agent's
+    /// handshake; `ping` is the payload of our pings. The provider's socket stays open.
+    pub async fn run<A: Socket>(
+        &mut self,
+        agent: &mut A,
+        early: &[u8],
+        ping: [u8; 8],
+    ) -> StreamEnd {
+        self.down.restart();
+        self.down.preload(early);
+        let handle = self.frames.handle.clone();
+        let mut frames = AgentFrames { handle, meter: Meter::new(), ping, closed: None };
+        let mut phase = Phase::Open;
+        let mut tick = pin!(sleep(self.limits.ping_interval));
+        let end = poll_fn(|cx| {
+            loop {
+                match self.poll_phase(agent, &mut frames, &mut phase, tick.as_mut(), cx) {
+                    Poll::Ready(Some(end)) => return Poll::Ready(end),
+                    // The phase has changed.
+                    Poll::Ready(None) => {}
+                    Poll::Pending => return Poll::Pending,
+                }
+            }
+        })
+        .await;
+        self.report_gaps(&mut frames);
+        end
+    }
+
+    fn report_gaps(&mut self, frames: &mut AgentFrames) {
+        self.gaps.record(&self.frames.meter.take_gaps(), &frames.meter.take_gaps());
+    }
+
+    fn poll_phase<A: Socket>(
+        &mut self,
+        agent: &mut A,
+        frames: &mut AgentFrames,
+        phase: &mut Phase,
+        tick: Pin<&mut Sleep>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<StreamEnd>> {
+        // The agent's side first: an error of a write to it must not overtake its close.
+        if let Poll::Ready(ended) = self.down.poll_forward(agent, &mut self.provider, frames, cx) {
+            let end = self.agent_side_end(&ended, frames);
+            return Poll::Ready(match (end, &*phase) {
+                // The provider is gone; the agent may finish.
+                (StreamEnd::Provider { .. }, Phase::Open) => {
+                    self.begin_wrap_up(end, phase);
+                    None
+                }
+                (_, Phase::WrapUp(end, _)) => Some(*end),
+                (end, Phase::Open) => Some(end),
+            });
+        }
+        if let Phase::WrapUp(end, deadline) = *phase {
+            let _ = self.up.poll_flush(agent, cx);
+            return match Instant::now() >= deadline {
+                true => Poll::Ready(Some(end)),
+                false => self.poll_tick(tick, Some(deadline), cx).map(|()| None),
+            };
+        }
+        if let Some(end) = self.poll_provider_side(agent, cx) {
+            if let StreamEnd::AgentLost(_) = end {
+                return Poll::Ready(Some(end));
+            }
+            self.begin_wrap_up(end, phase);
+            return Poll::Ready(None);
+        }
+        if self.poll_tick(tick, None, cx).is_pending() {
+            return Poll::Pending;
+        }
+        if let Some(end) = self.check_liveness(frames) {
+            if let StreamEnd::AgentLost(_) = end {
+                return Poll::Ready(Some(end));
+            }
+            self.begin_wrap_up(end, phase);
+        }
+        self.report_gaps(frames);
+        Poll::Ready(None)
+    }
+
+    /// How the stream ends when the direction from the agent does.
+    fn agent_side_end(&mut self, ended: &Ended, frames: &AgentFrames) -> StreamEnd {
+        if let Some(code) = frames.closed {
+            if is_over(code) {
+                self.is_provider_closed = true;
+                return StreamEnd::Agent(code);
+            }
+            return StreamEnd::AgentLost(Loss::Code(code));
+        }
+        match ended {
+            Ended::LastFrame => unreachable!("the last frame of an agent is its close"),
+            Ended::Eof { is_inside_frame: true } => StreamEnd::AgentLost(Loss::InsideFrame),
+            Ended::Eof { is_inside_frame: false } => StreamEnd::AgentLost(Loss::Eof),
+            Ended::Read => StreamEnd::AgentLost(Loss::Reset),
+            Ended::Violation(error) => StreamEnd::AgentLost(Loss::Violation(*error)),
+            Ended::Write => {
+                self.is_provider_closed = true;
+                StreamEnd::Provider { code: None }
+            }
+        }
+    }
+
+    /// Forwards from the provider and looks for orders; the end of the stream, if it comes.
+    fn poll_provider_side<A: Socket>(
+        &mut self,
+        agent: &mut A,
+        cx: &mut Context<'_>,
+    ) -> Option<StreamEnd> {
+        let forwarded = self.up.poll_forward(&mut self.provider, agent, &mut self.frames, cx);
+        if let Poll::Ready(ended) = forwarded {
+            return Some(match ended {
+                Ended::LastFrame => StreamEnd::Provider { code: self.frames.closed },
+                Ended::Eof { .. } | Ended::Read => {
+                    self.is_provider_closed = true;
+                    StreamEnd::Provider { code: None }
+                }
+                Ended::Violation(error) => StreamEnd::ProviderViolation(error),
+                Ended::Write => StreamEnd::AgentLost(Loss::Reset),
+            });
+        }
+        match self.frames.handle.poll_order(cx) {
+            Some(Order::End) => Some(StreamEnd::Released),
+            Some(Order::Stop) => Some(StreamEnd::Stopping),
+            None => None,
+        }
+    }
+
+    /// Tells the agent that the stream is over, and lets it finish.
+    fn begin_wrap_up(&mut self, end: StreamEnd, phase: &mut Phase) {
+        *phase = Phase::WrapUp(end, Instant::now() + self.limits.wrap_up);
+        // A close frame of the provider was forwarded as it came.
+        if self.frames.closed.is_none() && self.up.is_at_boundary() {
+            let code = if end == StreamEnd::Stopping { 1012 } else { 1000 };
+            self.up.inject(|out| write_close(out, code, "", Some(MASK)));
+        }
+    }
+
+    /// Waits for the next tick, or for a deadline if that is sooner.
+    fn poll_tick(
+        &self,
+        mut tick: Pin<&mut Sleep>,
+        deadline: Option<Instant>,
+        cx: &mut Context<'_>,
+    ) -> Poll<()> {
+        if let Some(deadline) = deadline
+            && tick.deadline() > deadline.into()
+        {
+            tick.as_mut().reset(deadline.into());
+        }
+        std::task::ready!(tick.as_mut().poll(cx));
+        tick.reset(tokio::time::Instant::now() + self.limits.ping_interval);
+        Poll::Ready(())
+    }
+
+    /// Pings the agent, and ends a stream with a silent side.
+    fn check_liveness(&mut self, frames: &AgentFrames) -> Option<StreamEnd> {
+        // A side is silent if it sends nothing, or takes nothing of what is pending for it.
+        let is_silent = |from: &Direction, to: &Direction, limit: Duration| {
+            let blocked = to.blocked_since().is_some_and(|since| since.elapsed() >= limit);
+            blocked || from.last_read().elapsed() >= limit
+        };
+        if is_silent(&self.down, &self.up, self.limits.agent_timeout) {
+            return Some(StreamEnd::AgentLost(Loss::Timeout));
+        }
+        if is_silent(&self.up, &self.down, self.limits.provider_timeout) {
+            return Some(StreamEnd::ProviderTimeout);
+        }
+        if self.up.is_at_boundary() && self.up.blocked_since().is_none() {
+            self.up.inject(|out| write_frame(out, Opcode::Ping, &frames.ping, Some(MASK)));
+        }
+        None
+    }
+
+    /// The provider's opening messages, as frames.
+    pub fn opening(&self) -> &[u8] {
+        self.frames.opening.frames()
+    }
+
+    /// Closes the provider's side with `code`, unless a close of the agent has gone there, and
+    /// waits a moment for it to close, too.
+    pub async fn close(mut self, code: u16, reason: &str) {
+        let part = async {
+            if !self.is_provider_closed && self.down.is_at_boundary() {
+                self.down.inject(|out| write_close(out, code, reason, None));
+            }
+            poll_fn(|cx| self.down.poll_flush(&mut self.provider, cx)).await?;
+            if self.frames.closed.is_none() {
+                self.wait_for_close().await;
+            }
+            self.provider.shutdown().await
+        };
+        let _: Result<io::Result<()>, _> = timeout(CLOSE_TIMEOUT, part).await;
+    }
+
+    /// Reads and discards until the provider closes.
+    async fn wait_for_close(&mut self) {
+        let mut nowhere = tokio::io::sink();
+        self.up.restart_destination();
+        let frames = &mut self.frames;
+        poll_fn(|cx| self.up.poll_forward(&mut self.provider, &mut nowhere, frames, cx)).await;
+    }
+}

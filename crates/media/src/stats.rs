@@ -1,0 +1,124 @@
+//! Figures of one stream, shared between its task and those that show them.
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+    task::{Context, Waker},
+    time::{Duration, Instant},
+};
+
+/// Upper bounds (ms) of the histogram of gaps between frames; the last bucket is open.
+pub const GAP_BUCKETS: [u64; 7] = [30, 50, 100, 250, 500, 1_000, 5_000];
+
+/// Figures of one side of a stream.
+#[derive(Debug, Default)]
+pub struct SideStats {
+    frames: AtomicU64,
+    bytes: AtomicU64,
+    longest_gap_ms: AtomicU64,
+}
+
+/// A reading of [`SideStats`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SideFigures {
+    pub frames: u64,
+    pub bytes: u64,
+    pub longest_gap: Duration,
+}
+
+impl SideStats {
+    pub fn read(&self) -> SideFigures {
+        SideFigures {
+            frames: self.frames.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            longest_gap: Duration::from_millis(self.longest_gap_ms.load(Ordering::Relaxed)),
+        }
+    }
+}
+
+/// Counts the frames of one side. The task of the stream is the only writer, so that plain
+/// loads and stores are enough.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    last_frame: Option<Instant>,
+    gaps: [u32; GAP_BUCKETS.len() + 1],
+}
+
+impl Meter {
+    pub(crate) fn new() -> Self {
+        Self { last_frame: None, gaps: [0; GAP_BUCKETS.len() + 1] }
+    }
+
+    pub(crate) fn count(&mut self, stats: &SideStats, bytes: usize, now: Instant) {
+        let add = |counter: &AtomicU64, more: u64| {
+            counter.store(counter.load(Ordering::Relaxed) + more, Ordering::Relaxed);
+        };
+        add(&stats.frames, 1);
+        add(&stats.bytes, bytes as u64);
+        if let Some(last) = self.last_frame.replace(now) {
+            let gap = now.saturating_duration_since(last).as_millis() as u64;
+            self.gaps[GAP_BUCKETS.iter().take_while(|bound| gap > **bound).count()] += 1;
+            if gap > stats.longest_gap_ms.load(Ordering::Relaxed) {
+                stats.longest_gap_ms.store(gap, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Takes the counts of gaps since the last time.
+    pub(crate) fn take_gaps(&mut self) -> [u32; GAP_BUCKETS.len() + 1] {
+        std::mem::take(&mut self.gaps)
+    }
+}
+
+/// Orders to a stream from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Order {
+    /// The call was released: close both sides normally.
+    End,
+    /// The gateway stops: close both sides with 1012.
+    Stop,
+}
+
+/// A stream as others see it: its figures, and the way to end it.
+#[derive(Debug, Default)]
+pub struct StreamHandle {
+    pub provider: SideStats,
+    pub agent: SideStats,
+    order: AtomicU8,
+    waker: Mutex<Option<Waker>>,
+}
+
+impl StreamHandle {
+    /// Gives an order; the first one holds.
+    pub fn order(&self, order: Order) {
+        let code = match order {
+            Order::End => 1,
+            Order::Stop => 2,
+        };
+        let _ = self.order.compare_exchange(0, code, Ordering::Release, Ordering::Relaxed);
+        if let Some(waker) = self.waker.lock().unwrap_or_else(|it| it.into_inner()).take() {
+            waker.wake();
+        }
+    }
+
+    /// The order, if one was given; else wakes the task when one is.
+    pub(crate) fn poll_order(&self, cx: &Context<'_>) -> Option<Order> {
+        let read = || match self.order.load(Ordering::Acquire) {
+            0 => None,
+            1 => Some(Order::End),
+            _ => Some(Order::Stop),
+        };
+        if let Some(order) = read() {
+            return Some(order);
+        }
+        // Uncontended; locked only by the task itself and by the one order.
+        let mut waker = self.waker.lock().unwrap_or_else(|it| it.into_inner());
+        if !waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
+            *waker = Some(cx.waker().clone());
+        }
+        drop(waker);
+        read()
+    }
+}
