@@ -15,13 +15,13 @@ include!("src/redis/function_table.rs");
 
 /// Shared parts, each after the parts that it uses.
 const COMMON: [&str; 9] = [
-    "base",
+    "prelude",
     "pod",
     "queue",
-    "draw",
+    "choose_pod",
     "repeat_request",
     "merchant_config",
-    "fence",
+    "fencing",
     "pod_row",
     "call_row",
 ];

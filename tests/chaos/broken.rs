@@ -12,6 +12,30 @@ use store::Functions;
 use super::{cell::Broken, cells::CELLS};
 use testkit::baseline::BaselineKind;
 
+pub(crate) const NO_OWNER_CHECK: Broken = Broken::Edit(&[(
+    "    if request_id ~= '' then return {'not_found', now} end\n",
+    "    if expected_pod ~= '' then run('DEL', K.pod_calls .. expected_pod) \
+     local pod = facts_of(expected_pod) if pod then place(pod) end end\n",
+)]);
+pub(crate) const NO_OWNER_CHECK_DESCRIPTION: &str =
+    "a release frees the named pod without checking its call";
+pub(crate) const NO_COMPENSATION: Broken =
+    Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);
+pub(crate) const NO_COMPENSATION_DESCRIPTION: &str =
+    "no compensating release for an allocation without a delivered reply";
+pub(crate) const BASELINE_DESCRIPTION: &str = "separate Redis commands instead of atomic functions";
+pub(crate) const NO_FENCING: Broken = Broken::Edit(&[
+    ("if epoch < current then", "if false then"),
+    ("if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end", ""),
+]);
+pub(crate) const NO_FENCING_DESCRIPTION: &str =
+    "no fencing: writes with an old epoch or after their deadline are executed";
+pub(crate) const NO_LEASE_END: Broken = Broken::Edit(&[(
+    "if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end",
+    "",
+)]);
+pub(crate) const NO_LEASE_END_DESCRIPTION: &str = "the end of a lease does not free the pod";
+
 #[derive(Parser)]
 struct Arguments {
     #[command(flatten)]

@@ -3,6 +3,11 @@
 use std::time::Duration;
 
 use super::{
+    broken::{
+        BASELINE_DESCRIPTION, NO_COMPENSATION, NO_COMPENSATION_DESCRIPTION, NO_FENCING,
+        NO_FENCING_DESCRIPTION, NO_LEASE_END, NO_LEASE_END_DESCRIPTION, NO_OWNER_CHECK,
+        NO_OWNER_CHECK_DESCRIPTION,
+    },
     callers::{BadRequest, DEFAULT_WORKLOAD, Workload},
     cell::{Broken, Cell},
     deployment::ROUTERS,
@@ -19,23 +24,6 @@ use super::{
 };
 
 use testkit::proxy::KillPoint;
-
-const NO_OWNER_CHECK: Broken = Broken::Edit(&[(
-    "    if request_id ~= '' then return {'not_found', now} end\n",
-    "    if expected_pod ~= '' then run('DEL', K.pod_calls .. expected_pod) \
-     local pod = facts_of(expected_pod) if pod then place(pod) end end\n",
-)]);
-const NO_OWNER_CHECK_DESCRIPTION: &str = "a release frees the named pod without checking its call";
-const NO_COMPENSATION: Broken = Broken::Edit(&[("    if rest ~= '' then\n", "    if true then\n")]);
-const NO_COMPENSATION_DESCRIPTION: &str =
-    "no compensating release for an allocation without a delivered reply";
-const BASELINE_DESCRIPTION: &str = "separate Redis commands instead of atomic functions";
-const NO_FENCING: Broken = Broken::Edit(&[
-    ("if epoch < current then", "if false then"),
-    ("if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end", ""),
-]);
-const NO_FENCING_DESCRIPTION: &str =
-    "no fencing: writes with an old epoch or after their deadline are executed";
 
 const DEFAULT_CELL: Cell = Cell {
     name: "",
@@ -64,11 +52,8 @@ pub(crate) static CELLS: [Cell; 38] = [
         workload: Workload { retries: 0, concurrent: 0, repeats: 0, ..DEFAULT_WORKLOAD },
         fault: |context| kill(context, KillPoint::AfterSend),
         recovery_time: Duration::from_secs(7),
-        broken: Broken::Edit(&[(
-            "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
-            "",
-        )]),
-        broken_description: "the end of a lease does not free the pod",
+        broken: NO_LEASE_END,
+        broken_description: NO_LEASE_END_DESCRIPTION,
         ..DEFAULT_CELL
     },
     Cell {
@@ -78,11 +63,8 @@ pub(crate) static CELLS: [Cell; 38] = [
         workload: Workload { retries: 0, concurrent: 0, repeats: 0, ..DEFAULT_WORKLOAD },
         fault: |context| kill(context, KillPoint::AfterReply),
         recovery_time: Duration::from_secs(7),
-        broken: Broken::Edit(&[(
-            "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
-            "",
-        )]),
-        broken_description: "the end of a lease does not free the pod",
+        broken: NO_LEASE_END,
+        broken_description: NO_LEASE_END_DESCRIPTION,
         ..DEFAULT_CELL
     },
     Cell {
@@ -318,7 +300,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         ..DEFAULT_CELL
     },
     Cell {
-        name: "stall-with-a-crowd",
+        name: "stall-with-many-calls",
         description: "Redis stalls with 1,000 waiting and 1,000 provisional calls and 2–6 ms latency",
         settings: &[
             ("TIER_CONFIG", many_calls::TIERS),

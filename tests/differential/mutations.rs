@@ -32,7 +32,7 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
     ("a renewal re-registers an ended call", "or run('ZSCORE', K.ended, call)", ""),
     (
         "a swept call leaves its pod busy",
-        "if pod then settle(pod, record_call_outcome(pod, cause, time)) end",
+        "if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end",
         "",
     ),
     ("busy pods move to another pool", "if pod.calls > 0 or pod.is_plain", "if pod.is_plain"),

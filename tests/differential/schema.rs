@@ -46,7 +46,8 @@ impl Pair {
             pipe.atomic().set("voice:migration", "held").set("voice:schema", 1);
             return pipe.exec(&mut self.plain).unwrap();
         }
-        redis::cmd("DEL").arg("voice:migration").exec(&mut self.plain).unwrap();
+        // The last use by a previous version is long ago: the clock stands still meanwhile.
+        redis::cmd("SET").arg("voice:migration").arg(1).exec(&mut self.plain).unwrap();
         for _ in 0..1_000 {
             if self.read_schema() == "2" {
                 return;

@@ -17,7 +17,7 @@ use testkit::{
 
 const SECOND: Duration = Duration::from_secs(1);
 
-fn with_queue(server: &RedisServer) -> Router {
+fn start_with_queue(server: &RedisServer) -> Router {
     let url = server.url();
     Router::start(&[
         ("REDIS_URL", &url),
@@ -32,10 +32,10 @@ fn with_queue(server: &RedisServer) -> Router {
 }
 
 #[test]
-fn calls_wait_for_the_pods_of_calls_that_were_adopted() {
+fn calls_wait_for_the_pods_of_adopted_calls() {
     let server = RedisServer::start(&[]);
     run(&mut server.connection(), &OLDER);
-    let router = with_queue(&server);
+    let router = start_with_queue(&server);
     let first = start_call(&mut router.connect(), "first");
     let second = start_call(&mut router.connect(), "second");
     assert!(first.is_hold() && second.is_hold(), "{first:?} {second:?}");
@@ -47,48 +47,45 @@ fn calls_wait_for_the_pods_of_calls_that_were_adopted() {
     }
 }
 
-/// Without its schema a store looks as if the older router had filled it.
+/// A store without its schema key is adopted like one of the older router.
 #[test]
 fn waiting_calls_keep_their_turns_when_their_store_is_adopted() {
     let server = RedisServer::start(&[]);
-    let router = with_queue(&server);
+    let router = start_with_queue(&server);
     let mut redis = server.connection();
     router.allocate("served-1");
     let released = router.allocate("served-2")["pod_name"].as_str().unwrap().to_owned();
-    let document: Vec<_> = ["first", "second", "third"]
+    let documents: Vec<_> = ["first", "second", "third"]
         .map(|sid| (sid, start_call(&mut router.connect(), sid)))
         .into_iter()
         .collect();
-    assert!(document.iter().all(|(_, document)| document.is_hold()), "{document:?}");
-    assert_eq!(router.release("served-2").0, 200, "handed to the first");
+    assert!(documents.iter().all(|(_, document)| document.is_hold()), "{documents:?}");
+    assert_eq!(router.release("served-2").0, 200, "handed off to the first");
     let _: () = redis.del("voice:schema").unwrap();
     eventually(5 * SECOND, "the store is adopted", || redis.exists("voice:schema").unwrap());
-    eventually(5 * SECOND, "the store is in use", || {
+    eventually(5 * SECOND, "the store is available", || {
         router.connect().get("/ready").json().1["store"] == "up"
     });
     assert_eq!(waiting(&router), 2);
-    // A newcomer comes after those that wait.
+    // A new call is queued behind the waiting calls.
     let newcomer = start_call(&mut router.connect(), "newcomer");
     assert!(newcomer.is_hold(), "{newcomer:?}");
-    let pod = follow_redirect(&router, "first", &document[0].1).pod();
-    assert_eq!(pod.as_deref(), Some(released.as_str()), "the pod that it was handed");
+    let pod = follow_redirect(&router, "first", &documents[0].1).pod();
+    assert_eq!(pod.as_deref(), Some(released.as_str()), "the pod of its hand-off");
     assert_eq!(router.release("served-1").0, 200);
-    assert!(
-        follow_redirect(&router, "third", &document[2].1).is_hold(),
-        "the third before the second"
-    );
+    assert!(follow_redirect(&router, "third", &documents[2].1).is_hold(), "the second precedes it");
     assert!(follow_redirect(&router, "newcomer", &newcomer).is_hold());
-    assert!(follow_redirect(&router, "second", &document[1].1).pod().is_some(), "it was next");
+    assert!(follow_redirect(&router, "second", &documents[1].1).pod().is_some(), "it was the next");
     for call in ["first", "second", "third", "newcomer"] {
         assert_eq!(router.release(call).0, 200, "{call}");
     }
 }
 
-/// A restored backup of the older router takes the place of the store.
+/// A backup of the older router replaces the store.
 #[test]
-fn calls_that_waited_before_an_older_backup_was_restored_wait_again() {
+fn calls_wait_again_after_a_backup_of_the_older_router_is_restored() {
     let server = RedisServer::start(&[]);
-    let router = with_queue(&server);
+    let router = start_with_queue(&server);
     let mut redis = server.connection();
     router.allocate("lost-1");
     router.allocate("lost-2");
@@ -110,11 +107,11 @@ fn calls_that_waited_before_an_older_backup_was_restored_wait_again() {
         .collect();
     cmd("EVAL").arg(format!("redis.call('FLUSHALL')\n{restore}")).arg(0).exec(&mut redis).unwrap();
     eventually(5 * SECOND, "the backup is adopted", || redis.exists("voice:schema").unwrap());
-    eventually(5 * SECOND, "the store is in use", || {
+    eventually(5 * SECOND, "the store is available", || {
         router.connect().get("/ready").json().1["store"] == "up"
     });
     assert_eq!(router.get("/api/v1/calls/live").1["pod_name"], "a");
-    // Its place is gone with the store; it takes a new one.
+    // Its queue entry was lost with the store; it gets a new one.
     let document = follow_redirect(&router, "waits", &document);
     assert!(document.is_hold(), "{document:?}");
     assert_eq!(router.release("live").0, 200);

@@ -1,5 +1,5 @@
-//! What operations cost Redis, counted in commands: a change that makes the path of
-//! a call dearer has to say so here.
+//! The cost of operations in Redis commands. A change that adds commands to the path of a call has
+//! to change this test.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,7 +23,7 @@ impl CountedStore {
         let tiers = r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3}}}"#;
         let tiers = Tiers::parse(tiers, DocumentSource::Settings).unwrap().0;
         let config = store_config(&server, tiers);
-        // So short that pods are soon no longer believed: that costs extra.
+        // A short lease, so that the re-registration window, which costs more, is soon over.
         let config = RedisConfig { ttls: Ttls { lease: 1, ..config.ttls }, ..config };
         let store = Redis::start(config).unwrap();
         store.wait_until_available(Duration::from_secs(5)).await.unwrap();
@@ -40,23 +40,23 @@ impl CountedStore {
         counted
     }
 
-    /// How many commands a script runs, and how many scripts there were.
+    /// Runs an operation. Returns the numbers of commands and of functions.
     async fn commands<T>(&self, operation: impl Future<Output = T>) -> (usize, usize, T) {
         let mut connection = self.server.connection();
         redis::cmd("CONFIG").arg("RESETSTAT").exec(&mut connection).unwrap();
         let outcome = operation.await;
         let info: String = redis::cmd("INFO").arg("commandstats").query(&mut connection).unwrap();
-        let (mut commands, mut scripts) = (0, 0);
+        let (mut commands, mut functions) = (0, 0);
         for line in info.lines().filter_map(|line| line.strip_prefix("cmdstat_")) {
             let (name, stats) = line.split_once(':').unwrap();
             let calls: usize = stats.split([',', '=']).nth(1).unwrap().parse().unwrap();
             match name {
-                "fcall" => scripts += calls,
+                "fcall" => functions += calls,
                 name if name.starts_with("config") || name == "info" => {}
                 _ => commands += calls,
             }
         }
-        (commands, scripts, outcome)
+        (commands, functions, outcome)
     }
 }
 
@@ -65,68 +65,68 @@ fn call(name: &str) -> CallSid {
 }
 
 #[tokio::test]
-async fn the_path_of_a_call_costs_so_many_commands() {
+async fn the_path_of_a_call_has_a_fixed_cost() {
     let counted = CountedStore::new().await;
     let store = &counted.store;
     let plain = |name: &str| Allocate::new(call(name), None, 900_000);
-    // The scripts are loaded by now, and the tier table is in force.
+    // The library is loaded from here on, and the tier table is in force.
     store.allocate(&plain("first")).await.unwrap().unwrap();
     store.release(&Release::new(call("first"), None)).await.unwrap().unwrap();
 
     let request = plain("CA1");
-    let (commands, scripts, given) = counted.commands(store.allocate(&request)).await;
+    let (commands, functions, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:gold");
-    assert_eq!((commands, scripts), (14, 1), "allocate, exclusive");
+    assert_eq!((commands, functions), (14, 1), "allocate, exclusive");
 
-    let (commands, scripts, _) = counted.commands(store.allocate(&request)).await;
-    assert_eq!((commands, scripts), (4, 1), "the same call again");
+    let (commands, functions, _) = counted.commands(store.allocate(&request)).await;
+    assert_eq!((commands, functions), (4, 1), "idempotent repeat");
 
     store.allocate(&plain("CA2")).await.unwrap().unwrap();
     let request = plain("CA3");
-    let (commands, scripts, given) = counted.commands(store.allocate(&request)).await;
+    let (commands, functions, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
-    assert_eq!((commands, scripts), (17, 1), "allocate, fall-through to shared");
+    assert_eq!((commands, functions), (17, 1), "allocate, fall-through to shared");
 
     let renew = Renew { calls: vec![call("CA1")], pod: None, lease_ttl: 900_000 };
-    let (commands, scripts, _) = counted.commands(store.renew(&renew)).await;
-    assert_eq!((commands, scripts), (17, 1), "renew, for the first time");
-    let (commands, scripts, _) = counted.commands(store.renew(&renew)).await;
-    assert_eq!((commands, scripts), (16, 1), "renew");
+    let (commands, functions, _) = counted.commands(store.renew(&renew)).await;
+    assert_eq!((commands, functions), (17, 1), "first renewal");
+    let (commands, functions, _) = counted.commands(store.renew(&renew)).await;
+    assert_eq!((commands, functions), (16, 1), "renew");
 
     let release = Release::new(call("CA1"), None);
-    let (commands, scripts, freed) = counted.commands(store.release(&release)).await;
+    let (commands, functions, freed) = counted.commands(store.release(&release)).await;
     assert!(freed.unwrap().is_ok());
-    assert_eq!((commands, scripts), (11, 1), "release");
+    assert_eq!((commands, functions), (11, 1), "release");
 
-    // One command more where calls come back, for the memory of how they ended.
+    // One command more if calls may reconnect, for the call history.
     let request = Allocate { may_return: true, ..plain("CA4") };
     let (commands, ..) = counted.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 14, "allocate, with second chances");
+    assert_eq!(commands, 14, "allocate, with retry on disconnect");
     let release = Release::new(call("CA4"), None);
     let (commands, ..) = counted.commands(store.release(&release)).await;
-    assert_eq!(commands, 12, "release, with second chances");
+    assert_eq!(commands, 12, "release, with retry on disconnect");
 
-    // Nothing more where calls may wait and nobody does.
+    // No command more if calls may wait and none does.
     let hold =
         Hold { time: 60_000, poll_timeout: 60_000, max_waiting: 10, max_waiting_per_merchant: 10 };
     let request = Allocate { hold: Some(hold), ..plain("CA5") };
     let (commands, ..) = counted.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 14, "allocate, with waiting");
+    assert_eq!(commands, 14, "allocate, with a hold time");
     let release = Release::new(call("CA5"), None);
     let (commands, ..) = counted.commands(store.release(&release)).await;
-    assert_eq!(commands, 11, "release, nobody waits");
+    assert_eq!(commands, 11, "release, no call waits");
 
-    // Two more for a signed request, which is looked up and remembered.
+    // Two more for a signed request, which is looked up and recorded.
     let fingerprint = "0123456789abcdef".parse().unwrap();
     let signed = Some(SignedRequest { fingerprint, window: 60_000 });
     let request = Allocate { signed, ..plain("CA7") };
-    let (commands, scripts, _) = counted.commands(store.allocate(&request)).await;
-    assert_eq!((commands, scripts), (16, 1), "allocate, signed");
+    let (commands, functions, _) = counted.commands(store.allocate(&request)).await;
+    assert_eq!((commands, functions), (16, 1), "allocate, signed");
     let (commands, ..) = counted.commands(store.allocate(&request)).await;
-    assert_eq!(commands, 5, "the same signed request again");
+    assert_eq!(commands, 5, "repeat of a signed request");
     let release = Release::new(call("CA7"), None);
     let (commands, ..) = counted.commands(store.release(&release)).await;
-    assert_eq!(commands, 11, "release of a call that was signed for");
+    assert_eq!(commands, 11, "release of a call with a signed request");
     let (commands, _, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!((commands, given.unwrap().is_err()), (4, true), "a replay");
 

@@ -148,10 +148,10 @@ fn the_error_names_a_denied_command_of_the_functions() {
 #[test]
 fn permissions_are_checked_for_every_command_of_the_functions() {
     let server = RedisServer::start(&[]);
-    let begin =
-        std::fs::read_to_string(Path::new(testkit::ROOT).join("crates/store/lua/begin.lua"))
+    let open_store =
+        std::fs::read_to_string(Path::new(testkit::ROOT).join("crates/store/lua/open_store.lua"))
             .unwrap();
-    let list = begin.split_once("COMMANDS = ").unwrap().1.split_once("\n\n").unwrap().0;
+    let list = open_store.split_once("COMMANDS = ").unwrap().1.split_once("\n\n").unwrap().0;
     let checked: BTreeSet<String> = list
         .split(|it: char| !it.is_ascii_uppercase())
         .filter(|it| !it.is_empty())
@@ -162,7 +162,7 @@ fn permissions_are_checked_for_every_command_of_the_functions() {
         let directory = Path::new(testkit::ROOT).join(directory);
         for entry in std::fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
-            if path.is_file() && !path.ends_with("begin.lua") {
+            if path.is_file() && !path.ends_with("open_store.lua") {
                 let text = std::fs::read_to_string(path).unwrap();
                 used.extend(text.split('\'').map(str::to_owned));
             }

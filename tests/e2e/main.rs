@@ -27,6 +27,7 @@ mod malformed_data;
 mod manual_edits;
 mod metrics;
 mod migration;
+mod migration_faults;
 mod observers;
 mod older_clients;
 mod origins;

@@ -19,22 +19,21 @@ use store::{Functions, Redis, RedisConfig, Store};
 use tokio::task::JoinHandle;
 
 use testkit::{
-    Router, eventually,
     proxy::FaultProxy,
     redis::{RedisServer, WRITER, ready_pod, store_config},
 };
 
-const QUIET_PERIOD: Duration = Duration::from_millis(400);
-const SECOND: Duration = Duration::from_secs(1);
+pub(crate) const QUIET_PERIOD: Duration = Duration::from_millis(400);
+pub(crate) const SECOND: Duration = Duration::from_secs(1);
 
 /// A store of a Redis, swept like that of a router.
-struct Replica {
-    store: Arc<Redis>,
+pub(crate) struct Replica {
+    pub(crate) store: Arc<Redis>,
     sweeps: JoinHandle<()>,
 }
 
 impl Replica {
-    async fn start(server: &RedisServer, url: String) -> Self {
+    pub(crate) async fn start(server: &RedisServer, url: String) -> Self {
         let tiers = Tiers::parse(r#"{"gold": 1}"#, DocumentSource::Settings).unwrap().0;
         let migration_quiet_period = QUIET_PERIOD;
         let config = RedisConfig { url, migration_quiet_period, ..store_config(server, tiers) };
@@ -50,7 +49,7 @@ impl Replica {
         Self { store, sweeps }
     }
 
-    async fn stop(self) {
+    pub(crate) async fn stop(self) {
         self.sweeps.abort();
         self.store.close().await;
     }
@@ -61,23 +60,23 @@ fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
 }
 
 /// A Redis with schema 1, whose migration is held.
-fn schema_1() -> (RedisServer, Connection) {
+pub(crate) fn schema_1() -> (RedisServer, Connection) {
     let server = RedisServer::start(&[]);
     let mut redis = server.connection();
     let _: () = redis.mset(&[("voice:schema", "1"), ("voice:migration", "held")]).unwrap();
     (server, redis)
 }
 
-fn release_migration(redis: &mut Connection) {
+pub(crate) fn release_migration(redis: &mut Connection) {
     let _: () = redis.del("voice:migration").unwrap();
 }
 
-fn schema(redis: &mut Connection) -> String {
+pub(crate) fn schema(redis: &mut Connection) -> String {
     redis.get("voice:schema").unwrap()
 }
 
 /// Waits without blocking the runtime of the stores.
-async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+pub(crate) async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     let started = Instant::now();
     while !holds() {
         assert!(started.elapsed() < 60 * SECOND, "not within a minute: {what}");
@@ -85,21 +84,21 @@ async fn until(what: &str, mut holds: impl FnMut() -> bool) {
     }
 }
 
-async fn until_migrated(redis: &mut Connection) {
+pub(crate) async fn until_migrated(redis: &mut Connection) {
     let is_done =
         || redis.get::<_, Option<String>>("voice:migration").unwrap().as_deref() == Some("done");
     until("all records are renamed", is_done).await;
     assert_eq!(schema(redis), "2");
 }
 
-async fn add_pods(store: &Redis, pods: usize) {
+pub(crate) async fn add_pods(store: &Redis, pods: usize) {
     for pod in 0..pods {
         let pod: PodName = name(&format!("pod-{pod}"));
         store.observe_pod(&pod, &ready_pod(), WRITER).await.unwrap().unwrap();
     }
 }
 
-fn request(call: &str) -> Allocate {
+pub(crate) fn request(call: &str) -> Allocate {
     Allocate { may_return: true, ..Allocate::new(name(call), None, 900_000) }
 }
 
@@ -114,7 +113,7 @@ fn waiting_request(call: &str) -> Allocate {
 }
 
 /// A release of one pod attempt.
-fn release(call: &str, pod_attempt: u32) -> Release {
+pub(crate) fn release(call: &str, pod_attempt: u32) -> Release {
     Release { pod_attempt: Some(pod_attempt), ..Release::new(name(call), None) }
 }
 
@@ -127,7 +126,7 @@ async fn found(store: &Redis, call: &str) -> (PodName, u32) {
 }
 
 /// The names of all fields of all call records.
-fn field_names(redis: &mut Connection) -> BTreeSet<String> {
+pub(crate) fn field_names(redis: &mut Connection) -> BTreeSet<String> {
     let keys: Vec<String> = redis.keys("voice:call:*").unwrap();
     let mut all = redis::pipe();
     for key in &keys {
@@ -312,7 +311,7 @@ async fn a_thousand_live_and_waiting_calls_are_migrated_over_a_slow_network() {
     remote.stop().await;
 }
 
-/// A router of the previous version: the schema-1 functions under a name of that version.
+/// A router of the previous version: the schema-1 functions under the names of that version.
 struct PreviousRouter {
     redis: Connection,
     code: String,
@@ -323,7 +322,7 @@ impl PreviousRouter {
     fn new(server: &RedisServer) -> Self {
         let library = &Functions::default().schema_1.library;
         let hash = library.name.strip_prefix("smart_router_1_").unwrap().to_owned();
-        let code = library.code.replace(&format!("1_{hash}"), &hash);
+        let code = library.code.replace(&format!("1_{hash}"), &hash).replace("open_store", "begin");
         Self { redis: server.connection(), code, hash }
     }
 
@@ -425,93 +424,4 @@ async fn all_routers_change_to_the_new_schema_and_back() {
         assert_eq!(found(&replica.store, "CA1").await.1, 1);
         replica.stop().await;
     }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_store_that_is_wiped_before_the_migration_recovers() {
-    let (server, mut redis) = schema_1();
-    let replica = Replica::start(&server, server.url()).await;
-    redis::cmd("FLUSHALL").exec(&mut redis).unwrap();
-    until("the store is set up", || redis.exists("voice:schema").unwrap()).await;
-    until("the store is available", || replica.store.outage().is_none()).await;
-    add_pods(&replica.store, 1).await;
-    replica.store.allocate(&request("CA1")).await.unwrap().unwrap();
-    until_migrated(&mut redis).await;
-    replica.store.release(&release("CA1", 1)).await.unwrap().unwrap();
-    replica.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_newer_schema_is_refused_while_the_router_runs() {
-    let server = RedisServer::start(&[]);
-    let replica = Replica::start(&server, server.url()).await;
-    let _: () = server.connection().set("voice:schema", "3").unwrap();
-    let is_refused =
-        || replica.store.outage().is_some_and(|reason| reason.contains("use a newer release"));
-    until("the schema is refused", is_refused).await;
-    replica.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn without_the_permission_for_function_list_the_schema_stays_1() {
-    let (server, mut redis) = schema_1();
-    release_migration(&mut redis);
-    let acl = |rule: &str, redis: &mut Connection| {
-        let user = ["SETUSER", "router", "on", ">secret", "~voice:*", "&voice:*", "+@all", rule];
-        redis::cmd("ACL").arg(&user).exec(redis).unwrap();
-    };
-    acl("-function|list", &mut redis);
-    let url = server.url().replace("redis://", "redis://router:secret@");
-    let replica = Replica::start(&server, url).await;
-    add_pods(&replica.store, 1).await;
-    let until_quiet = Instant::now() + 4 * QUIET_PERIOD;
-    while Instant::now() < until_quiet {
-        replica.store.allocate(&request("CA1")).await.unwrap().unwrap();
-        replica.store.release(&release("CA1", 1)).await.unwrap().unwrap();
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    assert_eq!((schema(&mut redis).as_str(), replica.store.outage()), ("1", None));
-    acl("+function|list", &mut redis);
-    until_migrated(&mut redis).await;
-    replica.stop().await;
-}
-
-/// Waits for the quiet period of the program, so it takes half a minute.
-#[test]
-fn a_router_finishes_the_migration_of_a_router_that_was_killed() {
-    const CALLS: usize = 2_500;
-    let (server, mut redis) = schema_1();
-    let proxy = FaultProxy::to(server.port);
-    let url = format!("redis://{}", proxy.address);
-    let tiers = r#"{"basic": {"type": "shared", "target": 30, "max_concurrent": 100}}"#;
-    let settings = [("REDIS_URL", url.as_str()), ("TIER_CONFIG", tiers)];
-    let (mut router, log) =
-        Router::start_logged(&[&settings[..], &[("LOG_LEVEL", "info")]].concat());
-    let mut connection = router.connect();
-    for call in 0..CALLS {
-        let body = serde_json::json!({"call_sid": format!("CA{call}")});
-        assert_eq!(connection.post("/api/v1/allocate", &body).status, 200);
-    }
-    release_migration(&mut redis);
-    eventually(40 * SECOND, "the schema changes", || schema(&mut redis) == "2");
-    proxy.set_latency(Duration::from_millis(40));
-    let is_half_done = |redis: &mut Connection| {
-        let names = field_names(redis);
-        names.contains("request_ids") && names.contains("attempt")
-    };
-    eventually(5 * SECOND, "some records are renamed", || is_half_done(&mut redis));
-    router.child.kill().unwrap();
-    router.child.wait().unwrap();
-    std::mem::forget(router);
-    assert!(log.text().contains("migrated the layout in Redis"), "{}", log.text());
-    assert!(is_half_done(&mut redis), "the router was killed half-way");
-    assert_eq!(redis.get::<_, String>("voice:migration").unwrap(), "renaming");
-    proxy.heal();
-    let router = Router::start(&settings);
-    eventually(5 * SECOND, "all records are renamed", || {
-        redis.get::<_, String>("voice:migration").unwrap() == "done"
-    });
-    let names = field_names(&mut redis);
-    assert!(names.contains("request_ids") && !names.contains("attempt"), "{names:?}");
-    assert_eq!(router.status()["active_calls"], CALLS);
 }

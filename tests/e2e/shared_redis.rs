@@ -82,17 +82,17 @@ fn two_releases_and_two_waiting_calls_never_put_two_calls_on_a_pod() {
     }
 }
 
-/// What clients know about pods.
+/// Calls and drains as clients observe them.
 #[derive(Default)]
 struct History {
     calls: HashMap<String, HashSet<String>>,
     drained: HashSet<String>,
     violations: Vec<String>,
-    /// The most calls that were live at once.
-    overlapping: usize,
+    /// The largest number of live calls.
+    max_live: usize,
 }
 
-/// Clients and an operator at work.
+/// Load of clients and an operator.
 #[derive(Default)]
 struct Load {
     history: Mutex<History>,
@@ -115,9 +115,9 @@ impl Load {
                 continue;
             }
             let pod = answer["pod_name"].as_str().unwrap();
-            self.begins(&call, pod, answer["source_pool"].as_str().unwrap(), &before);
+            self.record_allocation(&call, pod, answer["source_pool"].as_str().unwrap(), &before);
             thread::sleep(Duration::from_millis(5 + (number % 5) * 10));
-            // First forget, then release: from then on the pod may be another call's.
+            // Removed before the release: after it another call may have the pod.
             self.history.lock().unwrap().calls.get_mut(pod).unwrap().remove(&call);
             let (status, answer) =
                 connection.post("/api/v1/release", &json!({"call_sid": call})).json();
@@ -128,24 +128,24 @@ impl Load {
         }
     }
 
-    /// A call was given a pod. `before` were drained when it asked.
-    fn begins(&self, call: &str, pod: &str, pool: &str, before: &HashSet<String>) {
+    /// Records an allocation. `before` has the pods that were draining before the request.
+    fn record_allocation(&self, call: &str, pod: &str, pool: &str, before: &HashSet<String>) {
         let mut history = self.history.lock().unwrap();
         if before.contains(pod) && history.drained.contains(pod) {
-            history.violations.push(format!("I5: {call} on {pod}, which was drained"));
+            history.violations.push(format!("I5: {call} on the draining pod {pod}"));
         }
-        let on = history.calls.entry(pod.to_owned()).or_default();
-        on.insert(call.to_owned());
+        let calls = history.calls.entry(pod.to_owned()).or_default();
+        calls.insert(call.to_owned());
         let cap = if pool == "pool:basic" { 3 } else { 1 };
-        if on.len() > cap {
-            let on = on.clone();
-            history.violations.push(format!("I1, I3: {on:?} on {pod} of {pool}"));
+        if calls.len() > cap {
+            let calls = calls.clone();
+            history.violations.push(format!("I1, I3: {calls:?} on {pod} of {pool}"));
         }
         let live = history.calls.values().map(HashSet::len).sum();
-        history.overlapping = history.overlapping.max(live);
+        history.max_live = history.max_live.max(live);
     }
 
-    /// Drains a pod for a moment.
+    /// Drains a pod for a short time.
     fn drain(&self, router: &Router, pod: &str) {
         let body = json!({"pod_name": pod});
         assert_eq!(router.post("/api/v1/drain", body.clone()).0, 200);
@@ -157,7 +157,7 @@ impl Load {
 }
 
 #[test]
-fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept() {
+fn the_invariants_hold_under_allocations_releases_and_drains() {
     let seconds = std::env::var("LOAD_SECONDS").map_or(4, |text| text.parse().unwrap());
     let server = RedisServer::start(&[]);
     let (file, url) = (scratch().join("pods"), server.url());
@@ -181,7 +181,7 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
         }
         let started = Instant::now();
         for number in 0.. {
-            // Four pods come and go all the while.
+            // Four pods are removed and added repeatedly.
             if number % 60 == 0 {
                 fs::write(&file, list(if number % 120 == 0 { 0..24 } else { 0..28 })).unwrap();
             }
@@ -195,7 +195,7 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
     });
     let history = load.history.into_inner().unwrap();
     assert_eq!(history.violations, Vec::<String>::new());
-    assert!(history.overlapping > 20, "calls must overlap, or this proves nothing");
+    assert!(history.max_live > 20, "the load must have concurrent calls");
     eventually(Duration::from_secs(5), "every pod is back in its pool", || {
         let status = routers[2].status();
         let pools = ["pools", "merchants"].map(|group| status[group].as_object().unwrap().values());
@@ -206,7 +206,7 @@ fn clients_that_allocate_release_and_drain_for_seconds_find_the_invariants_kept(
 }
 
 #[test]
-fn the_documented_keys_hold_what_is_documented() {
+fn the_documented_keys_have_the_documented_content() {
     let server = RedisServer::start(&[]);
     let router = &replicas(
         &server,
@@ -281,7 +281,7 @@ fn the_documented_keys_hold_what_is_documented() {
 }
 
 #[test]
-fn another_prefix_is_used_for_every_key() {
+fn all_keys_have_the_configured_prefix() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &url), ("KEY_PREFIX", "{v2}x:")]);
@@ -300,7 +300,7 @@ fn one_operation_is_one_command() {
         "/api/v1/merchants/shop",
         r#"{"pool": "none", "fallback": ["a", "b", "merchant:c", "acme", "gold"]}"#,
     );
-    // The first of each loads its script.
+    // The first run loads the library.
     let run = |call: &str| {
         let call_of = |extra: Value| {
             let mut body = json!({"call_sid": call});
@@ -329,7 +329,7 @@ fn one_operation_is_one_command() {
     let text = String::from_utf8(monitor.wait_with_output().unwrap().stdout).unwrap();
     let commands: Vec<&str> =
         text.lines().filter(|line| line.contains("] \"") && !line.contains(" lua] ")).collect();
-    // A sweep of the router's own may fall in between.
+    // Sweeps of the router may be in between.
     let ours: Vec<&&str> = commands
         .iter()
         .filter(|line| line.contains("CA2") || line.contains("voice-agent-0"))
@@ -340,7 +340,7 @@ fn one_operation_is_one_command() {
 }
 
 #[test]
-fn a_full_redis_refuses_calls_and_still_releases() {
+fn a_full_redis_refuses_new_calls_and_accepts_releases() {
     let server = RedisServer::start(&[]);
     let router = &replicas(&server, 1, TIERS)[0];
     router.allocate("CA1");
@@ -353,6 +353,6 @@ fn a_full_redis_refuses_calls_and_still_releases() {
     assert_eq!(router.release("CA1").0, 200);
     assert_eq!(router.post("/api/v1/drain", json!({"pod_name": "voice-agent-0"})).0, 200);
     redis::cmd("CONFIG").arg("SET").arg("maxmemory").arg("0").exec(&mut plain).unwrap();
-    assert_eq!(router.get("/api/v1/calls/CA2").0, 404, "nothing half-written");
+    assert_eq!(router.get("/api/v1/calls/CA2").0, 404, "the refused call has no record");
     router.allocate("CA2");
 }

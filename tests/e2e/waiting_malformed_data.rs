@@ -1,4 +1,4 @@
-//! Calls that wait in a Redis that people, limits and permissions have a hand in.
+//! Waiting calls in a Redis with manual edits, a memory limit, or missing permissions.
 
 use std::thread;
 
@@ -10,7 +10,7 @@ use testkit::{
 };
 
 #[test]
-fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
+fn waiting_calls_survive_manual_deletions() {
     let server = RedisServer::start(&[]);
     let router = start_router(&[("REDIS_URL", &server.url()), ("HOLD_MAX_PER_MERCHANT", "1")]);
     let (mut connection, mut redis) = (router.connect(), server.connection());
@@ -19,12 +19,15 @@ fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
     redis::cmd("DEL").arg("voice:queue:gold").exec(&mut redis).unwrap();
     assert_eq!(router.release("CA1").0, 200);
     let document = follow_redirect(&router, "CA2", &document);
-    assert!(follow_redirect(&router, "CA2", &document).pod().is_some(), "its place is found again");
-    // A record that is gone takes its place along.
+    assert!(
+        follow_redirect(&router, "CA2", &document).pod().is_some(),
+        "its queue entry is restored"
+    );
+    // Deleting its record ends a waiting call.
     let path = "/api/v1/twilio/allocate?merchant_id=m1";
     assert!(request_document(&mut connection, "CA3", path).is_hold());
     redis::cmd("DEL").arg("voice:call:CA3").exec(&mut redis).unwrap();
-    eventually(6 * SECOND, "nobody waits", || router.status()["pools"]["gold"]["waiting"] == 0);
+    eventually(6 * SECOND, "no call waits", || router.status()["pools"]["gold"]["waiting"] == 0);
     let overdue = -120_000;
     redis::cmd("ZINCRBY")
         .arg(("voice:merchant:m1:waiting", overdue, "CA3"))
@@ -32,22 +35,22 @@ fn what_people_delete_by_hand_does_not_strand_those_who_wait() {
         .unwrap();
     assert!(
         request_document(&mut connection, "CA4", path).is_hold(),
-        "the merchant may wait again"
+        "the merchant is below its limit again"
     );
     assert_eq!(router.release("CA4").0, 200);
-    // A pool that is no more is nobody's hope.
+    // A call whose only pool was removed starts over.
     assert!(start_call(&mut connection, "CA5").is_hold());
     assert_eq!(router.put("/api/v1/tiers", r#"{"silver": 1}"#).0, 200);
     assert_eq!(router.release("CA2").0, 200);
     assert!(
         start_call(&mut connection, "CA5").pod().is_some(),
-        "it begins again, with the new tiers"
+        "it starts over with the new tiers"
     );
     assert_eq!(router.release("CA5").0, 200);
 }
 
 #[test]
-fn a_full_redis_keeps_places_and_gives_what_was_handed() {
+fn a_full_redis_keeps_queue_entries_and_hand_offs() {
     let server = RedisServer::start(&[]);
     let router = start_router(&[("REDIS_URL", &server.url())]);
     let (mut connection, mut redis) = (router.connect(), server.connection());
@@ -59,14 +62,14 @@ fn a_full_redis_keeps_places_and_gives_what_was_handed() {
         document = follow_redirect(&router, "CA2", &document);
         assert!(document.is_hold(), "{document:?}");
     }
-    assert_eq!(waiting(&router), 1, "it has asked all the time");
+    assert_eq!(waiting(&router), 1, "every poll has extended its deadline");
     assert_eq!(router.release("CA1").0, 200);
     assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
     assert_eq!(router.release("CA2").0, 200);
 }
 
 #[test]
-fn who_may_not_publish_still_hands_pods_over() {
+fn hand_offs_work_without_the_permission_to_publish() {
     let server = RedisServer::start(&[]);
     let acl = ("SETUSER", "router", "on", ">pw", "~voice:*", "+@all", "resetchannels");
     redis::cmd("ACL").arg(acl).exec(&mut server.connection()).unwrap();
@@ -80,19 +83,19 @@ fn who_may_not_publish_still_hands_pods_over() {
 }
 
 #[test]
-fn records_that_make_no_sense_harm_nobody_else() {
+fn malformed_records_affect_no_other_call() {
     let server = RedisServer::start(&[]);
     let router = start_router(&[("REDIS_URL", &server.url())]);
     let (mut connection, mut redis) = (router.connect(), server.connection());
     router.allocate("CA1");
-    let odd = start_call(&mut connection, "CA2");
-    let fine = start_call(&mut connection, "CA3");
-    let spoil = ("voice:call:CA2", "score", "x", "since", "y");
-    redis::cmd("HSET").arg(spoil).exec(&mut redis).unwrap();
-    assert!(follow_redirect(&router, "CA2", &odd).is_hold(), "it begins again");
-    redis::cmd("HSET").arg(spoil).exec(&mut redis).unwrap();
+    let malformed = start_call(&mut connection, "CA2");
+    let intact = start_call(&mut connection, "CA3");
+    let malformed_fields = ("voice:call:CA2", "score", "x", "since", "y");
+    redis::cmd("HSET").arg(malformed_fields).exec(&mut redis).unwrap();
+    assert!(follow_redirect(&router, "CA2", &malformed).is_hold(), "it starts over");
+    redis::cmd("HSET").arg(malformed_fields).exec(&mut redis).unwrap();
     assert_eq!(router.release("CA1").0, 200);
-    assert!(follow_redirect(&router, "CA3", &fine).pod().is_some());
+    assert!(follow_redirect(&router, "CA3", &intact).pod().is_some());
     assert_eq!(router.release("CA3").0, 200);
     assert!(start_call(&mut connection, "CA2").pod().is_some());
     assert_eq!(router.release("CA2").0, 200);

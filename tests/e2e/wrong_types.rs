@@ -1,4 +1,4 @@
-//! Every documented key with every wrong type, while a router runs and when one starts.
+//! All documented keys with all wrong types, while a router runs and when it starts.
 
 use std::{
     sync::Arc,
@@ -28,12 +28,12 @@ const TYPES: [(&str, &[&str]); 6] = [
     ("stream", &["XADD", "*", "x", "y"]),
 ];
 
-/// What becomes of a key of the wrong type.
+/// The treatment of a key of the wrong type.
 #[derive(Clone, Copy, PartialEq)]
 enum Expected {
-    /// It is derived: every operation goes on, and a sweep or an audit replaces it.
+    /// An index: all operations succeed, and a sweep or an audit replaces it.
     Replaced,
-    /// It is a fact: operations that need it name it, all others go on.
+    /// A fact: the errors of operations that need it name the key; all others succeed.
     Reported,
 }
 use Expected::{Replaced, Reported};
@@ -91,17 +91,18 @@ async fn start(server: &RedisServer) -> Arc<Redis> {
     store
 }
 
-fn patient(call: &str) -> Allocate {
+fn waiting_request(call: &str) -> Allocate {
     let hold =
         Hold { time: 60_000, poll_timeout: 30_000, max_waiting: 10, max_waiting_per_merchant: 10 };
-    Allocate { hold: Some(hold), ..ask(call) }
+    Allocate { hold: Some(hold), ..request(call) }
 }
 
-fn ask(call: &str) -> Allocate {
+fn request(call: &str) -> Allocate {
     Allocate::new(name(call), Some(name("m1")), LEASE)
 }
 
-/// Pods of every pool: call `busy` on pod `busy`, call `other` on pod `other`, a call that waits.
+/// Adds pods in every pool, call `busy` on pod `busy`, call `other` on pod `other`, and a waiting
+/// call.
 async fn fill(store: &Redis) {
     let document = r#"{"max_calls": 100, "max_rate": 1000, "fallback": ["gold"]}"#;
     store.set_merchant(&name("m1"), Some(document), Edit::ANY).await.unwrap().unwrap();
@@ -111,16 +112,16 @@ async fn fill(store: &Redis) {
     join("acme-0").await;
     for pod in ["busy", "other"] {
         join(pod).await;
-        assert_eq!(store.allocate(&patient(pod)).await.unwrap().unwrap().pod, name(pod));
+        assert_eq!(store.allocate(&waiting_request(pod)).await.unwrap().unwrap().pod, name(pod));
     }
     join("drained").await;
     store.drain(&name("drained"), 60_000).await.unwrap().unwrap();
     let pinned = PodFacts { pin: Some(name("basic")), ..ready_pod() };
     store.observe_pod(&name("shared"), &pinned, WRITER).await.unwrap().unwrap();
-    store.allocate(&patient("waiting")).await.unwrap().unwrap_err();
+    store.allocate(&waiting_request("waiting")).await.unwrap().unwrap_err();
 }
 
-fn spoil(redis: &mut Connection, key: &str, (_, command): (&str, &[&str])) {
+fn set_wrong_type(redis: &mut Connection, key: &str, (_, command): (&str, &[&str])) {
     cmd("DEL").arg(key).exec(redis).unwrap();
     cmd(command[0]).arg(key).arg(&command[1..]).exec(redis).unwrap();
 }
@@ -129,60 +130,61 @@ fn type_of(redis: &mut Connection, key: &str) -> String {
     cmd("TYPE").arg(key).query(redis).unwrap()
 }
 
-/// All that goes on around a key; the first operation that fails.
-async fn go_on(store: &Redis, key: &str) -> Result<(), String> {
-    let told = |what: &'static str| move |error| format!("{what}: {error}");
-    store.sweep(100).await.map_err(told("sweep"))?;
-    // A sweep that finds no tier table makes the store recover.
+/// Runs all operations. Returns the first error.
+async fn run_operations(store: &Redis, key: &str) -> Result<(), String> {
+    let named = |operation: &'static str| move |error| format!("{operation}: {error}");
+    store.sweep(100).await.map_err(named("sweep"))?;
+    // A sweep without a tier table starts a recovery.
     let started = Instant::now();
     while store.outage().is_some() && started.elapsed() < Duration::from_secs(5) {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
-    store.audit().await.map_err(told("audit"))?;
-    store.status().await.map_err(told("status"))?;
-    store.tiers().await.map_err(told("tiers"))?;
-    store.pods().await.map_err(told("pods"))?;
+    store.audit().await.map_err(named("audit"))?;
+    store.status().await.map_err(named("status"))?;
+    store.tiers().await.map_err(named("tiers"))?;
+    store.pods().await.map_err(named("pods"))?;
     for waiting in [false, true] {
         let query = CallQuery { waiting, limit: 10, ..CallQuery::default() };
-        store.calls(&query).await.map_err(told("calls"))?;
+        store.calls(&query).await.map_err(named("calls"))?;
     }
-    store.events_before(None, 10).await.map_err(told("events"))?;
-    store.extend_pending(1_000).await.map_err(told("extend pending calls"))?;
+    store.events_before(None, 10).await.map_err(named("events"))?;
+    store.extend_pending(1_000).await.map_err(named("extend pending calls"))?;
     let renew = Renew { calls: vec![name("other")], pod: None, lease_ttl: LEASE };
-    let renewed = store.renew(&renew).await.map_err(told("renew"))?;
+    let renewed = store.renew(&renew).await.map_err(named("renew"))?;
     if !renewed.unknown.is_empty() {
         return Err("the other call is unknown".into());
     }
-    // The other call ends, and its pod goes to the waiting call, which asks again for it. Where
-    // a queue was lost, its first question puts it back.
+    // The other call ends, and its pod is handed off to the waiting call, which accepts it. If a
+    // queue was lost, the first poll restores the entry.
     let released = store.release(&Release::new(name("other"), None)).await;
-    released.map_err(told("release"))?.map_err(|_| "the other call is gone".to_owned())?;
+    released.map_err(named("release"))?.map_err(|_| "the other call has ended".to_owned())?;
     if key != "call:waiting" {
-        let asked = store.allocate(&patient("waiting")).await.map_err(told("fetch"))?;
-        if asked.is_err() {
-            let fetched = store.allocate(&patient("waiting")).await.map_err(told("fetch"))?;
-            fetched.map_err(|refusal| format!("the waiting call: {refusal:?}"))?;
+        let polled = store.allocate(&waiting_request("waiting")).await.map_err(named("accept"))?;
+        if polled.is_err() {
+            let accepted =
+                store.allocate(&waiting_request("waiting")).await.map_err(named("accept"))?;
+            accepted.map_err(|refusal| format!("the waiting call: {refusal:?}"))?;
         }
     }
-    // A list of pods is claimed; a pod comes and takes a new call; the next call waits.
+    // A list of pods is claimed; a new pod takes a new call; the next call waits.
     let by = Claimant::List { digest: "d".into(), is_new: true };
     let claim = Claim { origin: PodOrigin::List, by, force: false };
-    store.claim_pods(&claim).await.map_err(told("claim"))?.unwrap();
+    store.claim_pods(&claim).await.map_err(named("claim"))?.unwrap();
     let observed =
         store.observe_pod(&name("new"), &ready_pod(), PodWriter { epoch: 1, ..WRITER }).await;
-    observed.map_err(told("observe"))?.unwrap();
-    let got = store.allocate(&ask("new")).await.map_err(told("allocate"))?;
+    observed.map_err(named("observe"))?.unwrap();
+    let got = store.allocate(&request("new")).await.map_err(named("allocate"))?;
     got.map_err(|refusal| format!("a new call: {refusal:?}"))?;
-    let _ = store.allocate(&patient("late")).await.map_err(told("wait"))?;
-    store.drain(&name("new"), 1_000).await.map_err(told("drain"))?.unwrap();
-    store.undrain(&name("new")).await.map_err(told("undrain"))?.unwrap();
-    store.sweep(100).await.map_err(told("sweep"))?;
-    store.audit().await.map_err(told("audit"))?;
+    let _ = store.allocate(&waiting_request("late")).await.map_err(named("wait"))?;
+    store.drain(&name("new"), 1_000).await.map_err(named("drain"))?.unwrap();
+    store.undrain(&name("new")).await.map_err(named("undrain"))?.unwrap();
+    store.sweep(100).await.map_err(named("sweep"))?;
+    store.audit().await.map_err(named("audit"))?;
     Ok(())
 }
 
 #[tokio::test]
-async fn a_key_of_the_wrong_type_stops_nothing_else() {
+async fn a_key_of_the_wrong_type_fails_no_other_operation() {
     let server = RedisServer::start(&[]);
     let mut redis = server.connection();
     let mut failures = Vec::new();
@@ -192,9 +194,9 @@ async fn a_key_of_the_wrong_type_stops_nothing_else() {
             cmd("FLUSHALL").exec(&mut redis).unwrap();
             let store = start(&server).await;
             fill(&store).await;
-            spoil(&mut redis, &full, wrong);
+            set_wrong_type(&mut redis, &full, wrong);
             let case = format!("{key} as a {}", wrong.0);
-            if let Err(error) = go_on(&store, key).await {
+            if let Err(error) = run_operations(&store, key).await {
                 failures.push(format!("{case}: {error}"));
             }
             let is = type_of(&mut redis, &full);
@@ -207,7 +209,7 @@ async fn a_key_of_the_wrong_type_stops_nothing_else() {
     assert!(failures.is_empty(), "{}\n{} in all", failures.join("\n"), failures.len());
 }
 
-/// The calls of a store with all indexes as they should be.
+/// The live calls, by name.
 async fn live_calls(store: &Redis) -> Result<Vec<String>, StoreError> {
     let page = store.calls(&CallQuery { limit: 10, ..CallQuery::default() }).await?;
     let mut calls: Vec<_> =
@@ -216,27 +218,27 @@ async fn live_calls(store: &Redis) -> Result<Vec<String>, StoreError> {
     Ok(calls)
 }
 
-/// Calls go on around a derived key of the wrong type, without waiting for a sweep or an audit.
+/// Serves calls without waiting for a sweep or an audit.
 async fn serve_calls(store: &Redis) -> Result<(), String> {
-    let told = |what: &'static str| move |error| format!("{what}: {error}");
+    let named = |operation: &'static str| move |error| format!("{operation}: {error}");
     let renew = Renew { calls: vec![name("other")], pod: None, lease_ttl: LEASE };
-    let renewed = store.renew(&renew).await.map_err(told("renew"))?;
+    let renewed = store.renew(&renew).await.map_err(named("renew"))?;
     if !renewed.unknown.is_empty() {
         return Err("the other call is unknown".into());
     }
-    store.call(&name("busy")).await.map_err(told("call"))?.ok_or("busy is unknown")?;
+    store.call(&name("busy")).await.map_err(named("call"))?.ok_or("busy is unknown")?;
     let confirm =
         Confirm { call: name("new"), pod: name("free-0"), lease_ttl: LEASE, pod_attempt: None };
-    let confirmed = store.confirm(&confirm).await.map_err(told("confirm"))?;
+    let confirmed = store.confirm(&confirm).await.map_err(named("confirm"))?;
     if confirmed != Confirmed::Live {
         return Err(format!("the new call: {confirmed:?}"));
     }
-    let got = store.allocate(&ask("next")).await.map_err(told("allocate"))?;
+    let got = store.allocate(&request("next")).await.map_err(named("allocate"))?;
     got.map_err(|refusal| format!("the next call: {refusal:?}"))?;
     let released = store.release(&Release::new(name("busy"), None)).await;
-    released.map_err(told("release"))?.map_err(|_| "busy is gone")?;
-    // A sweep notices the key, and an audit follows at once.
-    store.sweep(100).await.map_err(told("sweep"))?;
+    released.map_err(named("release"))?.map_err(|_| "busy has ended")?;
+    // A sweep detects the key, and an audit follows at once.
+    store.sweep(100).await.map_err(named("sweep"))?;
     let expected = ["new", "next", "other"].map(str::to_owned).to_vec();
     let started = Instant::now();
     loop {
@@ -252,11 +254,11 @@ async fn serve_calls(store: &Redis) -> Result<(), String> {
 }
 
 #[tokio::test]
-async fn calls_go_on_around_a_derived_key_of_the_wrong_type() {
+async fn calls_are_served_while_an_index_has_the_wrong_type() {
     let server = RedisServer::start(&[]);
     let mut redis = server.connection();
     let mut failures = Vec::new();
-    // The recovery writes a tier table of the wrong type again.
+    // A recovery rewrites a tier table of the wrong type.
     let derived = |key: &&(&str, &str, Expected)| key.2 == Replaced && key.0 != "tiers";
     for (key, right, _) in KEYS.iter().filter(derived) {
         let wrong = TYPES.into_iter().find(|(name, _)| name != right).unwrap();
@@ -266,10 +268,10 @@ async fn calls_go_on_around_a_derived_key_of_the_wrong_type() {
         let _ = store.release(&Release::new(name("waiting"), None)).await.unwrap();
         let pinned = PodFacts { pin: Some(name("gold")), ..ready_pod() };
         store.observe_pod(&name("free-0"), &pinned, WRITER).await.unwrap().unwrap();
-        let new = Allocate { provisional: true, ..ask("new") };
+        let new = Allocate { provisional: true, ..request("new") };
         store.allocate(&new).await.unwrap().unwrap();
         store.observe_pod(&name("free-1"), &pinned, WRITER).await.unwrap().unwrap();
-        spoil(&mut redis, &format!("voice:{key}"), wrong);
+        set_wrong_type(&mut redis, &format!("voice:{key}"), wrong);
         if let Err(error) = serve_calls(&store).await {
             failures.push(format!("{key} as a {}: {error}", wrong.0));
         }
@@ -279,10 +281,10 @@ async fn calls_go_on_around_a_derived_key_of_the_wrong_type() {
 }
 
 #[tokio::test]
-async fn merchants_of_the_wrong_type_are_named() {
+async fn an_error_names_a_merchant_key_of_the_wrong_type() {
     let server = RedisServer::start(&[]);
     let store = start(&server).await;
-    spoil(&mut server.connection(), "voice:merchant:config", TYPES[0]);
+    set_wrong_type(&mut server.connection(), "voice:merchant:config", TYPES[0]);
     let all = store.merchants(None, 10).await.unwrap_err();
     let one = store.merchant(&name("m1")).await.unwrap_err();
     for error in [all, one] {
@@ -292,24 +294,24 @@ async fn merchants_of_the_wrong_type_are_named() {
 }
 
 #[test]
-fn a_recovery_that_fails_says_why() {
+fn readiness_shows_the_reason_of_a_failed_recovery() {
     let server = RedisServer::start(&[]);
     let url = server.url();
     let router = Router::start(&[("REDIS_URL", &*url), ("LOG_LEVEL", "off")]);
     let mut redis = server.connection();
-    spoil(&mut redis, "voice:schema", TYPES[1]);
+    set_wrong_type(&mut redis, "voice:schema", TYPES[1]);
     let reason = || router.get("/ready").1["reason"].to_string();
     // An outage ends with a recovery.
     for (rule, word) in [("-fcall", "NOPERM"), ("+fcall", "voice:schema")] {
         cmd("ACL").arg("SETUSER").arg("default").arg(rule).exec(&mut redis).unwrap();
         eventually(Duration::from_secs(10), word, || reason().contains(word));
     }
-    cmd("SET").arg("voice:schema").arg(1).exec(&mut redis).unwrap();
+    cmd("SET").arg("voice:schema").arg(2).exec(&mut redis).unwrap();
     eventually(Duration::from_secs(10), "the store is up", || reason() == "null");
 }
 
 #[test]
-fn a_pod_whose_key_has_the_wrong_type_keeps_no_router_from_being_ready() {
+fn a_router_is_ready_although_the_key_of_a_pod_has_the_wrong_type() {
     let server = RedisServer::start(&[]);
     let settings = [
         ("REDIS_URL", &*server.url()),
@@ -320,7 +322,7 @@ fn a_pod_whose_key_has_the_wrong_type_keeps_no_router_from_being_ready() {
     ];
     drop(Router::start(&settings));
     let mut redis = server.connection();
-    spoil(&mut redis, "voice:pod:b", TYPES[0]);
+    set_wrong_type(&mut redis, "voice:pod:b", TYPES[0]);
     cmd("DEL").arg(&["voice:pod:c", "voice:pod:metadata"]).exec(&mut redis).unwrap();
     let router = Router::start(&settings);
     let given = ["1", "2"].map(|call| router.allocate(call)["pod_name"].clone());
@@ -328,7 +330,7 @@ fn a_pod_whose_key_has_the_wrong_type_keeps_no_router_from_being_ready() {
 }
 
 #[tokio::test]
-async fn a_router_starts_over_a_key_of_the_wrong_type() {
+async fn a_router_starts_with_a_key_of_the_wrong_type() {
     let server = RedisServer::start(&[]);
     let mut redis = server.connection();
     let mut failures = Vec::new();
@@ -339,12 +341,12 @@ async fn a_router_starts_over_a_key_of_the_wrong_type() {
             let store = start(&server).await;
             fill(&store).await;
             store.close().await;
-            spoil(&mut redis, &full, wrong);
+            set_wrong_type(&mut redis, &full, wrong);
             let store = start(&server).await;
             let case = format!("{key} as a {}", wrong.0);
             if let Some(reason) = store.outage() {
                 failures.push(format!("{case}: not started: {reason}"));
-            } else if let Err(error) = go_on(&store, key).await {
+            } else if let Err(error) = run_operations(&store, key).await {
                 failures.push(format!("{case}: {error}"));
             }
             store.close().await;

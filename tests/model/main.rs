@@ -10,7 +10,7 @@ use std::time::Instant;
 use self::{
     exhaustive::{Bounds, search},
     simulation::{
-        Acknowledged, Failover, Sabotage,
+        Acknowledged, Failover, InjectedDefect,
         report::{commas, count_violations, expect_no_violation, find_violation, shortest_history},
     },
 };
@@ -39,9 +39,9 @@ fn no_invariant_is_violated_in_a_long_run() {
         let failover = Failover { acknowledged: Acknowledged::AtOnce, max_lost };
         count_violations(seed(), steps / 60_000, failover);
     }
-    // This sabotage is caught too rarely for every test run.
+    // This defect is caught too rarely for every test run.
     let (settings, violation) =
-        find_violation(Sabotage::CompensateRenewedCall, 2_000).expect("not caught");
+        find_violation(InjectedDefect::CompensateRenewedCall, 2_000).expect("not caught");
     println!("CompensateRenewedCall, after {} runs: {}", settings.seed + 1, violation.message);
 }
 
@@ -66,21 +66,21 @@ fn losing_acknowledged_writes_can_double_book_a_pod() {
 
 #[test]
 fn every_sabotage_is_caught() {
-    let sabotages = [
-        Sabotage::NoFencing,
-        Sabotage::ReleaseByPod,
-        Sabotage::DuplicateExecution,
-        Sabotage::NewRequestIdOnRetry,
-        Sabotage::CompensateWithoutRequestId,
-        Sabotage::CompensateTooEarly,
-        Sabotage::RetryWithoutWait,
-        Sabotage::NonAtomicAllocate,
-        Sabotage::LateFirstTry,
+    let defects = [
+        InjectedDefect::NoFencing,
+        InjectedDefect::ReleaseByPod,
+        InjectedDefect::DuplicateExecution,
+        InjectedDefect::NewRequestIdOnRetry,
+        InjectedDefect::CompensateWithoutRequestId,
+        InjectedDefect::CompensateTooEarly,
+        InjectedDefect::RetryWithoutWait,
+        InjectedDefect::NonAtomicAllocate,
+        InjectedDefect::LateFirstTry,
     ];
-    for sabotage in sabotages {
+    for defect in defects {
         let (settings, violation) =
-            find_violation(sabotage, 400).unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
-        println!("{sabotage:?}, after {} runs: {}", settings.seed + 1, violation.message);
+            find_violation(defect, 400).unwrap_or_else(|| panic!("{defect:?} was not caught"));
+        println!("{defect:?}, after {} runs: {}", settings.seed + 1, violation.message);
         if std::env::var("SIMULATION_HISTORIES").is_ok() {
             println!("{}", shortest_history(settings, &violation));
         }
@@ -125,16 +125,16 @@ fn no_order_of_events_in_a_larger_model_violates_an_invariant() {
 
 #[test]
 fn every_sabotage_of_the_small_models_is_caught() {
-    let sabotages = [
-        (Sabotage::NoFencing, 2),
-        (Sabotage::ReleaseByPod, 0),
-        (Sabotage::CompensateWithoutRequestId, 1),
-        (Sabotage::NonAtomicAllocate, 0),
-        (Sabotage::LateFirstTry, 1),
+    let defects = [
+        (InjectedDefect::NoFencing, 2),
+        (InjectedDefect::ReleaseByPod, 0),
+        (InjectedDefect::CompensateWithoutRequestId, 1),
+        (InjectedDefect::NonAtomicAllocate, 0),
+        (InjectedDefect::LateFirstTry, 1),
     ];
-    for (sabotage, bounds) in sabotages {
-        let found = search(SMALL[bounds], Some(sabotage));
-        let violation = found.violation.unwrap_or_else(|| panic!("{sabotage:?} was not caught"));
-        println!("{sabotage:?}, after {} states: {violation}", commas(found.states));
+    for (defect, bounds) in defects {
+        let found = search(SMALL[bounds], Some(defect));
+        let violation = found.violation.unwrap_or_else(|| panic!("{defect:?} was not caught"));
+        println!("{defect:?}, after {} states: {violation}", commas(found.states));
     }
 }

@@ -20,7 +20,7 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use crate::telemetry::traces::{self, Exporter};
 use crate::{
     auth::Access,
-    cluster::Cluster,
+    cluster::{Cluster, FORBIDDEN_GRACE},
     config::{Config, PodSource, StoreConfig},
     control::{Control, ListFile, PodFeed, Reconciled, Source, explain_foreign},
     http::{
@@ -52,8 +52,6 @@ use telephony::WsUrls;
 const READINESS_GRACE: Duration = Duration::from_millis(500);
 /// How long start-up waits for Redis, and for the cluster, before it continues without.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(2);
-/// How long a 403 is retried: an API server that starts forbids everything for a moment.
-const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
 /// How long simulated agents may take to release their calls at shutdown.
 const AGENT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -8,6 +8,7 @@ pub mod cluster;
 pub mod config;
 pub mod control;
 pub mod http;
+mod human_duration;
 mod lifecycle;
 mod telemetry;
 mod terminal;

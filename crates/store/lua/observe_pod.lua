@@ -41,7 +41,7 @@ operation('observe_pod', function(ARGV)
     'terminating', terminating, 'restarts', restarts, 'pin', pin, 'plain', '')
   pod = facts_of(pod_name)
   run_index('HSET', K.pod_metadata, pod_name, cjson.encode({tier = pod.tier or '', name = pod_name}))
-  settle(pod, true)
+  reassign_and_hand_off(pod, true)
   hand_off_requeued(requeued)
   return {'observed', now, joined and 1 or 0, pod.tier or '', ended}
 end)

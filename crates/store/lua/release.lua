@@ -1,8 +1,8 @@
 -- Ends a call and frees its pod. With a request id it is a compensating release: the allocation may have happened, but
 -- its request was not answered.
--- ARGV[2..8]: call, cause (agent, provider, operator, stream), and optionally: pod that the call must be on, request id
---   to compensate, pod attempt that is over, time of the request (ms) for a deferred release, fingerprint of the signed
---   request to compensate
+-- ARGV[2..8]: call, cause (agent, provider, operator, stream, abandoned), and optionally: pod that the call must be on,
+--   request id to compensate, pod attempt that is over, time of the request (ms) for a deferred release, fingerprint of
+--   the signed request to compensate
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two for the
 --            same pool and no drain   {not_found, now}
 --          {waited, now, time in the queue}: the call had no pod yet, and has left the queue
@@ -53,7 +53,7 @@ operation('release', function(ARGV)
   local pool, draining, time = source, 0, lasted(record.at)
   if pod then
     pod.released_at = seconds
-    settle(pod, record_call_outcome(pod, cause, time))
+    reassign_and_hand_off(pod, record_call_outcome(pod, cause, time))
     if pod.released_at then run('HSET', pod.key, 'released_at', seconds) end
     pool = pod.tier and pool_keys_of(pod.tier).source or pool
     draining = is_leaving(pod) and 1 or 0

@@ -54,7 +54,7 @@ operation('sweep', function(ARGV)
     local pod = pod_name and readable_facts_of(pod_name, call)
     local cause = CAUSES[record.stage] or 'lease'
     end_call(pod or nil, call, record, cause)
-    if pod then settle(pod, record_call_outcome(pod, cause, time)) end
+    if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end
     if pod_name then
       for _, value in ipairs({call, pod_name, pool_text(record.source_pool, pod and pod.tier), time, cause}) do
         expired[#expired + 1] = value
@@ -78,7 +78,7 @@ operation('sweep', function(ARGV)
       if pod then
         record_event('undrained', '', pod_name, '')
         publish_drain(pod_name)
-        settle(pod, true)
+        reassign_and_hand_off(pod, true)
       end
       undrained[#undrained + 1] = pod_name
     end
@@ -94,7 +94,7 @@ operation('sweep', function(ARGV)
     if pod then
       -- The failures stay: the next failure quarantines the pod again.
       set_health(pod, pod.failures or 0)
-      settle(pod, true)
+      reassign_and_hand_off(pod, true)
     else
       run('ZREM', K.quarantined, pod_name)
     end

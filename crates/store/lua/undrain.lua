@@ -16,7 +16,7 @@ operation('undrain', function(ARGV)
   end
   local was_quarantined = pod.quarantined
   record_success(pod)
-  settle(pod, true)
+  reassign_and_hand_off(pod, true)
   return {'undrained', now, was_draining and 1 or 0, was_quarantined and 1 or 0, pod.terminating and 1 or 0,
     pod.tier or ''}
 end)

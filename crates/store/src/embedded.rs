@@ -208,7 +208,7 @@ impl State {
             match change {
                 Change::EventRecorded { at, event } => self.events.push(event, at),
                 Change::Time { at } => ended_at = at,
-                change => self.fleet.replay(change),
+                change => self.fleet.apply(change),
             }
         }
         let ahead = ended_at.saturating_sub(self.clock.now());
@@ -231,7 +231,7 @@ impl State {
 
     fn open_reregistration_window(&mut self, lease_ttl: Millis) {
         let trusting_until = self.clock.now() + lease_ttl;
-        self.fleet.replay(Change::Began { trusting_until });
+        self.fleet.apply(Change::Began { trusting_until });
     }
 }
 

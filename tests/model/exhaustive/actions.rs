@@ -7,7 +7,7 @@ use super::{
     state::{CALL_OF, Drain, PodState, Released, Request, Sender, Stage, State},
     store::{Op, Reply, Stores},
 };
-use crate::simulation::Sabotage;
+use crate::simulation::InjectedDefect;
 
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Action {
@@ -162,7 +162,7 @@ pub(super) fn apply(
     state: &State,
     action: Action,
     stores: &mut Stores,
-    sabotage: Option<Sabotage>,
+    defect: Option<InjectedDefect>,
 ) -> Result<State, String> {
     let mut next = state.clone();
     match action {
@@ -186,7 +186,7 @@ pub(super) fn apply(
         Action::LoseRequest { request } => {
             next.left.faults -= 1;
             // A request that is late for its router has missed its deadline at the store.
-            let may_arrive_later = sabotage == Some(Sabotage::LateFirstTry)
+            let may_arrive_later = defect == Some(InjectedDefect::LateFirstTry)
                 && matches!(
                     request.from,
                     Sender::Allocation { try_number: 1, .. } | Sender::Leader { .. }
@@ -234,7 +234,7 @@ pub(super) fn apply(
             send_epoch(&mut next, 1);
         }
         Action::Restart { leader } => send_epoch(&mut next, leader),
-        Action::Write { leader, pod } => write(&mut next, leader, pod, sabotage),
+        Action::Write { leader, pod } => write(&mut next, leader, pod, defect),
     }
     next.simplify();
     Ok(next)
@@ -308,10 +308,10 @@ fn send_epoch(state: &mut State, leader: u8) {
     state.send(Sender::Leader { leader, is_replaced }, Op::Epoch { epoch });
 }
 
-fn write(state: &mut State, leader: u8, pod: u8, sabotage: Option<Sabotage>) {
+fn write(state: &mut State, leader: u8, pod: u8, defect: Option<InjectedDefect>) {
     let epoch = state.leaders[leader as usize].epoch;
     let is_replaced = epoch < state.epoch;
-    let epoch = Some(epoch).filter(|_| sabotage != Some(Sabotage::NoFencing));
+    let epoch = Some(epoch).filter(|_| defect != Some(InjectedDefect::NoFencing));
     let op = match state.cluster[pod as usize] {
         PodState::Ready { uid } => Op::Observe { pod, uid, is_terminating: false, epoch },
         PodState::Terminating { uid } => Op::Observe { pod, uid, is_terminating: true, epoch },

@@ -18,7 +18,7 @@ use self::{
     state::State,
     store::Stores,
 };
-use crate::simulation::Sabotage;
+use crate::simulation::InjectedDefect;
 
 const CALLS: usize = 3;
 const PODS: usize = 2;
@@ -90,8 +90,8 @@ impl Hasher for Fingerprint {
 }
 
 /// Visits all reachable states, breadth first.
-pub(crate) fn search(bounds: Bounds, sabotage: Option<Sabotage>) -> Search {
-    let mut stores = Stores::new(sabotage);
+pub(crate) fn search(bounds: Bounds, defect: Option<InjectedDefect>) -> Search {
+    let mut stores = Stores::new(defect);
     let first = State::first(bounds);
     let mut visited = HashSet::from([Fingerprint::of(&first)]);
     // Predecessor and action of each state.
@@ -101,7 +101,7 @@ pub(crate) fn search(bounds: Bounds, sabotage: Option<Sabotage>) -> Search {
     while let Some((index, steps, state)) = next.pop_front() {
         depth = steps;
         for action in actions(&state, &stores) {
-            let outcome = apply(&state, action, &mut stores, sabotage);
+            let outcome = apply(&state, action, &mut stores, defect);
             let violated = match &outcome {
                 Ok(state) => state.violation(|call| stores.pod_of(state.store, call)),
                 Err(violated) => Some(violated.clone()),

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::{CALLS, PODS, state::PodState};
 use crate::{
     common::{claim_epoch, sorted_facts, writer},
-    simulation::Sabotage,
+    simulation::InjectedDefect,
 };
 
 /// The clock stands still; the end of a lease is an action.
@@ -26,7 +26,7 @@ pub(super) enum Op {
         call: u8,
         allocation: u8,
     },
-    /// The write of a non-atomic allocation (a sabotage).
+    /// The write of a non-atomic allocation (a defect).
     WriteCall {
         call: u8,
         allocation: u8,
@@ -69,7 +69,7 @@ pub(super) enum Reply {
     Allocated {
         pod: u8,
     },
-    /// The read of a non-atomic allocation (a sabotage).
+    /// The read of a non-atomic allocation (a defect).
     FreePod {
         pod: u8,
     },
@@ -98,12 +98,12 @@ pub(super) struct Stores {
     pods: Vec<PodName>,
     calls: Vec<CallSid>,
     tiers: Tiers,
-    sabotage: Option<Sabotage>,
+    defect: Option<InjectedDefect>,
 }
 
 impl Stores {
     /// The first state has two ready pods, written by the first leader.
-    pub(super) fn new(sabotage: Option<Sabotage>) -> Self {
+    pub(super) fn new(defect: Option<InjectedDefect>) -> Self {
         let table = r#"{"gold": 2}"#;
         let mut stores = Self {
             states: Vec::new(),
@@ -112,7 +112,7 @@ impl Stores {
             pods: (0..PODS).map(|pod| format!("p{pod}").parse().expect("valid name")).collect(),
             calls: (0..CALLS).map(|call| format!("c{call}").parse().expect("valid name")).collect(),
             tiers: Tiers::parse(table, DocumentSource::Settings).expect("valid tier table").0,
-            sabotage,
+            defect,
         };
         let mut fleet = Fleet::new(stores.tiers.clone(), 0);
         for pod in &stores.pods {
@@ -168,7 +168,7 @@ impl Stores {
         let before = &self.states[store as usize];
         let mut allocations = before.allocations;
         let mut fleet = Fleet::new(self.tiers.clone(), 0);
-        before.facts.iter().for_each(|change| fleet.replay(change.clone()));
+        before.facts.iter().for_each(|change| fleet.apply(change.clone()));
         let reply = self.execute(&mut fleet, &mut allocations, op, preferred);
         for (call, sid) in self.calls.iter().enumerate() {
             if fleet.call(sid).is_none() {
@@ -193,12 +193,12 @@ impl Stores {
             let was = std::mem::replace(requests, *requests & !(1 << it));
             was != 0 && *requests == 0
         });
-        if !is_last && self.sabotage != Some(Sabotage::CompensateWithoutRequestId) {
+        if !is_last && self.defect != Some(InjectedDefect::CompensateWithoutRequestId) {
             return Reply::NotFound;
         }
         let name = pod.map(|pod| self.pods[pod as usize].clone());
         let mut released = self.calls[call as usize].clone();
-        if self.sabotage == Some(Sabotage::ReleaseByPod)
+        if self.defect == Some(InjectedDefect::ReleaseByPod)
             && let Some(on) = name.as_ref().and_then(|name| fleet.pod(name))
             && let Some(first) = on.calls.first()
         {
@@ -221,7 +221,7 @@ impl Stores {
             (|pod: u8| &self.pods[pod as usize], |call: u8| &self.calls[call as usize]);
         match op {
             Op::Allocate { call, .. }
-                if self.sabotage == Some(Sabotage::NonAtomicAllocate)
+                if self.defect == Some(InjectedDefect::NonAtomicAllocate)
                     && fleet.call(sid(call)).is_none() =>
             {
                 let free = fleet.available(&"pool:gold".parse().expect("valid pool"));
@@ -244,7 +244,7 @@ impl Stores {
                 }
                 let (call_name, name, until) = (sid(call), pod_name(pod), NOW + LEASE);
                 let facts = json!({"is": "call", "call": call_name, "pod": name, "pool": "pool:gold", "at": NOW, "until": until});
-                fleet.replay(serde_json::from_value(facts).expect("valid change"));
+                fleet.apply(serde_json::from_value(facts).expect("valid change"));
                 allocations[call as usize] = 1 << allocation;
                 Reply::Allocated { pod }
             }
@@ -274,7 +274,7 @@ impl Stores {
             }
             Op::Expire { call } => {
                 if fleet.call(sid(call)).is_some() {
-                    fleet.replay(Change::PendingExtended { call: sid(call).clone(), until: NOW });
+                    fleet.apply(Change::PendingExtended { call: sid(call).clone(), until: NOW });
                     fleet.sweep(CALLS, NOW);
                 }
                 Reply::Released

@@ -26,7 +26,7 @@ pub(super) enum Event {
         op: Op,
         not_after: Option<Millis>,
     },
-    /// The write of a non-atomic allocation (a sabotage).
+    /// The write of a non-atomic allocation (a defect).
     SecondWrite {
         ticket: Ticket,
         call: u32,

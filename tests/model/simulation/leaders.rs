@@ -1,7 +1,7 @@
 //! Leaders: one holds the lease; a former leader may not know yet that it lost it.
 
 use super::{
-    Sabotage, Simulation,
+    InjectedDefect, Simulation,
     cluster::{PodState, Slot},
     events::Event,
     requests::{Op, Reply},
@@ -104,7 +104,7 @@ impl Simulation {
     fn next_write(&mut self, leader: usize, epoch: u64) -> Option<Op> {
         let it = &self.leaders[leader];
         let write_epoch =
-            Some(epoch).filter(|_| self.settings.sabotage != Some(Sabotage::NoFencing));
+            Some(epoch).filter(|_| self.settings.defect != Some(InjectedDefect::NoFencing));
         for pod in 0..it.watched.len() {
             let op = match (it.watched[pod].state, it.written[pod]) {
                 (state, StoredPod::Written(written)) if state == written => continue,

@@ -42,7 +42,7 @@ const PODS: usize = 6;
 
 /// A defect that is injected to show that the checker finds it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sabotage {
+pub(crate) enum InjectedDefect {
     /// Leaders write with the store's current epoch.
     NoFencing,
     /// A release ends any call of its pod.
@@ -86,7 +86,7 @@ pub(crate) struct Settings {
     pub seed: u64,
     /// Number of events before the faults end.
     pub steps: u64,
-    pub sabotage: Option<Sabotage>,
+    pub defect: Option<InjectedDefect>,
     pub failover: Option<Failover>,
     /// Ends with the first violation.
     pub stops_at_violation: bool,
@@ -94,7 +94,7 @@ pub(crate) struct Settings {
 
 impl Settings {
     pub(crate) fn new(seed: u64, steps: u64) -> Self {
-        Self { seed, steps, sabotage: None, failover: None, stops_at_violation: true }
+        Self { seed, steps, defect: None, failover: None, stops_at_violation: true }
     }
 }
 
@@ -154,7 +154,7 @@ impl Simulation {
             now: 1_000_000,
             queue: EventQueue::default(),
             is_fault_free: false,
-            store: Store::new(PODS, settings.failover, settings.sabotage),
+            store: Store::new(PODS, settings.failover, settings.defect),
             routers: (0..2 + dice.roll(2)).map(|_| Router::default()).collect(),
             last_request_id: 0,
             leaders: vec![Leader::default(), Leader::default()],

@@ -14,7 +14,7 @@ use super::{Simulation, router::millis};
 const MAX_MESSAGE_DELAY: Millis = 1_500;
 /// Time from sending a client's request to its last effect: the way to the router, and its retries.
 pub(super) fn max_request_delay() -> Millis {
-    MAX_MESSAGE_DELAY + millis(retry::BUDGET)
+    MAX_MESSAGE_DELAY + millis(retry::REQUEST_TIMEOUT)
 }
 
 /// Percentage of messages with each fault.

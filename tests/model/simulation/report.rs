@@ -2,7 +2,7 @@
 
 use std::{fmt::Write, time::Instant};
 
-use super::{Failover, Outcome, Sabotage, Settings, Simulation, Violation};
+use super::{Failover, InjectedDefect, Outcome, Settings, Simulation, Violation};
 
 const STEPS_PER_RUN: u64 = 15_000;
 /// Other seeds that are tried to find a shorter history.
@@ -99,11 +99,11 @@ pub(crate) fn count_violations(seed: u64, runs: u64, failover: Failover) -> Summ
     summary
 }
 
-/// The first violation of a sabotaged simulation within `runs` runs.
-pub(crate) fn find_violation(sabotage: Sabotage, runs: u64) -> Option<(Settings, Violation)> {
+/// The first violation of a simulation with a defect within `runs` runs.
+pub(crate) fn find_violation(defect: InjectedDefect, runs: u64) -> Option<(Settings, Violation)> {
     (0..runs).find_map(|seed| {
-        let sabotage = Some(sabotage);
-        let settings = Settings { sabotage, ..Settings::new(seed, STEPS_PER_RUN) };
+        let defect = Some(defect);
+        let settings = Settings { defect, ..Settings::new(seed, STEPS_PER_RUN) };
         let outcome = Simulation::run(settings, false);
         Some((settings, outcome.violations.into_iter().next()?))
     })

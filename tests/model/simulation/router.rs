@@ -7,7 +7,7 @@ use fleet::Millis;
 use store::retry::{self, Action, Deadline, Retry};
 
 use super::{
-    Sabotage, Simulation,
+    InjectedDefect, Simulation,
     events::{Event, Ticket},
     requests::{Op, Reply},
 };
@@ -107,9 +107,9 @@ impl Simulation {
         let Pending { requester, op, started, .. } = pending;
         let Op::Allocate { call, request_id, .. } = op else { return };
         self.at(self.now, Event::ResponseArrives { requester, op, reply: None });
-        self.checker.allocate_finished(call, started + millis(retry::BUDGET));
-        let is_early = self.settings.sabotage == Some(Sabotage::CompensateTooEarly);
-        let due = self.now + if is_early { 0 } else { millis(retry::BUDGET) };
+        self.checker.allocate_finished(call, started + millis(retry::REQUEST_TIMEOUT));
+        let is_early = self.settings.defect == Some(InjectedDefect::CompensateTooEarly);
+        let due = self.now + if is_early { 0 } else { millis(retry::REQUEST_TIMEOUT) };
         self.log(None, Some(call), || format!("r{}: c{call} disconnects", ticket.router));
         let write = Op::Release { call, pod: None, request_id: Some(request_id) };
         self.routers[ticket.router].deferred.push((due, write));
@@ -127,7 +127,7 @@ impl Simulation {
                 self.send(ticket, started + millis(until), not_after);
             }
             Action::Wait { until } => {
-                let is_skipped = self.settings.sabotage == Some(Sabotage::RetryWithoutWait);
+                let is_skipped = self.settings.defect == Some(InjectedDefect::RetryWithoutWait);
                 let until = if is_skipped { self.now } else { started + millis(until) };
                 self.at(until, Event::Retry { ticket, event: retry::Event::Waited });
             }
@@ -137,16 +137,16 @@ impl Simulation {
 
     /// Sends a request to the store, and schedules the end of the try.
     fn send(&mut self, ticket: Ticket, until: Millis, mut not_after: Option<Millis>) {
-        let (router, sabotage, next_id) =
-            (ticket.router, self.settings.sabotage, self.last_request_id + 1);
+        let (router, defect, next_id) =
+            (ticket.router, self.settings.defect, self.last_request_id + 1);
         let Some(pending) = self.pending(ticket) else { return };
         pending.tries += 1;
         let (tries, was_broken) = (pending.tries, pending.is_connection_broken);
-        match sabotage {
-            Some(Sabotage::LateFirstTry) if not_after.is_some() => {
-                not_after = Some(pending.started + millis(retry::BUDGET));
+        match defect {
+            Some(InjectedDefect::LateFirstTry) if not_after.is_some() => {
+                not_after = Some(pending.started + millis(retry::REQUEST_TIMEOUT));
             }
-            Some(Sabotage::NewRequestIdOnRetry) if tries > 1 => {
+            Some(InjectedDefect::NewRequestIdOnRetry) if tries > 1 => {
                 if let Op::Allocate { request_id, .. } = &mut pending.op {
                     *request_id = next_id;
                 }
@@ -169,7 +169,7 @@ impl Simulation {
                 self.at(until, Event::Retry { ticket, event });
             }
         }
-        let is_duplicated = sabotage == Some(Sabotage::DuplicateExecution);
+        let is_duplicated = defect == Some(InjectedDefect::DuplicateExecution);
         if let Some(delay) = self.delay() {
             let op = op.clone();
             self.at(self.now + delay, Event::StoreReceives { ticket, op, not_after });
@@ -184,8 +184,8 @@ impl Simulation {
         let lag = self.dice.between(1, 30);
         let (reply, leaves_at) = if not_after.is_some_and(|limit| self.now >= limit) {
             (Reply::Late, self.now)
-        } else if let (Op::Allocate { call, .. }, Some(Sabotage::NonAtomicAllocate)) =
-            (&op, self.settings.sabotage)
+        } else if let (Op::Allocate { call, .. }, Some(InjectedDefect::NonAtomicAllocate)) =
+            (&op, self.settings.defect)
             && let Some((pod, pool)) = self.store.read_free_pod(*call)
         {
             let pause = self.dice.between(1, 30);
@@ -298,7 +298,7 @@ impl Simulation {
         for pending in pending.into_values() {
             match (pending.op, pending.requester) {
                 (Op::Allocate { call, .. }, _) => {
-                    let last_effect = pending.started + millis(retry::BUDGET);
+                    let last_effect = pending.started + millis(retry::REQUEST_TIMEOUT);
                     self.checker.allocate_finished(call, last_effect);
                 }
                 (_, Requester::Leader { leader, .. }) => self.leaders[leader].restart(),

@@ -11,7 +11,7 @@ use fleet::{
 use serde_json::json;
 
 use super::{
-    Acknowledged, CAP, Failover, LEASE, Sabotage,
+    Acknowledged, CAP, Failover, InjectedDefect, LEASE,
     cluster::PodState,
     requests::{Op, Reply},
 };
@@ -43,7 +43,7 @@ struct Facts {
 
 impl Facts {
     fn apply(&mut self, written: ReplicatedWrite) {
-        written.changes.into_iter().for_each(|change| self.fleet.replay(change));
+        written.changes.into_iter().for_each(|change| self.fleet.apply(change));
         self.set_request_ids(written.request_ids);
     }
 
@@ -57,7 +57,7 @@ impl Facts {
 
     fn copy(&self) -> Self {
         let mut fleet = Fleet::new(self.fleet.tiers().clone(), 0);
-        sorted_facts(&self.fleet).into_iter().for_each(|(_, change)| fleet.replay(change));
+        sorted_facts(&self.fleet).into_iter().for_each(|(_, change)| fleet.apply(change));
         Self { fleet, request_ids: self.request_ids.clone() }
     }
 }
@@ -70,7 +70,7 @@ pub(super) struct Store {
     pods: Vec<PodName>,
     calls: Vec<CallSid>,
     merchant: MerchantId,
-    sabotage: Option<Sabotage>,
+    defect: Option<InjectedDefect>,
     /// Counts failovers: replies of the old primary are lost.
     pub generation: u32,
     pub writes: u64,
@@ -78,7 +78,11 @@ pub(super) struct Store {
 }
 
 impl Store {
-    pub(super) fn new(pods: usize, failover: Option<Failover>, sabotage: Option<Sabotage>) -> Self {
+    pub(super) fn new(
+        pods: usize,
+        failover: Option<Failover>,
+        defect: Option<InjectedDefect>,
+    ) -> Self {
         let tiers = Tiers::parse(TIER_TABLE, DocumentSource::Settings).expect("valid tier table").0;
         let merchant: MerchantId = "m".parse().expect("valid name");
         let mut facts = Facts { fleet: Fleet::new(tiers, 0), request_ids: HashMap::new() };
@@ -95,7 +99,7 @@ impl Store {
             pods: (0..pods).map(|pod| format!("p{pod}").parse().expect("valid name")).collect(),
             calls: Vec::new(),
             merchant,
-            sabotage,
+            defect,
             generation: 0,
             writes: 0,
             lost: 0,
@@ -270,7 +274,7 @@ impl Store {
             return Reply::NotFound;
         }
         // The agent has the call: a compensating release must not end it any more.
-        if self.sabotage != Some(Sabotage::CompensateRenewedCall) {
+        if self.defect != Some(InjectedDefect::CompensateRenewedCall) {
             self.facts.request_ids.remove(&call);
         }
         Reply::Renewed
@@ -291,12 +295,12 @@ impl Store {
                 request_ids.iter().all(|other| *other == u64::MAX)
             })
         });
-        if !is_last && self.sabotage != Some(Sabotage::CompensateWithoutRequestId) {
+        if !is_last && self.defect != Some(InjectedDefect::CompensateWithoutRequestId) {
             return Reply::NotFound;
         }
         let mut sid = self.sid(call);
         let name = pod.map(|pod| self.pods[pod].clone());
-        if self.sabotage == Some(Sabotage::ReleaseByPod)
+        if self.defect == Some(InjectedDefect::ReleaseByPod)
             && let Some(on) = name.as_ref().and_then(|name| self.facts.fleet.pod(name))
             && let Some(first) = on.calls.first()
         {
@@ -328,7 +332,7 @@ impl Store {
             return Reply::Refused;
         }
         let facts = json!({"is": "call", "call": sid, "pod": name, "pool": pool, "at": now, "until": now + LEASE});
-        self.facts.fleet.replay(serde_json::from_value(facts).expect("valid change"));
+        self.facts.fleet.apply(serde_json::from_value(facts).expect("valid change"));
         Reply::Allocated { pod, is_shared: pool == "pool:basic", is_new: true }
     }
 }

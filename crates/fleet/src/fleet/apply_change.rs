@@ -1,4 +1,4 @@
-//! Replay of changes: the only code that changes facts.
+//! Applies changes: the only code that changes facts.
 
 use super::{Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call};
 use crate::{
@@ -9,7 +9,7 @@ use crate::{
 
 impl Fleet {
     /// Applies a change to the facts and derives the indexes from them.
-    pub fn replay(&mut self, change: Change) {
+    pub fn apply(&mut self, change: Change) {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
@@ -41,7 +41,7 @@ impl Fleet {
             }
             Change::PoolAssigned { pod, pool } => {
                 if let Some(known) = self.pods.get_mut(&pod) {
-                    known.tier = Some(pool);
+                    known.pool = Some(pool);
                 }
                 self.place(&pod);
             }

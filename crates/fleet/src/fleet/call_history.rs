@@ -32,7 +32,8 @@ pub enum EndCause {
     Unconfirmed,
     /// The pod was removed, replaced or restarted.
     PodGone,
-    /// A handed-off call did not accept the hand-off in time.
+    /// A handed-off call did not accept the hand-off in time, or a compensating release ended the
+    /// call.
     Abandoned,
 }
 

@@ -270,7 +270,7 @@ impl Fleet {
         };
         // The previous pod is handed to waiting calls only now: the call may have needed it again.
         if let Continuation::LeftPod(pod) = continuation {
-            self.settle(&pod);
+            self.reassign_and_hand_off(&pod);
         }
         outcome
     }
@@ -294,7 +294,7 @@ impl Fleet {
             if let Some(ended) = self.end(call, EndCause::Broken, now) {
                 self.record_outcome(&ended.pod, early_failure(ended.lasted), now);
                 if previous.is_last() {
-                    self.settle(&ended.pod);
+                    self.reassign_and_hand_off(&ended.pod);
                     return Err(RefusalReason::RetriesExhausted);
                 }
                 self.assign_pool(&ended.pod);
@@ -452,13 +452,13 @@ impl Fleet {
         let cause = if waited.is_some() { EndCause::Abandoned } else { request.cause };
         self.record(Change::Ended { call: request.call.clone(), at: now, cause });
         self.record_outcome(&name, outcome_of(cause, lasted), now);
-        self.settle(&name);
+        self.reassign_and_hand_off(&name);
         if let Some(waited) = waited {
             return Err(NotReleased::WasWaiting { waited });
         }
         let pod = self.pods.get(&name);
         Ok(Released {
-            pool: pod.and_then(|pod| pod.tier.clone()).unwrap_or_else(|| source_pool.clone()),
+            pool: pod.and_then(|pod| pod.pool.clone()).unwrap_or_else(|| source_pool.clone()),
             was_draining: pod.is_some_and(|pod| pod.is_leaving()),
             pod: name,
             source_pool,

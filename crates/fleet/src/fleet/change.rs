@@ -165,7 +165,7 @@ impl Fleet {
         }
         for (name, pod) in &self.pods {
             changes.push(Change::Pod { pod: name.clone(), facts: pod.facts.clone() });
-            if let Some(pool) = pod.tier.clone() {
+            if let Some(pool) = pod.pool.clone() {
                 changes.push(Change::PoolAssigned { pod: name.clone(), pool });
             }
             if pod.draining_until.is_some() {

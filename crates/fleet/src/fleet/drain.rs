@@ -54,8 +54,8 @@ impl Fleet {
             self.record(Change::Draining { pod: name.clone(), until: None });
         }
         self.reset_health(name);
-        self.settle(name);
-        let pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
+        self.reassign_and_hand_off(name);
+        let pool = self.pods.get(name).and_then(|pod| pod.pool.clone());
         Ok(Undrained { was_draining, was_quarantined, is_terminating, pool })
     }
 

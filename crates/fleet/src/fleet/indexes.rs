@@ -108,9 +108,9 @@ impl Fleet {
         let Some(pod) = self.pods.get_mut(name) else {
             return false;
         };
-        let expected = pod.tier.as_ref().map(|tier| {
-            let state = pod.service_state(self.tiers.kind(tier));
-            (tier, state, pod.calls.len())
+        let expected = pod.pool.as_ref().map(|pool| {
+            let state = pod.service_state(self.tiers.kind(pool));
+            (pool, state, pod.calls.len())
         });
         let current =
             pod.indexed.as_ref().map(|indexed| (&indexed.pool, indexed.state, indexed.calls));

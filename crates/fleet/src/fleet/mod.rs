@@ -2,7 +2,7 @@
 //! of the router as a synchronous state machine.
 //!
 //! An operation checks the facts, records [`Change`]s to them and returns a result. Only
-//! [`Fleet::replay`] changes a fact, and only [`Fleet::place`] writes the indexes of a pod, so
+//! [`Fleet::apply`] changes a fact, and only [`Fleet::place`] writes the indexes of a pod, so
 //! replaying the journal rebuilds the whole state.
 
 mod apply_change;
@@ -114,7 +114,7 @@ pub struct EndedCall {
 #[derive(Debug, Clone)]
 struct Pod {
     facts: PodFacts,
-    tier: Option<Pool>,
+    pool: Option<Pool>,
     draining_until: Option<Millis>,
     /// Consecutive failures: calls that never connected or broke early.
     failures: u32,
@@ -128,7 +128,7 @@ impl Pod {
     fn new(facts: PodFacts) -> Self {
         Self {
             facts,
-            tier: None,
+            pool: None,
             draining_until: None,
             failures: 0,
             quarantined_until: None,
@@ -262,11 +262,11 @@ impl Fleet {
         if let Some(log) = &mut self.change_log {
             log.push(change.clone());
         }
-        self.replay(change);
+        self.apply(change);
     }
 
     /// Assigns the pod its pool, then hands its free slots to waiting calls.
-    fn settle(&mut self, name: &PodName) {
+    fn reassign_and_hand_off(&mut self, name: &PodName) {
         self.assign_pool(name);
         self.hand_off_free_slots(name);
     }
@@ -281,9 +281,9 @@ impl Fleet {
         if !pod.calls.is_empty() {
             return;
         }
-        let assigned = match (self.pinned(pod), &pod.tier) {
-            (Some(pin), Some(tier)) if pin == *tier => return,
-            (None, Some(tier)) if self.tiers.defines(tier) => return,
+        let assigned = match (self.pinned(pod), &pod.pool) {
+            (Some(pin), Some(pool)) if pin == *pool => return,
+            (None, Some(pool)) if self.tiers.defines(pool) => return,
             (_, None) if !pod.is_serving() => return,
             (Some(pin), _) => Some(pin),
             (None, _) => assignment::default_pool(&self.tiers, |pool| self.assigned(pool)),

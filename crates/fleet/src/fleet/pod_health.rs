@@ -52,8 +52,8 @@ impl Fleet {
 
     /// Whether one more pod of the pod's pool may be quarantined.
     fn may_quarantine(&self, name: &PodName) -> bool {
-        let tier = self.pods.get(name).and_then(|pod| pod.tier.as_ref());
-        let index = tier.and_then(|tier| self.pools.get(tier));
+        let pool = self.pods.get(name).and_then(|pod| pod.pool.as_ref());
+        let index = pool.and_then(|pool| self.pools.get(pool));
         index.is_some_and(|index| (index.quarantined + 1) * QUARANTINE_SHARE <= index.assigned)
     }
 

@@ -102,9 +102,9 @@ impl Fleet {
         if self.pods.get(name).is_none_or(|pod| pod.facts != facts) {
             self.record(Change::Pod { pod: name.clone(), facts });
         }
-        self.settle(name);
+        self.reassign_and_hand_off(name);
         self.hand_off_requeued(requeued);
-        observed.pool = self.pods.get(name).and_then(|pod| pod.tier.clone());
+        observed.pool = self.pods.get(name).and_then(|pod| pod.pool.clone());
         Ok(observed)
     }
 
@@ -164,7 +164,7 @@ impl Fleet {
         if !self.is_movable(pod) {
             return Err(MoveRefused::NotIdle);
         }
-        if pod.tier.as_ref() != Some(to) {
+        if pod.pool.as_ref() != Some(to) {
             self.record(Change::PoolAssigned { pod: name.clone(), pool: to.clone() });
             self.hand_off_free_slots(name);
         }
@@ -181,7 +181,7 @@ impl Fleet {
             self.record(Change::Tiers { tiers: tiers.clone(), by: edit.by.into() });
             let mut names: Vec<PodName> = self.pods.keys().cloned().collect();
             names.sort();
-            names.iter().for_each(|name| self.settle(name));
+            names.iter().for_each(|name| self.reassign_and_hand_off(name));
         }
         Ok(())
     }

@@ -230,7 +230,7 @@ impl Fleet {
         PodStatus {
             name: name.clone(),
             facts: pod.facts.clone(),
-            pool: pod.tier.clone(),
+            pool: pod.pool.clone(),
             draining_until: pod.draining_until,
             quarantined_until: pod.quarantined_until,
             calls,

@@ -240,7 +240,7 @@ impl Fleet {
     pub(super) fn accept_handoff(&mut self, request: &Allocate, now: Millis) -> Option<Allocation> {
         let pod = self.calls.get(&request.call)?.pod.clone();
         if !self.pods.get(&pod).is_some_and(Pod::is_serving) && self.requeue(&request.call, now) {
-            self.settle(&pod);
+            self.reassign_and_hand_off(&pod);
             self.hand_off_requeued(vec![request.call.clone()]);
         }
         let call = self.calls.get(&request.call)?;

@@ -72,8 +72,8 @@ impl Fleet {
             return Reregistration::PodUnknown;
         };
         let (name, calls) = (name.clone(), pod.calls.len());
-        let tier = match &pod.tier {
-            Some(tier) => tier.clone(),
+        let pool = match &pod.pool {
+            Some(pool) => pool.clone(),
             None => {
                 let Some(pool) = assignment::default_pool(&self.tiers, |pool| self.assigned(pool))
                 else {
@@ -83,7 +83,7 @@ impl Fleet {
                 pool
             }
         };
-        let cap = match self.tiers.kind(&tier) {
+        let cap = match self.tiers.kind(&pool) {
             Some(TierKind::Shared { max_concurrent, .. }) => max_concurrent as usize,
             _ => 1,
         };
@@ -95,7 +95,7 @@ impl Fleet {
             call: call.clone(),
             facts: Call {
                 pod: name,
-                pool: tier,
+                pool,
                 merchant: None,
                 at: now,
                 until: now + request.lease_ttl,
@@ -177,9 +177,9 @@ impl Fleet {
     /// The pool of a pod in service with a free slot.
     pub(super) fn pool_with_free_slot(&self, pod: &PodName) -> Option<Pool> {
         let pod = self.pods.get(pod).filter(|pod| pod.is_serving())?;
-        let tier = pod.tier.clone()?;
-        let cap = self.tiers.kind(&tier)?.cap();
-        (pod.calls.len() < cap as usize).then_some(tier)
+        let pool = pod.pool.clone()?;
+        let cap = self.tiers.kind(&pool)?.cap();
+        (pod.calls.len() < cap as usize).then_some(pool)
     }
 
     /// Extends pending calls by at least `time` after an outage: the leases of provisional and

@@ -57,7 +57,7 @@ impl Fleet {
             };
             if let Some(ended) = self.end(&call, cause, now) {
                 self.record_outcome(&ended.pod, outcome_of(cause, ended.lasted), now);
-                self.settle(&ended.pod);
+                self.reassign_and_hand_off(&ended.pod);
                 swept.expired.push(ended);
             }
         }
@@ -67,7 +67,7 @@ impl Fleet {
                 break;
             };
             self.record(Change::Draining { pod: pod.clone(), until: None });
-            self.settle(&pod);
+            self.reassign_and_hand_off(&pod);
             swept.undrained.push(pod);
         }
         for _ in 0..limit {
@@ -77,7 +77,7 @@ impl Fleet {
             let failures = self.pods.get(&pod).map_or(0, |pod| pod.failures);
             let quarantined_until = None;
             self.record(Change::Health { pod: pod.clone(), failures, quarantined_until });
-            self.settle(&pod);
+            self.reassign_and_hand_off(&pod);
             swept.restored.push(pod);
         }
         swept
@@ -93,7 +93,7 @@ impl Fleet {
         let mut audited = Audited { pods: names.len(), repaired: 0 };
         for name in names {
             audited.repaired += usize::from(self.place(name));
-            self.settle(name);
+            self.reassign_and_hand_off(name);
         }
         audited
     }

@@ -13,11 +13,11 @@ use tokio_util::sync::CancellationToken;
 
 use super::router_client::RouterArgs;
 use crate::{
-    config::HumanDuration,
     http::{
         middleware::connection_limit::ConnectionLimiter,
         server::{Timeouts, serve},
     },
+    human_duration::HumanDuration,
     telemetry::logs::{self, LogConfig, LogFormat},
     tls::ListenerTls,
     tools::agent::{Agents, RouterApi},

@@ -13,7 +13,7 @@ use super::{
     print,
     router_client::{RouterArgs, no_answer},
 };
-use crate::{client::Client, config::HumanDuration};
+use crate::{client::Client, human_duration::HumanDuration};
 
 /// Interval of media frames: Twilio sends 20 ms of audio per frame, 160 bytes, here of silence.
 const FRAME_INTERVAL: Duration = Duration::from_millis(20);

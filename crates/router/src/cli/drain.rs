@@ -15,7 +15,7 @@ use super::{
     print,
     router_client::{Failed, RouterArgs, no_answer, refused},
 };
-use crate::config::HumanDuration;
+use crate::human_duration::HumanDuration;
 
 /// Pause before a retry.
 const RETRY_PAUSE: Duration = Duration::from_secs(1);

@@ -13,7 +13,7 @@ use super::{
     router_client::{Failed, no_answer},
 };
 use crate::{
-    config::HumanDuration,
+    human_duration::HumanDuration,
     tools::load::{self, Arrivals, Format, Latency, LoadFailure, Plan, Report, Target},
 };
 use telephony::Secret;

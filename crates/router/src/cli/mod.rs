@@ -49,7 +49,7 @@ enum Action {
     Pods(inspect::PodsArgs),
     /// List live or waiting calls, or show the events of one call
     Calls(inspect::CallsArgs),
-    /// Show pools, rates and events live in this terminal; print them once if it is none
+    /// Show pools, rates and events live; without a terminal, print them once
     Top(top::TopArgs),
     /// Show recent events; --follow streams new ones
     Events(inspect::EventsArgs),

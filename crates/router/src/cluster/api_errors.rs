@@ -6,9 +6,9 @@ use kube::{Error, runtime::watcher};
 
 use super::{cause_of, explain, is_status};
 
-/// How long a 403 is reported as transient. An API server that starts answers 403 to valid
+/// How long a 403 is retried, and reported as transient. An API server that starts answers 403 to valid
 /// requests until it has loaded the Roles, in a large cluster for some seconds.
-const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
+pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
 
 /// An error to log.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -21,7 +21,7 @@ use kube::{
 
 pub(crate) use self::watch::PodWatch;
 pub use self::{
-    api_errors::ApiErrors,
+    api_errors::{ApiErrors, FORBIDDEN_GRACE},
     lease::{Lock, Renewal},
     pod_view::{PodState, PodView, Sighting},
     pods::ClusterPod,
@@ -29,7 +29,7 @@ pub use self::{
 
 /// Pods per page of a list.
 const PAGE_SIZE: u32 = 500;
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+const API_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Selection of the pods to watch, and how to read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -70,7 +70,7 @@ impl Cluster {
                 .with_context(|| format!("KUBECONFIG={}", path.display()))?,
             None => kube::Config::incluster().context("cannot use the pod's service account")?,
         };
-        found.connect_timeout = Some(CONNECT_TIMEOUT);
+        found.connect_timeout = Some(API_CONNECT_TIMEOUT);
         let client = Client::try_from(found).context("cannot reach the cluster")?;
         Ok(Self { client, config })
     }

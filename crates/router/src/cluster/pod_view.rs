@@ -78,8 +78,8 @@ impl StaleReason {
         }
     }
 
-    /// Holds for this UID forever, however old the view is. The other reasons may pass: this
-    /// replica's watch may lag behind the leader's.
+    /// Whether the reason is permanent for this UID, so that an old view cannot be wrong. Other
+    /// reasons are transient: this replica's watch may lag behind the leader's.
     pub fn is_permanent(self) -> bool {
         matches!(self, Self::Gone | Self::Terminating)
     }

@@ -24,10 +24,8 @@ use store::Ttls;
 use serde_json::Value;
 
 pub use self::{
-    reference::reference,
-    secret_settings::SecretSettings,
-    settings::Settings,
-    value_parsers::{HumanDuration, without_password},
+    reference::reference, secret_settings::SecretSettings, settings::Settings,
+    value_parsers::without_password,
 };
 use crate::{
     auth::AccessConfig,
@@ -36,6 +34,7 @@ use crate::{
         ListFile,
         pod_list::{self, ListedPod},
     },
+    human_duration::HumanDuration,
     telemetry::traces::TraceConfig,
     tls::TlsConfig,
     trusted_proxies::TrustedProxies,

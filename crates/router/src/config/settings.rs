@@ -14,12 +14,11 @@ use std::{
 use clap::{ArgAction, Args};
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{
-    secret_settings::SecretSettings,
-    trace_settings::TraceSettings,
-    value_parsers::{self, HumanDuration},
+use super::{secret_settings::SecretSettings, trace_settings::TraceSettings, value_parsers};
+use crate::{
+    http::BusyAction, human_duration::HumanDuration, telemetry::logs::LogFormat,
+    trusted_proxies::TrustedProxies,
 };
-use crate::{http::BusyAction, telemetry::logs::LogFormat, trusted_proxies::TrustedProxies};
 
 /// The settings as given, before they are checked against each other.
 #[derive(Debug, Clone, Args)]
@@ -113,7 +112,7 @@ pub struct HttpSettings {
     #[arg(long, env, value_name = "PORT", default_value = "8080", value_parser = value_parsers::port)]
     pub http_port: u16,
 
-    /// Port of /metrics and /health; if it equals HTTP_PORT, one server serves both
+    /// Port of /metrics, /health and /ready; if it equals HTTP_PORT, one server serves both
     #[arg(long, env, value_name = "PORT", default_value = "9090", value_parser = value_parsers::port)]
     pub metrics_port: u16,
 

@@ -14,7 +14,7 @@ use store::StoreError;
 
 /// How long a stale pod is drained. The drain is renewed while there is no leader.
 const DRAIN_TIME: Millis = 15_000;
-/// A drain that ends later than this is not renewed yet.
+/// A drain with less than this time left is renewed.
 const RENEW_BELOW: Millis = 9_000;
 /// Interval at which all pods of the store are compared with the view while the leader is silent.
 const COMPARE_INTERVAL: Duration = Duration::from_secs(4);

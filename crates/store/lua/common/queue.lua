@@ -136,7 +136,7 @@ end
 
 -- Assigns a pool, derives the indexes, and hands free slots off to waiting calls. `service_changed` tells whether more
 -- than the pod's calls has changed.
-local function settle(pod, service_changed)
+local function reassign_and_hand_off(pod, service_changed)
   local is_placed = assign_pool(pod) or service_changed
   if is_placed then place(pod) end
   if pod.has_lost_call and not is_placed then pod.keeps_count = true end

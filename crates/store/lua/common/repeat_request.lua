@@ -43,7 +43,7 @@ function answer_repeat(request)
       local entry = not (pod and is_serving(pod)) and requeue(pod, call, record_of(call))
       if entry then
         -- The pod has left service since the hand-off: another pod, or the previous position in the queues.
-        if pod then settle(pod, false) end
+        if pod then reassign_and_hand_off(pod, false) end
         hand_off_requeued({{call = call, score = tonumber(entry.score)}})
         request.record = read_record(call)
         return answer_repeat(request)
@@ -112,7 +112,7 @@ local function settle_previous(request)
     if pod then
       local service_changed = lasted(record.at) < RULES.EARLY_FAILURE and record_failure(pod)
       if previous.is_last then
-        settle(pod, service_changed)
+        reassign_and_hand_off(pod, service_changed)
       elseif assign_pool(pod) or service_changed then
         place(pod)
       else

@@ -11,7 +11,7 @@ local function register_guarded(definition, callback)
     if string.find(name, '^smart_router_begin_') then return work(keys, args) end
     local schema, state = unpack(redis.call('MGET', keys[1] .. 'schema', keys[1] .. 'migration'))
     if schema and schema ~= '1' then
-      return redis.error_reply('MISCONF the layout of the store is version ' .. schema .. ': use a newer release')
+      return redis.error_reply('MISCONF the layout of the store has schema ' .. schema .. ': use a newer release')
     end
     local is_read_only = flags and flags[1] == 'no-writes'
     if not is_read_only and state ~= 'held' then

@@ -10,7 +10,7 @@ use redis::{
 };
 
 /// Time to establish a connection, handshake included.
-const CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
+const REDIS_CONNECT_TIMEOUT: Duration = Duration::from_millis(300);
 /// Time for one reply.
 pub(super) const RESPONSE_TIMEOUT: Duration = Duration::from_millis(350);
 
@@ -86,7 +86,7 @@ impl Address {
     /// Opens a separate connection to the primary for messages.
     pub(super) async fn subscription(&self) -> Result<PubSub, RedisError> {
         let (client, _) = self.primary(None).await?;
-        tokio::time::timeout(CONNECT_TIMEOUT, client.get_async_pubsub())
+        tokio::time::timeout(REDIS_CONNECT_TIMEOUT, client.get_async_pubsub())
             .await
             .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?
     }
@@ -171,7 +171,7 @@ impl Address {
 
 async fn open(client: &Client) -> Result<MultiplexedConnection, RedisError> {
     let config = AsyncConnectionConfig::new()
-        .set_connection_timeout(Some(CONNECT_TIMEOUT))
+        .set_connection_timeout(Some(REDIS_CONNECT_TIMEOUT))
         .set_response_timeout(Some(RESPONSE_TIMEOUT));
     client.get_multiplexed_async_connection_with_config(&config).await
 }

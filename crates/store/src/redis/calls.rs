@@ -57,7 +57,10 @@ impl Redis {
         if let Err(Failure::NotRun(error @ StoreError::Full(_))) = &outcome {
             // A full Redis refuses new calls. A repeat for an existing call still gets its pod.
             let error = error.clone();
-            outcome = self.client.run(&self.functions().ask_again, args, Deadline::Enforced).await;
+            outcome = self
+                .client
+                .run(&self.functions().allocate_when_full, args, Deadline::Enforced)
+                .await;
             if outcome.as_ref().is_ok_and(|reply| reply.word == "unknown") {
                 compensation.cancel();
                 return Err(error);

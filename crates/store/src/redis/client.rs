@@ -272,17 +272,17 @@ impl RedisClient {
             Err(_) => io::Error::from(io::ErrorKind::TimedOut).into(),
         };
         let class = classify(&error);
-        if matches!(class, Class::Elsewhere | Class::Denied | Class::Io) {
+        if matches!(class, Class::Redirect | Class::Denied | Class::Io) {
             self.record_outage(&error);
         }
         let event = match class {
-            Class::Elsewhere => {
+            Class::Redirect => {
                 self.redirect(&connection, &error);
                 Event::Redirected
             }
             // A command inside the function may be denied after others have run.
             Class::Denied => Event::FailedMidway,
-            Class::Full | Class::Final => Event::Refused,
+            Class::Full | Class::Permanent => Event::Refused,
             Class::Io => {
                 let is_overloaded = error.is_timeout() && self.clock.has_recent_reply();
                 if is_overloaded {
@@ -331,7 +331,7 @@ impl RedisClient {
         let mut connection = self.connection().await?;
         let outcome = command.query_async(&mut connection.multiplexed).await;
         if let Err(error) = &outcome
-            && let class @ (Class::Io | Class::Elsewhere | Class::Denied) = classify(error)
+            && let class @ (Class::Io | Class::Redirect | Class::Denied) = classify(error)
         {
             self.record_outage(error);
             if class != Class::Denied {

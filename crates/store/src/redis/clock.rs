@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::retry::BUDGET;
+use super::retry::REQUEST_TIMEOUT;
 use fleet::Millis;
 
 /// Redis is responsive if it replied within this time.
@@ -46,15 +46,16 @@ impl RedisClock {
     /// Records the time of Redis in a reply.
     pub(super) fn record(&self, redis: Millis) {
         let offset = self.record_offset(redis);
-        if offset + (BUDGET.as_millis() as i64) < self.offset.load(Ordering::Relaxed) {
-            // No reply takes longer than the budget: the clock was set back.
+        if offset + (REQUEST_TIMEOUT.as_millis() as i64) < self.offset.load(Ordering::Relaxed) {
+            // No reply takes longer than the request timeout: the clock was set back.
             return self.reset(redis);
         }
         let mut window = self.clock_window.lock().unwrap_or_else(PoisonError::into_inner);
         let (since, largest) = &mut *window;
         *largest = offset.max(*largest);
         if since.elapsed() > CLOCK_WINDOW {
-            // Accept a smaller offset: the clock may have been set back by less than the budget.
+            // Accept a smaller offset: the clock may have been set back by less than the request
+            // timeout.
             self.offset.store(*largest, Ordering::Relaxed);
             (*since, *largest) = (Instant::now(), offset);
         } else {

@@ -20,7 +20,7 @@ const SAMPLE_WINDOW: Duration = Duration::from_millis(50);
 /// Lower bound: a slow connection would otherwise shrink the limit to nothing.
 const MIN_LIMIT: usize = 32;
 const MAX_LIMIT: usize = 4_096;
-/// Observers have one additional slot per this many slots of calls: they never displace an
+/// Observers have one additional permit per this many permits of calls: they never displace an
 /// allocation, and calls never starve them.
 const OBSERVER_SHARE: usize = 4;
 
@@ -29,7 +29,7 @@ pub(super) struct ConcurrencyLimit {
     in_flight: AtomicUsize,
     observers: AtomicUsize,
     /// Requests in flight without a caller, and until when they count.
-    abandoned: Mutex<VecDeque<(Instant, Priority)>>,
+    orphaned: Mutex<VecDeque<(Instant, Priority)>>,
     current: AtomicUsize,
     sample: Mutex<Sample>,
 }
@@ -63,7 +63,7 @@ impl Priority {
     }
 }
 
-/// A slot of one request. Dropping it unfinished keeps the slot for a while: Redis still works on a
+/// Admits one request. Dropped unfinished, it still counts for a while: Redis still works on a
 /// request whose caller has gone.
 pub(super) struct Permit<'a> {
     limit: &'a ConcurrencyLimit,
@@ -77,7 +77,7 @@ impl ConcurrencyLimit {
         Self {
             in_flight: AtomicUsize::new(0),
             observers: AtomicUsize::new(0),
-            abandoned: Mutex::default(),
+            orphaned: Mutex::default(),
             current: AtomicUsize::new(MAX_LIMIT),
             sample: Mutex::new(sample),
         }
@@ -87,13 +87,13 @@ impl ConcurrencyLimit {
     pub(super) fn acquire(&self, priority: Priority) -> Option<Permit<'_>> {
         let before = self.count(priority).fetch_add(1, Ordering::Relaxed);
         let limit = self.current.load(Ordering::Relaxed);
-        let has_slot = match priority {
+        let is_admitted = match priority {
             Priority::Observer => before < limit / OBSERVER_SHARE,
             Priority::Sheddable => before < limit,
             Priority::Deferrable => before < 2 * limit,
             Priority::Essential => true,
         };
-        if has_slot {
+        if is_admitted {
             return Some(Permit { limit: self, priority, is_finished: false });
         }
         self.count(priority).fetch_sub(1, Ordering::Relaxed);
@@ -110,10 +110,10 @@ impl ConcurrencyLimit {
         self.in_flight.load(Ordering::Relaxed) + self.observers.load(Ordering::Relaxed) <= 1
     }
 
-    /// Frees the slots of abandoned requests that Redis has completed by now.
-    fn expire_abandoned(&self, now: Instant) {
-        let mut abandoned = self.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-        while let Some((_, priority)) = abandoned.pop_front_if(|(until, _)| *until <= now) {
+    /// Frees the permits of orphaned requests that Redis has completed by now.
+    fn expire_orphaned(&self, now: Instant) {
+        let mut orphaned = self.orphaned.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some((_, priority)) = orphaned.pop_front_if(|(until, _)| *until <= now) {
             self.count(priority).fetch_sub(1, Ordering::Relaxed);
         }
     }
@@ -131,7 +131,7 @@ impl ConcurrencyLimit {
         if time < SAMPLE_WINDOW {
             return;
         }
-        self.expire_abandoned(now);
+        self.expire_orphaned(now);
         let limit = if sample.was_idle {
             // Redis keeps up.
             2 * self.current.load(Ordering::Relaxed)
@@ -144,7 +144,7 @@ impl ConcurrencyLimit {
 }
 
 impl Permit<'_> {
-    /// Frees the slot after a reply or a failure.
+    /// Frees the permit after a reply or a failure.
     pub(super) fn finish(mut self, has_reply: bool) {
         if has_reply {
             self.limit.record_replies(Instant::now(), 1, self.limit.is_idle());
@@ -158,8 +158,8 @@ impl Drop for Permit<'_> {
         if self.is_finished {
             self.limit.count(self.priority).fetch_sub(1, Ordering::Relaxed);
         } else {
-            let mut abandoned = self.limit.abandoned.lock().unwrap_or_else(PoisonError::into_inner);
-            abandoned.push_back((Instant::now() + MAX_QUEUE_TIME, self.priority));
+            let mut orphaned = self.limit.orphaned.lock().unwrap_or_else(PoisonError::into_inner);
+            orphaned.push_back((Instant::now() + MAX_QUEUE_TIME, self.priority));
         }
     }
 }
@@ -240,19 +240,19 @@ mod tests {
         let (limit, mut now) = (ConcurrencyLimit::new(), Instant::now());
         flood(&limit, 200, 10, 1, &mut now);
         let free = (0..1_000).map_while(|_| limit.acquire(Priority::Sheddable)).collect::<Vec<_>>();
-        let slots = free.len();
+        let permits = free.len();
         free.into_iter().for_each(|permit| permit.finish(false));
         let observers: Vec<_> =
             (0..1_000).map_while(|_| limit.acquire(Priority::Observer)).collect();
-        assert!((1..slots).contains(&observers.len()), "{} of {slots}", observers.len());
+        assert!((1..permits).contains(&observers.len()), "{} of {permits}", observers.len());
         let new: Vec<_> = (0..1_000).map_while(|_| limit.acquire(Priority::Sheddable)).collect();
-        assert_eq!(new.len(), slots, "observers took slots of calls");
+        assert_eq!(new.len(), permits, "observers took permits of calls");
         observers.into_iter().for_each(|permit| permit.finish(false));
-        assert!(limit.acquire(Priority::Observer).is_some(), "calls took the slots of observers");
+        assert!(limit.acquire(Priority::Observer).is_some(), "calls took the permits of observers");
     }
 
     #[test]
-    fn an_abandoned_request_keeps_its_slot_for_a_while() {
+    fn an_abandoned_request_keeps_its_permit_for_a_while() {
         let limit = ConcurrencyLimit::new();
         let is_admitted = |_: &usize| limit.acquire(Priority::Sheddable).is_some();
         let started = Instant::now();
@@ -264,7 +264,7 @@ mod tests {
         std::thread::sleep(MAX_QUEUE_TIME);
         assert!(
             limit.acquire(Priority::Sheddable).is_none(),
-            "the shed request frees the expired slots"
+            "the shed request frees the expired permits"
         );
         assert!(limit.acquire(Priority::Sheddable).is_some());
     }

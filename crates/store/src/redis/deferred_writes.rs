@@ -14,7 +14,7 @@ use super::{
     calls::{pod_attempt_text, release_args},
     client::Failure,
     reply::FunctionReply,
-    retry::{BUDGET, Deadline},
+    retry::{Deadline, REQUEST_TIMEOUT},
 };
 use crate::StoreError;
 use fleet::{
@@ -65,7 +65,7 @@ impl DeferredWrites {
         }
         if matches!(write, DeferredWrite::CompensateAllocation { .. }) {
             // A caller may disconnect while its request is still in flight.
-            self.delayed.push_back((Instant::now() + BUDGET, write));
+            self.delayed.push_back((Instant::now() + REQUEST_TIMEOUT, write));
         } else {
             self.due.push_back(write);
         }

@@ -9,14 +9,14 @@ pub(super) enum Class {
     /// No reply: the connection broke, or the reply timed out.
     Io,
     /// This server does not accept the request now: reconnect and retry.
-    Elsewhere,
+    Redirect,
     /// Redis denies the request until an operator changes permissions: an outage that neither
     /// reconnecting nor retrying resolves.
     Denied,
     /// Redis is out of memory for writes that add data.
     Full,
-    /// Permanent: Redis would refuse the same request again.
-    Final,
+    /// Redis would refuse the same request again.
+    Permanent,
 }
 
 pub(super) fn classify(error: &RedisError) -> Class {
@@ -28,9 +28,9 @@ pub(super) fn classify(error: &RedisError) -> Class {
         Some(
             "READONLY" | "MOVED" | "ASK" | "LOADING" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN"
             | "NOREPLICAS" | "BUSY" | "MISCONF",
-        ) => Class::Elsewhere,
+        ) => Class::Redirect,
         Some("OOM") => Class::Full,
-        Some(_) => Class::Final,
+        Some(_) => Class::Permanent,
     }
 }
 
@@ -57,9 +57,9 @@ pub(super) fn reason(error: &RedisError) -> String {
 /// The error as callers of the store see it.
 pub(super) fn store_error(error: &RedisError) -> StoreError {
     match classify(error) {
-        Class::Io | Class::Elsewhere | Class::Denied => StoreError::Unavailable(error.to_string()),
+        Class::Io | Class::Redirect | Class::Denied => StoreError::Unavailable(error.to_string()),
         Class::Full => StoreError::Full(error.to_string()),
-        Class::Final => StoreError::Failed(error.to_string()),
+        Class::Permanent => StoreError::Failed(error.to_string()),
     }
 }
 

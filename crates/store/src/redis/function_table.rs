@@ -6,34 +6,34 @@
 // Grows       refused by a full Redis
 // AllowOom    runs in a full Redis: it ends, frees or bounds something
 functions! {
-    adopt_calls       AllowOom   Essential
-    adopt_pods        AllowOom   Essential
-    allocate          Grows      Sheddable
-    apply_tiers       AllowOom   Essential
-    ask_again         AllowOom   Sheddable
-    audit_calls       AllowOom   Essential
-    audit_pods        AllowOom   Essential
-    audit_pool        AllowOom   Essential
-    begin             AllowOom   Essential
-    call              Reads      Sheddable
-    calls             Reads      Sheddable
-    claim_pods        AllowOom   Essential
-    confirm           AllowOom   Deferrable
-    delete_merchant   AllowOom   Essential
-    drain             AllowOom   Essential
-    extend_pending    AllowOom   Essential   => "spare"
-    migrate           AllowOom   Essential
-    migrate_calls     AllowOom   Essential
-    move_pod          AllowOom   Essential
-    observe_pod       AllowOom   Essential
-    pod               Reads      Sheddable
-    pods              Reads      Essential
-    pool_load         Reads      Sheddable
-    release           AllowOom   Deferrable
-    remove_pod        AllowOom   Essential
-    renew             AllowOom   Essential
-    set_merchant      Grows      Essential
-    status            Reads      Sheddable
-    sweep             AllowOom   Essential
-    undrain           AllowOom   Essential
+    adopt_calls         AllowOom   Essential
+    adopt_pods          AllowOom   Essential
+    allocate            Grows      Sheddable
+    allocate_when_full  AllowOom   Sheddable   => "ask_again"
+    apply_tiers         AllowOom   Essential
+    audit_calls         AllowOom   Essential
+    audit_pods          AllowOom   Essential
+    audit_pool          AllowOom   Essential
+    call                Reads      Sheddable
+    calls               Reads      Sheddable
+    claim_pods          AllowOom   Essential
+    confirm             AllowOom   Deferrable
+    delete_merchant     AllowOom   Essential
+    drain               AllowOom   Essential
+    extend_pending      AllowOom   Essential   => "spare"
+    migrate             AllowOom   Essential
+    migrate_calls       AllowOom   Essential
+    move_pod            AllowOom   Essential
+    observe_pod         AllowOom   Essential
+    open_store          AllowOom   Essential   => "begin"
+    pod                 Reads      Sheddable
+    pods                Reads      Essential
+    pool_load           Reads      Sheddable
+    release             AllowOom   Deferrable
+    remove_pod          AllowOom   Essential
+    renew               AllowOom   Essential
+    set_merchant        Grows      Essential
+    status              Reads      Sheddable
+    sweep               AllowOom   Essential
+    undrain             AllowOom   Essential
 }

@@ -93,10 +93,10 @@ impl RedisClient {
                 continue;
             }
             unguarded += 1;
-            // Deleted by its router meanwhile, if the list is empty.
+            // Another router may have deleted or guarded it meanwhile.
             let code = self.list_libraries(&name, &["WITHCODE"]).await?;
             let code = code.first().and_then(|library| text(library, "library_code"));
-            if let Some(code) = code {
+            if let Some(code) = code.filter(|code| !code.contains(GUARD)) {
                 let code =
                     guarded(&code).ok_or((ErrorKind::Client, "a library without a header"))?;
                 self.load_library(&code).await?;

@@ -1,5 +1,5 @@
 //! The migration of the layout from schema 1 to schema 2, which renames two fields of the call
-//! records: docs/decisions/0029-layout-migration.md.
+//! records: docs/decisions/0029-layout-migration-with-a-guarded-library.md.
 
 use std::{
     sync::{
@@ -18,7 +18,7 @@ use super::{
     functions::{FunctionSet, Functions, PREVIOUS_SCHEMA, SCHEMA},
     keys,
     libraries::PreviousLibraries,
-    operations::unexpected,
+    operations::{flag, unexpected},
     retry::Deadline,
 };
 use crate::StoreError;
@@ -57,7 +57,7 @@ impl Layout {
         if before == schema {
             return;
         }
-        tracing::info!(schema, "schema of the layout in Redis");
+        tracing::info!(schema, "using the Redis functions for this schema of the layout");
         if before != 0 {
             self.require_rename();
         }
@@ -144,8 +144,8 @@ impl Redis {
         }
     }
 
-    /// Does the work that is due. Returns the time until the next check; `None` if only a change
-    /// of the schema requires one.
+    /// Does the work that is due. Returns the time until the next check; `None` if only a change of
+    /// the schema requires one.
     async fn advance_migration(&self, progress: &mut Progress) -> Option<Duration> {
         let interval = CHECK_INTERVAL.min(self.migration_quiet_period / 4);
         // Each recovery ends with a check.
@@ -199,13 +199,11 @@ impl Redis {
             progress.guarded_since = None;
         }
         let guarded_since = *progress.guarded_since.get_or_insert_with(Instant::now);
-        if guarded_since.elapsed() < self.migration_quiet_period {
-            return Ok(());
-        }
-        let function = &self.functions.schema_2.migrate;
+        let may_change = guarded_since.elapsed() >= self.migration_quiet_period;
         let quiet_period = self.migration_quiet_period.as_millis().to_string();
-        let reply =
-            self.client.run_unchecked(function, &[&quiet_period], Deadline::Enforced).await?;
+        let args = [quiet_period.as_str(), flag(may_change)];
+        let function = &self.functions.schema_2.migrate;
+        let reply = self.client.run_unchecked(function, &args, Deadline::Enforced).await?;
         match reply.word.as_str() {
             "migrated" => {
                 tracing::info!("migrated the layout in Redis from schema 1 to 2");
@@ -221,7 +219,7 @@ impl Redis {
                 key = self.key(keys::MIGRATION),
                 "the migration of the layout is held; delete the key to continue"
             ),
-            "waiting" | "held" => {}
+            "waiting" | "held" | "quiet" => {}
             "unchanged" => self.layout.check(),
             _ => return Err(unexpected(&reply)),
         }

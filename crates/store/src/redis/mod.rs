@@ -43,6 +43,7 @@ use crate::{StoreMetrics, Ttls};
 use fleet::{
     Millis, PodOrigin,
     names::{CallSid, PodName},
+    rules::KEY_SLACK,
     tiers::Tiers,
 };
 
@@ -238,8 +239,7 @@ impl Redis {
     /// The expiry of a call record with this lease. The sweep ends calls at their deadlines; the
     /// expiry only removes records if no router runs.
     fn record_expiry(&self, lease: Millis) -> String {
-        const SLACK: Millis = 30_000;
-        (self.record_ttl.max(lease) + SLACK).to_string()
+        (self.record_ttl.max(lease) + KEY_SLACK).to_string()
     }
 
     /// Reconciles the pods at once if the store began empty since the last sweep: another replica

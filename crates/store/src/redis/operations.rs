@@ -26,7 +26,7 @@ use fleet::{
 
 /// Calls per run of the Redis function.
 const RENEWAL_BATCH: usize = 500;
-/// Pools that a status reads concurrently: below the minimum number of slots for observers.
+/// Pools that a status reads concurrently: below the minimum number of permits for observers.
 const CONCURRENT_POOLS: usize = 4;
 
 pub(super) fn flag(flag: bool) -> &'static str {

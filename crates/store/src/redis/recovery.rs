@@ -121,8 +121,8 @@ impl Redis {
         self.deferred().next_due().map_or(next, |due| due.min(next))
     }
 
-    /// Ends a grace period after the program was told to stop: a recovery that is under way may
-    /// flush deferred writes meanwhile, but must not delay the exit for longer.
+    /// Waits for the shutdown and its grace period: a recovery that is under way may flush deferred
+    /// writes meanwhile, but must not delay the exit for longer.
     async fn shutdown_grace_over(&self) {
         self.stopping.cancelled().await;
         tokio::time::sleep(SHUTDOWN_GRACE).await;
@@ -136,7 +136,7 @@ impl Redis {
         let origin = self.origin().filter(|_| !is_forced).as_ref().map(PodOrigin::to_string);
         let args = [lease.as_str(), origin.as_deref().unwrap_or_default()];
         let schema = self.layout.schema();
-        let function = &self.functions().begin;
+        let function = &self.functions().open_store;
         let reply = self.client.run_unchecked(function, &args, Deadline::Enforced).await;
         let mut reply = reply.map_err(|failure| match StoreError::from(failure) {
             StoreError::Failed(error) if error.contains("unknown command") => {
@@ -156,7 +156,7 @@ impl Redis {
                 let version = reply.number()?;
                 if version > SCHEMA {
                     let error = format!(
-                        "its layout is version {version}, and this program knows {SCHEMA}: use a newer release"
+                        "the layout in Redis has schema {version}, and this version knows up to {SCHEMA}: use a newer release"
                     );
                     let _ = self.permanent_error.set(error.clone());
                     return Err(StoreError::Failed(error));

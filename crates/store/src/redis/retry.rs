@@ -1,7 +1,7 @@
 //! The retry protocol of one request: a state machine without I/O and without a clock. The Redis
 //! client drives it with real connections and timers, the simulator with simulated ones.
 //!
-//! A request has a budget and at most two tries within it. A request with an enforced deadline
+//! A request has a timeout and at most two tries within it. A request with an enforced deadline
 //! carries the end of its current try as `not_after`; Redis does not run it later. A try without a
 //! reply is waited out until that moment, so that it cannot take effect after the second try or
 //! after the caller was refused.
@@ -9,9 +9,9 @@
 use std::time::Duration;
 
 /// Time for one request: both tries, and establishing a connection.
-pub const BUDGET: Duration = Duration::from_millis(750);
+pub const REQUEST_TIMEOUT: Duration = Duration::from_millis(750);
 /// End of the first try.
-const FIRST_TRY: Duration = Duration::from_millis(400);
+const FIRST_TRY_TIMEOUT: Duration = Duration::from_millis(400);
 
 /// Whether Redis may run a request after its caller has given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -68,7 +68,8 @@ pub struct Retry {
 impl Retry {
     /// Starts a request with its first try.
     pub fn start(deadline: Deadline) -> (Self, Action) {
-        let retry = Self { deadline, is_last_try: false, may_have_run: false, until: FIRST_TRY };
+        let retry =
+            Self { deadline, is_last_try: false, may_have_run: false, until: FIRST_TRY_TIMEOUT };
         (retry, retry.send())
     }
 
@@ -95,7 +96,7 @@ impl Retry {
         if self.is_last_try {
             return self.give_up();
         }
-        (self.is_last_try, self.until) = (true, BUDGET);
+        (self.is_last_try, self.until) = (true, REQUEST_TIMEOUT);
         self.send()
     }
 
@@ -117,14 +118,16 @@ mod tests {
     use super::*;
 
     const NO_REPLY: Event = Event::NoReply { is_overloaded: false };
-    const SECOND_ENFORCED: Action = Action::Send { until: BUDGET, not_after: Some(BUDGET) };
-    const SECOND_WITHOUT_DEADLINE: Action = Action::Send { until: BUDGET, not_after: None };
+    const SECOND_ENFORCED: Action =
+        Action::Send { until: REQUEST_TIMEOUT, not_after: Some(REQUEST_TIMEOUT) };
+    const SECOND_WITHOUT_DEADLINE: Action =
+        Action::Send { until: REQUEST_TIMEOUT, not_after: None };
 
     /// The actions of a request that sees these events.
     fn actions<const N: usize>(deadline: Deadline, events: [Event; N]) -> [Action; N] {
         let (mut retry, first) = Retry::start(deadline);
-        let not_after = (deadline == Deadline::Enforced).then_some(FIRST_TRY);
-        assert_eq!(first, Action::Send { until: FIRST_TRY, not_after });
+        let not_after = (deadline == Deadline::Enforced).then_some(FIRST_TRY_TIMEOUT);
+        assert_eq!(first, Action::Send { until: FIRST_TRY_TIMEOUT, not_after });
         events.map(|event| retry.on(event))
     }
 
@@ -144,9 +147,9 @@ mod tests {
         assert_eq!(
             actions(Deadline::Enforced, [NO_REPLY, Event::Waited, NO_REPLY, Event::Waited]),
             [
-                Action::Wait { until: FIRST_TRY },
+                Action::Wait { until: FIRST_TRY_TIMEOUT },
                 SECOND_ENFORCED,
-                Action::Wait { until: BUDGET },
+                Action::Wait { until: REQUEST_TIMEOUT },
                 Action::GiveUp { may_have_run: true },
             ]
         );
@@ -167,7 +170,7 @@ mod tests {
         assert_eq!(actions(Deadline::None, [overloaded]), [unknown]);
         assert_eq!(
             actions(Deadline::Enforced, [overloaded, Event::Waited]),
-            [Action::Wait { until: FIRST_TRY }, unknown]
+            [Action::Wait { until: FIRST_TRY_TIMEOUT }, unknown]
         );
     }
 

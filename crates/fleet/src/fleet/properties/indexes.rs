@@ -32,10 +32,10 @@ pub(super) fn check_indexes(fleet: &Fleet) {
         let distinct: BTreeSet<&CallSid> = pod.calls.iter().collect();
         assert_eq!(distinct.len(), pod.calls.len(), "{name} lists a call twice");
         let pinned = pod.facts.pin.as_ref().and_then(|step| fleet.tiers.resolve(step));
-        if let Some(tier) = pod.tier.as_ref().filter(|_| pod.calls.is_empty()) {
+        if let Some(pool) = pod.pool.as_ref().filter(|_| pod.calls.is_empty()) {
             assert!(
-                fleet.tiers.defines(tier) || pinned.as_ref() == Some(tier),
-                "I11: {name} is idle in {tier}, which is not in the table"
+                fleet.tiers.defines(pool) || pinned.as_ref() == Some(pool),
+                "I11: {name} is idle in {pool}, which is not in the table"
             );
         }
     }
@@ -44,11 +44,11 @@ pub(super) fn check_indexes(fleet: &Fleet) {
 
 fn check_counts(fleet: &Fleet, pool: &Pool, index: &PoolIndex) {
     let members: Vec<&Pod> =
-        fleet.pods.values().filter(|pod| pod.tier.as_ref() == Some(pool)).collect();
+        fleet.pods.values().filter(|pod| pod.pool.as_ref() == Some(pool)).collect();
     let available: BTreeSet<&PodName> = index.available.values().collect();
     assert_eq!(index.available.len(), available.len(), "I11: a pod is indexed twice in {pool}");
     assert!(
-        available.iter().all(|name| fleet.pods[*name].tier.as_ref() == Some(pool)),
+        available.iter().all(|name| fleet.pods[*name].pool.as_ref() == Some(pool)),
         "I11: {pool}"
     );
     assert_eq!(index.assigned, members.len());

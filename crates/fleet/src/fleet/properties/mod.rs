@@ -69,12 +69,12 @@ fn run(seeds: Vec<Option<u64>>) {
         check_indexes(&fleet);
     }
     let mut replayed = Fleet::new(table(3), 0);
-    journal.into_iter().for_each(|change| replayed.replay(change));
+    journal.into_iter().for_each(|change| replayed.apply(change));
     assert_eq!(State::of(&replayed).violations(), []);
     check_indexes(&replayed);
     assert_eq!(sorted_facts(&fleet), sorted_facts(&replayed), "the replayed journal differs");
     let mut compacted = Fleet::new(table(3), 0);
-    fleet.facts().into_iter().for_each(|change| compacted.replay(change));
+    fleet.facts().into_iter().for_each(|change| compacted.apply(change));
     assert_eq!(sorted_facts(&fleet), sorted_facts(&compacted), "the compacted journal differs");
 }
 
@@ -168,8 +168,8 @@ fn renew(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Renew) {
     }
     for call in renewed.registered {
         let pod = request.pod.clone().unwrap();
-        let tier = fleet.pods[&pod].tier.as_ref();
-        let cap = tier.and_then(|tier| fleet.tiers.kind(tier)).map_or(1, |kind| kind.cap());
+        let pool = fleet.pods[&pod].pool.as_ref();
+        let cap = pool.and_then(|pool| fleet.tiers.kind(pool)).map_or(1, |kind| kind.cap());
         assert!(oracle.calls_on(&pod) < cap as usize, "I1, I3: registered beyond the cap");
         assert!(!oracle.calls.contains_key(&call), "I2: registered a live call");
         assert!(!oracle.ended.contains(&call), "an ended call was registered");

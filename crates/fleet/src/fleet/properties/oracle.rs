@@ -269,6 +269,6 @@ pub(super) fn free_slots(fleet: &Fleet, pool: &Pool) -> usize {
         Some(_) => 1,
         None => 0,
     };
-    let serving = |pod: &&Pod| pod.tier.as_ref() == Some(pool) && pod.is_serving();
+    let serving = |pod: &&Pod| pod.pool.as_ref() == Some(pool) && pod.is_serving();
     fleet.pods.values().filter(serving).map(|pod| cap.saturating_sub(pod.calls.len())).sum()
 }

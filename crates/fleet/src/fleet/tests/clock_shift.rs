@@ -8,7 +8,7 @@ const HOUR: i64 = 3_600_000;
 /// A fleet with one instance of every fact that contains a time.
 fn fleet_with_times() -> Fleet {
     let mut fleet = fleet(r#"{"gold": 5}"#, 5);
-    fleet.replay(Change::Began { trusting_until: NOW + 9_000 });
+    fleet.apply(Change::Began { trusting_until: NOW + 9_000 });
     fleet.set_merchant(&name("m"), Some(r#"{"max_rate": 1}"#), Edit::ANY).unwrap();
     for _ in 0..3 {
         allocate_on(&mut fleet, &provisional_request("broken"), "p1");
@@ -76,12 +76,12 @@ fn a_clock_step_and_its_reverse_change_nothing() {
 fn a_clock_step_is_journaled() {
     let mut fleet = fleet_with_times();
     let mut replayed = Fleet::new(table(r#"{"x": 1}"#), 0);
-    fleet.facts().into_iter().for_each(|change| replayed.replay(change));
+    fleet.facts().into_iter().for_each(|change| replayed.apply(change));
     fleet.take_changes();
     fleet.shift(-HOUR / 5);
     let changes = fleet.take_changes();
     assert_eq!(serde_json::to_string(&changes).unwrap(), r#"[{"is":"shifted","by":-720000}]"#);
-    changes.into_iter().for_each(|change| replayed.replay(change));
+    changes.into_iter().for_each(|change| replayed.apply(change));
     assert_eq!(sorted_facts(&replayed), sorted_facts(&fleet));
 }
 

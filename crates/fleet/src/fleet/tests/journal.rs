@@ -73,7 +73,7 @@ fn a_compacted_journal_rebuilds_the_whole_state() {
     fleet.allocate(&waiting_request("waiting"), NOW).unwrap_err();
 
     let mut replayed = Fleet::new(table(r#"{"x": 1}"#), 0);
-    fleet.facts().into_iter().for_each(|change| replayed.replay(change));
+    fleet.facts().into_iter().for_each(|change| replayed.apply(change));
     assert_eq!(replayed.trusting_until, NOW + 1_000);
     assert_eq!(claim_as_leader(&mut replayed, None), Ok(4));
     assert_eq!(replayed.tiers(), fleet.tiers());
@@ -119,8 +119,8 @@ fn changes_of_a_removed_pod_have_no_effect() {
     let changes = fleet.take_changes();
     end(&mut fleet, "c1", EndCause::Agent, NOW);
     fleet.remove_pod(&name("p1"), "u1", RemovalMode::Immediate, WRITER, NOW).unwrap();
-    changes.into_iter().for_each(|change| fleet.replay(change));
-    fleet.replay(Change::Draining { pod: name("p1"), until: Some(NOW) });
+    changes.into_iter().for_each(|change| fleet.apply(change));
+    fleet.apply(Change::Draining { pod: name("p1"), until: Some(NOW) });
     assert_eq!((fleet.active_calls(), fleet.pods()), (0, vec![]));
     assert!(fleet.drains.is_empty() && fleet.leases.is_empty());
 }
@@ -135,7 +135,7 @@ fn a_restart_does_not_restore_the_list_of_another_origin() {
     let leader = Claimant::Leader { epoch: None };
     fleet.claim_pods(&claim(PodOrigin::Simulated, leader, true), NOW).unwrap();
     let mut restarted = Fleet::new(table(r#"{"gold": 1}"#), 0);
-    fleet.take_changes().into_iter().for_each(|change| restarted.replay(change));
+    fleet.take_changes().into_iter().for_each(|change| restarted.apply(change));
     for fleet in [&mut fleet, &mut restarted] {
         let other = claim(PodOrigin::Simulated, list("d2"), false);
         assert!(fleet.claim_pods(&other, NOW).is_ok(), "the previous list is still in force");

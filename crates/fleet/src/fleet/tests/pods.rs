@@ -233,7 +233,7 @@ fn pods_of_another_origin_are_not_written() {
 #[test]
 fn a_store_of_an_earlier_leader_is_taken_over_by_a_cluster_only() {
     let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
-    fleet.replay(Change::Epoch { epoch: 7 });
+    fleet.apply(Change::Epoch { epoch: 7 });
     fleet.enable_change_log();
     let foreign = WriteRefused::Foreign { owner: "kubernetes".into() };
     assert_refused(&mut fleet, PodWriter { epoch: 8, ..WRITER }, &foreign);
@@ -244,7 +244,7 @@ fn a_store_of_an_earlier_leader_is_taken_over_by_a_cluster_only() {
 #[test]
 fn an_origin_without_cluster_uid_is_taken_over_by_the_first_cluster() {
     let mut fleet = Fleet::new(table(r#"{"gold": 9, "tin": 0}"#), 0);
-    fleet.replay(Change::Origin { origin: "kubernetes/prod".parse().unwrap() });
+    fleet.apply(Change::Origin { origin: "kubernetes/prod".parse().unwrap() });
     fleet.enable_change_log();
     let foreign = WriteRefused::Foreign { owner: "kubernetes/prod".into() };
     assert_refused(&mut fleet, PodWriter { origin: &kubernetes("test"), epoch: 8 }, &foreign);

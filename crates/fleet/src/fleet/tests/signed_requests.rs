@@ -92,7 +92,7 @@ fn seen_requests_are_journaled_and_expire() {
     allocate(&mut fleet, &request);
     end(&mut fleet, "c1", EndCause::Agent, NOW);
     let mut replayed = Fleet::new(table(r#"{"x": 1}"#), 0);
-    fleet.facts().into_iter().for_each(|change| replayed.replay(change));
+    fleet.facts().into_iter().for_each(|change| replayed.apply(change));
     assert_eq!(refusal_reason(&mut replayed, &request, NOW), RefusalReason::Replayed);
     assert_eq!(replayed.facts().len(), fleet.facts().len());
     // A new request removes expired ones.

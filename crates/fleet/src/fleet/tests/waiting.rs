@@ -268,7 +268,7 @@ fn a_hand_off_of_a_pod_that_left_service_is_not_accepted() {
         ("not ready", |fleet| drop(observe(fleet, "p1", PodFacts { ready: false, ..ready() }))),
         ("quarantined", |fleet| {
             let (pod, quarantined_until) = (name("p1"), Some(NOW + 60_000));
-            fleet.replay(Change::Health { pod, failures: 3, quarantined_until });
+            fleet.apply(Change::Health { pod, failures: 3, quarantined_until });
         }),
     ];
     for (state, leave_service) in cases {

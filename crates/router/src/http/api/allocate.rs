@@ -12,12 +12,12 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use crate::config::HumanDuration;
 use crate::http::{
     ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
+use crate::human_duration::HumanDuration;
 use fleet::{
     Allocate, Allocation, Hold, Millis, PreviousPod, Refusal, RefusalReason, SignedRequest,
     names::{Carrier, Fingerprint},

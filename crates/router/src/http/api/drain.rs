@@ -8,12 +8,12 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use crate::config::HumanDuration;
 use crate::http::{
     ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
     openapi::{Endpoint, Group, schemas},
 };
+use crate::human_duration::HumanDuration;
 use fleet::{PodStatus, names::PodName};
 
 /// Poll interval of a waiting drain: a notification by another replica can be lost.

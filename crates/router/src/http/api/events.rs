@@ -44,7 +44,7 @@ const MAX_PAGES: usize = 50;
 /// Interval at which a stream polls the store.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of the keep-alive comments of a stream.
-pub const HEARTBEAT: Duration = Duration::from_secs(5);
+pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An event of the API.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
@@ -214,7 +214,7 @@ pub async fn events(
             Some(after) => after,
             None => last(&context).await?,
         };
-        let keep_alive = KeepAlive::new().interval(HEARTBEAT);
+        let keep_alive = KeepAlive::new().interval(HEARTBEAT_INTERVAL);
         let token = StreamToken::new(&context, headers);
         let stream = follow(context, filter, from).take_while(move |_| {
             let _guard = &guard;

@@ -23,7 +23,7 @@ use fleet::{
 pub struct PoolStatusJson {
     active_calls: usize,
     assigned: usize,
-    /// Pods in service; includes full shared pods.
+    /// Pods in the index of available pods; includes full shared pods.
     available: usize,
     /// Draining or terminating pods.
     draining: usize,

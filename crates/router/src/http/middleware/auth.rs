@@ -24,7 +24,7 @@ pub async fn check(
     if !request.method().is_safe() && is_cross_origin(request.headers()) {
         context.metrics.denied("forbidden");
         let error = "cross-origin requests may not change anything";
-        let log = RequestLog { outcome: "foreign_origin", ..RequestLog::default() };
+        let log = RequestLog { outcome: "cross_origin", ..RequestLog::default() };
         return log.attach(ApiError::new(StatusCode::FORBIDDEN, error));
     }
     let Some(tokens) = context.access.tokens() else {

@@ -15,7 +15,7 @@ const RESERVED_FILES: usize = 128;
 /// Smallest limit, however few files may be open.
 const MIN_CONNECTIONS: usize = 64;
 /// Time until a new connection without a response counts as idle.
-const GRACE: Duration = Duration::from_secs(2);
+const NEW_CONNECTION_GRACE: Duration = Duration::from_secs(2);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
 pub struct ConnectionLimiter {
@@ -148,7 +148,7 @@ impl Slot {
     /// the client waits for the router.
     fn eviction_rank(&self, now: Instant) -> Option<(u8, Instant)> {
         let state = lock(&self.state);
-        let is_new = now.saturating_duration_since(state.opened_at) < GRACE;
+        let is_new = now.saturating_duration_since(state.opened_at) < NEW_CONNECTION_GRACE;
         let class = match (state.phase, state.has_responded, is_new) {
             (Phase::Response, ..) => return None,
             (_, false, false) => 0,
@@ -179,7 +179,7 @@ mod tests {
         let limiter = ConnectionLimiter::new(3, Counter::default());
         let open = [(); 3].map(|()| {
             let guard = limiter.acquire().unwrap();
-            lock(&guard.slot.state).opened_at -= 2 * GRACE;
+            lock(&guard.slot.state).opened_at -= 2 * NEW_CONNECTION_GRACE;
             guard
         });
         (limiter, open)

@@ -240,8 +240,7 @@ impl Endpoint {
                 response = response.header("WWW-Authenticate", header("Always `Bearer`."));
             }
             429 | 503 => {
-                response =
-                    response.header("Retry-After", header("Seconds until the next attempt."));
+                response = response.header("Retry-After", header("Seconds until the next try."));
             }
             _ => {}
         }

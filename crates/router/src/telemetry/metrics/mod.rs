@@ -266,7 +266,7 @@ impl Metrics {
         );
         prefixed.register(
             "kept_releases",
-            "Deferred writes that wait for the store: releases and compensating releases",
+            "Deferred writes that wait for the store: releases, confirmations and compensating releases",
             self.store.deferred.clone(),
         );
         prefixed.register(

@@ -25,9 +25,9 @@ use spans::{BATCH, Span, SpanQueue};
 
 /// Interval at which an incomplete batch is sent.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-/// Attempts per batch.
-const MAX_ATTEMPTS: u32 = 3;
-/// Backoff between attempts.
+/// Tries per batch.
+const MAX_TRIES: u32 = 3;
+/// Backoff between tries.
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 const MAX_BACKOFF: Duration = Duration::from_secs(8);
 /// How long shutdown waits for the last spans.
@@ -135,9 +135,9 @@ impl Sender {
         // Encoding must not block the threads that serve requests.
         let encoded = tokio::task::spawn_blocking(move || otlp::encode(&resource, &spans));
         let Ok(body) = encoded.await.map(Bytes::from) else { return };
-        // While the collector is down, one attempt per batch shows whether it is back.
-        let attempts = if self.is_failing { 1 } else { MAX_ATTEMPTS };
-        for left in (0..attempts).rev() {
+        // While the collector is down, one try per batch shows whether it is back.
+        let tries = if self.is_failing { 1 } else { MAX_TRIES };
+        for left in (0..tries).rev() {
             let sent = timeout(self.collector.timeout, self.send(body.clone())).await;
             let (cause, after) = match sent
                 .unwrap_or_else(|_| Err(SendError::retryable(anyhow::anyhow!("no answer in time"))))
@@ -146,7 +146,7 @@ impl Sender {
                 Err(SendError::Refused(cause)) => return self.drop_spans(count, "refused", &cause),
                 Err(SendError::Retryable { cause, after }) => (cause, after),
             };
-            // A late response must not be taken for that of the next attempt.
+            // A late response must not be taken for that of the next try.
             self.connection = None;
             if left == 0 {
                 self.drop_spans(count, "unreachable", &cause);

@@ -34,7 +34,7 @@ use self::{
     latencies::Latencies,
     warnings::{ProblemStarts, warnings},
 };
-use super::{events::HEARTBEAT, snapshots::Snapshots};
+use super::{events::HEARTBEAT_INTERVAL, snapshots::Snapshots};
 use crate::http::{
     ApiError, Shared,
     middleware::{auth::StreamToken, stream_limit},
@@ -417,7 +417,7 @@ pub async fn live(State(context): Shared, parts: Parts) -> Result<Response, ApiE
                 Some((Ok::<_, Infallible>(message), (listener, initial)))
             }
         });
-    let keep_alive = KeepAlive::new().interval(HEARTBEAT);
+    let keep_alive = KeepAlive::new().interval(HEARTBEAT_INTERVAL);
     let messages = messages.take_while(move |_| {
         let _guard = &guard;
         ready(token.is_valid())

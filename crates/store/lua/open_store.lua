@@ -8,7 +8,7 @@ local COMMANDS = 'DEL EXISTS GET HDEL HEXISTS HGET HGETALL HLEN HMGET HSCAN HSET
   .. 'PEXPIRE PTTL SADD SCARD SET SISMEMBER SMEMBERS SRANDMEMBER SREM SSCAN TIME TYPE XADD ZADD ZCARD ZCOUNT ZPOPMIN '
   .. 'ZRANGE ZRANGEBYSCORE ZRANK ZREM ZREMRANGEBYRANK ZREMRANGEBYSCORE ZREVRANGE ZREVRANGEBYSCORE ZSCAN ZSCORE'
 
-operation('begin', function(ARGV)
+operation('open_store', function(ARGV)
   local _, window, origin = unpack(ARGV)
   -- A denied command would fail operations half done, and the next recovery would succeed again.
   for command in string.gmatch(COMMANDS, '%u+') do

@@ -1,4 +1,4 @@
--- fence: the origin of a store's pods, and the fencing epoch of their writer.
+-- fencing: the origin of a store's pods, and the fencing epoch of their writer.
 
 -- Derives the origin of the pods in a store that does not record it: it was deleted, or an earlier version wrote the
 -- pods. A list in force names it. A leader of an earlier version left an epoch.

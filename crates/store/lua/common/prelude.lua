@@ -1,4 +1,4 @@
--- base: time, keys, checked reads, call records. The library begins with this file.
+-- prelude: time, keys, checked reads, call records. The library begins with this file.
 
 -- redis.call, redis.pcall and functions of Lua: set at the first call, because Redis provides redis.call only then.
 local run, try, floor, max, format

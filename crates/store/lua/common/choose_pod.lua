@@ -1,4 +1,4 @@
--- draw: selection of a pod of a pool for the next call.
+-- choose_pod: selection of a pod of a pool for the next call.
 
 -- Returns the facts of a pod that can take a call; nil if it cannot.
 local function usable(pod_name, tier, cap)

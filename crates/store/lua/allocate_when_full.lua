@@ -2,7 +2,7 @@
 -- a queue entry, and ends the previous pod attempt of a reconnecting call.
 -- ARGV: as in allocate.lua
 -- Replies: as in allocate.lua   {unknown, now}: the call needs a pod
-operation('ask_again', function(ARGV)
+operation('allocate_when_full', function(ARGV)
   local request = parse_request(ARGV)
   local reply = request.previous and settle_previous(request) or answer_repeat(request)
   hand_off_released_pod(request)
