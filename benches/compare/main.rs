@@ -7,7 +7,10 @@ mod results;
 use std::{process::Command, time::Duration};
 
 use redis::cmd;
-use smart_router::tools::load::{Arrivals, Format, Plan, Report, Target, run};
+use smart_router::tools::{
+    load::{Arrivals, Format, Plan, Report, Target, run},
+    provider_stream::Dialer,
+};
 
 use self::results::{print_head, print_row, ratios, redis_cost, write_results};
 use testkit::{
@@ -202,12 +205,13 @@ impl RunningSystem {
         };
         let url = format!("http://127.0.0.1:{}", self.port);
         let plan = Plan {
-            target: Target::parse(&url, None).await.unwrap(),
+            target: Target::parse(&url, None, Dialer::default()).await.unwrap(),
             format: Format::Json,
             merchant: merchant.then(|| "acme".to_owned()),
             arrivals,
             connections,
             hold: Duration::ZERO,
+            media: None,
             duration: Duration::from_secs_f64(seconds),
             calls: None,
             repeat: 0,

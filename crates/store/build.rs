@@ -14,11 +14,14 @@ macro_rules! functions {
 include!("src/redis/function_table.rs");
 
 /// Shared parts, each after the parts that it uses.
-const COMMON: [&str; 9] = [
+const COMMON: [&str; 12] = [
     "prelude",
     "pod",
     "queue",
     "choose_pod",
+    "end_released",
+    "streams",
+    "reregister",
     "repeat_request",
     "merchant_config",
     "fencing",

@@ -1,5 +1,7 @@
 //! The fuzz targets: each feeds one parser or verifier and checks its invariants.
 
+pub mod media;
+
 use std::net::SocketAddr;
 
 use axum::http::{Extensions, HeaderMap, HeaderName, HeaderValue};

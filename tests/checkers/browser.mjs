@@ -153,6 +153,48 @@ const checks = {
     assert.deepEqual(page.errors, []);
   },
 
+  /** The panel of a call shows its open stream, and ends it. */
+  async stream() {
+    const page = await open(url);
+    await until("the number of streams", async () => (await text(page, "#total-streams")) === "1");
+    await page.evaluate(() => (location.hash = "call/CAstream"));
+    const body = () => text(page, "#detail-body");
+    await until("the stream", async () => /Gateway\s+\S+-[0-9a-f]{8}/.test(await body()));
+    await until("the provider", async () => /Provider\s+twilio/.test(await body()));
+    const frames = async (side) => {
+      const figure = await text(page, `[data-figure="From the ${side}"]`);
+      const found = /^([\d,]+) frames, [\d.]+ k?B, longest gap [\d.]+ m?s$/.exec(figure);
+      return Number(found?.[1].replaceAll(",", ""));
+    };
+    for (const side of ["provider", "agent"]) {
+      await until(`frames from the ${side}`, async () => (await frames(side)) > 10);
+    }
+    // New figures leave the rest of the panel as it is.
+    const entry = await page.locator("#detail-body .timeline li").first().elementHandle();
+    const before = await frames("provider");
+    await until("more frames", async () => (await frames("provider")) > before);
+    assert.ok(await entry.evaluate((node) => node.isConnected), "the timeline is not rendered again");
+    assert.match(await body(), /opened its stream to \S+ through \S+/);
+    await axe(page, "a call with its stream");
+    await shot(page, "stream");
+    await page.click("#detail-actions >> text=Release");
+    assert.match(await text(page, "#confirm-text"), /closes both sides/);
+    await page.click("#confirm-yes");
+    const note = "CAstream is ending: its stream is being closed.";
+    await until("the note", async () => (await text(page, "#detail-note")) === note);
+    await until("the end", async () => /ended: released by/.test(await body()));
+    assert.match(await body(), /ending, its stream is being closed: released by/);
+    await until("no stream is left", async () => (await text(page, "#total-streams")) === "0");
+    // A deadline that has passed.
+    const texts = await page.evaluate(async () => {
+      const { liveTime, storeNow } = await import("/page/time.js");
+      const late = storeNow() - 5.5;
+      return ["due", "lease", "left"].map((kind) => liveTime(kind, late).textContent);
+    });
+    assert.deepEqual(texts, ["5 s ago", "lease expired", "expired"]);
+    assert.deepEqual(page.errors, []);
+  },
+
   /** The page of a follower shows the leader. */
   async leader() {
     const page = await open(url);
@@ -235,6 +277,12 @@ const checks = {
     await until("the conflict is shown", async () => /changed by another request/.test(await text(page, "#confirm-error")));
     await page.click("#confirm-no");
     assert.equal((await api("GET", "/merchants/acme")).body.max_calls, 2, "the other change stays");
+    await page.click("#merchant-cancel");
+    // The note stays when the last merchant is deleted.
+    await page.click('[data-merchant="acme"] [data-act="delete"]');
+    await page.click("#confirm-yes");
+    await until("the list is empty", () => page.locator("#merchants-none").isVisible());
+    assert.equal(await text(page, "#merchants-note"), "acme is deleted.");
     assert.deepEqual(page.errors, []);
   },
 

@@ -14,7 +14,7 @@ use store::{Functions, Redis, RedisConfig, Store, Ttls};
 
 use testkit::{
     dice::Dice,
-    operations::{LEASE_TTL, Operation, REREGISTRATION_WINDOW, table},
+    operations::{GATEWAY_LEASE, LEASE_TTL, Operation, REREGISTRATION_WINDOW, table},
     redis::{RedisServer, store_config, unix_millis},
 };
 
@@ -165,6 +165,20 @@ impl Pair {
             Operation::ExtendPending { time } => {
                 store.extend_pending(*time).await.map_err(failed)?;
                 fleet.extend_pending(*time, now);
+            }
+            Operation::Attach(request) => {
+                let outcome = store.attach(request).await.map_err(failed)?;
+                let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
+                fleet.prefer(chosen.collect());
+                same!(what, outcome, fleet.attach(request, now));
+            }
+            Operation::Detach(request) => {
+                let outcome = store.detach(request).await.map_err(failed)?;
+                same!(what, outcome, fleet.detach(request, now));
+            }
+            Operation::Heartbeat { gateway } => {
+                let outcome = store.heartbeat(gateway, GATEWAY_LEASE).await.map_err(failed)?;
+                same!(what, outcome, fleet.heartbeat(gateway, GATEWAY_LEASE, now));
             }
             Operation::Drain { pod, ttl } => {
                 let outcome = store.drain(pod, *ttl).await.map_err(failed)?;

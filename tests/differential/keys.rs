@@ -2,7 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use fleet::{PodCall, PodStatus, names::Pool, tiers::TierKind};
+use fleet::{
+    Change, GatewayStatus, PodCall, PodStatus,
+    names::{CallSid, PodName, Pool},
+    tiers::TierKind,
+};
 
 use crate::compare::{Pair, Schema};
 use testkit::snapshot::Snapshot;
@@ -17,14 +21,46 @@ impl Pair {
         }
         self.pool_keys_agree(&keys)?;
         let mut live = BTreeMap::new();
+        let failures = self.failures();
         for pod in self.fleet.pods() {
             self.pod_keys_agree(&keys, &pod)?;
+            let fields = keys.hash(&format!("voice:pod:{}", pod.name))?;
+            let counted = fields.get("failures").and_then(|text| text.parse().ok()).unwrap_or(0);
+            let expected = failures.get(&pod.name).copied().unwrap_or(0);
+            same!(format!("failures of {}", pod.name), counted, expected);
             for call in &pod.calls {
                 self.call_keys_agree(&keys, &pod, call)?;
                 live.insert(call.call.to_string(), call.lease_until as f64);
             }
         }
         same!("voice:calls", keys.scores("voice:calls")?, live);
+        self.gateway_keys_agree(&keys)
+    }
+
+    /// Consecutive failures of the pods that have any.
+    fn failures(&self) -> BTreeMap<PodName, u32> {
+        let failures = |change| match change {
+            Change::Health { pod, failures, .. } => Some((pod, failures)),
+            _ => None,
+        };
+        self.fleet.facts().into_iter().filter_map(failures).collect()
+    }
+
+    /// Compares the leases and the calls of the gateways.
+    fn gateway_keys_agree(&self, keys: &Snapshot) -> Result<(), String> {
+        let (mut leases, mut indexes) = (BTreeMap::new(), Vec::new());
+        for GatewayStatus { gateway, until, lease, calls } in self.fleet.gateways() {
+            leases.insert(gateway.to_string(), format!("{until} {lease}"));
+            let key = format!("voice:gateway:{gateway}");
+            let score = |(call, is_ending): (CallSid, bool)| {
+                (call.to_string(), f64::from(u8::from(is_ending)))
+            };
+            let ours: BTreeMap<String, f64> = calls.into_iter().map(score).collect();
+            same!(key, keys.scores(&key)?, ours);
+            indexes.extend((!ours.is_empty()).then_some(key));
+        }
+        same!("voice:gateways", keys.hash("voice:gateways")?, leases);
+        same!("indexes of gateways", keys.names("voice:gateway:"), indexes);
         Ok(())
     }
 
@@ -119,6 +155,11 @@ impl Pair {
         );
         let [own, other] = self.field_names();
         let field = |name: &str| record.get(name).map(String::as_str);
+        let stream = ours.stream.map(|it| {
+            let ending = it.ending.map_or("", |cause| cause.as_str());
+            format!("{} {} {} {ending}", it.gateway, it.stream, it.since)
+        });
+        same!("stream", field("stream"), stream.as_deref());
         let pod_attempt = field(own[1]).or(field(other[1])).unwrap_or_default();
         same!("pod attempt", pod_attempt.parse().unwrap_or(0), ours.pod_attempt);
         if !self.has_mixed_records && self.schema != Schema::Changing {

@@ -7,3 +7,4 @@ mod call_history;
 mod keys;
 mod mutations;
 mod schema;
+mod stream_mutations;

@@ -1,8 +1,12 @@
-//! Mutation test of the comparison: it must detect every one of these broken builds.
+//! Mutation test of the comparison: it must detect every one of these broken builds. `MUTATION`
+//! selects those whose description contains a text.
 
 use store::Functions;
 
-use crate::compare::{Schema, compare};
+use crate::{
+    compare::{Schema, compare},
+    stream_mutations::STREAM_MUTATIONS,
+};
 
 /// Broken builds: description, text of the library, replacement.
 const MUTATIONS: [(&str, &str, &str); 55] = [
@@ -21,7 +25,11 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
         "elseif serves and pod.calls == 0 then",
         "elseif serves then",
     ),
-    ("re-registration exceeds the cap of a pod", "if pod.calls >= (kind", "if pod.calls > (kind"),
+    (
+        "re-registration exceeds the cap of a pod",
+        "if pod.calls >= slots_of(pod) then",
+        "if pod.calls > slots_of(pod) then",
+    ),
     (
         "a later drain shortens an earlier one",
         "max(pod.draining and current or 0, now + tonumber(time))",
@@ -29,7 +37,7 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
     ),
     ("a replaced pod keeps its calls", "if replaced or known_uid", "if known_uid"),
     ("a replaced leader may write", "if epoch < current then", "if epoch + 1 < current then"),
-    ("a renewal re-registers an ended call", "or run('ZSCORE', K.ended, call)", ""),
+    ("a renewal re-registers an ended call", "or run_index('ZSCORE', K.ended, call)", ""),
     (
         "a swept call leaves its pod busy",
         "if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end",
@@ -218,10 +226,12 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
 #[tokio::test]
 async fn the_comparison_detects_broken_functions() {
     let library = &Functions::default().schema_2.library;
-    for (description, from, _) in MUTATIONS {
+    let mutations = || MUTATIONS.into_iter().chain(STREAM_MUTATIONS);
+    for (description, from, _) in mutations() {
         assert!(library.code.contains(from), "{description}: the library lacks {from:?}");
     }
-    for (description, from, to) in MUTATIONS {
+    let selected = std::env::var("MUTATION").unwrap_or_default();
+    for (description, from, to) in mutations().filter(|(it, ..)| it.contains(&selected)) {
         let functions = || Functions::edited(|code| code.replace(from, to));
         // Redis draws pods at random, so that one run may miss a rare sequence.
         let mut detected = Ok(());

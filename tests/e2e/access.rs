@@ -4,7 +4,7 @@ use std::{io::Read, process::Stdio, time::Duration};
 
 use serde_json::json;
 
-use testkit::{Connection, Router, eventually, free_port, program, scratch};
+use testkit::{Connection, Router, WITHOUT_GATEWAY, eventually, free_port, program, scratch};
 
 const TOKENS: &str = "agent:agent-token,agent:agent-token-2,viewer:viewer-token,admin:admin-token";
 
@@ -239,7 +239,7 @@ fn invalid_secrets_fail_the_start_and_are_not_printed() {
             "PUBLIC_URL=: expected the URL under which providers reach this router, because TWILIO_AUTH_TOKEN is set",
         ),
         (
-            &[("STREAM_STATUS", "on")],
+            &[("STREAM_STATUS", "on"), WITHOUT_GATEWAY],
             "PUBLIC_URL=: expected the URL under which providers reach this router, because STREAM_STATUS is on",
         ),
         (

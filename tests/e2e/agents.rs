@@ -40,35 +40,39 @@ async fn echo(socket: &mut Socket, frame: &str) {
 
 #[tokio::test]
 async fn closing_the_websocket_releases_the_call() {
-    let router = Router::start(&[]);
-    let response = router.allocate("CA1");
-    let mut socket = dial(&response["ws_url"]).await;
-    echo(&mut socket, "hello?").await;
-    echo(&mut socket, r#"{"event":"media","media":{"payload":"AAAA"}}"#).await;
-    assert_eq!(router.status()["pools"]["gold"]["available"], 0);
-    socket.close(None).await.unwrap();
-    assert!(
-        matches!(socket.next().await, Some(Ok(Message::Close(_)))),
-        "the agent closes the stream, too"
-    );
-    eventually(Duration::from_secs(3), "the pod is free", || {
-        router.status()["pools"]["gold"]["available"] == 1
-    });
-    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+    for router in [Router::start(&[]), Router::start_without_gateway(&[])] {
+        let response = router.allocate("CA1");
+        let mut socket = dial(&response["ws_url"]).await;
+        echo(&mut socket, "hello?").await;
+        echo(&mut socket, r#"{"event":"media","media":{"payload":"AAAA"}}"#).await;
+        assert_eq!(router.status()["pools"]["gold"]["available"], 0);
+        socket.close(None).await.unwrap();
+        assert!(
+            matches!(socket.next().await, Some(Ok(Message::Close(_)))),
+            "the agent closes the stream, too"
+        );
+        eventually(Duration::from_secs(3), "the pod is free", || {
+            router.status()["pools"]["gold"]["available"] == 1
+        });
+        assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+    }
 }
 
 #[tokio::test]
 async fn a_dropped_websocket_releases_the_call() {
-    let router = Router::start(&[]);
-    let socket = dial(&router.allocate("CA1")["ws_url"]).await;
-    drop(socket);
-    eventually(Duration::from_secs(3), "the pod is free", || router.status()["active_calls"] == 0);
+    for router in [Router::start(&[]), Router::start_without_gateway(&[])] {
+        let socket = dial(&router.allocate("CA1")["ws_url"]).await;
+        drop(socket);
+        eventually(Duration::from_secs(3), "the pod is free", || {
+            router.status()["active_calls"] == 0
+        });
+    }
 }
 
 #[tokio::test]
 async fn the_start_frame_identifies_the_call_on_a_shared_pod() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
-    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    let router = Router::start_without_gateway(&[("TIER_CONFIG", tiers)]);
     let url = router.allocate("CA1")["ws_url"].clone();
     router.allocate("CA2");
     let mut second = dial(&url).await;
@@ -89,7 +93,7 @@ async fn the_start_frame_identifies_the_call_on_a_shared_pod() {
 
 #[tokio::test]
 async fn an_agent_renews_its_call_while_the_stream_is_open() {
-    let router = Router::start(&[
+    let router = Router::start_without_gateway(&[
         ("LEASE_TTL", "2s"),
         ("HTTP_READ_TIMEOUT", "500ms"),
         ("HTTP_IDLE_TIMEOUT", "1s"),
@@ -110,7 +114,7 @@ async fn an_agent_renews_its_call_while_the_stream_is_open() {
 
 #[tokio::test]
 async fn a_stream_without_an_allocated_call_is_refused() {
-    let router = Router::start(&[]);
+    let router = Router::start_without_gateway(&[]);
     let refusal = async |url: String| match connect_async(url).await {
         Err(Error::Http(response)) => response.status().as_u16(),
         other => panic!("expected a refusal: {other:?}"),
@@ -124,7 +128,7 @@ async fn a_stream_without_an_allocated_call_is_refused() {
 #[tokio::test]
 async fn two_streams_of_one_pod_release_their_own_calls() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 3}}"#;
-    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    let router = Router::start_without_gateway(&[("TIER_CONFIG", tiers)]);
     let url = router.allocate("CA1")["ws_url"].clone();
     router.allocate("CA2");
     let (mut second, mut first) = (dial(&url).await, dial(&url).await);
@@ -142,7 +146,7 @@ async fn two_streams_of_one_pod_release_their_own_calls() {
 
 #[tokio::test]
 async fn a_released_call_is_not_registered_again_by_its_stream() {
-    let router = Router::start(&[("LEASE_TTL", "1500ms")]);
+    let router = Router::start_without_gateway(&[("LEASE_TTL", "1500ms")]);
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     assert_eq!(router.release("CA1").0, 200);
     let renewal = json!({"pod_name": "voice-agent-0", "call_sids": ["CA1"]});
@@ -154,7 +158,7 @@ async fn a_released_call_is_not_registered_again_by_its_stream() {
 
 #[tokio::test]
 async fn an_agent_ends_a_stream_whose_client_does_not_read() {
-    let router = Router::start(&[]);
+    let router = Router::start_without_gateway(&[]);
     let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
     let frame = Message::binary(vec![0; 60_000]);
     while tokio::time::timeout(Duration::from_millis(500), socket.send(frame.clone()))
@@ -168,17 +172,19 @@ async fn an_agent_ends_a_stream_whose_client_does_not_read() {
 
 #[tokio::test]
 async fn graceful_shutdown_closes_streams_and_releases_calls() {
-    let directory = scratch();
-    let mut router = Router::start(&[("DATA_DIR", directory.to_str().unwrap())]);
-    router.allocate("CA2");
-    let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
-    router.signal("TERM");
-    let frame = tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap();
-    assert!(matches!(frame, Some(Ok(Message::Close(_)))), "{frame:?}");
-    assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
-    let router = router.kill_and_restart();
-    assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
-    assert_eq!(router.get("/api/v1/calls/CA2").0, 200);
+    for start in [Router::start, Router::start_without_gateway] {
+        let directory = scratch();
+        let mut router = start(&[("DATA_DIR", directory.to_str().unwrap())]);
+        router.allocate("CA2");
+        let mut socket = dial(&router.allocate("CA1")["ws_url"]).await;
+        router.signal("TERM");
+        let frame = tokio::time::timeout(FRAME_TIMEOUT, socket.next()).await.unwrap();
+        assert!(matches!(frame, Some(Ok(Message::Close(_)))), "{frame:?}");
+        assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
+        let router = router.kill_and_restart();
+        assert_eq!(router.get("/api/v1/calls/CA1").0, 404);
+        assert_eq!(router.get("/api/v1/calls/CA2").0, 200);
+    }
 }
 
 #[tokio::test]

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use testkit::{HttpResponse, Router};
+use testkit::{HttpResponse, Router, WITHOUT_GATEWAY};
 
 fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()
@@ -114,6 +114,7 @@ fn stream_status_adds_the_callback_url_to_documents() {
     let router = Router::start(&[
         ("PUBLIC_URL", "https://router.example.com/voice/"),
         ("STREAM_STATUS", "on"),
+        WITHOUT_GATEWAY,
         ("TIER_CONFIG", r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 10}}"#),
     ]);
     let url = |provider: &str| {

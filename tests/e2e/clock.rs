@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use store::{Redis, Store};
 
 use testkit::{
-    Router,
+    Router, WITHOUT_GATEWAY,
     clock::WallClock,
     eventually, free_port,
     provider::{CallDocument, PUBLIC_URL, follow_redirect, start_call},
@@ -48,7 +48,7 @@ fn is_draining(router: &Router, pod: &str) -> bool {
 #[test]
 fn leases_and_drains_expire_after_the_clock_is_set_back() {
     let clock = WallClock::ahead(HOUR);
-    let router = start(&clock, &[("LEASE_TTL", "2s"), ("DRAINING_TTL", "2s")]);
+    let router = start(&clock, &[("LEASE_TTL", "2s"), ("DRAINING_TTL", "2s"), WITHOUT_GATEWAY]);
     router.allocate("CA1");
     assert_eq!(router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"})).0, 200);
     clock.set_ahead(0);
@@ -98,7 +98,7 @@ fn the_hold_time_expires_after_the_clock_is_set_back() {
 #[test]
 fn a_clock_set_forward_ends_nothing_early() {
     let clock = WallClock::ahead(0);
-    let router = start(&clock, &[("LEASE_TTL", "1m"), ("DRAINING_TTL", "1m")]);
+    let router = start(&clock, &[("LEASE_TTL", "1m"), ("DRAINING_TTL", "1m"), WITHOUT_GATEWAY]);
     router.allocate("CA1");
     router.post("/api/v1/drain", json!({"pod_name": "voice-agent-2"}));
     clock.set_ahead(HOUR);
@@ -124,6 +124,7 @@ fn deadlines_are_moved_by_a_restart_after_the_clock_is_set_back() {
         ("DATA_DIR", directory.to_str().unwrap()),
         ("LEASE_TTL", "6s"),
         ("DRAINING_TTL", "6s"),
+        WITHOUT_GATEWAY,
         ("EVENTS", "off"),
     ];
     let router = start(&clock, &settings);
@@ -200,6 +201,7 @@ fn calls_are_served_while_the_clock_of_redis_is_stepped() {
         ("REDIS_URL", &url),
         ("TIER_CONFIG", r#"{"gold": 5}"#),
         ("LEASE_TTL", "3s"),
+        WITHOUT_GATEWAY,
         ("LOG_LEVEL", "off"),
     ]);
     router.allocate("CA1");

@@ -2,7 +2,7 @@ use std::process::Output;
 
 use smart_router::cli;
 
-use testkit::program;
+use testkit::{WITHOUT_GATEWAY, program};
 
 fn check(settings: &[(&str, &str)]) -> Output {
     program(settings).arg("check-config").output().unwrap()
@@ -35,9 +35,21 @@ fn check_config_prints_every_variable_with_its_effective_value() {
         "LEASE_TTL=90s",
         "DRAINING_TTL=6m",
         "KEY_PREFIX=voice:",
-        "VOICE_AGENT_BASE_URL=ws://localhost:8081",
+        "MEDIA_URL=ws://localhost:8081",
+        "VOICE_AGENT_BASE_URL=",
+        "CONNECT_TIMEOUT=30s",
+        "RETRY_ON_DISCONNECT=2",
         "LEADER_ELECTION_ENABLED=false",
         r#"TIER_CONFIG={"default_chain":["gold"],"tiers":{"gold":{"target":2,"type":"exclusive"}}}"#,
+    ] {
+        assert!(printed.lines().any(|other| other == line), "{line} is not in\n{printed}");
+    }
+    let printed = text(check(&[WITHOUT_GATEWAY]).stdout);
+    for line in [
+        "MEDIA_URL=",
+        "VOICE_AGENT_BASE_URL=wss://voice.example.com",
+        "CONNECT_TIMEOUT=",
+        "RETRY_ON_DISCONNECT=0",
     ] {
         assert!(printed.lines().any(|other| other == line), "{line} is not in\n{printed}");
     }
@@ -59,7 +71,7 @@ fn a_flag_sets_the_same_value_as_its_variable() {
 #[test]
 fn an_invalid_value_fails_the_start_with_one_line() {
     let pods = ("PODS", "a=h");
-    let cases: [(&[(&str, &str)], &str); 26] = [
+    let cases: [(&[(&str, &str)], &str); 29] = [
         (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
         (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
         (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
@@ -78,7 +90,16 @@ fn an_invalid_value_fails_the_start_with_one_line() {
         ),
         (&[("PUBLIC_URL", "router.example.com")], "PUBLIC_URL=router.example.com: expected"),
         (&[("WS_PATH_TEMPLATE", "/a?b")], "WS_PATH_TEMPLATE=/a?b: expected a path"),
-        (&[pods], "VOICE_AGENT_BASE_URL=: expected"),
+        (
+            &[("MEDIA_URL", "https://a")],
+            "MEDIA_URL=https://a: expected a URL that begins with ws://",
+        ),
+        (
+            &[("MEDIA_URL", "wss://a"), WITHOUT_GATEWAY],
+            "MEDIA_URL=wss://a: expected either MEDIA_URL or VOICE_AGENT_BASE_URL, not both",
+        ),
+        (&[("MEDIA_LEASE", "2s")], "MEDIA_LEASE=2s: expected at least 3s"),
+        (&[("AGENT_CA_FILE", "a.pem")], "AGENT_CA_FILE=a.pem: expected AGENT_TLS=on"),
         (&[("PODS", "a")], "PODS=a: expected name=host:port"),
         (&[("PODS", "metadata=h")], "PODS=metadata=h: expected"),
         (&[("PODS_FILE", "/nowhere")], "PODS_FILE=/nowhere: expected"),
@@ -127,7 +148,7 @@ fn an_invalid_value_fails_the_start_with_one_line() {
 }
 
 #[test]
-fn ignored_parts_of_the_tier_document_are_warned_about() {
+fn ignored_settings_are_warned_about() {
     let output = check(&[(
         "TIER_CONFIG",
         r#"{"tiers": {"gold": {"max": 1}}, "default_chain": ["gold", "silver"]}"#,
@@ -136,6 +157,8 @@ fn ignored_parts_of_the_tier_document_are_warned_about() {
     let printed = text(output.stderr);
     assert!(printed.contains("unknown tier \"silver\" is ignored"), "{printed}");
     assert!(printed.contains("unknown field \"max\" is ignored"), "{printed}");
+    let printed = text(check(&[("STREAM_STATUS", "on")]).stderr);
+    assert!(printed.contains("STREAM_STATUS: the media gateway needs no callbacks"), "{printed}");
 }
 
 #[test]

@@ -1,15 +1,17 @@
-//! Provisional calls: a stream start confirms the call, and CONNECT_TIMEOUT ends it otherwise.
+//! Provisional calls without the media gateway: a stream start confirms the call, and
+//! CONNECT_TIMEOUT ends it otherwise.
 
 use std::{thread, time::Duration};
 
 use serde_json::json;
 
-use testkit::{Connection, Router, eventually, redis::RedisServer};
+use testkit::{Connection, Router, WITHOUT_GATEWAY, eventually, redis::RedisServer};
 
 const SECOND: Duration = Duration::from_secs(1);
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     ("PUBLIC_URL", "https://r.example"),
     ("CONNECT_TIMEOUT", "1s"),
+    WITHOUT_GATEWAY,
     ("TIER_CONFIG", r#"{"gold": 1}"#),
     ("LEASE_TTL", "30s"),
     ("LOG_LEVEL", "off"),

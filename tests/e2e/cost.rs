@@ -4,8 +4,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fleet::{
-    Allocate, Confirm, Hold, Release, Renew, SignedRequest,
-    names::CallSid,
+    Allocate, Attach, Confirm, Detach, EndCause, Hold, Release, Renew, SignedRequest,
+    names::{CallSid, GatewayId, StreamId},
     tiers::{DocumentSource, Tiers},
 };
 use store::{Redis, RedisConfig, Store, Ttls};
@@ -137,5 +137,40 @@ async fn the_path_of_a_call_has_a_fixed_cost() {
     let confirm = Confirm { call: call("CA6"), pod, pod_attempt, lease_ttl: 900_000 };
     let (commands, ..) = counted.commands(store.confirm(&confirm)).await;
     assert_eq!(commands, 17, "confirm");
+    store.close().await;
+}
+
+#[tokio::test]
+async fn the_path_of_a_stream_has_a_fixed_cost() {
+    let counted = CountedStore::new().await;
+    let store = &counted.store;
+    let request = Allocate { provisional: true, ..Allocate::new(call("CA1"), None, 900_000) };
+    let request = Allocate { expects_stream: true, may_return: true, ..request };
+    // The library is loaded from here on.
+    store.allocate(&request).await.unwrap().unwrap();
+    let gateway: GatewayId = "g1".parse().unwrap();
+    let stream: StreamId = "0000000000000001".parse().unwrap();
+    let attach = Attach {
+        call: call("CA1"),
+        pod_attempt: 1,
+        gateway: gateway.clone(),
+        gateway_lease: 30_000,
+        stream: stream.clone(),
+        lease_ttl: 900_000,
+        connected: None,
+    };
+    let (commands, functions, attached) = counted.commands(store.attach(&attach)).await;
+    assert!(attached.unwrap().is_ok());
+    assert_eq!((commands, functions), (20, 1), "attach");
+    let (commands, functions, _) = counted.commands(store.heartbeat(&gateway, 30_000)).await;
+    assert_eq!((commands, functions), (6, 1), "heartbeat");
+    let release = Release::new(call("CA1"), None);
+    let (commands, functions, released) = counted.commands(store.release(&release)).await;
+    assert!(released.unwrap().unwrap().is_ending);
+    assert_eq!((commands, functions), (10, 1), "release of an attached call");
+    let detach = Detach { call: call("CA1"), stream, cause: EndCause::Provider };
+    let (commands, functions, detached) = counted.commands(store.detach(&detach)).await;
+    assert!(detached.unwrap().is_ok());
+    assert_eq!((commands, functions), (13, 1), "detach");
     store.close().await;
 }

@@ -128,7 +128,7 @@ fn a_remote_load_target_needs_an_explicit_flag() {
     let output = load("http://192.0.2.1:80", &["-d", "1s"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("--i-own-this-target"), "{output:?}");
-    for bad in ["https://localhost", "localhost"] {
+    for bad in ["ws://localhost", "localhost"] {
         let output = load(bad, &[]);
         assert!(text(&output.stderr).contains("http://"), "{output:?}");
     }

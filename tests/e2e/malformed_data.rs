@@ -10,7 +10,9 @@ use redis::{Commands, Connection};
 use serde_json::json;
 
 use testkit::replicas;
-use testkit::{Router, eventually, free_port, proxy::FaultProxy, redis::RedisServer, scratch};
+use testkit::{
+    Router, WITHOUT_GATEWAY, eventually, free_port, proxy::FaultProxy, redis::RedisServer, scratch,
+};
 
 /// Runs commands, one per line, with words separated by spaces.
 pub(crate) fn run(redis: &mut Connection, lines: &[&str]) {
@@ -126,6 +128,7 @@ fn a_record_of_the_wrong_type_does_not_stop_the_sweep() {
         ("REDIS_URL", &url),
         ("TIER_CONFIG", r#"{"gold": 3}"#),
         ("LEASE_TTL", "1s"),
+        WITHOUT_GATEWAY,
         ("CLEANUP_INTERVAL", "300ms"),
         ("LOG_LEVEL", "off"),
     ]);

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use testkit::cluster::TIMES;
 use testkit::{
-    Router, eventually,
+    Router, WITHOUT_GATEWAY, eventually,
     kube::FakeKube,
     provider::{CallDocument, PUBLIC_URL, follow_redirect, start_call},
     redis::RedisServer,
@@ -53,7 +53,7 @@ fn assert_refused((status, response): (u16, Value)) {
 #[test]
 fn a_full_redis_serves_known_calls_and_refuses_new_ones() {
     let server = RedisServer::start(&[]);
-    let router = start(&server, &[]);
+    let router = start(&server, &[WITHOUT_GATEWAY]);
     let (mut redis, mut connection) = (server.connection(), router.connect());
     router.allocate("known");
     let streamed = start_call(&mut connection, "streamed").pod().unwrap();
@@ -97,7 +97,8 @@ fn a_full_redis_serves_known_calls_and_refuses_new_ones() {
 #[test]
 fn a_full_redis_ends_calls_whose_streams_ended() {
     let server = RedisServer::start(&[]);
-    let router = start(&server, &[("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on")]);
+    let settings = [("RETRY_ON_DISCONNECT", "2"), ("STREAM_STATUS", "on"), WITHOUT_GATEWAY];
+    let router = start(&server, &settings);
     let (mut redis, mut connection) = (server.connection(), router.connect());
     let ended = start_call(&mut connection, "ended");
     let broken = start_call(&mut connection, "broken");
@@ -166,7 +167,7 @@ fn a_full_redis_allows_sweeps_audits_and_pod_changes() {
     fs::write(&pods, "a=h:1\nb=h:2\n").unwrap();
     let settings = [
         ("PODS_FILE", pods.to_str().unwrap()),
-        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        WITHOUT_GATEWAY,
         ("CONNECT_TIMEOUT", "2s"),
         ("RECONCILE_INTERVAL", "300ms"),
     ];
@@ -196,7 +197,7 @@ fn a_leader_takes_over_in_a_full_redis() {
     let mut settings = vec![
         ("REDIS_URL", url.as_str()),
         ("TIER_CONFIG", r#"{"gold": 2}"#),
-        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
+        WITHOUT_GATEWAY,
         ("KUBECONFIG", kube.config.to_str().unwrap()),
         ("LOG_LEVEL", "off"),
     ];

@@ -6,7 +6,7 @@ use redis::cmd;
 use serde_json::json;
 
 use testkit::{
-    Connection, Process, Router, eventually, free_port, program,
+    Connection, Process, Router, WITHOUT_GATEWAY, eventually, free_port, program,
     provider::{PUBLIC_URL, start_call},
     redis::RedisServer,
 };
@@ -42,6 +42,7 @@ fn a_loading_redis_is_an_outage_that_loses_nothing() {
         ("PUBLIC_URL", PUBLIC_URL),
         ("TIER_CONFIG", r#"{"gold": 3}"#),
         ("CONNECT_TIMEOUT", "60s"),
+        WITHOUT_GATEWAY,
         ("LOG_LEVEL", "off"),
     ];
     let router = Router::start(&settings);

@@ -7,7 +7,7 @@ use redis::{Connection as Redis, cmd};
 use serde_json::{Value, json};
 
 use testkit::{
-    Connection, Router, eventually,
+    Connection, Router, WITHOUT_GATEWAY, eventually,
     provider::{CallDocument, PUBLIC_URL, start_call},
     redis::RedisServer,
 };
@@ -61,7 +61,7 @@ fn run(redis: &mut Redis, lines: &[&str]) {
     }
 }
 
-/// Starts a router with its own Redis user and a CONNECT_TIMEOUT.
+/// Starts a router with its own Redis user and a CONNECT_TIMEOUT, without the media gateway.
 fn with_user(server: &RedisServer) -> Router {
     let acl = "ACL SETUSER router on >pw ~voice:* &voice:handed +@all";
     run(&mut server.connection(), &[acl]);
@@ -70,6 +70,7 @@ fn with_user(server: &RedisServer) -> Router {
         ("REDIS_URL", &url),
         ("PUBLIC_URL", PUBLIC_URL),
         ("CONNECT_TIMEOUT", "2s"),
+        WITHOUT_GATEWAY,
         ("CLEANUP_INTERVAL", "1s"),
         ("TIER_CONFIG", r#"{"gold": 3}"#),
         ("LOG_LEVEL", "off"),

@@ -2,7 +2,7 @@ use std::{sync::Barrier, thread, time::Duration};
 
 use serde_json::json;
 
-use testkit::{Router, eventually};
+use testkit::{Router, WITHOUT_GATEWAY, eventually};
 
 #[test]
 fn a_released_call_frees_its_pod_exactly_once() {
@@ -71,7 +71,8 @@ fn two_simultaneous_releases_free_the_pod_for_one_call() {
 #[test]
 fn a_call_without_a_release_ends_with_its_lease() {
     let tiers = r#"{"basic": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
-    let router = Router::start(&[("TIER_CONFIG", tiers), ("LEASE_TTL", "1500ms")]);
+    let settings = [("TIER_CONFIG", tiers), ("LEASE_TTL", "1500ms"), WITHOUT_GATEWAY];
+    let router = Router::start(&settings);
     router.allocate("CA1");
     router.allocate("CA2");
     eventually(Duration::from_secs(3), "the lease of CA1 expires", || {

@@ -2,11 +2,11 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use testkit::{Router, eventually, redis::unix_millis};
+use testkit::{Router, WITHOUT_GATEWAY, eventually, redis::unix_millis};
 
 #[test]
 fn a_renewed_call_outlives_its_lease() {
-    let router = Router::start(&[("LEASE_TTL", "2s")]);
+    let router = Router::start(&[("LEASE_TTL", "2s"), WITHOUT_GATEWAY]);
     router.allocate("CA1");
     router.allocate("CA2");
     eventually(Duration::from_secs(5), "the lease of CA2 expires", || {
@@ -20,7 +20,7 @@ fn a_renewed_call_outlives_its_lease() {
 
 #[test]
 fn a_repeated_allocation_does_not_renew_the_lease() {
-    let router = Router::start(&[]);
+    let router = Router::start(&[WITHOUT_GATEWAY]);
     router.allocate("CA1");
     let before = router.get("/api/v1/calls/CA1").1["lease_expires_at"].clone();
     // The response has a resolution of one second.

@@ -8,12 +8,14 @@ use serde_json::json;
 use crate::signatures::{sha1, sha256};
 use testkit::{
     HttpResponse, Router, eventually,
-    provider::{CallDocument, PUBLIC_URL},
+    provider::{CallDocument, PUBLIC_URL, pod_of},
     proxy::FaultProxy,
     redis::RedisServer,
     scratch,
 };
 
+/// The beginning of every stream URL.
+const STREAM_URL: &str = "wss://r.example/media/";
 const SECOND: Duration = Duration::from_secs(1);
 const TOKEN: &str = "twilio-token";
 const FORM: (&str, &str) = ("content-type", "application/x-www-form-urlencoded");
@@ -113,6 +115,13 @@ impl SignedWebhook {
         CallDocument::read(&self.send(router).text())
     }
 
+    /// Sends it and expects a stream. Returns the pod of the call.
+    fn request_pod(&self, router: &Router, call: &str) -> String {
+        let document = self.request(router);
+        assert!(document.is_stream(), "{self:?}: {document:?}");
+        pod_of(router, call).expect("a connected call has a pod")
+    }
+
     /// Sends it and expects a hang-up without a message.
     fn assert_hang_up(&self, router: &Router) {
         assert_eq!(self.request(router), CallDocument::HangUp(String::new()), "{self:?}");
@@ -140,7 +149,7 @@ fn a_signed_webhook_needs_a_call_id_in_the_providers_format() {
         let before = router.status();
         let assert_rejected = |signed: SignedWebhook, part: &str| {
             let text = signed.send(router).text();
-            assert!(text.contains(part) && !text.contains("/ws/pod/"), "{signed:?}: {text}");
+            assert!(text.contains(part) && !text.contains(STREAM_URL), "{signed:?}: {text}");
         };
         let good = sid(1);
         for bad in [
@@ -177,7 +186,7 @@ fn a_signed_webhook_needs_a_call_id_in_the_providers_format() {
         assert_eq!(router.status(), before);
         let body = json!({"call_sid": call}).to_string();
         let text = SignedWebhook::jambonz("/api/v1/jambonz/allocate", &body).send(router).text();
-        assert!(text.contains("/ws/pod/"), "{text}");
+        assert!(text.contains(STREAM_URL), "{text}");
     });
 }
 
@@ -188,7 +197,7 @@ fn a_signature_cannot_be_reused_by_splitting_parameters_differently() {
         let params =
             [("AccountSid", "AC1"), ("CallSid", &call), ("From", "+1"), ("ParentCallSid", &parent)];
         let genuine = SignedWebhook::twilio(ALLOCATE, &params);
-        let pod = genuine.request(router).pod().unwrap();
+        let pod = genuine.request_pod(router, &call);
         // The concatenated names and values are the same, so each signature is valid.
         let (longer, rest) = (format!("{call}F"), format!("+1ParentCallSid{parent}"));
         let account = format!("AC1CallSid{call}From+1Parent");
@@ -197,10 +206,10 @@ fn a_signature_cannot_be_reused_by_splitting_parameters_differently() {
             &[("AccountSid", &account), ("CallSid", &parent)],
         ] {
             let text = SignedWebhook { body: form(params), ..genuine.clone() }.send(router).text();
-            assert!(text.contains("<Hangup/>") && !text.contains("/ws/pod/"), "{params:?}: {text}");
+            assert!(text.contains("<Hangup/>") && !text.contains(STREAM_URL), "{params:?}: {text}");
         }
         assert_eq!(router.status()["active_calls"], 1);
-        assert_eq!(genuine.request(router).pod(), Some(pod), "an idempotent repeat");
+        assert_eq!(genuine.request_pod(router, &call), pod, "an idempotent repeat");
         assert_eq!(router.release(&call).0, 200);
     });
 }
@@ -210,17 +219,14 @@ fn a_replayed_webhook_of_an_ended_call_gets_no_pod() {
     each_store(&[], |router| {
         let call = sid(1);
         let request = webhook_of(&call, ALLOCATE);
-        let pod = request.request(router).pod().unwrap();
+        let pod = request.request_pod(router, &call);
         for _ in 0..3 {
-            assert_eq!(
-                request.request(router).pod().as_ref(),
-                Some(&pod),
-                "an idempotent repeat of a live call"
-            );
+            let repeated = request.request_pod(router, &call);
+            assert_eq!(repeated, pod, "an idempotent repeat of a live call");
         }
         // A repeat with another signature belongs to the same call and ends with it.
         let repeat = webhook_of(&call, &format!("{ALLOCATE}?template=again"));
-        assert_eq!(repeat.request(router).pod().as_ref(), Some(&pod));
+        assert_eq!(repeat.request_pod(router, &call), pod);
         assert_eq!(router.release(&call).0, 200);
         for _ in 0..3 {
             request.assert_hang_up(router);
@@ -236,7 +242,7 @@ fn a_replayed_webhook_of_an_ended_call_gets_no_pod() {
         assert_eq!(router.release(&call).0, 200);
         // Another call of the same caller is no replay.
         let other = webhook_of(&sid(2), ALLOCATE);
-        assert!(other.request(router).pod().is_some());
+        assert!(other.request(router).is_stream());
         assert_eq!(router.release(&sid(2)).0, 200);
     });
 }
@@ -257,21 +263,21 @@ fn a_nonce_or_token_is_valid_for_one_call() {
         // A Vonage token that covers no call id is valid for one call only.
         let path = |number| format!("/api/v1/vonage/allocate?uuid={}", uuid(number));
         let genuine = SignedWebhook::vonage(&path(3), "j1");
-        assert!(genuine.send(router).text().contains("/ws/pod/"));
+        assert!(genuine.send(router).text().contains(STREAM_URL));
         let other = SignedWebhook { path: path(4), ..genuine.clone() };
         assert_eq!(other.send(router).text(), "[]");
-        assert!(genuine.send(router).text().contains("/ws/pod/"), "an idempotent repeat");
+        assert!(genuine.send(router).text().contains(STREAM_URL), "an idempotent repeat");
         assert_eq!(router.release(&uuid(3)).0, 200);
         assert_eq!(genuine.send(router).text(), "[]");
         let path = "/api/v1/jambonz/allocate";
         let body = json!({"call_sid": uuid(5)}).to_string();
         let genuine = SignedWebhook::jambonz(path, &body);
-        assert!(genuine.send(router).text().contains("/ws/pod/"));
+        assert!(genuine.send(router).text().contains(STREAM_URL));
         assert_eq!(router.release(&uuid(5)).0, 200);
         // The signature does not cover the URL: a status callback cannot allocate.
         let ended = json!({"call_sid": uuid(5), "call_status": "completed"}).to_string();
         let text = SignedWebhook::jambonz(path, &ended).send(router).text();
-        assert!(text.contains("hangup") && !text.contains("/ws/pod/"), "{text}");
+        assert!(text.contains("hangup") && !text.contains(STREAM_URL), "{text}");
         for path in [path, "/api/v1/jambonz/allocate?template=other"] {
             let again = SignedWebhook { path: path.into(), ..genuine.clone() };
             assert_eq!(again.send(router).text(), r#"[{"verb":"hangup"}]"#);
@@ -307,11 +313,13 @@ fn redirects_of_the_routers_documents_are_not_replays() {
         assert!(document.is_hold(), "{document:?}");
         assert_eq!(router.release("busy").0, 200);
         document = follow(&mut sent, &document);
-        let pod = document.pod().expect("a pod");
+        assert!(document.is_stream(), "{document:?}");
+        let pod = pod_of(router, &call);
         // Its stream breaks twice, and the call reconnects.
         for _ in 0..2 {
             document = follow(&mut sent, &document);
-            assert_eq!(document.pod().as_ref(), Some(&pod), "{document:?}");
+            assert!(document.is_stream(), "{document:?}");
+            assert_eq!(pod_of(router, &call), pod);
         }
         assert_eq!(router.release(&call).0, 200);
         document = follow(&mut sent, &document);
@@ -331,9 +339,9 @@ fn a_refused_webhook_may_be_repeated() {
     each_store(&[("TIER_CONFIG", r#"{"gold": 1}"#)], |router| {
         router.allocate("busy");
         let request = webhook_of(&sid(1), ALLOCATE);
-        assert!(request.request(router).pod().is_none());
+        assert!(!request.request(router).is_stream());
         assert_eq!(router.release("busy").0, 200);
-        assert!(request.request(router).pod().is_some(), "the refused call never had a pod");
+        assert!(request.request(router).is_stream(), "the refused call never had a pod");
         assert_eq!(router.release(&sid(1)).0, 200);
         request.assert_hang_up(router);
     });
@@ -347,7 +355,7 @@ fn replay_protection_spans_replicas_and_restarts() {
     settings.push(("REDIS_URL", &url));
     let routers = [Router::start(&settings), Router::start(&settings)];
     let request = webhook_of(&sid(1), ALLOCATE);
-    assert!(request.request(&routers[0]).pod().is_some());
+    assert!(request.request(&routers[0]).is_stream());
     assert_eq!(routers[1].release(&sid(1)).0, 200);
     request.assert_hang_up(&routers[1]);
 
@@ -355,7 +363,7 @@ fn replay_protection_spans_replicas_and_restarts() {
     let mut settings = SETTINGS.to_vec();
     settings.push(("DATA_DIR", directory.to_str().unwrap()));
     let router = Router::start(&settings);
-    assert!(request.request(&router).pod().is_some());
+    assert!(request.request(&router).is_stream());
     assert_eq!(router.release(&sid(1)).0, 200);
     // The second restart begins with a compacted journal.
     let router = router.kill_and_restart();
@@ -368,12 +376,10 @@ fn replay_protection_spans_replicas_and_restarts() {
 fn replay_protection_ends_after_replay_window() {
     each_store(&[("REPLAY_WINDOW", "3s")], |router| {
         let request = webhook_of(&sid(1), ALLOCATE);
-        assert!(request.request(router).pod().is_some());
+        assert!(request.request(router).is_stream());
         assert_eq!(router.release(&sid(1)).0, 200);
         request.assert_hang_up(router);
-        eventually(20 * SECOND, "the replay window ends", || {
-            request.request(router).pod().is_some()
-        });
+        eventually(20 * SECOND, "the replay window ends", || request.request(router).is_stream());
         assert_eq!(router.release(&sid(1)).0, 200);
     });
 }
@@ -390,14 +396,14 @@ fn a_compensated_allocation_may_be_requested_again() {
     let router = Router::start(&settings);
     let request = webhook_of(&sid(1), ALLOCATE);
     proxy.drop_replies(true);
-    assert!(request.request(&router).pod().is_none());
+    assert!(!request.request(&router).is_stream());
     proxy.drop_replies(false);
     let mut connection = server.connection();
     eventually(10 * SECOND, "the allocation is compensated", || {
         redis::cmd("ZCARD").arg("voice:calls").query::<u32>(&mut connection).unwrap() == 0
             && router.get("/api/v1/status").0 == 200
     });
-    assert!(request.request(&router).pod().is_some());
+    assert!(request.request(&router).is_stream());
     assert_eq!(router.release(&sid(1)).0, 200);
     request.assert_hang_up(&router);
 }

@@ -1,4 +1,5 @@
-//! Retry on disconnect: a call whose stream broke reconnects to another pod.
+//! Retry on disconnect without the media gateway: a call whose stream broke reconnects to another
+//! pod.
 
 use std::{
     thread,
@@ -8,9 +9,9 @@ use std::{
 use serde_json::json;
 
 use testkit::{
-    Router, eventually,
+    Router, WITHOUT_GATEWAY, eventually,
     kube::FakeKube,
-    provider::{CallDocument, PUBLIC_URL, follow_redirect, start_call},
+    provider::{CallDocument, PUBLIC_URL, follow_redirect, pod_of, start_call},
     redis::RedisServer,
 };
 
@@ -19,10 +20,11 @@ const SECOND: Duration = Duration::from_secs(1);
 /// response did not wait.
 const RELEASE_WAIT: Duration = Duration::from_millis(1_500);
 const LOST: &str = "The connection to the agent was lost. Please call again.";
-const SETTINGS: [(&str, &str); 5] = [
+const SETTINGS: [(&str, &str); 6] = [
     ("PUBLIC_URL", PUBLIC_URL),
     ("RETRY_ON_DISCONNECT", "2"),
     ("STREAM_STATUS", "on"),
+    WITHOUT_GATEWAY,
     ("TIER_CONFIG", r#"{"gold": 2}"#),
     ("LOG_LEVEL", "off"),
 ];
@@ -46,11 +48,6 @@ fn send_callback(router: &Router, path: &str, sid: &str, event: &str) {
 fn send_stream_stopped(router: &Router, sid: &str, pod: &str, pod_attempt: u32) {
     let path = format!("/api/v1/twilio/stream-status?pod_name={pod}&attempt={pod_attempt}");
     send_callback(router, &path, sid, "StreamEvent=stream-stopped");
-}
-
-fn pod_of(router: &Router, sid: &str) -> Option<String> {
-    let (status, found) = router.get(&format!("/api/v1/calls/{sid}"));
-    (status == 200).then(|| found["pod_name"].as_str().unwrap().to_owned())
 }
 
 fn release(router: &Router, sid: &str, pod: &str) -> u16 {
@@ -232,7 +229,6 @@ fn a_call_of_a_replaced_pod_reconnects() {
     let cluster = [
         ("KUBECONFIG", kube.config.to_str().unwrap()),
         ("HTTP_BIND", "127.0.0.1"),
-        ("VOICE_AGENT_BASE_URL", "ws://agents"),
         ("TIER_CONFIG", r#"{"gold": 3}"#),
     ];
     each_store(&cluster, |router| {

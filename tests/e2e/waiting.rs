@@ -10,8 +10,8 @@ use std::{
 use serde_json::json;
 
 use testkit::{
-    Connection, Router, eventually, program,
-    provider::{CallDocument, PUBLIC_URL, follow_redirect, request_document, start_call},
+    Connection, Router, WITHOUT_GATEWAY, eventually, program,
+    provider::{CallDocument, PUBLIC_URL, follow_redirect, pod_of, request_document, start_call},
     redis::RedisServer,
     scratch,
 };
@@ -61,7 +61,7 @@ fn poll(mut connection: Connection, sid: &str, wait: &str) -> (u16, serde_json::
 fn a_waiting_call_gets_the_next_free_pod() {
     each_store(&[], |router| {
         let mut connection = router.connect();
-        assert!(start_call(&mut connection, "CA1").pod().is_some());
+        assert!(start_call(&mut connection, "CA1").is_stream());
         let first = request_document(
             &mut connection,
             "CA2",
@@ -87,7 +87,7 @@ fn a_waiting_call_gets_the_next_free_pod() {
         assert_eq!(router.post("/api/v1/allocate", json!({"call_sid": "CA3"})).0, 503);
         assert_eq!(router.get("/api/v1/calls/CA2").1["is_waiting"], true);
         let third = follow_redirect(router, "CA2", &second);
-        assert!(third.pod().is_some(), "{third:?}");
+        assert!(third.is_stream(), "{third:?}");
         assert_eq!(router.get("/api/v1/calls/CA2").1["is_waiting"], false);
         let metrics = connection.get("/metrics").text();
         assert!(metrics.contains("smart_router_wait_seconds_count{result=\"served\"} 1"));
@@ -178,7 +178,7 @@ fn the_queue_is_ordered_by_priority_then_by_arrival() {
                 if last.is_hold() {
                     *last = follow_redirect(router, sid, last);
                     assert_eq!(
-                        last.pod().is_some(),
+                        last.is_stream(),
                         *sid == next,
                         "{sid} polled, the next in line is {next}"
                     );
@@ -207,7 +207,7 @@ fn a_call_that_stops_polling_loses_its_queue_entry_and_pod() {
             thread::sleep(SECOND / 4);
             document = follow_redirect(router, "CA3", &document);
         }
-        assert!(document.pod().is_some(), "{document:?}");
+        assert!(document.is_stream(), "{document:?}");
         assert!(started.elapsed() > 2 * SECOND, "a call may miss three polls");
         // A waiting call without a hand-off loses its queue entry, too.
         assert!(start_call(&mut connection, "CA4").is_hold());
@@ -299,7 +299,7 @@ fn queue_entries_survive_a_restart_and_an_outage() {
     assert_eq!(waiting(&router), 1);
     assert_eq!(router.release("CA1").0, 200);
     let router = router.kill_and_restart();
-    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
+    assert!(follow_redirect(&router, "CA2", &document).is_stream());
     assert_eq!(router.release("CA2").0, 200);
 
     let server = RedisServer::start(&[]);
@@ -317,17 +317,18 @@ fn queue_entries_survive_a_restart_and_an_outage() {
     eventually(3 * SECOND, "the circuit breaker closes", || router.get("/api/v1/status").0 == 200);
     assert_eq!(waiting(&router), 1, "the queue entry is kept");
     assert_eq!(router.release("CA1").0, 200);
-    assert!(follow_redirect(&router, "CA2", &document).pod().is_some());
+    assert!(follow_redirect(&router, "CA2", &document).is_stream());
     assert_eq!(router.release("CA2").0, 200);
 }
 
 #[test]
 fn waiting_requires_public_url() {
-    for variable in [("HOLD_TIME", "30s"), ("RETRY_ON_DISCONNECT", "2")] {
-        let output = program(&[variable]).output().unwrap();
+    let retries = ("RETRY_ON_DISCONNECT", "2");
+    for settings in [&[("HOLD_TIME", "30s")][..], &[retries, WITHOUT_GATEWAY]] {
+        let output = program(settings).output().unwrap();
         let error = String::from_utf8(output.stderr).unwrap();
         assert!(!output.status.success() && error.contains("PUBLIC_URL"), "{error}");
-        assert!(error.contains(variable.0), "{error}");
+        assert!(error.contains(settings[0].0), "{error}");
     }
 }
 
@@ -370,11 +371,20 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
             Some(CallDocument::read(&response.text()))
         })
     };
+    let pod_of = |number: usize| {
+        (0..3).find_map(|other| {
+            let mut connection = Connection::try_open(addresses[(number + other) % 3])?;
+            let (status, found) =
+                connection.try_get(&format!("/api/v1/calls/{}", sids[number]))?.json();
+            assert_eq!(status, 200, "{found}");
+            found["pod_name"].as_str().map(str::to_owned)
+        })
+    };
     thread::scope(|scope| {
         for (number, document) in first.iter().enumerate().filter(|(number, _)| !hangs_up(*number))
         {
             let (served, holders, sids, addresses) = (&served, &holders, &sids, &addresses);
-            let try_request = &try_request;
+            let (try_request, pod_of) = (&try_request, &pod_of);
             scope.spawn(move || {
                 let mut document = document.clone();
                 while let Some(next) =
@@ -383,7 +393,8 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
                     thread::sleep(Duration::from_millis(150));
                     document = try_request(number, &next).expect("some router responds");
                 }
-                let pod = document.pod().unwrap_or_else(|| panic!("{number}: {document:?}"));
+                assert!(document.is_stream(), "{number}: {document:?}");
+                let pod = pod_of(number).expect("the call has a pod");
                 assert!(holders.lock().unwrap().insert(pod.clone()), "{pod} was allocated twice");
                 served.lock().unwrap().push(number);
                 thread::sleep(Duration::from_millis(300));
@@ -479,7 +490,8 @@ fn a_call_past_its_hold_time_does_not_wait_again() {
 fn a_waiting_call_is_not_connected_to_a_draining_pod() {
     each_store(&[], |router| {
         let mut connection = router.connect();
-        let pod = start_call(&mut connection, "CA1").pod().unwrap();
+        assert!(start_call(&mut connection, "CA1").is_stream());
+        let pod = pod_of(router, "CA1").unwrap();
         let first = start_call(&mut connection, "CA2");
         assert_eq!(router.release("CA1").0, 200);
         assert_eq!(
@@ -491,7 +503,8 @@ fn a_waiting_call_is_not_connected_to_a_draining_pod() {
         let second = follow_redirect(router, "CA2", &first);
         assert!(second.is_hold(), "{second:?}");
         assert_eq!(router.post("/api/v1/undrain", json!({"pod_name": pod})).0, 200);
-        assert_eq!(follow_redirect(router, "CA2", &second).pod(), Some(pod));
+        assert!(follow_redirect(router, "CA2", &second).is_stream());
+        assert_eq!(pod_of(router, "CA2"), Some(pod));
         assert_eq!(router.release("CA2").0, 200);
     });
 }

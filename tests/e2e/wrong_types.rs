@@ -6,8 +6,8 @@ use std::{
 };
 
 use fleet::{
-    Allocate, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, Edit, Hold, PodFacts,
-    PodOrigin, PodWriter, Release, Renew,
+    Allocate, Attach, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, Detach, Edit,
+    EndCause, Heartbeat, Hold, PodFacts, PodOrigin, PodWriter, Release, Renew,
     tiers::{DocumentSource, Tiers},
 };
 use redis::{Connection, cmd};
@@ -38,7 +38,7 @@ enum Expected {
 }
 use Expected::{Replaced, Reported};
 
-const KEYS: [(&str, &str, Expected); 32] = [
+const KEYS: [(&str, &str, Expected); 35] = [
     ("pool:gold:available", "set", Replaced),
     ("pool:basic:available", "zset", Replaced),
     ("pool:gold:assigned", "set", Replaced),
@@ -71,6 +71,9 @@ const KEYS: [(&str, &str, Expected); 32] = [
     ("origin", "string", Replaced),
     ("clock", "string", Replaced),
     ("pod_list", "hash", Replaced),
+    ("gateways", "hash", Replaced),
+    ("gateway:g1", "zset", Replaced),
+    ("media:secret", "string", Reported),
 ];
 
 fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
@@ -78,7 +81,7 @@ fn name<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &str) -> T {
 }
 
 fn tiers() -> Tiers {
-    let text = r#"{"tiers": {"gold": {"target": 4}, "acme": {"target": 1},
+    let text = r#"{"tiers": {"gold": {"target": 5}, "acme": {"target": 1},
         "basic": {"type": "shared", "target": 1, "max_concurrent": 3}}, "default_chain": ["gold", "basic"]}"#;
     Tiers::parse(text, DocumentSource::Settings).unwrap().0
 }
@@ -101,8 +104,26 @@ fn request(call: &str) -> Allocate {
     Allocate::new(name(call), Some(name("m1")), LEASE)
 }
 
-/// Adds pods in every pool, call `busy` on pod `busy`, call `other` on pod `other`, and a waiting
-/// call.
+/// The stream of call `streamed`.
+fn attach_request() -> Attach {
+    Attach {
+        call: name("streamed"),
+        pod_attempt: 0,
+        gateway: name("g1"),
+        gateway_lease: LEASE,
+        stream: name("0000000000000001"),
+        lease_ttl: LEASE,
+        connected: None,
+    }
+}
+
+fn detach_request(attached: &Attach) -> Detach {
+    let Attach { call, stream, .. } = attached.clone();
+    Detach { call, stream, cause: EndCause::Provider }
+}
+
+/// Adds pods in every pool, call `busy` on pod `busy`, call `other` on pod `other`, call `streamed`
+/// with a stream on pod `streamed`, and a waiting call.
 async fn fill(store: &Redis) {
     let document = r#"{"max_calls": 100, "max_rate": 1000, "fallback": ["gold"]}"#;
     store.set_merchant(&name("m1"), Some(document), Edit::ANY).await.unwrap().unwrap();
@@ -114,6 +135,10 @@ async fn fill(store: &Redis) {
         join(pod).await;
         assert_eq!(store.allocate(&waiting_request(pod)).await.unwrap().unwrap().pod, name(pod));
     }
+    join("streamed").await;
+    store.allocate(&request("streamed")).await.unwrap().unwrap();
+    store.attach(&attach_request()).await.unwrap().unwrap();
+    store.media_secret("secret").await.unwrap();
     join("drained").await;
     store.drain(&name("drained"), 60_000).await.unwrap().unwrap();
     let pinned = PodFacts { pin: Some(name("basic")), ..ready_pod() };
@@ -166,6 +191,7 @@ async fn run_operations(store: &Redis, key: &str) -> Result<(), String> {
             accepted.map_err(|refusal| format!("the waiting call: {refusal:?}"))?;
         }
     }
+    run_stream_operations(store, key).await?;
     // A list of pods is claimed; a new pod takes a new call; the next call waits.
     let by = Claimant::List { digest: "d".into(), is_new: true };
     let claim = Claim { origin: PodOrigin::List, by, force: false };
@@ -180,6 +206,43 @@ async fn run_operations(store: &Redis, key: &str) -> Result<(), String> {
     store.undrain(&name("new")).await.map_err(named("undrain"))?.unwrap();
     store.sweep(100).await.map_err(named("sweep"))?;
     store.audit().await.map_err(named("audit"))?;
+    Ok(())
+}
+
+/// Serves the stream of a call, and registers another one. Returns the first error.
+async fn run_stream_operations(store: &Redis, key: &str) -> Result<(), String> {
+    let named = |operation: &'static str| move |error| format!("{operation}: {error}");
+    let attached = store.attach(&attach_request()).await.map_err(named("attach"))?;
+    attached.map_err(|refused| format!("attach: {refused}"))?;
+    let heartbeat = store.heartbeat(&name("g1"), LEASE).await.map_err(named("heartbeat"))?;
+    if heartbeat != (Heartbeat { ending: Vec::new(), calls: 1 }) {
+        return Err(format!("{heartbeat:?}"));
+    }
+    let lost = Attach {
+        call: name("lost"),
+        stream: name("0000000000000002"),
+        connected: Some(name("shared")),
+        ..attach_request()
+    };
+    // A rewritten tier table has no re-registration window.
+    if key != "tiers" {
+        let registered = store.attach(&lost).await.map_err(named("registration"))?;
+        registered.map_err(|refused| format!("registration: {refused}"))?;
+        store.detach(&detach_request(&lost)).await.map_err(named("detach"))?.unwrap();
+    }
+    let release = Release::new(name("streamed"), None);
+    let released = store.release(&release).await.map_err(named("release of a stream"))?;
+    if !released.is_ok_and(|released| released.is_ending) {
+        return Err("the call with a stream has ended".into());
+    }
+    let detached =
+        store.detach(&detach_request(&attach_request())).await.map_err(named("detach"))?;
+    detached.map_err(|_| "the stream is detached already")?;
+    let got = store.allocate(&request("next")).await.map_err(named("allocate"))?;
+    got.map_err(|refusal| format!("the call after a stream: {refusal:?}"))?;
+    if key != "media:secret" {
+        store.media_secret("secret").await.map_err(named("secret"))?;
+    }
     Ok(())
 }
 
@@ -239,11 +302,11 @@ async fn serve_calls(store: &Redis) -> Result<(), String> {
     released.map_err(named("release"))?.map_err(|_| "busy has ended")?;
     // A sweep detects the key, and an audit follows at once.
     store.sweep(100).await.map_err(named("sweep"))?;
-    let expected = ["new", "next", "other"].map(str::to_owned).to_vec();
+    let expected = ["new", "next", "other", "streamed"].map(str::to_owned).to_vec();
     let started = Instant::now();
     loop {
         let (calls, pods) = (live_calls(store).await, store.pods().await.map(|pods| pods.len()));
-        if calls == Ok(expected.clone()) && pods == Ok(7) {
+        if calls == Ok(expected.clone()) && pods == Ok(8) {
             return Ok(());
         }
         if started.elapsed() > Duration::from_secs(20) {

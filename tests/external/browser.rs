@@ -8,7 +8,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
+use tokio_tungstenite::{
+    connect_async,
+    tungstenite::{Message, protocol::frame::coding::CloseCode},
+};
 
 use testkit::{Router, eventually, kube::FakeKube, redis::RedisServer, run_external_check};
 use testkit::{cluster, events::ten_calls_a_second, replicas};
@@ -54,6 +59,45 @@ fn the_latency_charts_include_calls_from_before_the_page() {
 fn a_tile_shows_the_remaining_lease_time() {
     let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("LEASE_TTL", "30s")]);
     run_external_check(&mut browser_check("leases", &[url(&router)], ""));
+}
+
+/// Opens the stream of a call as the provider and sends audio, which the simulated agent echoes.
+/// Returns the code with which the gateway closes the stream.
+async fn stream_audio(url: String) -> Option<CloseCode> {
+    let (socket, _) = connect_async(url).await.expect("the gateway accepts the stream");
+    let (mut sender, mut receiver) = socket.split();
+    let opening = [
+        json!({"event": "connected", "protocol": "Call"}),
+        json!({"event": "start", "streamSid": "MZ1", "start": {"callSid": "CAstream"}}),
+    ];
+    let audio = json!({"event": "media", "streamSid": "MZ1", "media": {"payload": "fn5+"}});
+    let sending = async {
+        for message in opening.iter().chain(std::iter::repeat(&audio)) {
+            if sender.send(Message::text(message.to_string())).await.is_err() {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    let receiving = async {
+        while let Some(Ok(message)) = receiver.next().await {
+            if let Message::Close(frame) = message {
+                return frame.map(|frame| frame.code);
+            }
+        }
+        None
+    };
+    tokio::join!(sending, receiving).1
+}
+
+#[tokio::test]
+async fn the_page_shows_the_stream_of_a_call_and_ends_it() {
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#)]);
+    let stream = router.allocate("CAstream")["ws_url"].as_str().unwrap().to_owned();
+    let stream = tokio::spawn(stream_audio(stream));
+    let mut check = browser_check("stream", &[url(&router)], "");
+    tokio::task::spawn_blocking(move || run_external_check(&mut check)).await.unwrap();
+    assert_eq!(stream.await.unwrap(), Some(CloseCode::Normal));
 }
 
 #[test]

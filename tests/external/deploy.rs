@@ -2,7 +2,7 @@
 //! Alerts and dashboard use only metrics that a router exports.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -14,7 +14,7 @@ use k8s_openapi::{
     api::{
         apps::v1::{Deployment, StatefulSet},
         core::v1::{ConfigMap, Container, PodSpec, Service, ServiceAccount},
-        networking::v1::NetworkPolicy,
+        networking::v1::{Ingress, NetworkPolicy},
         policy::v1::PodDisruptionBudget,
         rbac::v1::{Role, RoleBinding},
     },
@@ -36,7 +36,7 @@ fn deploy() -> PathBuf {
 /// All documents of all manifests, each with its file.
 fn documents() -> Vec<(String, Value)> {
     let mut found = Vec::new();
-    for directory in ["base", "monitoring", "example", "nginx"] {
+    for directory in ["base", "monitoring", "example", "nginx", "nginx/example"] {
         for entry in fs::read_dir(deploy().join(directory)).unwrap() {
             let entry = entry.unwrap();
             // Rules and their tests belong to Prometheus, not to the API server.
@@ -103,7 +103,7 @@ fn has_known_fields<T: DeserializeOwned + Serialize>(document: &Value) -> Result
 #[test]
 fn every_manifest_matches_its_kind() {
     let documents = documents();
-    assert!(documents.len() >= 18, "{}", documents.len());
+    assert!(documents.len() >= 23, "{}", documents.len());
     for (path, document) in documents {
         let result = match document["kind"].as_str().unwrap() {
             "Deployment" => has_known_fields::<Deployment>(&document),
@@ -115,6 +115,7 @@ fn every_manifest_matches_its_kind() {
             "RoleBinding" => has_known_fields::<RoleBinding>(&document),
             "PodDisruptionBudget" => has_known_fields::<PodDisruptionBudget>(&document),
             "NetworkPolicy" => has_known_fields::<NetworkPolicy>(&document),
+            "Ingress" => has_known_fields::<Ingress>(&document),
             // These are not built-in types of Kubernetes.
             "Kustomization" | "ServiceMonitor" => Ok(()),
             other => Err(format!("{other} is not expected here")),
@@ -133,17 +134,87 @@ fn manifests_set_only_known_environment_variables() {
     let deployment: Deployment = base("Deployment");
     let spec = deployment.spec.unwrap().template.spec.unwrap();
     let container = &spec.containers[0];
-    let config: ConfigMap = base("ConfigMap");
-    let config = config.data.unwrap();
     let names = container.env.iter().flatten().map(|variable| &variable.name);
-    for name in names.chain(config.keys()) {
+    let (settings, nginx_settings) = (settings(), nginx_settings());
+    for name in names.chain(settings.keys()).chain(nginx_settings.keys()) {
         assert!(known.contains(name), "{name} is not a setting of the program");
     }
-    // The values are valid together.
+}
+
+/// The settings of `deploy/base`.
+fn settings() -> BTreeMap<String, String> {
+    base::<ConfigMap>("ConfigMap").data.unwrap()
+}
+
+/// The settings of `deploy/nginx`: those of the base, with the overlay's patch.
+fn nginx_settings() -> BTreeMap<String, String> {
+    let patch = patch_of("nginx", "ConfigMap");
+    let mut settings = settings();
+    for (name, value) in patch["data"].as_object().unwrap() {
+        match value.as_str() {
+            Some(value) => settings.insert(name.clone(), value.to_owned()),
+            None => settings.remove(name),
+        };
+    }
+    settings
+}
+
+/// The patch of an overlay for the object of a kind.
+fn patch_of(directory: &str, kind: &str) -> Value {
+    let overlay = fs::read_to_string(deploy().join(directory).join("kustomization.yaml")).unwrap();
+    let overlay: Value = serde_saphyr::from_str(&overlay).unwrap();
+    let patches = overlay["patches"].as_array().unwrap().iter();
+    let mut patches = patches.map(|patch| -> Value {
+        serde_saphyr::from_str(patch["patch"].as_str().unwrap()).unwrap()
+    });
+    patches.find(|patch| patch["kind"] == kind).unwrap()
+}
+
+/// The output of `check-config` for settings.
+fn check_config(settings: &BTreeMap<String, String>) -> String {
     let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
-    command.env_clear().arg("check-config").envs(&config).env("PODS", "a=h:1");
+    command.env_clear().arg("check-config").envs(settings).env("PODS", "a=h:1");
     let output = command.output().unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+#[test]
+fn streams_go_through_the_gateway_unless_nginx_is_applied() {
+    let lines = |text: &str, line: &str| text.lines().any(|it| it == line);
+    let shown = check_config(&settings());
+    assert!(lines(&shown, "MEDIA_URL=wss://voice.example.com"), "{shown}");
+    assert!(lines(&shown, "VOICE_AGENT_BASE_URL="), "{shown}");
+    let shown = check_config(&nginx_settings());
+    assert!(lines(&shown, "MEDIA_URL="), "{shown}");
+    assert!(lines(&shown, "VOICE_AGENT_BASE_URL=wss://voice.example.com"), "{shown}");
+    assert!(lines(&shown, "STREAM_STATUS=on"), "{shown}");
+}
+
+#[test]
+fn the_network_policy_lets_routers_reach_the_agents() {
+    let policy: NetworkPolicy = base("NetworkPolicy");
+    let egress = policy.spec.unwrap().egress.unwrap();
+    let policy = serde_json::to_string(&egress).unwrap();
+    let settings = settings();
+    let (name, value) = settings["POD_LABEL_SELECTOR"].split_once('=').unwrap();
+    assert!(policy.contains(&format!(r#"{{"{name}":"{value}"}}"#)), "{policy}");
+    let port = &settings["VOICE_AGENT_PORT"];
+    assert!(policy.contains(&format!(r#"{{"port":{port}}}"#)), "{policy}");
+}
+
+/// A stopping router pauses, finishes its requests, and closes its streams.
+#[test]
+fn routers_have_time_to_close_their_streams() {
+    const CLOSE_STREAMS: i64 = 10;
+    let spec = base::<Deployment>("Deployment").spec.unwrap().template.spec.unwrap();
+    let lifecycle = spec.containers[0].lifecycle.as_ref().unwrap();
+    let pause = lifecycle.pre_stop.as_ref().unwrap().sleep.as_ref().unwrap().seconds;
+    let shown = check_config(&settings());
+    let requests = shown.lines().find_map(|it| it.strip_prefix("HTTP_SHUTDOWN_TIMEOUT="));
+    let requests: i64 = requests.unwrap().trim_end_matches('s').parse().unwrap();
+    let grace = spec.termination_grace_period_seconds.unwrap();
+    assert!(grace > pause + requests + CLOSE_STREAMS, "{grace}");
 }
 
 fn pod_specs() -> Vec<PodSpec> {
@@ -202,15 +273,15 @@ fn the_termination_grace_period_exceeds_the_drain_wait() {
 
 /// CoreDNS caches a record for up to 30 s in most clusters, and nginx for its own time after that.
 #[test]
-fn agents_become_ready_only_after_dns_caches_expire() {
+fn agents_behind_nginx_become_ready_only_after_dns_caches_expire() {
     let template = fs::read_to_string(deploy().join("nginx/smart-router.conf.template")).unwrap();
     let valid = template.split("valid=").nth(1).unwrap().split('s').next().unwrap();
-    let valid: i32 = valid.parse().unwrap();
-    let specs = pod_specs();
-    let mut containers = specs.iter().flat_map(|spec| &spec.containers);
-    let agent = containers.find(|it| it.name == "agent").unwrap();
-    let delay = agent.readiness_probe.as_ref().unwrap().initial_delay_seconds;
-    assert!(delay.is_some_and(|delay| delay >= 30 + valid), "{delay:?}");
+    let valid: i64 = valid.parse().unwrap();
+    let agents = patch_of("nginx/example", "StatefulSet");
+    let agent = &agents["spec"]["template"]["spec"]["containers"][0];
+    assert_eq!(agent["name"], "agent");
+    let delay = agent["readinessProbe"]["initialDelaySeconds"].as_i64().unwrap();
+    assert!(delay >= 30 + valid, "{delay}");
 }
 
 #[test]
@@ -227,7 +298,9 @@ fn kustomize_renders_the_manifests() {
         println!("kubectl is not installed; skipping");
         return;
     }
-    for (directory, kinds) in [("base", 8), ("monitoring", 1), ("example", 4), ("nginx", 3)] {
+    for (directory, kinds) in
+        [("base", 8), ("monitoring", 1), ("example", 7), ("nginx", 11), ("nginx/example", 5)]
+    {
         let output = Command::new("kubectl")
             .arg("kustomize")
             .arg(deploy().join(directory))
@@ -266,12 +339,15 @@ fn promtool(directory: &Path, args: &[&str]) {
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output_text));
 }
 
+const ALERT_TESTS: [&str; 3] =
+    ["alerts_test.yaml", "alerts_days_test.yaml", "alerts_media_test.yaml"];
+
 #[test]
 fn every_alert_has_passing_tests() {
     let directory = deploy().join("monitoring");
     promtool(&directory, &["check", "rules", "alerts.yaml"]);
-    promtool(&directory, &["test", "rules", "alerts_test.yaml", "alerts_days_test.yaml"]);
-    let tests = monitoring("alerts_test.yaml") + &monitoring("alerts_days_test.yaml");
+    promtool(&directory, &[&["test", "rules"], &ALERT_TESTS[..]].concat());
+    let tests = ALERT_TESTS.map(monitoring).concat();
     for alert in alerts() {
         let name = alert["alert"].as_str().unwrap();
         assert!(tests.contains(&format!("alertname=\"{name}\"")), "{name} has no test");
@@ -312,21 +388,28 @@ fn prometheus_parses_every_query_of_the_dashboard() {
         .enumerate()
         .map(|(at, query)| json!({"record": format!("query_{at}"), "expr": query}))
         .collect();
-    assert!(rules.len() >= 40, "{}", rules.len());
+    assert!(rules.len() >= 50, "{}", rules.len());
     let directory = scratch();
     let rules = json!({"groups": [{"name": "dashboard", "rules": rules}]});
     fs::write(directory.join("dashboard.yaml"), rules.to_string()).unwrap();
     promtool(&directory, &["check", "rules", "dashboard.yaml"]);
 }
 
-/// All time series names of a router. The router exports series with labels only after their
-/// first event, so every counted event is triggered once.
+/// All time series names of routers with and without the media gateway.
 fn metric_series() -> BTreeSet<String> {
+    let gateway = Router::start(&[("LOG_LEVEL", "off")]);
+    exported(&gateway).union(&metric_series_without_gateway()).cloned().collect()
+}
+
+/// The router exports series with labels only after their first event, so every counted event is
+/// triggered once.
+fn metric_series_without_gateway() -> BTreeSet<String> {
     let server = RedisServer::start(&[]);
     let router = Router::start(&[
         ("REDIS_URL", &server.url()),
         ("TIER_CONFIG", r#"{"gold": 2}"#),
         ("PUBLIC_URL", PUBLIC_URL),
+        ("VOICE_AGENT_BASE_URL", "wss://voice.example.com"),
         ("CONNECT_TIMEOUT", "1s"),
         ("LEASE_TTL", "2s"),
         ("HOLD_TIME", "1s"),
@@ -358,7 +441,11 @@ fn metric_series() -> BTreeSet<String> {
     assert!(follow_redirect(&router, "T2", &first).pod().is_some());
     router.allocate("J6");
     assert_eq!(router.release("J6").0, 200);
+    exported(&router)
+}
 
+/// The names of the time series that a router exports.
+fn exported(router: &Router) -> BTreeSet<String> {
     let text = Connection::open(router.metrics).get("/metrics").text();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     types
@@ -380,8 +467,7 @@ fn alerts_and_dashboard_use_only_exported_metrics() {
         let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
         words.map(str::to_owned).collect()
     };
-    let files = ["alerts.yaml", "alerts_test.yaml", "alerts_days_test.yaml", "dashboard.json"];
-    for file in files {
+    for file in ["alerts.yaml", "dashboard.json"].into_iter().chain(ALERT_TESTS) {
         for word in words(&monitoring(file)) {
             let is_metric = word.starts_with("smart_router_") || word.starts_with("http_");
             assert!(!is_metric || series.contains(&word), "{file}: no router exports {word}");

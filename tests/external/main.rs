@@ -1,6 +1,9 @@
 //! Checks by external programs: a browser, the providers' SDKs, schemathesis, nginx, promtool,
-//! kustomize and OpenTelemetry's protobuf messages.
+//! kustomize, OpenTelemetry's protobuf messages, Autobahn's test suite and the WebSocket stacks of
+//! agents.
 
+mod agent_stacks;
+mod autobahn;
 mod browser;
 mod deploy;
 mod nginx;

@@ -1,4 +1,5 @@
-//! The ingress: a real nginx with the shipped configuration, and agents in separate processes.
+//! A real nginx: with the shipped configuration and agents in separate processes, and as a load
+//! balancer in front of media gateways.
 
 use std::{
     net::{Ipv4Addr, SocketAddr},
@@ -10,7 +11,9 @@ use futures_util::{SinkExt, StreamExt};
 use serde_json::json;
 use tokio_tungstenite::{connect_async, tungstenite::Message};
 
-use testkit::{Connection, Router, eventually, free_port, nginx::Nginx, program};
+use testkit::{
+    Connection, Router, eventually, free_port, nginx::Nginx, program, redis::RedisServer,
+};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -161,4 +164,37 @@ fn streams_to_a_down_or_unknown_pod_fail_in_time() {
         let status = connect(&proxied.nginx).get(&format!("/ws/pod/{pod}/agent/x")).status;
         assert!(matches!(status, 502 | 504), "{pod}: {status} {}", proxied.nginx.log());
     }
+}
+
+/// Webhook and stream of a call may reach different replicas.
+#[tokio::test]
+async fn streams_pass_through_a_load_balancer_to_any_gateway() {
+    let redis = RedisServer::start(&[]);
+    let ports = [free_port(), free_port()];
+    let balancer = Nginx::relay(0, None, &ports);
+    let routers = ports.map(|port| {
+        Router::start(&[
+            ("REDIS_URL", &redis.url()),
+            ("HTTP_PORT", &port.to_string()),
+            ("MEDIA_URL", &format!("ws://127.0.0.1:{}", balancer.port)),
+            ("TIER_CONFIG", r#"{"gold": 4}"#),
+            ("LOG_LEVEL", "error"),
+        ])
+    });
+    let mut gateways = std::collections::BTreeSet::new();
+    for round in 0..4 {
+        let call = format!("CA{round}");
+        // nginx alternates: with a third request per round, streams reach both.
+        assert_eq!(connect(&balancer).get("/health").status, 200);
+        let allocated = connect(&balancer).post("/api/v1/allocate", &json!({"call_sid": call}));
+        let url = allocated.json().1["ws_url"].as_str().unwrap().to_owned();
+        let (mut socket, _) = connect_async(&url).await.unwrap();
+        socket.send(Message::Text("hello".into())).await.unwrap();
+        assert_eq!(socket.next().await.unwrap().unwrap().into_text().unwrap().as_str(), "hello");
+        let shown = routers[0].get(&format!("/api/v1/calls/{call}")).1;
+        gateways.insert(shown["stream"]["gateway"].as_str().unwrap().to_owned());
+        socket.close(None).await.unwrap();
+        eventually(3 * SECOND, "the pod is free", || routers[1].status()["active_calls"] == 0);
+    }
+    assert_eq!(gateways.len(), 2, "{gateways:?}");
 }

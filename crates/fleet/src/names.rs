@@ -41,6 +41,18 @@ fn is_call_sid(text: &str) -> bool {
     (1..=128).contains(&text.len()) && text.bytes().all(|byte| is_word(byte) || byte == b':')
 }
 
+/// Lower case, as host names: a gateway is named after its host.
+fn is_gateway_id(text: &str) -> bool {
+    (1..=80).contains(&text.len())
+        && text.bytes().all(|byte| {
+            byte.is_ascii_lowercase() || byte.is_ascii_digit() || matches!(byte, b'-' | b'.')
+        })
+}
+
+fn is_stream_id(text: &str) -> bool {
+    text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 fn is_fingerprint(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
 }
@@ -153,6 +165,20 @@ checked_name!(
     "fingerprint",
     is_fingerprint,
     "16 characters of A-Z a-z 0-9 _ -"
+);
+checked_name!(
+    /// One run of a media gateway: its host and a random number.
+    GatewayId,
+    "gateway",
+    is_gateway_id,
+    "1 to 80 characters of a-z 0-9 . -"
+);
+checked_name!(
+    /// A media stream: a random number.
+    StreamId,
+    "stream",
+    is_stream_id,
+    "16 hexadecimal digits"
 );
 checked_name!(
     /// The name of a telephony provider in a JSON request.

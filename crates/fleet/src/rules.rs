@@ -45,6 +45,13 @@ rules! {
     MAX_RECENT_ENDS: usize = 10_000;
     /// Time that a list of pods stays in force without a claim by a replica that follows it (ms).
     LIST_TTL: Millis = 30_000;
+    /// Time without sweeps (ms) after which the store counts as having been away: gateways could
+    /// not send heartbeats either.
+    SWEEP_GAP: Millis = 10_000;
+    /// Lease of a gateway whose entry in Redis was lost or malformed (ms).
+    GATEWAY_LEASE: Millis = 30_000;
+    /// Lifetime of the index of a gateway in Redis without a heartbeat (ms).
+    GATEWAY_TTL: Millis = 86_400_000;
     /// Extra lifetime of Redis keys past their deadline (ms): the sweep ends calls, not expiry.
     KEY_SLACK: Millis = 30_000;
     /// Lifetime of a queue key without a change (ms).

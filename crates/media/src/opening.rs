@@ -24,6 +24,102 @@ pub enum Message {
     Other,
 }
 
+/// The provider of a stream, as far as its opening shows it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[repr(u8)]
+pub enum Dialect {
+    /// Not seen yet.
+    #[default]
+    Unknown,
+    Twilio,
+    SignalWire,
+    Telnyx,
+    Plivo,
+    Exotel,
+    Vonage,
+    Jambonz,
+    /// No provider that is known.
+    Other,
+}
+
+impl Dialect {
+    const ALL: [Self; 9] = [
+        Self::Unknown,
+        Self::Twilio,
+        Self::SignalWire,
+        Self::Telnyx,
+        Self::Plivo,
+        Self::Exotel,
+        Self::Vonage,
+        Self::Jambonz,
+        Self::Other,
+    ];
+
+    pub(crate) fn from_number(number: u8) -> Self {
+        Self::ALL.get(number as usize).copied().unwrap_or_default()
+    }
+
+    pub fn from_name(name: &str) -> Self {
+        Self::ALL.into_iter().find(|known| known.as_str() == name).unwrap_or(Self::Other)
+    }
+
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Unknown => "unknown",
+            Self::Twilio => "twilio",
+            Self::SignalWire => "signalwire",
+            Self::Telnyx => "telnyx",
+            Self::Plivo => "plivo",
+            Self::Exotel => "exotel",
+            Self::Vonage => "vonage",
+            Self::Jambonz => "jambonz",
+            Self::Other => "other",
+        }
+    }
+
+    /// Recognises the provider by the names of the fields in its last opening message.
+    fn of(text: &[u8]) -> Self {
+        let Ok(message) = serde_json::from_slice::<Start>(text) else { return Self::Other };
+        match (message.event.as_deref(), message.start) {
+            (Some("websocket:connected"), _) => Self::Vonage,
+            (Some("start"), Some(start)) if start.call_sid_snake.is_some() => Self::Exotel,
+            (Some("start"), Some(start)) if start.call_control_id.is_some() => Self::Telnyx,
+            (Some("start"), Some(start)) if start.call_id.is_some() => Self::Plivo,
+            (Some("start"), Some(start)) if start.call_sid.is_some() => {
+                // Twilio's ids of streams begin with MZ; SignalWire's are UUIDs.
+                let id = message.stream_sid.or(start.stream_sid).unwrap_or_default();
+                if id.starts_with("MZ") { Self::Twilio } else { Self::SignalWire }
+            }
+            (None, _) if message.call_sid.is_some() => Self::Jambonz,
+            _ => Self::Other,
+        }
+    }
+}
+
+/// Fields of opening messages by which providers differ.
+#[derive(Deserialize)]
+struct Start {
+    event: Option<String>,
+    #[serde(rename = "streamSid")]
+    stream_sid: Option<String>,
+    #[serde(rename = "callSid")]
+    call_sid: Option<String>,
+    start: Option<StartFields>,
+}
+
+#[derive(Deserialize)]
+struct StartFields {
+    #[serde(rename = "streamSid")]
+    stream_sid: Option<String>,
+    #[serde(rename = "callSid")]
+    call_sid: Option<String>,
+    #[serde(rename = "callId")]
+    call_id: Option<String>,
+    #[serde(rename = "call_sid")]
+    call_sid_snake: Option<String>,
+    call_control_id: Option<String>,
+}
+
 #[derive(Deserialize)]
 struct Event<'a> {
     #[serde(borrow, default)]
@@ -51,6 +147,7 @@ pub fn classify(text: &[u8]) -> Message {
 pub struct Opening {
     frames: Vec<u8>,
     is_complete: bool,
+    dialect: Dialect,
 }
 
 impl Opening {
@@ -63,9 +160,17 @@ impl Opening {
         self.is_complete
     }
 
+    /// The provider; unknown while the opening is not complete.
+    pub fn dialect(&self) -> Dialect {
+        self.dialect
+    }
+
     fn complete(&mut self) {
         self.is_complete = true;
         self.frames.shrink_to_fit();
+        if self.dialect == Dialect::Unknown {
+            self.dialect = Dialect::Other;
+        }
     }
 
     /// Looks at a data frame of the provider; returns whether it ends the stream.
@@ -82,6 +187,9 @@ impl Opening {
                     self.complete();
                 } else if matches!(message, Message::Prologue | Message::Start) {
                     self.frames.extend_from_slice(frame);
+                }
+                if message == Message::Start {
+                    self.dialect = Dialect::of(&text);
                 }
                 if message != Message::Prologue {
                     self.complete();

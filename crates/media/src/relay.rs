@@ -2,16 +2,17 @@
 //! of them closes, is lost, or the stream is ended from outside.
 
 use std::{
+    fmt,
     future::{Future, poll_fn},
     io,
     pin::{Pin, pin},
     sync::Arc,
-    task::{Context, Poll},
+    task::{Context, Poll, ready},
     time::{Duration, Instant},
 };
 
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
     time::{Sleep, sleep, timeout},
 };
 
@@ -92,6 +93,21 @@ pub enum StreamEnd {
     Stopping,
 }
 
+impl fmt::Display for StreamEnd {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Agent(code) => write!(f, "agent closed with {code}"),
+            Self::AgentLost(loss) => write!(f, "agent lost: {loss}"),
+            Self::Provider { code: Some(code) } => write!(f, "provider closed with {code}"),
+            Self::Provider { code: None } => f.write_str("provider ended the stream"),
+            Self::ProviderTimeout => f.write_str("provider timed out"),
+            Self::ProviderViolation(error) => write!(f, "provider violated the protocol: {error}"),
+            Self::Released => f.write_str("call released"),
+            Self::Stopping => f.write_str("gateway stopping"),
+        }
+    }
+}
+
 impl StreamEnd {
     /// Close code for the provider, unless another agent takes over.
     pub fn close_code(self) -> u16 {
@@ -135,10 +151,12 @@ impl Inspect for ProviderFrames {
             Opcode::Ping | Opcode::Pong => Verdict::Forward,
             _ => {
                 self.meter.count(&self.handle.provider, frame.len(), now);
-                match self.opening.inspect(header, frame) {
-                    true => Verdict::ForwardLast,
-                    false => Verdict::Forward,
+                let was_complete = self.opening.is_complete();
+                let is_stop = self.opening.inspect(header, frame);
+                if !was_complete {
+                    self.handle.set_dialect(self.opening.dialect());
                 }
+                if is_stop { Verdict::ForwardLast } else { Verdict::Forward }
             }
         }
     }
@@ -154,6 +172,8 @@ struct AgentFrames {
     meter: Meter,
     ping: [u8; 8],
     closed: Option<u16>,
+    /// The gateway closes the provider's side with a code of its own.
+    keeps_close: bool,
 }
 
 impl Inspect for AgentFrames {
@@ -162,7 +182,7 @@ impl Inspect for AgentFrames {
             Opcode::Close => {
                 self.closed = Some(close_code(&frame[header.payload()]));
                 // The provider's stream outlives an agent that is lost.
-                match self.closed.is_some_and(is_over) {
+                match self.closed.is_some_and(is_over) && !self.keeps_close {
                     true => Verdict::ForwardLast,
                     false => Verdict::DropLast,
                 }
@@ -200,6 +220,10 @@ pub struct Relay<P> {
     gaps: Arc<dyn GapSink>,
     /// A close frame was queued for the provider, or its connection has ended.
     is_provider_closed: bool,
+    /// The connection of the provider has ended.
+    is_provider_gone: bool,
+    /// The provider violated the protocol: its further bytes are not frames.
+    is_provider_unreadable: bool,
 }
 
 /// Mask of the frames that the gateway itself sends to agents. Masking protects proxies from
@@ -230,7 +254,17 @@ impl<P: Socket> Relay<P> {
             closed: None,
         };
         let down = Direction::new(Sender::Server, limits.max_frame);
-        Self { provider, up, down, frames, limits, gaps, is_provider_closed: false }
+        Self {
+            provider,
+            up,
+            down,
+            frames,
+            limits,
+            gaps,
+            is_provider_closed: false,
+            is_provider_gone: false,
+            is_provider_unreadable: false,
+        }
     }
 
     /// Relays until the stream to this agent ends. `early` are bytes that came with the agent's
@@ -238,13 +272,15 @@ impl<P: Socket> Relay<P> {
     pub async fn run<A: Socket>(
         &mut self,
         agent: &mut A,
-        early: &[u8],
+        early: Vec<u8>,
         ping: [u8; 8],
     ) -> StreamEnd {
         self.down.restart();
-        self.down.preload(early);
+        self.down.preload(&early);
+        drop(early);
         let handle = self.frames.handle.clone();
-        let mut frames = AgentFrames { handle, meter: Meter::new(), ping, closed: None };
+        let mut frames =
+            AgentFrames { handle, meter: Meter::new(), ping, closed: None, keeps_close: false };
         let mut phase = Phase::Open;
         let mut tick = pin!(sleep(self.limits.ping_interval));
         let end = poll_fn(|cx| {
@@ -280,7 +316,7 @@ impl<P: Socket> Relay<P> {
             return Poll::Ready(match (end, &*phase) {
                 // The provider is gone; the agent may finish.
                 (StreamEnd::Provider { .. }, Phase::Open) => {
-                    self.begin_wrap_up(end, phase);
+                    self.begin_wrap_up(end, frames, phase);
                     None
                 }
                 (_, Phase::WrapUp(end, _)) => Some(*end),
@@ -298,7 +334,7 @@ impl<P: Socket> Relay<P> {
             if let StreamEnd::AgentLost(_) = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, phase);
+            self.begin_wrap_up(end, frames, phase);
             return Poll::Ready(None);
         }
         if self.poll_tick(tick, None, cx).is_pending() {
@@ -308,7 +344,7 @@ impl<P: Socket> Relay<P> {
             if let StreamEnd::AgentLost(_) = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, phase);
+            self.begin_wrap_up(end, frames, phase);
         }
         self.report_gaps(frames);
         Poll::Ready(None)
@@ -318,7 +354,7 @@ impl<P: Socket> Relay<P> {
     fn agent_side_end(&mut self, ended: &Ended, frames: &AgentFrames) -> StreamEnd {
         if let Some(code) = frames.closed {
             if is_over(code) {
-                self.is_provider_closed = true;
+                self.is_provider_closed |= !frames.keeps_close;
                 return StreamEnd::Agent(code);
             }
             return StreamEnd::AgentLost(Loss::Code(code));
@@ -330,7 +366,7 @@ impl<P: Socket> Relay<P> {
             Ended::Read => StreamEnd::AgentLost(Loss::Reset),
             Ended::Violation(error) => StreamEnd::AgentLost(Loss::Violation(*error)),
             Ended::Write => {
-                self.is_provider_closed = true;
+                (self.is_provider_closed, self.is_provider_gone) = (true, true);
                 StreamEnd::Provider { code: None }
             }
         }
@@ -347,10 +383,13 @@ impl<P: Socket> Relay<P> {
             return Some(match ended {
                 Ended::LastFrame => StreamEnd::Provider { code: self.frames.closed },
                 Ended::Eof { .. } | Ended::Read => {
-                    self.is_provider_closed = true;
+                    (self.is_provider_closed, self.is_provider_gone) = (true, true);
                     StreamEnd::Provider { code: None }
                 }
-                Ended::Violation(error) => StreamEnd::ProviderViolation(error),
+                Ended::Violation(error) => {
+                    self.is_provider_unreadable = true;
+                    StreamEnd::ProviderViolation(error)
+                }
                 Ended::Write => StreamEnd::AgentLost(Loss::Reset),
             });
         }
@@ -362,8 +401,10 @@ impl<P: Socket> Relay<P> {
     }
 
     /// Tells the agent that the stream is over, and lets it finish.
-    fn begin_wrap_up(&mut self, end: StreamEnd, phase: &mut Phase) {
+    fn begin_wrap_up(&mut self, end: StreamEnd, frames: &mut AgentFrames, phase: &mut Phase) {
         *phase = Phase::WrapUp(end, Instant::now() + self.limits.wrap_up);
+        // The agent answers our close with its code, which is not the reason for the provider.
+        frames.keeps_close = self.frames.closed.is_none();
         // A close frame of the provider was forwarded as it came.
         if self.frames.closed.is_none() && self.up.is_at_boundary() {
             let code = if end == StreamEnd::Stopping { 1012 } else { 1000 };
@@ -383,7 +424,7 @@ impl<P: Socket> Relay<P> {
         {
             tick.as_mut().reset(deadline.into());
         }
-        std::task::ready!(tick.as_mut().poll(cx));
+        ready!(tick.as_mut().poll(cx));
         tick.reset(tokio::time::Instant::now() + self.limits.ping_interval);
         Poll::Ready(())
     }
@@ -415,15 +456,19 @@ impl<P: Socket> Relay<P> {
     /// Closes the provider's side with `code`, unless a close of the agent has gone there, and
     /// waits a moment for it to close, too.
     pub async fn close(mut self, code: u16, reason: &str) {
+        if self.is_provider_gone {
+            return;
+        }
         let part = async {
             if !self.is_provider_closed && self.down.is_at_boundary() {
                 self.down.inject(|out| write_close(out, code, reason, None));
             }
             poll_fn(|cx| self.down.poll_flush(&mut self.provider, cx)).await?;
-            if self.frames.closed.is_none() {
+            if self.frames.closed.is_none() && !self.is_provider_unreadable {
                 self.wait_for_close().await;
             }
-            self.provider.shutdown().await
+            self.provider.shutdown().await?;
+            self.discard().await
         };
         let _: Result<io::Result<()>, _> = timeout(CLOSE_TIMEOUT, part).await;
     }
@@ -434,5 +479,21 @@ impl<P: Socket> Relay<P> {
         self.up.restart_destination();
         let frames = &mut self.frames;
         poll_fn(|cx| self.up.poll_forward(&mut self.provider, &mut nowhere, frames, cx)).await;
+    }
+
+    /// Reads until the provider's connection ends. Unread bytes would reset the connection, and
+    /// the close frame would be lost.
+    async fn discard(&mut self) -> io::Result<()> {
+        poll_fn(|cx| {
+            let mut buffer = [0; 4096];
+            loop {
+                let mut read = ReadBuf::new(&mut buffer);
+                ready!(Pin::new(&mut self.provider).poll_read(cx, &mut read))?;
+                if read.filled().is_empty() {
+                    return Poll::Ready(Ok(()));
+                }
+            }
+        })
+        .await
     }
 }

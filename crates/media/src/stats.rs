@@ -9,6 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::opening::Dialect;
+
 /// Upper bounds (ms) of the histogram of gaps between frames; the last bucket is open.
 pub const GAP_BUCKETS: [u64; 7] = [30, 50, 100, 250, 500, 1_000, 5_000];
 
@@ -86,11 +88,21 @@ pub enum Order {
 pub struct StreamHandle {
     pub provider: SideStats,
     pub agent: SideStats,
+    dialect: AtomicU8,
     order: AtomicU8,
     waker: Mutex<Option<Waker>>,
 }
 
 impl StreamHandle {
+    /// The provider as its opening shows it.
+    pub fn dialect(&self) -> Dialect {
+        Dialect::from_number(self.dialect.load(Ordering::Relaxed))
+    }
+
+    pub(crate) fn set_dialect(&self, dialect: Dialect) {
+        self.dialect.store(dialect as u8, Ordering::Relaxed);
+    }
+
     /// Gives an order; the first one holds.
     pub fn order(&self, order: Order) {
         let code = match order {

@@ -45,7 +45,7 @@ async fn stream(limits: Limits) -> Stream {
     let shared = handle.clone();
     let relay = tokio::spawn(async move {
         let mut relay = Relay::new(ours, &[], limits, shared, Arc::new(NoGaps));
-        let end = relay.run(&mut to_agent, &[], PING).await;
+        let end = relay.run(&mut to_agent, Vec::new(), PING).await;
         relay.close(end.close_code(), "").await;
         end
     });
@@ -189,7 +189,10 @@ async fn violations_of_the_provider_end_the_stream() {
     ] {
         let mut stream = stream(Limits::default()).await;
         stream.provider.write_all(bytes).await.unwrap();
-        assert_eq!(read(&mut stream.agent, Sender::Client).await.0, Opcode::Close);
+        let (opcode, payload) = read(&mut stream.agent, Sender::Client).await;
+        assert_eq!(opcode, Opcode::Close);
+        // The agent's answer is not the provider's close.
+        stream.agent.write_all(&server_frame(Opcode::Close, &payload)).await.unwrap();
         drop(stream.agent);
         let (opcode, payload) = read(&mut stream.provider, Sender::Server).await;
         assert_eq!((opcode, close_code(&payload)), (Opcode::Close, error.close_code()));

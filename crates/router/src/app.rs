@@ -1,7 +1,7 @@
 //! Wires the parts together at start-up and stops them in order.
 
 use std::{
-    net::SocketAddr,
+    net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::{Arc, OnceLock, atomic::AtomicBool},
     time::{Duration, Instant},
@@ -12,7 +12,7 @@ use axum::Router;
 use tokio::{
     net::{TcpListener, TcpSocket},
     sync::Notify,
-    task::JoinSet,
+    task::{JoinHandle, JoinSet},
     time::timeout,
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
@@ -24,7 +24,7 @@ use crate::{
     config::{Config, PodSource, StoreConfig},
     control::{Control, ListFile, PodFeed, Reconciled, Source, explain_foreign},
     http::{
-        self, Context,
+        self, Context, StreamUrls,
         api::{
             live::{Live, RouterInfo},
             snapshots::Snapshots,
@@ -33,9 +33,11 @@ use crate::{
             connection_limit::ConnectionLimiter, rate_limit::RateLimiter,
             stream_limit::StreamLimiter,
         },
-        server::{Timeouts, serve},
+        server::{Service, Timeouts, serve},
     },
     lifecycle::Lifecycle,
+    media::{Gateway, GatewayParts},
+    open_files::{self, Limits},
     telemetry::metrics::Metrics,
     tls::{ListenerTls, Tls},
     tools::agent::{Agents, RouterApi},
@@ -52,6 +54,8 @@ use telephony::WsUrls;
 const READINESS_GRACE: Duration = Duration::from_millis(500);
 /// How long start-up waits for Redis, and for the cluster, before it continues without.
 const STARTUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// How long media streams may take to close at shutdown.
+const STREAM_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long simulated agents may take to release their calls at shutdown.
 const AGENT_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -61,11 +65,12 @@ pub struct Running {
     /// The address of everything but the webhooks.
     pub admin: SocketAddr,
     pub metrics_address: SocketAddr,
-    pub has_simulated_agents: bool,
     pub context: Arc<Context>,
     closing: CancellationToken,
     servers: JoinSet<()>,
-    agents: Option<Arc<Agents>>,
+    simulated: Option<SimulatedAgents>,
+    gateway: Option<Arc<Gateway>>,
+    upkeep: Option<JoinHandle<()>>,
     loops: TaskTracker,
     exporter: Option<Exporter>,
 }
@@ -93,8 +98,28 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
     let tls = tls.map(Arc::new);
     let (tracer, exporter) =
         config.traces.clone().map(|traces| traces::start(traces, metrics.spans.clone())).unzip();
-    let parts = Parts { store, metrics, reconcile_now, access, tls };
-    let context = Arc::new(context(&config, &parts, api.port(), tracer));
+    let lifecycle = Arc::new(Lifecycle::default());
+    let rate_limiter = RateLimiter::new(config.rate_limit, config.trusted_proxies.clone());
+    let rate_limiter = Arc::new(rate_limiter);
+    open_files::raise_limit();
+    let max_streams = config.media.as_ref().and_then(|media| media.max_streams);
+    let limits = open_files::limits(config.http.max_connections, max_streams);
+    let parts = Parts {
+        store,
+        metrics,
+        reconcile_now,
+        access,
+        tls,
+        lifecycle,
+        rate_limiter,
+        tracer,
+        limits,
+    };
+    let closing = CancellationToken::new();
+    let simulated = simulated_agents(&config, &parts).await?;
+    let agents_address = simulated.as_ref().map(|simulated| simulated.address);
+    let gateway = gateway(&config, &parts, api.port(), agents_address)?;
+    let context = Arc::new(context(&config, &parts, gateway.as_ref()));
     let control = Arc::new(control(&config, &parts, context.lifecycle.clone(), identified));
     if matches!(source, Source::Feed(_)) {
         // Without a Lease every replica does the leader's work.
@@ -105,14 +130,10 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
         // Streams may have started, and waiting calls polled, while the router was down.
         control.store.extend_pending(time).await?;
     }
-    let has_simulated_agents = config.pods == PodSource::Simulated;
-    let agents =
-        has_simulated_agents.then(|| simulated_agents(&config, &parts, &context.lifecycle));
-    let agent_routes = agents.as_ref().map(Agents::routes);
-    let closing = CancellationToken::new();
     let served =
-        serve_all(&config, &context, parts.tls.as_ref(), listener, agent_routes, &closing)?;
+        serve_all(&config, &context, &parts, listener, simulated.as_ref(), &closing)?;
     let loops = control.start(source);
+    let upkeep = gateway.as_ref().map(|gateway| tokio::spawn(gateway.clone().run()));
     loops.spawn(observing(context.live.clone().run()));
     let Served { admin, metrics_address, servers } = served;
     tracing::info!(%api, %admin, metrics = %metrics_address, "serving");
@@ -120,11 +141,12 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
         api,
         admin,
         metrics_address,
-        has_simulated_agents,
         context,
         closing,
         servers,
-        agents,
+        simulated,
+        gateway,
+        upkeep,
         loops,
         exporter,
     })
@@ -137,6 +159,10 @@ struct Parts {
     reconcile_now: Arc<Notify>,
     access: Arc<Access>,
     tls: Option<Arc<Tls>>,
+    lifecycle: Arc<Lifecycle>,
+    rate_limiter: Arc<RateLimiter>,
+    tracer: Option<Arc<Tracer>>,
+    limits: Limits,
 }
 
 fn open_access(config: &Config) -> anyhow::Result<Arc<Access>> {
@@ -147,9 +173,9 @@ fn open_access(config: &Config) -> anyhow::Result<Arc<Access>> {
 }
 
 /// Builds the state that the endpoints share.
-fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tracer>>) -> Context {
-    let Parts { store, metrics, reconcile_now, access, tls } = parts;
-    let lifecycle = Arc::new(Lifecycle::default());
+fn context(config: &Config, parts: &Parts, gateway: Option<&Arc<Gateway>>) -> Context {
+    let Parts { store, metrics, reconcile_now, access, tls, lifecycle, .. } = parts;
+    let path = config.ws_path.clone();
     let info = RouterInfo {
         name: config.identity.clone(),
         store: if matches!(config.store, StoreConfig::Redis { .. }) { "redis" } else { "embedded" },
@@ -164,7 +190,13 @@ fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tra
         snapshots,
         store: store.clone(),
         metrics: metrics.clone(),
-        urls: WsUrls { base: config.agent_base_url(api_port), path: config.ws_path.clone() },
+        urls: match gateway {
+            Some(gateway) => StreamUrls::Gateway { gateway: gateway.clone(), path },
+            None => {
+                let base = config.agent_base_url.clone().unwrap_or_default();
+                StreamUrls::Direct(WsUrls { base, path })
+            }
+        },
         access: access.clone(),
         scheme: if tls.is_some() { "https" } else { "http" },
         public_url: config.public_url.clone().unwrap_or_default(),
@@ -177,12 +209,40 @@ fn context(config: &Config, parts: &Parts, api_port: u16, traces: Option<Arc<Tra
         replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
         reconcile_now: reconcile_now.clone(),
-        lifecycle,
+        lifecycle: lifecycle.clone(),
         timelines: http::CallTimelines::default(),
         stream_limiter: StreamLimiter::new(metrics.clone()),
-        rate_limiter: RateLimiter::new(config.rate_limit, config.trusted_proxies.clone()),
-        tracer: traces,
+        rate_limiter: parts.rate_limiter.clone(),
+        tracer: parts.tracer.clone(),
     }
+}
+
+/// Builds the media gateway, unless it is off.
+fn gateway(
+    config: &Config,
+    parts: &Parts,
+    api_port: u16,
+    simulated_agents: Option<SocketAddr>,
+) -> anyhow::Result<Option<Arc<Gateway>>> {
+    let Some(media) = &config.media else { return Ok(None) };
+    let Parts { store, metrics, access, lifecycle, rate_limiter, tracer, .. } = parts;
+    let gateway = Gateway::new(
+        media,
+        GatewayParts {
+            store: store.clone(),
+            metrics: metrics.clone(),
+            lifecycle: lifecycle.clone(),
+            access: access.clone(),
+            rate_limiter: rate_limiter.clone(),
+            tracer: tracer.clone(),
+            identity: config.identity.clone(),
+            base_url: config.media_url(api_port),
+            call_lease: config.ttls.lease,
+            max_streams: parts.limits.streams,
+            simulated_agents,
+        },
+    );
+    gateway.map(Some).map_err(anyhow::Error::msg)
 }
 
 /// Builds the background tasks' state.
@@ -207,7 +267,37 @@ fn control(
     }
 }
 
-fn simulated_agents(config: &Config, parts: &Parts, lifecycle: &Lifecycle) -> Arc<Agents> {
+/// Agents inside this process, on a server of their own.
+struct SimulatedAgents {
+    agents: Arc<Agents>,
+    address: SocketAddr,
+    stopping: CancellationToken,
+}
+
+async fn simulated_agents(
+    config: &Config,
+    parts: &Parts,
+) -> anyhow::Result<Option<SimulatedAgents>> {
+    if config.pods != PodSource::Simulated {
+        return Ok(None);
+    }
+    let stopping = CancellationToken::new();
+    let agents = new_simulated_agents(config, parts, &stopping);
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
+    let address = listener.local_addr()?;
+    let routes = agents.own_routes("simulated".parse().expect("a valid pod name"));
+    let closed = stopping.clone();
+    tokio::spawn(async move {
+        axum::serve(listener, routes).with_graceful_shutdown(closed.cancelled_owned()).await
+    });
+    Ok(Some(SimulatedAgents { agents, address, stopping }))
+}
+
+fn new_simulated_agents(
+    config: &Config,
+    parts: &Parts,
+    stopping: &CancellationToken,
+) -> Arc<Agents> {
     let lease_ttl = config.ttls.lease;
     let (store, metrics) = (parts.store.clone(), parts.metrics.clone());
     // Three renewals per lease, so that two may fail.
@@ -215,7 +305,7 @@ fn simulated_agents(config: &Config, parts: &Parts, lifecycle: &Lifecycle) -> Ar
     Agents::new(
         RouterApi::InProcess { store, metrics, lease_ttl },
         interval,
-        lifecycle.stopping.clone(),
+        stopping.clone(),
     )
 }
 
@@ -230,11 +320,14 @@ struct Served {
 fn serve_all(
     config: &Config,
     context: &Arc<Context>,
-    tls: Option<&Arc<Tls>>,
+    parts: &Parts,
     listener: TcpListener,
-    agent_routes: Option<Router>,
+    simulated: Option<&SimulatedAgents>,
     closing: &CancellationToken,
 ) -> anyhow::Result<Served> {
+    let media = context.urls.gateway().cloned();
+    // Without the gateway, streams reach simulated agents on the API's address.
+    let agents = simulated.filter(|_| media.is_none()).map(|simulated| simulated.agents.routes());
     let api = listener.local_addr()?;
     let timeouts = Timeouts {
         read: config.http.read_timeout,
@@ -242,7 +335,7 @@ fn serve_all(
         shutdown: config.http.shutdown_timeout,
     };
     let turned_away = &context.metrics.turned_away;
-    let limiter = ConnectionLimiter::new(config.http.max_connections, turned_away.clone());
+    let limiter = ConnectionLimiter::new(parts.limits.connections, turned_away.clone());
     let mut servers = JoinSet::new();
     let mut metrics_address = api;
     if config.http.metrics != config.http.api || config.http.metrics.port() == 0 {
@@ -254,36 +347,41 @@ fn serve_all(
         servers.spawn(serve(
             listener,
             ListenerTls::Off,
-            routes,
+            Service::of(routes),
             timeouts,
             limiter,
             closing.clone(),
         ));
     }
-    let (mutual, server_only) = match tls {
+    let (mutual, server_only) = match &parts.tls {
         None => (ListenerTls::Off, ListenerTls::Off),
         Some(tls) => (ListenerTls::Mutual(tls.clone()), ListenerTls::ServerOnly(tls.clone())),
     };
     let mut admin = api;
     let (routes, listener_tls) = match config.http.admin {
-        None => (http::routes(context, agent_routes), mutual),
+        None => (http::routes(context, agents), mutual),
         Some(address) => {
             let listener = bind("ADMIN_BIND", address)?;
             admin = listener.local_addr()?;
             if metrics_address == api {
                 metrics_address = admin;
             }
-            let routes = http::admin_routes(context);
+            let service = Service::of(http::admin_routes(context));
             let limiter = limiter.clone();
-            servers.spawn(serve(listener, mutual, routes, timeouts, limiter, closing.clone()));
-            (http::public_routes(context, agent_routes), server_only)
+            servers.spawn(serve(listener, mutual, service, timeouts, limiter, closing.clone()));
+            (http::public_routes(context, agents), server_only)
         }
     };
-    servers.spawn(serve(listener, listener_tls, routes, timeouts, limiter, closing.clone()));
+    let service = Service { routes, media };
+    servers.spawn(serve(listener, listener_tls, service, timeouts, limiter, closing.clone()));
     Ok(Served { admin, metrics_address, servers })
 }
 
 impl Running {
+    pub fn has_simulated_agents(&self) -> bool {
+        self.simulated.is_some()
+    }
+
     /// Shuts down gracefully: reports not ready, ends long polls, finishes requests, waits for
     /// agents and background tasks, closes the store and sends the last spans.
     pub async fn stop(mut self) {
@@ -292,10 +390,17 @@ impl Running {
         tokio::time::sleep(READINESS_GRACE).await;
         self.closing.cancel();
         while self.servers.join_next().await.is_some() {}
-        if let Some(agents) = self.agents
-            && timeout(AGENT_SHUTDOWN_TIMEOUT, agents.finish()).await.is_err()
-        {
-            tracing::warn!("simulated agents did not release their calls in time");
+        if let Some(gateway) = &self.gateway {
+            gateway.stop(STREAM_SHUTDOWN_TIMEOUT).await;
+        }
+        if let Some(SimulatedAgents { agents, stopping, .. }) = self.simulated {
+            stopping.cancel();
+            if timeout(AGENT_SHUTDOWN_TIMEOUT, agents.finish()).await.is_err() {
+                tracing::warn!("simulated agents did not release their calls in time");
+            }
+        }
+        if let Some(upkeep) = self.upkeep {
+            let _ = upkeep.await;
         }
         self.loops.wait().await;
         self.context.store.close().await;

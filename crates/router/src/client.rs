@@ -170,13 +170,22 @@ pub(crate) async fn connect(
     tls: Option<&Arc<ClientConfig>>,
 ) -> anyhow::Result<Box<dyn Wire>> {
     let host = url.host().context("the URL has no host")?;
-    let is_tls = matches!(url.scheme_str(), Some("https" | "wss"));
-    let port = url.port_u16().unwrap_or(if is_tls { 443 } else { 80 });
+    let port = url.port_u16().unwrap_or(if is_tls(url) { 443 } else { 80 });
     let stream = TcpStream::connect(format!("{host}:{port}")).await?;
     stream.set_nodelay(true)?;
-    if !is_tls {
+    add_tls(stream, url, tls).await
+}
+
+/// Performs the TLS handshake of a new connection if the URL's scheme is `https` or `wss`.
+pub(crate) async fn add_tls(
+    stream: TcpStream,
+    url: &Uri,
+    tls: Option<&Arc<ClientConfig>>,
+) -> anyhow::Result<Box<dyn Wire>> {
+    if !is_tls(url) {
         return Ok(Box::new(stream));
     }
+    let host = url.host().context("the URL has no host")?;
     let settings = match tls {
         Some(settings) => settings.clone(),
         None => Trust::default().client_config().map_err(anyhow::Error::msg)?,
@@ -184,6 +193,10 @@ pub(crate) async fn connect(
     let name = ServerName::try_from(host.trim_matches(['[', ']']).to_owned())?;
     let stream = TlsConnector::from(settings).connect(name, stream).await?;
     Ok(Box::new(AlertFirst { stream, failed: None }))
+}
+
+fn is_tls(url: &Uri) -> bool {
+    matches!(url.scheme_str(), Some("https" | "wss"))
 }
 
 /// A TLS stream whose failed writes report the peer's alert: a write to a closed socket fails

@@ -10,6 +10,8 @@ pub mod control;
 pub mod http;
 mod human_duration;
 mod lifecycle;
+pub mod media;
+mod open_files;
 mod telemetry;
 mod terminal;
 mod tls;

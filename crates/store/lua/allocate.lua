@@ -1,8 +1,8 @@
 -- Allocates a pod to a call, repeats the reply for the pod it has, or queues it.
--- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), request id, stage ('provisional' or
---   ''), pod attempt ('' if not counted), hold ('' or: hold time, poll timeout, maximum of waiting calls, maximum of
---   the merchant's), previous pod ('' or: pod, pod attempt, '1' if the cause of its end is settled, maximum of
---   retries), signed request ('' or: fingerprint, replay window (ms))
+-- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), request id, stage ('provisional',
+--   'unattached' or ''), pod attempt ('' if not counted), hold ('' or: hold time, poll timeout, maximum of waiting
+--   calls, maximum of the merchant's), previous pod ('' or: pod, pod attempt, '1' if the cause of its end is
+--   settled, maximum of retries), signed request ('' or: fingerprint, replay window (ms))
 -- Replies: {existing, now, pod, source pool, tried, pod attempt}
 --          {new, now, pod, source pool, tried, pod attempt, time in the queue ('' if none), error in the merchant's
 --            document}, without empty values at the end
@@ -41,24 +41,6 @@ local function count_admission(request, config)
     run('LTRIM', key, 0, config.max_rate - 1)
     run('PEXPIRE', key, RULES.RATE_WINDOW)
   end
-end
-
--- Walks the chain. Returns the pod, and the steps skipped before it.
-local function choose_pod(steps, avoid)
-  local tried = ''
-  for _, step in ipairs(steps) do
-    local pod, reason
-    if step.kind then pod, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
-    if pod then return pod, tried end
-    tried = (tried == '' and '' or tried .. ' ') .. step.step .. '=' .. reason
-  end
-  if run('EXISTS', K.audit_due) == 1 then
-    for _, step in ipairs(steps) do
-      local pod = step.kind and draw_assigned(step.tier, step.kind, avoid)
-      if pod then return pod, '' end
-    end
-  end
-  return nil, tried
 end
 
 -- Returns whether the limits of the queue allow another waiting call of this merchant.
@@ -115,13 +97,8 @@ end
 local function answer(request)
   local repeated = request.previous and settle_previous(request) or answer_repeat(request)
   if repeated then return repeated end
-  local tiers_key = K.tiers
-  local chain = try('HGET', tiers_key, ':chain')
-  -- The recovery rewrites a table that is missing or of the wrong type.
-  if type(chain) ~= 'string' then return {'lost', now} end
-  local document = request.merchant ~= '' and try('HGET', K.merchant_config, request.merchant)
-  local config = document and merchant_config_of(document) or DEFAULT_CONFIG
-  local steps = steps_of(config, chain)
+  local steps, config, document = chain_of(request.merchant)
+  if not steps then return {'lost', now} end
   local limit = document and not request.is_reconnect and exceeded_limit(request.merchant, config)
   if limit then return {'refused', now, '', config.malformed, limit} end
   local reply = serve_new_call(request, steps, config)

@@ -14,7 +14,7 @@ operation('confirm', function(ARGV)
   if current_pod and not (current_pod == pod_name and is_that(tonumber(record.pod_attempt) or 0)) then
     return {'unknown', now}
   end
-  if current_pod and record.stage ~= 'provisional' then return {'confirmed', now} end
+  if current_pod and not PROVISIONAL[record.stage] then return {'confirmed', now} end
   local pod = facts_of(pod_name)
   if current_pod then
     set_deadline(pod, call, deadline, life, record.merchant_id)

@@ -4,7 +4,10 @@
 --   request id to compensate, pod attempt that is over, time of the request (ms) for a deferred release, fingerprint of
 --   the signed request to compensate
 -- Replies: {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0)}, without the last two for the
---            same pool and no drain   {not_found, now}
+--            same pool and no drain
+--          {released, now, pod, source pool, lasted (ms), pool now, was draining (1, 0), 1}: a stream is attached; the
+--            call ends when its gateway has closed the stream
+--          {not_found, now}
 --          {waited, now, time in the queue}: the call had no pod yet, and has left the queue
 operation('release', function(ARGV)
   local _, call, cause, expected_pod, request_id, pod_attempt, requested_at, fingerprint = unpack(ARGV)
@@ -22,8 +25,8 @@ operation('release', function(ARGV)
     if is_that and not is_final[call_end.cause] then
       if is_final[cause] then
         update_call_end(call, call_end, cause)
-      elseif call_end.cause == 'unconfirmed' then
-        -- A stream that has ended cannot start any more; the failure of its pod is counted already.
+      elseif call_end.cause == 'unconfirmed' or call_end.cause == 'unattached' then
+        -- A stream that has ended cannot start any more. A failure of its pod is counted already.
         update_call_end(call, call_end, 'broken')
       end
     end
@@ -46,19 +49,7 @@ operation('release', function(ARGV)
   if requested_at and requested_at ~= '' and (tonumber(record.at or 0) or 0) > tonumber(requested_at) then
     return {'not_found', now}
   end
-  local pod = facts_of(pod_name, call)
-  if record.stage == 'handed' then cause = 'abandoned' end
-  end_call(pod, call, record, cause)
-  local source = pool_text(record.source_pool, pod and pod.tier)
-  local pool, draining, time = source, 0, lasted(record.at)
-  if pod then
-    pod.released_at = seconds
-    reassign_and_hand_off(pod, record_call_outcome(pod, cause, time))
-    if pod.released_at then run('HSET', pod.key, 'released_at', seconds) end
-    pool = pod.tier and pool_keys_of(pod.tier).source or pool
-    draining = is_leaving(pod) and 1 or 0
-  end
-  if record.stage == 'handed' then return {'waited', now, time} end
-  if pool == source and draining == 0 then return {'released', now, pod_name, source, time} end
-  return {'released', now, pod_name, source, time, pool, draining}
+  local attached = stream_of(record)
+  if attached then return end_stream(call, record, attached, cause) end
+  return end_released(call, record, cause)
 end)

@@ -15,17 +15,8 @@ operation('renew', function(ARGV)
   local function reregister(call)
     if renewing_pod == '' then return unknown end
     local pod = pods[renewing_pod] or readable_facts_of(renewing_pod)
-    read_table(pod and pod.tier)
-    if now >= trusting_until or run('ZSCORE', K.ended, call) then return unknown end
-    if not pod then return later end
-    if not pod.tier then
-      local tier = default_pool()
-      if not tier then return unknown end
-      set_pool(pod, tier)
-      place_service(pod)
-    end
-    local kind = kind_of(pod.tier)
-    if pod.calls >= (kind and kind.kind == 'shared' and kind.cap or 1) then return unknown end
+    local obstacle = reregistration_obstacle(pod, call)
+    if obstacle then return obstacle == 'unknown_pod' and later or unknown end
     leave_queue(call)
     allocate_pod(pod, call, {record = {}}, deadline, life)
     pods[renewing_pod] = pod
@@ -50,7 +41,7 @@ operation('renew', function(ARGV)
       if stage and stage ~= '' or request_ids and request_ids ~= '' then
         -- A renewal proves that the stream has started: no compensating release may end the call any more.
         run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '')
-        if stage == 'provisional' then record_event('confirmed', call, pod_name, '', merchant) end
+        if PROVISIONAL[stage] then record_event('confirmed', call, pod_name, '', merchant) end
       end
     elseif not pod_name and not has_tiers() then
       return {'lost', now}

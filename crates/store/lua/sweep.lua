@@ -1,4 +1,4 @@
--- Ends the queue entries, leases, drains and quarantines whose deadline has passed, oldest first.
+-- Ends the queue entries, leases of calls and gateways, drains and quarantines whose deadline has passed, oldest first.
 -- ARGV[2..3]: limit per kind, longest lease (ms)
 -- Replies: {swept, now, {waiting call, time in the queue, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no
 --   longer draining}, {pods no longer in quarantine}, is the store set up (1, 0), end of the re-registration window,
@@ -25,6 +25,55 @@ local function bound(limit, lease)
   return found
 end
 
+-- Ends a call whose lease, or whose gateway's lease, has expired, and adds it to the reply.
+local function expire_call(call, record, cause, expired)
+  local pod_name, time = record.pod_name, lasted(record.at)
+  local pod = pod_name and readable_facts_of(pod_name, call)
+  end_call(pod or nil, call, record, cause)
+  if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end
+  if not pod_name then return end
+  for _, value in ipairs({call, pod_name, pool_text(record.source_pool, pod and pod.tier), time, cause}) do
+    expired[#expired + 1] = value
+  end
+end
+
+-- Returns the gateways whose lease has expired, oldest first. After a gap without sweeps every gateway first gets a
+-- full lease: it could not send heartbeats either. A lease that a backward clock step has prolonged is shortened.
+local function expired_gateways(has_gap)
+  local entries, due = run_index('HGETALL', K.gateways), {}
+  for i = 1, #entries, 2 do
+    local gateway = entries[i]
+    local before, lease = lease_of(entries[i + 1])
+    lease = lease or RULES.GATEWAY_LEASE
+    local longest = now + lease
+    local ends = (has_gap or not before) and longest or math.min(before, longest)
+    if ends ~= before then set_gateway(gateway, ends, lease) end
+    if ends <= now then due[#due + 1] = {id = gateway, ends = ends} end
+  end
+  table.sort(due, function(a, b) return a.ends < b.ends or a.ends == b.ends and a.id < b.id end)
+  return due
+end
+
+-- Ends calls of expired gateways, at most `limit`, and removes the gateways without calls.
+local function sweep_gateways(limit, has_gap, expired)
+  for _, gateway in ipairs(expired_gateways(has_gap)) do
+    local key = K.gateway .. gateway.id
+    local calls = limit > 0 and run_index('ZRANGE', key, 0, limit - 1) or {}
+    limit = limit - #calls
+    for _, call in ipairs(calls) do
+      local record = record_of(call)
+      local attached = stream_of(record)
+      if attached and attached.gateway == gateway.id then
+        expire_call(call, record, attached.ending ~= '' and attached.ending or 'gateway', expired)
+      else
+        -- Another gateway has the call, or its record was deleted.
+        run('ZREM', key, call)
+      end
+    end
+    if count('ZCARD', key) == 0 then run('HDEL', K.gateways, gateway.id) end
+  end
+end
+
 operation('sweep', function(ARGV)
   local _, limit, longest_lease = unpack(ARGV)
   local abandoned, expired, undrained, restored = {}, {}, {}, {}
@@ -33,6 +82,7 @@ operation('sweep', function(ARGV)
   -- Without the time of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
+  local has_gap = latest == math.huge or now > latest + RULES.SWEEP_GAP
   if now + 1000 >= latest or not bound(limit, longest_lease) then run('SET', K.clock, text_of(now)) end
   tier_entry('')
   local is_flagged = has_waiting_calls
@@ -47,20 +97,15 @@ operation('sweep', function(ARGV)
       for _, tier in ipairs(run_index('SMEMBERS', K.pools)) do run_index('ZREM', pool_keys_of(tier).queue, call) end
     end
   end
-  local CAUSES = {handed = 'abandoned', provisional = 'unconfirmed'}
   for _, call in ipairs(run_index('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, limit)) do
     local record = record_of(call)
-    local pod_name, time = record.pod_name, lasted(record.at)
-    local pod = pod_name and readable_facts_of(pod_name, call)
-    local cause = CAUSES[record.stage] or 'lease'
-    end_call(pod or nil, call, record, cause)
-    if pod then reassign_and_hand_off(pod, record_call_outcome(pod, cause, time)) end
-    if pod_name then
-      for _, value in ipairs({call, pod_name, pool_text(record.source_pool, pod and pod.tier), time, cause}) do
-        expired[#expired + 1] = value
-      end
-    end
+    local attached, cause = stream_of(record), PROVISIONAL[record.stage] or 'lease'
+    if record.stage == 'handed' then cause = 'abandoned' end
+    -- The call was released, and its gateway did not detach the stream.
+    if attached and attached.ending ~= '' then cause = attached.ending end
+    expire_call(call, record, cause, expired)
   end
+  sweep_gateways(tonumber(limit), has_gap, expired)
   local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, limit)
   if due.err then
     run('DEL', K.draining)

@@ -19,11 +19,12 @@ use crate::{
     journal::{Directory, Journal, JournalError},
 };
 use fleet::{
-    Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Change, Claim, ClaimRefused,
-    Confirm, Confirmed, Conflict, Drained, Edit, EventId, EventLog, Fleet, LoggedEvent, Millis,
-    MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released,
-    RemovalMode, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
-    names::{CallSid, MerchantId, PodName, Pool},
+    Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage,
+    CallQuery, Change, Claim, ClaimRefused, Confirm, Confirmed, Conflict, Detach, Drained, Edit,
+    EventId, EventLog, Fleet, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed,
+    PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew,
+    Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -44,6 +45,7 @@ pub struct Embedded {
     writer: Mutex<Option<thread::JoinHandle<()>>>,
     handoffs: Notifier<CallSid>,
     drains: Notifier<PodName>,
+    endings: Notifier<GatewayId>,
     metrics: StoreMetrics,
 }
 
@@ -83,6 +85,7 @@ impl Embedded {
             writer: Mutex::new(None),
             handoffs: Notifier::default(),
             drains: Notifier::default(),
+            endings: Notifier::default(),
             metrics,
         }
     }
@@ -119,8 +122,8 @@ impl Embedded {
         });
         let writer = writer.map_err(|error| JournalError::Io { path: path.to_owned(), error })?;
         let (durable, writer) = (Some(durable), Mutex::new(Some(writer)));
-        let (handoffs, drains) = (Notifier::default(), Notifier::default());
-        Ok(Self { shared, durable, writer, handoffs, drains, metrics })
+        let (handoffs, drains, endings) = Default::default();
+        Ok(Self { shared, durable, writer, handoffs, drains, endings, metrics })
     }
 
     /// Limits the event log; 0 disables it.
@@ -146,7 +149,7 @@ impl Embedded {
         Box::pin(async move {
             let started = Instant::now();
             let _span = spans::store_span("embedded", operation, None);
-            let (outcome, commit, handed, drained) = {
+            let (outcome, commit, handed, drained, ending) = {
                 let mut state = self.shared.lock();
                 let now = state.clock.now();
                 let outcome = step(&mut state.fleet, now);
@@ -168,7 +171,7 @@ impl Embedded {
                 }
                 events.into_iter().for_each(|event| state.events.push(event, now));
                 let (handed, drained) = (state.fleet.take_handoffs(), state.fleet.take_drained());
-                (outcome, state.commit, handed, drained)
+                (outcome, state.commit, handed, drained, state.fleet.take_ending())
             };
             if let Some(durable) = &self.durable {
                 let written = durable.clone().wait_for(|durable| *durable >= commit).await.is_ok();
@@ -176,6 +179,7 @@ impl Embedded {
             }
             handed.iter().for_each(|call| self.handoffs.notify(call));
             drained.iter().for_each(|pod| self.drains.notify(pod));
+            ending.iter().for_each(|gateway| self.endings.notify(gateway));
             self.metrics.observe(operation, started.elapsed());
             Ok(outcome)
         })
@@ -294,6 +298,31 @@ impl Store for Embedded {
     fn extend_pending(&self, time: Millis) -> Reply<'_, ()> {
         // The metric label keeps the operation's former name.
         self.step("spare", move |fleet, now| fleet.extend_pending(time, now))
+    }
+
+    fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>> {
+        self.step("attach", |fleet, now| fleet.attach(request, now))
+    }
+
+    fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>> {
+        self.step("detach", |fleet, now| fleet.detach(request, now))
+    }
+
+    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat> {
+        self.step("heartbeat", move |fleet, now| fleet.heartbeat(gateway, lease, now))
+    }
+
+    fn record_figures<'a>(&'a self, _: &'a [(CallSid, String)], _: Millis) -> Reply<'a, ()> {
+        // No other replica reads them.
+        Box::pin(async { Ok(()) })
+    }
+
+    fn figures<'a>(&'a self, _: &'a CallSid) -> Reply<'a, Option<String>> {
+        Box::pin(async { Ok(None) })
+    }
+
+    fn media_secret<'a>(&'a self, candidate: &'a str) -> Reply<'a, String> {
+        self.step("media_secret", |fleet, _| fleet.media_secret(candidate))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
@@ -434,6 +463,10 @@ impl Store for Embedded {
 
     fn drains(&self) -> &Notifier<PodName> {
         &self.drains
+    }
+
+    fn endings(&self) -> &Notifier<GatewayId> {
+        &self.endings
     }
 
     fn now(&self) -> Millis {

@@ -22,11 +22,11 @@ pub use self::{
     redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
 };
 use fleet::{
-    Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Claim, ClaimRefused, Confirm,
-    Confirmed, Conflict, Drained, Edit, EventId, LoggedEvent, Millis, MoveRefused, NotReleased,
+    Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage, CallQuery, Claim, ClaimRefused, Confirm,
+    Confirmed, Conflict, Detach, Drained, Edit, EventId, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased,
     Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed,
     Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -104,6 +104,22 @@ pub trait Store: Send + Sync + 'static {
     /// Extends pending calls (provisional and waiting ones) to at least `time` from now, after an
     /// outage in which they could not confirm or poll.
     fn extend_pending(&self, time: Millis) -> Reply<'_, ()>;
+    /// Attaches a media stream to its call.
+    fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>>;
+    /// Ends the call of a media stream that has ended.
+    fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>>;
+    /// Extends the lease of a gateway.
+    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat>;
+    /// Records figures of streams for other replicas. They are dropped after `ttl`.
+    fn record_figures<'a>(
+        &'a self,
+        figures: &'a [(CallSid, String)],
+        ttl: Millis,
+    ) -> Reply<'a, ()>;
+    /// The figures of a stream that another replica relays.
+    fn figures<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<String>>;
+    /// The key of stream tokens; the first candidate becomes the key.
+    fn media_secret<'a>(&'a self, candidate: &'a str) -> Reply<'a, String>;
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed>;
     fn drain<'a>(&'a self, pod: &'a PodName, ttl: Millis)
     -> Reply<'a, Result<Drained, UnknownPod>>;
@@ -170,6 +186,9 @@ pub trait Store: Send + Sync + 'static {
 
     /// Notifies when a draining pod has no call left, is removed, or is undrained.
     fn drains(&self) -> &Notifier<PodName>;
+
+    /// Notifies a gateway when one of its calls is released: its next heartbeat returns the call.
+    fn endings(&self) -> &Notifier<GatewayId>;
 
     /// The estimated clock of the store, which dates events and leases.
     fn now(&self) -> Millis;

@@ -51,7 +51,21 @@ impl WsUrls {
         for part in [&self.base, "/ws/pod/", pod.as_str()] {
             url.push_str(part);
         }
-        let mut path = self.path.0.as_str();
+        self.path.append(&mut url, request);
+        url
+    }
+}
+
+impl WsPath {
+    /// The path of a call.
+    pub fn fill(&self, request: &CallRequest) -> String {
+        let mut path = String::with_capacity(128);
+        self.append(&mut path, request);
+        path
+    }
+
+    fn append(&self, url: &mut String, request: &CallRequest) {
+        let mut path = self.0.as_str();
         while let Some((text, rest)) = path.split_once('{') {
             // A parsed path has no braces besides those of its placeholders.
             let (placeholder, rest) = rest.split_once('}').unwrap_or((rest, ""));
@@ -66,7 +80,6 @@ impl WsUrls {
             path = rest;
         }
         url.push_str(path);
-        url
     }
 }
 

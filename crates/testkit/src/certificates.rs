@@ -36,11 +36,20 @@ impl Authority {
 
     /// A certificate for localhost.
     pub fn sign(&self, name: &str) -> Certificate {
+        self.sign_key(name, "rsa:2048")
+    }
+
+    /// A certificate for localhost with an ECDSA key, which most public authorities issue.
+    pub fn sign_ecdsa(&self, name: &str) -> Certificate {
+        self.sign_key(name, "ec -pkeyopt ec_paramgen_curve:prime256v1")
+    }
+
+    fn sign_key(&self, name: &str, kind: &str) -> Certificate {
         let [key, request, file, names] =
             ["key", "csr", "crt", "names"].map(|end| self.at(&format!("{name}.{end}")));
         fs::write(&names, "subjectAltName=DNS:localhost,IP:127.0.0.1").unwrap();
         openssl(&format!(
-            "req -newkey rsa:2048 -nodes -keyout {key} -out {request} -subj /CN={name}"
+            "req -newkey {kind} -nodes -keyout {key} -out {request} -subj /CN={name}"
         ));
         let (ca, ca_key) = (self.file(), self.at("ca.key"));
         openssl(&format!(

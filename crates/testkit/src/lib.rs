@@ -14,7 +14,7 @@ mod log;
 pub mod measurement;
 pub mod nginx;
 mod preload;
-mod process;
+pub mod process;
 pub mod provider;
 pub mod proxy;
 pub mod redis;
@@ -45,6 +45,11 @@ pub use self::{
 
 /// The root of the repository.
 pub const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
+
+/// The setting that turns the media gateway off: streams reach the agents through a proxy, as for
+/// tests of stream-status callbacks, and of agents that renew and release their calls.
+pub const WITHOUT_GATEWAY: (&str, &str) = (AGENT_BASE_URL, "wss://voice.example.com");
+const AGENT_BASE_URL: &str = "VOICE_AGENT_BASE_URL";
 
 /// The program under test. Cargo builds it next to the tests.
 pub fn program_path() -> &'static Path {
@@ -137,6 +142,15 @@ impl Router {
         Self::start_on_free_ports(settings, Stdio::inherit)
     }
 
+    /// A router whose stream URLs lead to its simulated agents, without the media gateway.
+    pub fn start_without_gateway(settings: &[(&str, &str)]) -> Self {
+        let port = free_port().to_string();
+        let base = format!("ws://127.0.0.1:{port}");
+        let mut all = vec![("HTTP_PORT", port.as_str()), (AGENT_BASE_URL, &base)];
+        all.extend(settings);
+        Self::start(&all)
+    }
+
     /// A router with a log for the test to read.
     pub fn start_logged(settings: &[(&str, &str)]) -> (Self, Log) {
         let log = Log::create();
@@ -151,6 +165,10 @@ impl Router {
                 ("METRICS_PORT", metrics.as_str()),
                 ("LOG_LEVEL", "warn"),
             ];
+            if settings.iter().all(|(name, _)| *name != AGENT_BASE_URL) {
+                // Calls of most tests have no stream. They must stay on an overloaded machine.
+                all.push(("CONNECT_TIMEOUT", "15m"));
+            }
             all.extend(settings);
             let mut command = program(&all);
             if let Some(router) = Self::try_start(command.stdout(Stdio::null()).stderr(log()), &all)

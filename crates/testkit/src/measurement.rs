@@ -66,22 +66,37 @@ fn forward(mut from: TcpStream, mut to: TcpStream, delay: Duration) {
 
 /// Describes the machine, the Redis version and the commit of a measurement.
 pub fn describe_machine() -> String {
+    let redis = output(Command::new("redis-server").arg("--version")).0;
+    let redis = redis.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
+    describe_machine_with(&format!("Redis {redis}"))
+}
+
+/// Describes the machine, the nginx version and the commit of a measurement.
+pub fn describe_machine_with_nginx() -> String {
+    // It prints its version to standard error.
+    let nginx = output(Command::new("nginx").arg("-v")).1;
+    describe_machine_with(&format!("nginx {}", nginx.rsplit('/').next().unwrap_or("?")))
+}
+
+/// What a program prints to standard output and standard error; nothing if it does not run.
+fn output(command: &mut Command) -> (String, String) {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).trim().to_owned();
+    let output = command.output().ok();
+    output.map(|it| (text(&it.stdout), text(&it.stderr))).unwrap_or_default()
+}
+
+fn describe_machine_with(software: &str) -> String {
     let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     let model = cpu.lines().find_map(|line| line.strip_prefix("model name")).unwrap_or("?");
     let cores = thread::available_parallelism().map_or(0, |cores| cores.get());
-    let output = |program: &str, args: &[&str]| {
-        let output = Command::new(program).args(args).output().ok();
-        output.map(|it| String::from_utf8_lossy(&it.stdout).trim().to_owned()).unwrap_or_default()
-    };
-    let redis = output("redis-server", &["--version"]);
-    let redis = redis.split_whitespace().find_map(|word| word.strip_prefix("v=")).unwrap_or("?");
     // Changes of the documentation do not change the program.
     let program = ["--", ".", ":!docs", ":!*.md"];
-    let commit = output("git", &[&["log", "-1", "--format=%h"], &program[..]].concat());
-    let changed = !output("git", &[&["status", "--porcelain"], &program[..]].concat()).is_empty();
+    let git = |args: &[&str]| output(Command::new("git").args(args).args(program)).0;
+    let commit = git(&["log", "-1", "--format=%h"]);
+    let changed = !git(&["status", "--porcelain"]).is_empty();
     let changed = if changed { " (with changes)" } else { "" };
     format!(
-        "{cores} cores, {}, Redis {redis}, commit {commit}{changed}",
+        "{cores} cores, {}, {software}, commit {commit}{changed}",
         model.trim_start_matches([' ', '\t', ':'])
     )
 }

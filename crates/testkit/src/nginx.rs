@@ -2,13 +2,18 @@
 
 use std::{
     net::{Ipv4Addr, UdpSocket},
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     thread,
     time::Duration,
 };
 
-use super::{certificates::Certificate, eventually, free_port, scratch};
+use super::{
+    certificates::Certificate,
+    eventually, free_port,
+    process::{children, pinned},
+    scratch,
+};
 
 pub struct Nginx {
     child: Child,
@@ -49,7 +54,49 @@ impl Nginx {
         )
     }
 
+    /// One worker on one core that relays WebSockets to the agents.
+    pub fn relay(core: usize, certificate: Option<&Certificate>, agents: &[u16]) -> Self {
+        let port = free_port();
+        let (ssl, certificate) = match certificate {
+            None => ("", String::new()),
+            Some(Certificate { file, key }) => (
+                " ssl",
+                format!(
+                    "ssl_certificate {file}; ssl_certificate_key {key}; \
+                     ssl_protocols TLSv1.2 TLSv1.3;"
+                ),
+            ),
+        };
+        let agents: String =
+            agents.iter().map(|agent| format!("server 127.0.0.1:{agent} max_fails=0; ")).collect();
+        let server = format!(
+            "upstream agents {{ {agents} }}\n\
+             server {{ listen 127.0.0.1:{port}{ssl} backlog=4096; {certificate}\n\
+             location / {{ proxy_pass http://agents; proxy_http_version 1.1; \
+             proxy_set_header Upgrade $http_upgrade; proxy_set_header Connection upgrade; \
+             proxy_read_timeout 1h; proxy_send_timeout 1h; }} }}"
+        );
+        let main = "worker_processes 1; events { worker_connections 8192; }";
+        // SIGTERM, because a killed master leaves its worker.
+        let mut command = pinned(core, "TERM", Path::new("nginx"));
+        Self::start_with(&mut command, port, main, &server)
+    }
+
+    /// Process id of the only worker.
+    pub fn worker(&self) -> u32 {
+        let mut workers = Vec::new();
+        eventually(Duration::from_secs(1), "nginx has a worker", || {
+            workers = children(self.child.id());
+            !workers.is_empty()
+        });
+        workers[0]
+    }
+
     fn serving(port: u16, server: &str) -> Self {
+        Self::start_with(&mut Command::new("nginx"), port, "events {}", server)
+    }
+
+    fn start_with(command: &mut Command, port: u16, main: &str, server: &str) -> Self {
         let directory = scratch();
         let paths: String = ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
             .iter()
@@ -57,11 +104,11 @@ impl Nginx {
             .collect();
         let directory_text = directory.display();
         let all = format!(
-            "daemon off; pid {directory_text}/pid; error_log {directory_text}/error.log; events {{}}\n\
+            "daemon off; pid {directory_text}/pid; error_log {directory_text}/error.log; {main}\n\
              http {{ access_log off; {paths}\n{server} }}"
         );
         std::fs::write(directory.join("nginx.conf"), all).unwrap();
-        let child = Command::new("nginx")
+        let child = command
             .arg("-p")
             .arg(&directory)
             .arg("-c")

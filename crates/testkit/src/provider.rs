@@ -33,7 +33,8 @@ impl CallDocument {
         }
     }
 
-    /// The pod to connect to.
+    /// The pod to connect to, if streams reach it without the media gateway. [`pod_of`] works in
+    /// both cases.
     pub fn pod(&self) -> Option<String> {
         let Self::Stream { url, .. } = self else { return None };
         between(url, "/ws/pod/", "/").map(str::to_owned)
@@ -46,6 +47,10 @@ impl CallDocument {
             Self::Hold { redirect, .. } => Some(redirect),
             Self::HangUp(_) => None,
         }
+    }
+
+    pub fn is_stream(&self) -> bool {
+        matches!(self, Self::Stream { .. })
     }
 
     pub fn is_hold(&self) -> bool {
@@ -72,6 +77,13 @@ pub fn request_document(connection: &mut Connection, call: &str, path: &str) -> 
     let answer = connection.form(path, &format!("CallSid={call}&CallStatus=in-progress"));
     assert_eq!(answer.status, 200, "{}", answer.text());
     CallDocument::read(&answer.text())
+}
+
+/// The pod of a call, unless the call has ended or waits.
+pub fn pod_of(router: &Router, sid: &str) -> Option<String> {
+    let (status, found) = router.get(&format!("/api/v1/calls/{sid}"));
+    assert!(matches!(status, 200 | 404), "{status}: {found}");
+    found["pod_name"].as_str().map(str::to_owned)
 }
 
 /// Starts a new call.

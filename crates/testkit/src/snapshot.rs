@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use fleet::{
     names::Pool,
-    testing::invariants::{PodState, PoolState, State},
+    testing::invariants::{PodState, PoolState, State, StreamState},
     tiers::{TierKind, Tiers},
 };
 
@@ -53,6 +53,11 @@ impl Snapshot {
         }
     }
 
+    /// The names of the keys with a prefix.
+    pub fn names(&self, prefix: &str) -> Vec<String> {
+        self.0.keys().filter(|key| key.starts_with(prefix)).cloned().collect()
+    }
+
     pub fn exists(&self, key: &str) -> bool {
         self.0.contains_key(key)
     }
@@ -96,7 +101,14 @@ impl Snapshot {
         for call in self.scores(&format!("{prefix}calls"))?.into_keys() {
             let mut record = self.hash(&format!("{prefix}call:{call}"))?;
             let pod = record.remove("pod_name").unwrap_or_default();
+            let stream = record.remove("stream").map(|stream| stream_state(&stream));
+            state.streams.extend(stream.map(|stream| (call.clone(), stream)));
             state.calls.insert(call, pod);
+        }
+        for gateway in self.hash(&format!("{prefix}gateways"))?.into_keys() {
+            let calls = self.scores(&format!("{prefix}gateway:{gateway}"))?.into_iter();
+            let calls = calls.map(|(call, score)| (call, score == 1.0)).collect();
+            state.gateways.insert(gateway, calls);
         }
         Ok(state)
     }
@@ -133,6 +145,13 @@ impl Snapshot {
     pub fn ttl(&self, key: &str) -> Option<u64> {
         self.0.get(key).and_then(|found| u64::try_from(found.ttl).ok())
     }
+}
+
+/// The stream of a call record: gateway, stream, start, and the cause of a release.
+fn stream_state(text: &str) -> StreamState {
+    let mut parts = text.split(' ');
+    let gateway = parts.next().unwrap_or_default().to_owned();
+    StreamState { gateway, is_ending: parts.nth(2).is_some_and(|cause| !cause.is_empty()) }
 }
 
 fn pairs(values: &[String]) -> impl Iterator<Item = (String, String)> {

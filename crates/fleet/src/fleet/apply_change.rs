@@ -1,6 +1,6 @@
 //! Applies changes: the only code that changes facts.
 
-use super::{Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call};
+use super::{AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call};
 use crate::{
     Millis,
     merchant::MerchantConfig,
@@ -54,18 +54,31 @@ impl Fleet {
                 self.set_health(&pod, failures, quarantined_until);
             }
             Change::Call { call, facts } => self.insert_call(call, facts),
-            Change::HandoffAccepted { call, at, until, provisional } => {
+            Change::HandoffAccepted { call, at, until, provisional, expects_stream } => {
                 self.set_lease(&call, until);
                 if let Some(known) = self.calls.get_mut(&call) {
                     (known.at, known.provisional, known.queue_entry) = (at, provisional, None);
+                    known.expects_stream = provisional && expects_stream;
                 }
             }
             Change::Renewed { call, until } => {
                 self.set_lease(&call, until);
                 if let Some(known) = self.calls.get_mut(&call) {
                     (known.provisional, known.queue_entry) = (false, None);
+                    known.expects_stream = false;
                 }
             }
+            Change::Attached { call, stream, until } => self.set_stream(call, stream, until),
+            Change::Ending { call, cause } => {
+                let stream = self.calls.get_mut(&call).and_then(|call| call.stream.as_mut());
+                stream.into_iter().for_each(|stream| stream.ending = Some(cause));
+            }
+            Change::Heartbeat { gateway, until, lease } => {
+                let known = self.gateways.entry(gateway).or_default();
+                (known.until, known.lease) = (until, lease);
+            }
+            Change::GatewayGone { gateway } => drop(self.gateways.remove(&gateway)),
+            Change::MediaSecret { secret } => self.media_secret = Some(secret),
             Change::PendingExtended { call, until } => self.set_lease(&call, until),
             Change::Ended { call, at, cause } => self.remove_call(call, at, cause),
             Change::CallEndRecorded { call, end } => self.history.insert(call, end),
@@ -97,6 +110,9 @@ impl Fleet {
                 self.count_call(facts.merchant.as_ref());
             }
             self.leases.insert((facts.until, call.clone()));
+            if let Some(stream) = &facts.stream {
+                self.gateways.entry(stream.gateway.clone()).or_default().calls.insert(call.clone());
+            }
             self.calls.insert(call, facts);
         }
         self.place(&name);
@@ -112,9 +128,21 @@ impl Fleet {
                 pod.calls.retain(|other| *other != call);
             }
             self.leases.remove(&(ended.until, call.clone()));
+            let gateway = ended.stream.as_ref().map(|stream| &stream.gateway);
+            if let Some(known) = gateway.and_then(|gateway| self.gateways.get_mut(gateway)) {
+                known.calls.remove(&call);
+            }
             self.place(&ended.pod);
             self.history.record(call, &ended, cause, at);
         }
+    }
+
+    fn set_stream(&mut self, call: CallSid, stream: AttachedStream, until: Millis) {
+        self.set_lease(&call, until);
+        let Some(known) = self.calls.get_mut(&call) else { return };
+        (known.provisional, known.expects_stream, known.queue_entry) = (false, false, None);
+        self.gateways.entry(stream.gateway.clone()).or_default().calls.insert(call);
+        known.stream = Some(stream);
     }
 
     fn set_draining(&mut self, name: &PodName, until: Option<Millis>) {

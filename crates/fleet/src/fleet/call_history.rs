@@ -1,6 +1,9 @@
 //! Call history: the ends of recent calls, by which a reconnect or a late confirmation is decided.
 
-use std::collections::{HashMap, VecDeque};
+use std::{
+    collections::{HashMap, VecDeque},
+    str::FromStr,
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -30,6 +33,14 @@ pub enum EndCause {
     Lease,
     /// The stream never started.
     Unconfirmed,
+    /// The stream never reached a gateway; no failure of the pod.
+    Unattached,
+    /// The gateway stopped or was lost with the stream.
+    Gateway,
+    /// The gateway could not connect to the pod.
+    Unreachable,
+    /// The gateway lost the connection to the pod.
+    PodLost,
     /// The pod was removed, replaced or restarted.
     PodGone,
     /// A handed-off call did not accept the hand-off in time, or a compensating release ended the
@@ -38,6 +49,22 @@ pub enum EndCause {
 }
 
 impl EndCause {
+    pub const ALL: [Self; 13] = [
+        Self::Agent,
+        Self::Provider,
+        Self::Operator,
+        Self::Stream,
+        Self::Broken,
+        Self::Lease,
+        Self::Unconfirmed,
+        Self::Unattached,
+        Self::Gateway,
+        Self::Unreachable,
+        Self::PodLost,
+        Self::PodGone,
+        Self::Abandoned,
+    ];
+
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Agent => "agent",
@@ -47,6 +74,10 @@ impl EndCause {
             Self::Broken => "broken",
             Self::Lease => "lease",
             Self::Unconfirmed => "unconfirmed",
+            Self::Unattached => "unattached",
+            Self::Gateway => "gateway",
+            Self::Unreachable => "unreachable",
+            Self::PodLost => "pod_lost",
             Self::PodGone => "pod_gone",
             Self::Abandoned => "abandoned",
         }
@@ -59,7 +90,10 @@ impl EndCause {
 
     /// Whether a report of a final cause may still arrive.
     pub(super) fn may_be_updated(self) -> bool {
-        matches!(self, Self::Stream | Self::Broken | Self::Lease | Self::Unconfirmed)
+        matches!(
+            self,
+            Self::Stream | Self::Broken | Self::Lease | Self::Unconfirmed | Self::Unattached
+        )
     }
 
     /// The cause after another report of the same end. The first final cause wins.
@@ -69,9 +103,17 @@ impl EndCause {
             (_, reported) if reported.is_final() => reported,
             // The stream is over, so a late confirmation must not reallocate the pod. The failure
             // of the pod was counted at the first end.
-            (Self::Unconfirmed, Self::Stream) => Self::Broken,
+            (Self::Unconfirmed | Self::Unattached, Self::Stream) => Self::Broken,
             (known, _) => known,
         }
+    }
+}
+
+impl FromStr for EndCause {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        Self::ALL.into_iter().find(|cause| cause.as_str() == text).ok_or(())
     }
 }
 
@@ -95,9 +137,15 @@ pub(super) struct CallHistory {
 }
 
 impl CallHistory {
-    /// Records the end of a call that may reconnect or confirm late. Others are not looked up.
+    /// Records the end of a call that may reconnect, confirm late or attach late. Others are not
+    /// looked up.
     pub(super) fn record(&mut self, call: CallSid, facts: &Call, cause: EndCause, at: Millis) {
-        let may_return = facts.pod_attempt > 0 || cause == EndCause::Unconfirmed;
+        let may_return = match cause {
+            EndCause::Unconfirmed | EndCause::Unattached | EndCause::Gateway => true,
+            // The gateway may have been cut off for the whole lease.
+            EndCause::Lease if facts.stream.is_some() => true,
+            _ => facts.pod_attempt > 0,
+        };
         // A hand-off that was never accepted is no pod attempt.
         if !may_return || facts.queue_entry.is_some() || cause == EndCause::Abandoned {
             return;

@@ -3,7 +3,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Change, EndCause, Fleet, Hold, QueueEntry, SignedRequest, SkipReason, SkippedStep,
+    AttachedStream, Change, EndCause, Fleet, Hold, QueueEntry, SignedRequest, SkipReason,
+    SkippedStep,
     change::is_default,
     pod_health::{early_failure, outcome_of},
 };
@@ -29,12 +30,18 @@ pub struct Call {
     /// The stream has not started yet.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) provisional: bool,
+    /// The stream of a provisional call comes through a gateway.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) expects_stream: bool,
     /// Ordinal of the pod that the call has been given; 0 if the call may not return.
     #[serde(rename = "attempts", default, skip_serializing_if = "is_default")]
     pub(super) pod_attempt: u32,
     /// The queue entry of a handed-off call, until it accepts the hand-off.
     #[serde(rename = "place", default, skip_serializing_if = "Option::is_none")]
     pub(super) queue_entry: Option<QueueEntry>,
+    /// The stream that a gateway relays.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) stream: Option<AttachedStream>,
 }
 
 impl Call {
@@ -59,6 +66,8 @@ pub struct Allocate {
     pub lease_ttl: Millis,
     /// The allocation is provisional: its lease is short until the stream starts.
     pub provisional: bool,
+    /// The stream of a provisional call comes through a gateway, which attaches it.
+    pub expects_stream: bool,
     /// The call may reconnect after its stream ends, so its end is recorded in the call history.
     pub may_return: bool,
     /// Terms under which the call may wait; `None` refuses it at once.
@@ -90,8 +99,17 @@ impl PreviousPod {
 impl Allocate {
     /// A request without options.
     pub fn new(call: CallSid, merchant: Option<MerchantId>, lease_ttl: Millis) -> Self {
-        let (provisional, may_return, hold, previous, signed) = (false, false, None, None, None);
-        Self { call, merchant, lease_ttl, provisional, may_return, hold, previous, signed }
+        Self {
+            call,
+            merchant,
+            lease_ttl,
+            provisional: false,
+            expects_stream: false,
+            may_return: false,
+            hold: None,
+            previous: None,
+            signed: None,
+        }
     }
 
     /// The pod attempt that this request begins; 0 if the call may not return.
@@ -194,6 +212,8 @@ pub struct Released {
     /// The pod is draining or terminating and takes no new calls.
     pub was_draining: bool,
     pub lasted: Millis,
+    /// A stream is attached: the call ends when its gateway has closed the stream.
+    pub is_ending: bool,
 }
 
 /// The call is not live, or not on the given pod.
@@ -291,6 +311,12 @@ impl Fleet {
             if !previous.is_settled {
                 return Err(RefusalReason::Unsettled);
             }
+            if live.stream.is_some() {
+                // The pod serves the stream until the gateway detaches it.
+                let cause = EndCause::Stream;
+                self.end_stream(&Release { cause, ..Release::new(call.clone(), None) }, now);
+                return Err(RefusalReason::CallEnded);
+            }
             if let Some(ended) = self.end(call, EndCause::Broken, now) {
                 self.record_outcome(&ended.pod, early_failure(ended.lasted), now);
                 if previous.is_last() {
@@ -344,8 +370,10 @@ impl Fleet {
             until: now + request.lease_ttl,
             tried,
             provisional: request.provisional,
+            expects_stream: request.provisional && request.expects_stream,
             pod_attempt: request.pod_attempt(),
             queue_entry: None,
+            stream: None,
         };
         let allocation =
             Allocation { was_existing: false, malformed_merchant, ..facts.allocation() };
@@ -364,7 +392,7 @@ impl Fleet {
 
     /// Walks the chain to the first free pod. A reconnect gets its previous pod again only if no
     /// other pod is free.
-    fn choose_pod(
+    pub(super) fn choose_pod(
         &self,
         request: &Allocate,
         is_reconnect: bool,
@@ -434,7 +462,8 @@ impl Fleet {
             .unwrap_or(drawn))
     }
 
-    /// Ends a call and frees its pod. Idempotent: a repeat returns [`NotReleased::NotFound`].
+    /// Ends a call and frees its pod. Idempotent: a repeat returns [`NotReleased::NotFound`]. The
+    /// pod of an attached call is free when its gateway has detached the stream.
     pub fn release(&mut self, request: &Release, now: Millis) -> Result<Released, NotReleased> {
         let is_match = |call: &&Call| {
             request.pod.as_ref().is_none_or(|pod| *pod == call.pod)
@@ -444,6 +473,19 @@ impl Fleet {
             return Err(self.release_inactive(request, now));
         };
         let Some(call) = Some(call).filter(is_match) else { return Err(NotReleased::NotFound) };
+        if call.stream.is_some() {
+            return Ok(self.end_stream(request, now));
+        }
+        self.end_released(request, now)
+    }
+
+    /// Ends a live call and frees its pod.
+    pub(super) fn end_released(
+        &mut self,
+        request: &Release,
+        now: Millis,
+    ) -> Result<Released, NotReleased> {
+        let call = self.calls.get(&request.call).ok_or(NotReleased::NotFound)?;
         let (name, source_pool) = (call.pod.clone(), call.pool.clone());
         let (lasted, waited) = (
             now.saturating_sub(call.at),
@@ -456,14 +498,19 @@ impl Fleet {
         if let Some(waited) = waited {
             return Err(NotReleased::WasWaiting { waited });
         }
+        Ok(self.released(name, source_pool, lasted))
+    }
+
+    pub(super) fn released(&self, name: PodName, source_pool: Pool, lasted: Millis) -> Released {
         let pod = self.pods.get(&name);
-        Ok(Released {
+        Released {
             pool: pod.and_then(|pod| pod.pool.clone()).unwrap_or_else(|| source_pool.clone()),
             was_draining: pod.is_some_and(|pod| pod.is_leaving()),
             pod: name,
             source_pool,
             lasted,
-        })
+            is_ending: false,
+        }
     }
 
     /// Handles the release of a call without a pod: it leaves the queue, or the release updates

@@ -2,11 +2,11 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, CallEnd, EndCause, Event, Fleet, PodOrigin, QueueEntry};
+use super::{AttachedStream, Call, CallEnd, EndCause, Event, Fleet, PodOrigin, QueueEntry};
 use crate::{
     Millis,
     merchant::Step,
-    names::{CallSid, Fingerprint, MerchantId, PodName, Pool},
+    names::{CallSid, Fingerprint, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -91,12 +91,24 @@ pub enum Change {
         until: Millis,
         #[serde(default, skip_serializing_if = "is_default")]
         provisional: bool,
+        #[serde(default, skip_serializing_if = "is_default")]
+        expects_stream: bool,
     },
     /// A lease was renewed; the call is no longer provisional or handed off.
     Renewed { call: CallSid, until: Millis },
     /// The lease of a provisional or handed-off call was extended.
     #[serde(rename = "spared")]
     PendingExtended { call: CallSid, until: Millis },
+    /// The stream of a call was attached; the call is no longer provisional.
+    Attached { call: CallSid, stream: AttachedStream, until: Millis },
+    /// An attached call was released.
+    Ending { call: CallSid, cause: EndCause },
+    /// The lease of a gateway was extended.
+    Heartbeat { gateway: GatewayId, until: Millis, lease: Millis },
+    /// A gateway without calls was removed after its lease expired.
+    GatewayGone { gateway: GatewayId },
+    /// The key of stream tokens.
+    MediaSecret { secret: String },
     /// A call ended.
     Ended {
         call: CallSid,
@@ -186,6 +198,11 @@ impl Fleet {
         for (fingerprint, until) in self.seen_requests.iter() {
             changes.push(Change::RequestSeen { fingerprint: fingerprint.clone(), at: 0, until });
         }
+        for (gateway, known) in &self.gateways {
+            let (gateway, until, lease) = (gateway.clone(), known.until, known.lease);
+            changes.push(Change::Heartbeat { gateway, until, lease });
+        }
+        changes.extend(self.media_secret.clone().map(|secret| Change::MediaSecret { secret }));
         for (call, facts) in &self.calls {
             changes.push(Change::Call { call: call.clone(), facts: facts.clone() });
         }

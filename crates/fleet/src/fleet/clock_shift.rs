@@ -15,6 +15,8 @@ impl Fleet {
     pub(super) fn shift_times(&mut self, by: i64) {
         let shift = |time: &mut Millis| *time = time.saturating_add_signed(by);
         shift(&mut self.trusting_until);
+        self.gateways.values_mut().for_each(|gateway| shift(&mut gateway.until));
+        self.swept_at.iter_mut().for_each(shift);
         self.seen_requests.shift(by);
         self.list.iter_mut().for_each(|list| shift(&mut list.followed_at));
         for pod in self.pods.values_mut() {
@@ -25,6 +27,7 @@ impl Fleet {
             shift(&mut call.at);
             shift(&mut call.until);
             call.queue_entry.iter_mut().for_each(|entry| entry.shift(by));
+            call.stream.iter_mut().for_each(|stream| shift(&mut stream.since));
         }
         self.admissions.values_mut().flatten().for_each(shift);
         shift_deadlines(&mut self.leases, by);

@@ -37,6 +37,10 @@ kinds! {
     HandoffAccepted "fetched"
     /// The stream of a provisional call has started.
     Confirmed "confirmed"
+    /// A gateway attached the stream of a call; detail: the gateway.
+    Attached "attached"
+    /// An attached call was released; detail: the cause. The call ends with its stream.
+    Ending "ending"
     /// A call joined the queue; detail: the skipped steps.
     Waiting "waiting"
     /// A call left the queue without a pod.
@@ -271,6 +275,15 @@ impl Fleet {
                 let facts = self.calls.get(call).filter(|facts| facts.provisional)?;
                 Event::of_live_call(EventKind::Confirmed, call, facts)
             }
+            Change::Attached { call, stream, .. } => {
+                let facts = self.calls.get(call)?;
+                Event::of_live_call(EventKind::Attached, call, facts)
+                    .with_detail(stream.gateway.as_str())
+            }
+            Change::Ending { call, cause } => {
+                let facts = self.calls.get(call)?;
+                Event::of_live_call(EventKind::Ending, call, facts).with_detail(cause.as_str())
+            }
             Change::Ended { call, at, cause } => {
                 let facts = self.calls.get(call)?;
                 let lasted = at.saturating_sub(facts.at);
@@ -313,6 +326,9 @@ impl Fleet {
             Change::Began { .. }
             | Change::List { .. }
             | Change::PendingExtended { .. }
+            | Change::Heartbeat { .. }
+            | Change::GatewayGone { .. }
+            | Change::MediaSecret { .. }
             | Change::CallEndRecorded { .. }
             | Change::CallEndDropped { .. }
             | Change::RequestSeen { .. }

@@ -24,11 +24,12 @@ mod queue;
 mod rebalancing;
 mod renew;
 mod signed_requests;
+mod streams;
 mod sweep;
 #[cfg(test)]
 mod tests;
 
-use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
@@ -38,6 +39,7 @@ use self::{
     indexes::{IndexedPod, PoolIndex},
     queue::Queue,
     signed_requests::SeenRequests,
+    streams::Gateway,
 };
 pub use self::{
     call_history::{CallEnd, EndCause},
@@ -53,19 +55,20 @@ pub use self::{
     },
     pods::{Conflict, Edit, MoveRefused, Observed, RemovalMode, Removed},
     queries::{
-        CallCursor, CallLookup, CallPage, CallQuery, CallStatus, PodCall, PodStatus, PoolStatus,
-        Status, WaitingCall,
+        CallCursor, CallLookup, CallPage, CallQuery, CallStatus, GatewayStatus, PodCall, PodStatus,
+        PoolStatus, Status, WaitingCall,
     },
     queue::{AbandonedCall, Hold, QueueEntry},
     rebalancing::{Move, moves, rebalance},
     renew::{Confirm, Confirmed, Renew, Renewed},
     signed_requests::SignedRequest,
+    streams::{Attach, AttachRefused, Attached, AttachedStream, Detach, Heartbeat},
     sweep::{Audited, Swept},
 };
 use crate::{
     Millis, assignment,
     merchant::{Malformed, MerchantConfig, Step},
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -195,6 +198,14 @@ pub struct Fleet {
     handoffs: Vec<CallSid>,
     /// Pods whose drain may have ended; see [`Fleet::take_drained`].
     drained: Vec<PodName>,
+    /// Media gateways; their calls are derived from the calls.
+    gateways: BTreeMap<GatewayId, Gateway>,
+    /// Gateways with released calls; see [`Fleet::take_ending`].
+    ending: Vec<GatewayId>,
+    /// The last sweep. Not journaled: after a restart gateways get a full lease.
+    swept_at: Option<Millis>,
+    /// The key of stream tokens.
+    media_secret: Option<String>,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
@@ -228,6 +239,10 @@ impl Fleet {
             queue: Queue::default(),
             handoffs: Vec::new(),
             drained: Vec::new(),
+            gateways: BTreeMap::new(),
+            ending: Vec::new(),
+            swept_at: None,
+            media_secret: None,
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),

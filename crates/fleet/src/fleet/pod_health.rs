@@ -17,7 +17,9 @@ pub(super) enum PodOutcome {
 /// The outcome of an ended call; `None` if its end does not count.
 pub(super) fn outcome_of(cause: EndCause, lasted: Millis) -> Option<PodOutcome> {
     match cause {
-        EndCause::Unconfirmed => Some(PodOutcome::Failure),
+        EndCause::Unconfirmed | EndCause::Unreachable | EndCause::PodLost => {
+            Some(PodOutcome::Failure)
+        }
         EndCause::Agent => Some(PodOutcome::Success),
         EndCause::Provider if lasted >= EARLY_FAILURE => Some(PodOutcome::Success),
         // A broken stream counts once no report of a cause is expected: see `early_failure`.

@@ -2,10 +2,10 @@
 
 use std::{collections::BTreeSet, ops::Bound};
 
-use super::{Call, Fleet, Pod, PodFacts, QueueEntry, SkippedStep};
+use super::{AttachedStream, Call, Fleet, Pod, PodFacts, QueueEntry, SkippedStep};
 use crate::{
     Millis,
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::TierKind,
 };
 
@@ -74,6 +74,19 @@ pub struct CallStatus {
     pub is_handed: bool,
     /// Ordinal of the pod that the call has been given; 0 if the call may not return.
     pub pod_attempt: u32,
+    /// The stream that a gateway relays.
+    pub stream: Option<AttachedStream>,
+}
+
+/// A media gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct GatewayStatus {
+    pub gateway: GatewayId,
+    /// End of its lease.
+    pub until: Millis,
+    pub lease: Millis,
+    /// Calls whose streams it relays, by name, and whether they were released.
+    pub calls: Vec<(CallSid, bool)>,
 }
 
 /// A waiting call.
@@ -238,8 +251,8 @@ impl Fleet {
     }
 
     pub fn call(&self, call: &CallSid) -> Option<CallStatus> {
-        let Call { pod, pool, merchant, at, until, tried, provisional, pod_attempt, queue_entry } =
-            self.calls.get(call)?;
+        let Call { pod, pool, merchant, at, until, tried, .. } = self.calls.get(call)?;
+        let Call { provisional, pod_attempt, queue_entry, stream, .. } = self.calls.get(call)?;
         Some(CallStatus {
             call: call.clone(),
             pod: pod.clone(),
@@ -251,7 +264,32 @@ impl Fleet {
             provisional: *provisional,
             is_handed: queue_entry.is_some(),
             pod_attempt: *pod_attempt,
+            stream: stream.clone(),
         })
+    }
+
+    /// Pod and pod attempt of an ended call in the call history.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn last_pod_attempt(&self, call: &CallSid) -> Option<(PodName, u32)> {
+        let (_, end) = self.history.iter().find(|(ended, _)| *ended == call)?;
+        Some((end.pod.clone(), end.pod_attempt))
+    }
+
+    /// All gateways, by name.
+    pub fn gateways(&self) -> Vec<GatewayStatus> {
+        let known = self.gateways.iter();
+        known
+            .map(|(gateway, known)| GatewayStatus {
+                gateway: gateway.clone(),
+                until: known.until,
+                lease: known.lease,
+                calls: known
+                    .calls
+                    .iter()
+                    .map(|call| (call.clone(), self.is_ending(call)))
+                    .collect(),
+            })
+            .collect()
     }
 
     /// Looks a call up among live and waiting calls.

@@ -255,6 +255,7 @@ impl Fleet {
             at: now,
             until: now + request.lease_ttl,
             provisional: request.provisional,
+            expects_stream: request.expects_stream,
         });
         self.drop_call_end(request);
         Some(allocation)
@@ -299,8 +300,10 @@ impl Fleet {
             until: entry.poll_by,
             tried: entry.tried.clone(),
             provisional: false,
+            expects_stream: false,
             pod_attempt: entry.pod_attempt,
             queue_entry: Some(entry),
+            stream: None,
         };
         self.record(Change::Call { call, facts });
     }

@@ -4,7 +4,6 @@ use super::{Call, Change, EndCause, Fleet};
 use crate::{
     Millis, assignment,
     names::{CallSid, PodName, Pool},
-    tiers::TierKind,
 };
 
 /// A request to renew leases.
@@ -29,12 +28,14 @@ pub struct Renewed {
     pub retry: Vec<CallSid>,
 }
 
-/// The result of a re-registration.
-enum Reregistration {
-    Done,
+/// The reason why an unknown call is not re-registered.
+pub(super) enum NotReregistered {
+    /// The call has ended, or the re-registration window is over.
+    CallEnded,
     /// The pod is unknown too, and may be observed soon.
     PodUnknown,
-    Refused,
+    /// The pod has no free slot.
+    NoSlot,
 }
 
 impl Fleet {
@@ -45,67 +46,78 @@ impl Fleet {
         for call in &request.calls {
             let on = self.calls.get(call).map(|known| &known.pod);
             let is_match = request.pod.as_ref().is_none_or(|pod| on == Some(pod));
-            let outcome = match on {
-                Some(_) if is_match => {
+            let outcome = match (on, &request.pod) {
+                (Some(_), _) if is_match => {
                     self.record(Change::Renewed { call: call.clone(), until: renewed.until });
                     continue;
                 }
-                Some(_) => Reregistration::Refused,
-                None => self.reregister(call, request, now),
+                (None, Some(pod)) => self.reregister(call, pod, renewed.until, now),
+                _ => Err(NotReregistered::CallEnded),
             };
             match outcome {
-                Reregistration::Done => &mut renewed.registered,
-                Reregistration::PodUnknown => &mut renewed.retry,
-                Reregistration::Refused => &mut renewed.unknown,
+                Ok(()) => &mut renewed.registered,
+                Err(NotReregistered::PodUnknown) => &mut renewed.retry,
+                Err(_) => &mut renewed.unknown,
             }
             .push(call.clone());
         }
         renewed
     }
 
-    fn reregister(&mut self, call: &CallSid, request: &Renew, now: Millis) -> Reregistration {
-        let Some(name) = &request.pod else { return Reregistration::Refused };
-        if now >= self.trusting_until || self.recently_ended.contains(call) {
-            return Reregistration::Refused;
-        }
-        let Some((name, pod)) = self.pods.get_key_value(name) else {
-            return Reregistration::PodUnknown;
-        };
-        let (name, calls) = (name.clone(), pod.calls.len());
-        let pool = match &pod.pool {
-            Some(pool) => pool.clone(),
-            None => {
-                let Some(pool) = assignment::default_pool(&self.tiers, |pool| self.assigned(pool))
-                else {
-                    return Reregistration::Refused;
-                };
-                self.record(Change::PoolAssigned { pod: name.clone(), pool: pool.clone() });
-                pool
-            }
-        };
-        let cap = match self.tiers.kind(&pool) {
-            Some(TierKind::Shared { max_concurrent, .. }) => max_concurrent as usize,
-            _ => 1,
-        };
-        if calls >= cap {
-            return Reregistration::Refused;
-        }
+    fn reregister(
+        &mut self,
+        call: &CallSid,
+        pod: &PodName,
+        until: Millis,
+        now: Millis,
+    ) -> Result<(), NotReregistered> {
+        let pool = self.reregistration_pool(call, pod, now)?;
         self.leave_queue(call);
         self.record(Change::Call {
             call: call.clone(),
             facts: Call {
-                pod: name,
+                pod: pod.clone(),
                 pool,
                 merchant: None,
                 at: now,
-                until: now + request.lease_ttl,
+                until,
                 tried: Vec::new(),
                 provisional: false,
+                expects_stream: false,
                 pod_attempt: 0,
                 queue_entry: None,
+                stream: None,
             },
         });
-        Reregistration::Done
+        Ok(())
+    }
+
+    /// The pool of a pod that may register an unknown call: the store may have lost the call. The
+    /// pod need not be in service, because it serves the call already.
+    pub(super) fn reregistration_pool(
+        &mut self,
+        call: &CallSid,
+        pod: &PodName,
+        now: Millis,
+    ) -> Result<Pool, NotReregistered> {
+        if now >= self.trusting_until || self.recently_ended.contains(call) {
+            return Err(NotReregistered::CallEnded);
+        }
+        let known = self.pods.get(pod).ok_or(NotReregistered::PodUnknown)?;
+        if known.pool.is_none() {
+            let pool = assignment::default_pool(&self.tiers, |pool| self.assigned(pool));
+            let pool = pool.ok_or(NotReregistered::NoSlot)?;
+            self.record(Change::PoolAssigned { pod: pod.clone(), pool });
+        }
+        self.pool_below_cap(pod).ok_or(NotReregistered::NoSlot)
+    }
+
+    /// The pool of a pod with a free slot, in service or not.
+    pub(super) fn pool_below_cap(&self, pod: &PodName) -> Option<Pool> {
+        let pod = self.pods.get(pod)?;
+        let pool = pod.pool.clone()?;
+        let cap = self.tiers.kind(&pool).map_or(1, |kind| kind.cap());
+        (pod.calls.len() < cap as usize).then_some(pool)
     }
 }
 
@@ -167,8 +179,10 @@ impl Fleet {
                 until,
                 tried: Vec::new(),
                 provisional: false,
+                expects_stream: false,
                 pod_attempt,
                 queue_entry: None,
+                stream: None,
             },
         });
         Confirmed::Reallocated { pool }
@@ -176,10 +190,8 @@ impl Fleet {
 
     /// The pool of a pod in service with a free slot.
     pub(super) fn pool_with_free_slot(&self, pod: &PodName) -> Option<Pool> {
-        let pod = self.pods.get(pod).filter(|pod| pod.is_serving())?;
-        let pool = pod.pool.clone()?;
-        let cap = self.tiers.kind(&pool)?.cap();
-        (pod.calls.len() < cap as usize).then_some(pool)
+        self.pods.get(pod).filter(|pod| pod.is_serving())?;
+        self.pool_below_cap(pod).filter(|pool| self.tiers.kind(pool).is_some())
     }
 
     /// Extends pending calls by at least `time` after an outage: the leases of provisional and

@@ -1,7 +1,9 @@
-//! The sweep ends overdue queue entries, leases, drains and quarantines. The audit derives the
+//! The sweep ends overdue queue entries, leases of calls and gateways, drains and quarantines. The audit derives the
 //! indexes again.
 
-use super::{AbandonedCall, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of};
+use super::{
+    AbandonedCall, AttachedStream, Call, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of,
+};
 use crate::{
     Millis,
     names::{CallSid, PodName},
@@ -12,7 +14,7 @@ use crate::{
 pub struct Swept {
     /// Waiting calls that missed their poll deadline.
     pub abandoned: Vec<AbandonedCall>,
-    /// Calls whose lease expired.
+    /// Calls whose lease, or whose gateway's lease, expired.
     pub expired: Vec<EndedCall>,
     /// Pods whose drain expired.
     pub undrained: Vec<PodName>,
@@ -52,7 +54,12 @@ impl Fleet {
         for call in due {
             let cause = match self.calls.get(&call) {
                 Some(facts) if facts.queue_entry.is_some() => EndCause::Abandoned,
+                Some(facts) if facts.expects_stream => EndCause::Unattached,
                 Some(facts) if facts.provisional => EndCause::Unconfirmed,
+                // The call was released; its gateway did not detach the stream.
+                Some(Call { stream: Some(AttachedStream { ending: Some(cause), .. }), .. }) => {
+                    *cause
+                }
                 _ => EndCause::Lease,
             };
             if let Some(ended) = self.end(&call, cause, now) {
@@ -61,6 +68,7 @@ impl Fleet {
                 swept.expired.push(ended);
             }
         }
+        self.sweep_gateways(limit, now, &mut swept);
         for _ in 0..limit {
             let Some((_, pod)) = self.drains.first().filter(|(until, _)| *until <= now).cloned()
             else {

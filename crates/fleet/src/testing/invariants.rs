@@ -21,6 +21,17 @@ pub struct State {
     pub pools: BTreeMap<String, PoolState>,
     /// The pod of each live call.
     pub calls: BTreeMap<String, String>,
+    /// The stream of each attached call.
+    pub streams: BTreeMap<String, StreamState>,
+    /// The calls of each gateway, and whether they were released.
+    pub gateways: BTreeMap<String, BTreeMap<String, bool>>,
+}
+
+#[derive(Debug, Default)]
+pub struct StreamState {
+    pub gateway: String,
+    /// The call was released.
+    pub is_ending: bool,
 }
 
 #[derive(Debug, Default)]
@@ -60,7 +71,17 @@ impl State {
         for found in all.calls {
             if let CallLookup::Live(call) = found {
                 state.calls.insert(call.call.to_string(), call.pod.to_string());
+                let stream = call.stream.map(|stream| StreamState {
+                    gateway: stream.gateway.to_string(),
+                    is_ending: stream.ending.is_some(),
+                });
+                state.streams.extend(stream.map(|stream| (call.call.to_string(), stream)));
             }
+        }
+        for gateway in fleet.gateways() {
+            let calls = gateway.calls.into_iter();
+            let calls = calls.map(|(call, is_ending)| (call.to_string(), is_ending)).collect();
+            state.gateways.insert(gateway.gateway.to_string(), calls);
         }
         state
     }
@@ -70,6 +91,8 @@ impl State {
     pub fn violations(&self) -> Vec<Violation> {
         let mut found = self.call_violations();
         found.extend(self.pool_violations());
+        found.extend(self.stream_violations());
+        found.extend(self.free_pod_violations());
         for (name, pool) in &self.pools {
             found.extend(self.index_violations(name, pool));
         }
@@ -113,6 +136,55 @@ impl State {
         }
         for (call, pod) in self.calls.iter().filter(|(call, _)| !on.contains_key(call)) {
             report("I6", call, format!("{call} is live on {pod}, which does not list it"));
+        }
+        found
+    }
+
+    /// I12: a call is listed by the gateway of its stream and by no other, and gateways list no
+    /// calls without a stream.
+    fn stream_violations(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        let mut report = |call: &String, message| {
+            found.push(Violation { invariant: "I12", message, subject: call.clone() });
+        };
+        for (call, stream) in &self.streams {
+            let StreamState { gateway, is_ending } = stream;
+            let listed = self.gateways.get(gateway).and_then(|calls| calls.get(call));
+            if listed != Some(is_ending) {
+                let message =
+                    format!("{call}: released {is_ending}, listed by {gateway} as {listed:?}");
+                report(call, message);
+            }
+        }
+        for (gateway, calls) in &self.gateways {
+            let is_elsewhere = |call: &&String| {
+                self.streams.get(*call).is_none_or(|stream| stream.gateway != *gateway)
+            };
+            for call in calls.keys().filter(is_elsewhere) {
+                report(call, format!("{gateway} lists {call}, whose stream it does not relay"));
+            }
+        }
+        found
+    }
+
+    /// I13: the pod of an attached call lists the call, and the availability index counts it.
+    fn free_pod_violations(&self) -> Vec<Violation> {
+        let mut found = Vec::new();
+        for call in self.streams.keys() {
+            let name = self.calls.get(call);
+            let pod = name.and_then(|name| self.pods.get(name));
+            let Some((name, pod)) = name.zip(pod).filter(|(_, pod)| pod.calls.contains(call))
+            else {
+                let message = format!("{call} has a stream, and {name:?} does not list it");
+                found.push(Violation { invariant: "I13", message, subject: call.clone() });
+                continue;
+            };
+            let attached = pod.calls.iter().filter(|call| self.streams.contains_key(*call)).count();
+            let indexed = self.pools.values().filter_map(|pool| pool.available.get(name));
+            for counted in indexed.filter(|counted| **counted < attached) {
+                let message = format!("{name} has {attached} streams, and its index has {counted}");
+                found.push(Violation { invariant: "I13", message, subject: name.clone() });
+            }
         }
         found
     }

@@ -2,14 +2,15 @@
 
 use super::dice::Dice;
 use crate::{
-    Allocate, Claim, Claimant, Confirm, EndCause, Fleet, Hold, Millis, PodFacts, PodOrigin,
-    PodWriter, PreviousPod, Release, RemovalMode, Renew, SignedRequest,
-    names::{CallSid, MerchantId, PodName, Pool},
+    Allocate, Attach, Claim, Claimant, Confirm, Detach, EndCause, Fleet, Hold, Millis, PodFacts,
+    PodOrigin, PodWriter, PreviousPod, Release, RemovalMode, Renew, SignedRequest,
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool, StreamId},
     tiers::{DocumentSource, Tiers},
 };
 
 pub const LEASE_TTL: Millis = 10_000;
 pub const CONNECT_TIMEOUT: Millis = 3_000;
+pub const GATEWAY_LEASE: Millis = 4_000;
 /// Lasts for a large part of a test run.
 pub const REREGISTRATION_WINDOW: Millis = 300_000;
 
@@ -61,6 +62,9 @@ pub enum Operation {
     Renew(Renew),
     Confirm(Confirm),
     ExtendPending { time: Millis },
+    Attach(Attach),
+    Detach(Detach),
+    Heartbeat { gateway: GatewayId },
     Drain { pod: PodName, ttl: Millis },
     Undrain { pod: PodName },
     Observe { pod: PodName, facts: PodFacts, writer: Writer },
@@ -90,7 +94,7 @@ impl Writer {
 impl Dice {
     /// The next operation on a fleet.
     pub fn operation(&mut self, fleet: &mut Fleet, now: Millis) -> Operation {
-        match self.roll(51) {
+        match self.roll(60) {
             0..=13 => Operation::Allocate(self.allocate(fleet)),
             14..=20 => Operation::Release(self.release()),
             21..=23 => {
@@ -138,6 +142,9 @@ impl Dice {
                 })
             }
             46 => Operation::ExtendPending { time: CONNECT_TIMEOUT },
+            47..=50 => Operation::Attach(self.attach(fleet)),
+            51..=53 => Operation::Detach(self.detach(fleet)),
+            54..=55 => Operation::Heartbeat { gateway: self.gateway() },
             _ => Operation::Advance { time: 1 + self.roll(2_000) as u64 },
         }
     }
@@ -167,6 +174,47 @@ impl Dice {
             cause: [EndCause::Agent, EndCause::Provider, EndCause::Operator, EndCause::Stream]
                 [self.roll(4)],
         }
+    }
+
+    /// An attach, mostly of the pod attempt that is live or has ended.
+    fn attach(&mut self, fleet: &Fleet) -> Attach {
+        let call = self.call();
+        let live = fleet.call(&call).map(|live| (live.pod, live.pod_attempt));
+        let known = live.or(fleet.last_pod_attempt(&call)).filter(|_| self.roll(6) > 0);
+        let (pod, pod_attempt) = known.unwrap_or((self.pod(), self.roll(3) as u32));
+        Attach {
+            call,
+            pod_attempt,
+            gateway: self.gateway(),
+            gateway_lease: GATEWAY_LEASE,
+            stream: self.stream(),
+            lease_ttl: LEASE_TTL,
+            connected: self.sometimes(pod),
+        }
+    }
+
+    /// A detach, mostly of the stream that is attached.
+    fn detach(&mut self, fleet: &Fleet) -> Detach {
+        const CAUSES: [EndCause; 5] = [
+            EndCause::Agent,
+            EndCause::Provider,
+            EndCause::Gateway,
+            EndCause::Unreachable,
+            EndCause::PodLost,
+        ];
+        let (call, other) = (self.call(), self.stream());
+        let attached = fleet.call(&call).and_then(|call| call.stream);
+        let stream =
+            attached.filter(|_| self.roll(6) > 0).map_or(other, |attached| attached.stream);
+        Detach { call, stream, cause: CAUSES[self.roll(CAUSES.len())] }
+    }
+
+    fn gateway(&mut self) -> GatewayId {
+        format!("g{}", self.roll(3)).parse().unwrap()
+    }
+
+    fn stream(&mut self) -> StreamId {
+        format!("{:016x}", self.roll(4)).parse().unwrap()
     }
 
     fn pod(&mut self) -> PodName {
@@ -243,6 +291,7 @@ impl Dice {
             merchant: self.sometimes(merchant),
             lease_ttl: if provisional { CONNECT_TIMEOUT } else { LEASE_TTL },
             provisional,
+            expects_stream: provisional && self.roll(2) == 0,
             may_return: may_return || is_reconnect,
             hold: (self.roll(2) == 0).then_some(hold),
             previous: is_reconnect.then_some(previous),

@@ -88,11 +88,24 @@ impl Tokens {
     }
 }
 
+/// Shortest key of stream tokens: a shorter one can be guessed offline from a token.
+const MIN_MEDIA_SECRET: usize = 16;
+
+fn media_secrets(text: &str) -> Result<Vec<Secret>, String> {
+    let secrets = telephony::secrets::list(text)?;
+    match secrets.iter().all(|secret| secret.expose().len() >= MIN_MEDIA_SECRET) {
+        true => Ok(secrets),
+        false => Err(format!("secrets of at least {MIN_MEDIA_SECRET} characters")),
+    }
+}
+
 /// Sources of the provider keys and API tokens, with their variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AccessConfig {
     pub providers: BTreeMap<Provider, (&'static str, Source)>,
     pub api_tokens: Option<(&'static str, Source)>,
+    /// Keys of stream tokens.
+    pub media: Option<(&'static str, Source)>,
 }
 
 /// The keys and tokens in force.
@@ -100,6 +113,7 @@ pub struct AccessConfig {
 pub struct Access {
     providers: BTreeMap<Provider, Watched<Vec<Secret>>>,
     tokens: Option<Watched<Tokens>>,
+    media: Option<Watched<Vec<Secret>>>,
 }
 
 /// An unusable source of secrets: its variable, its printable part, and what was expected.
@@ -135,7 +149,17 @@ impl Access {
             access.tokens =
                 Some(tokens.map_err(|expected| BadSource::new(name, source, expected))?);
         }
+        if let Some((name, source)) = &config.media {
+            let secrets = Watched::new(name, source, Arc::new(media_secrets));
+            access.media =
+                Some(secrets.map_err(|expected| BadSource::new(name, source, expected))?);
+        }
         Ok(access)
+    }
+
+    /// Returns the configured keys of stream tokens; `None` if the store keeps the key.
+    pub fn media_secrets(&self) -> Option<Arc<Vec<Secret>>> {
+        self.media.as_ref().map(Watched::current)
     }
 
     /// Returns the keys of a provider; `None` if its webhooks are not verified.
@@ -152,6 +176,7 @@ impl Access {
     pub fn reload_if_changed(&self) {
         self.providers.values().for_each(Watched::reload_if_changed);
         self.tokens.iter().for_each(Watched::reload_if_changed);
+        self.media.iter().for_each(Watched::reload_if_changed);
     }
 
     /// Logs a warning for webhooks and an API without authentication.

@@ -15,7 +15,7 @@ use super::router_client::RouterArgs;
 use crate::{
     http::{
         middleware::connection_limit::ConnectionLimiter,
-        server::{Timeouts, serve},
+        server::{Service, Timeouts, serve},
     },
     human_duration::HumanDuration,
     telemetry::logs::{self, LogConfig, LogFormat},
@@ -67,7 +67,7 @@ pub(super) async fn agent(args: AgentArgs) -> anyhow::Result<()> {
     let closing = CancellationToken::new();
     let routes = agents.own_routes(args.pod_name);
     let limiter = ConnectionLimiter::new(usize::MAX, Counter::default());
-    let served = serve(listener, ListenerTls::Off, routes, timeouts, limiter, closing.clone());
+    let served = serve(listener, ListenerTls::Off, Service::of(routes), timeouts, limiter, closing.clone());
     let server = tokio::spawn(served);
     tokio::select! {
         _ = terminate.recv() => {}

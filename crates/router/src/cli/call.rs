@@ -4,21 +4,23 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail};
 use clap::Args;
-use futures_util::{SinkExt, StreamExt};
 use hyper::StatusCode;
 use serde_json::{Value, json};
-use tokio_tungstenite::{client_async, tungstenite::Message};
 
 use super::{
     print,
     router_client::{RouterArgs, no_answer},
 };
-use crate::{client::Client, human_duration::HumanDuration};
+use crate::{
+    client::Client,
+    human_duration::HumanDuration,
+    tools::provider_stream::{MediaFormat, ProviderStream},
+};
 
-/// Interval of media frames: Twilio sends 20 ms of audio per frame, 160 bytes, here of silence.
-const FRAME_INTERVAL: Duration = Duration::from_millis(20);
-/// How long the agent may take to connect, to echo a frame and to release the call.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the stream may take to connect.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the call may take to be released. The gateway waits for its agent to close.
+const RELEASE_TIMEOUT: Duration = Duration::from_secs(10);
 
 #[derive(Debug, Args)]
 pub(super) struct CallArgs {
@@ -30,9 +32,10 @@ pub(super) struct CallArgs {
     /// Merchant of the call
     #[arg(long, value_name = "ID")]
     merchant: Option<String>,
-    /// Provider in the stream URL
+    /// Provider whose media messages the call uses: twilio, plivo, exotel, signalwire, telnyx,
+    /// vonage or jambonz
     #[arg(long, value_name = "NAME", default_value = "twilio")]
-    provider: String,
+    provider: MediaFormat,
     /// Template in the stream URL
     #[arg(long, value_name = "NAME")]
     template: Option<String>,
@@ -50,7 +53,7 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
     let request = json!({
         "call_sid": call_sid,
         "merchant_id": args.merchant,
-        "provider": args.provider,
+        "provider": args.provider.to_string(),
         "template": args.template,
     });
 
@@ -67,57 +70,62 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
 
     print_line(&format!("2. connect the stream to {ws_url}"))?;
     let started = Instant::now();
-    let connect = async {
-        let stream = client.connect(&ws_url.parse()?).await?;
-        anyhow::Ok(client_async(&ws_url, stream).await?)
-    };
-    let (mut socket, _) = tokio::time::timeout(RESPONSE_TIMEOUT, connect)
-        .await
-        .context("the agent did not accept the stream in time")?
-        .with_context(|| format!("the agent at {ws_url} refused the stream"))?;
+    let mut stream =
+        tokio::time::timeout(CONNECT_TIMEOUT, open(&client, &ws_url, &args, &call_sid))
+            .await
+            .context("the stream was not accepted in time")?
+            .with_context(|| format!("{ws_url} refused the stream"))?;
     print_line(&format!("   connected ({})", ms(started.elapsed())))?;
 
-    print_line(&format!("3. send audio for {}", args.talk))?;
-    let stream_sid = format!("MZ{:08x}", crate::random_u32());
-    let start = json!({"streamSid": stream_sid, "callSid": call_sid, "call_sid": call_sid, "callId": call_sid});
-    socket
-        .send(text_frame(&json!({"event": "connected", "protocol": "Call", "version": "1.0.0"})))
-        .await?;
-    socket
-        .send(text_frame(&json!({"event": "start", "streamSid": stream_sid, "start": start})))
-        .await?;
-    let (mut sent, mut slowest) = (0, Duration::ZERO);
-    let started = Instant::now();
-    while started.elapsed() < args.talk.0 {
-        let media = json!({"event": "media", "streamSid": stream_sid, "media": {"payload": "/".repeat(216), "chunk": sent.to_string()}});
-        let sent_at = Instant::now();
-        socket.send(text_frame(&media)).await?;
-        sent += 1;
-        let echo = tokio::time::timeout(RESPONSE_TIMEOUT, socket.next())
-            .await
-            .context("the agent did not echo a frame in time")?;
-        if !matches!(echo, Some(Ok(Message::Text(_)))) {
-            bail!("the agent closed the stream after {sent} frames");
-        }
-        slowest = slowest.max(sent_at.elapsed());
-        tokio::time::sleep(FRAME_INTERVAL).await;
-    }
-    print_line(&format!("   {sent} frames sent and echoed, the slowest in {}", ms(slowest)))?;
+    print_line(&format!("3. send audio for {} as {}", args.talk, args.provider))?;
+    let mut slowest = Duration::ZERO;
+    let talked = stream
+        .talk(args.talk.0, Duration::ZERO, |echo| slowest = slowest.max(echo.round_trip))
+        .await;
+    let echoes = stream.echoes().clone();
+    let counts = match echoes.lost() {
+        0 => format!("{} frames sent and echoed", echoes.sent),
+        _ => format!("{} frames sent, {} echoed", echoes.sent, echoes.echoed),
+    };
+    let own = match echoes.unmarked {
+        0 => String::new(),
+        count => format!("; {count} messages with the agent's own audio"),
+    };
+    print_line(&format!("   {counts}, the slowest in {}{own}", ms(slowest)))?;
+    talked.context("the stream ended before the call")?;
 
     print_line("4. hang up")?;
-    socket.send(text_frame(&json!({"event": "stop", "streamSid": stream_sid}))).await?;
-    socket.close(None).await?;
+    stream.hang_up().await.context("the stream did not close")?;
     let released = wait_for_release(&client, &call_sid).await?;
     print_line(&format!("   the call has ended and {pod} is free again ({})", ms(released)))?;
     let (_, status) = client.get("/api/v1/status").await.map_err(no_answer)?;
     let counts = pool_status(&status, &pool);
     print_line(&format!("   {pool}: {} of {} available", counts["available"], counts["assigned"]))?;
+    if echoes.lost() + echoes.foreign + echoes.out_of_order + echoes.duplicated > 0 {
+        bail!(
+            "{} frames were not echoed, {} out of order, {} more than once, {} from another call: is {pod} an agent that echoes?",
+            echoes.lost(),
+            echoes.out_of_order,
+            echoes.duplicated,
+            echoes.foreign
+        );
+    }
     Ok(())
+}
+
+async fn open(
+    client: &Client,
+    ws_url: &str,
+    args: &CallArgs,
+    call_sid: &str,
+) -> anyhow::Result<ProviderStream> {
+    let connection = client.connect(&ws_url.parse()?).await?;
+    Ok(ProviderStream::open(connection, ws_url, args.provider, call_sid).await?)
 }
 
 async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Duration> {
     let hung_up = Instant::now();
-    while hung_up.elapsed() < RESPONSE_TIMEOUT {
+    while hung_up.elapsed() < RELEASE_TIMEOUT {
         let (status, _) =
             client.get(&format!("/api/v1/calls/{call_sid}")).await.map_err(no_answer)?;
         match status {
@@ -129,7 +137,7 @@ async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Dur
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
-    bail!("the agent did not release the call")
+    bail!("the call was not released")
 }
 
 fn pool_status<'a>(status: &'a Value, pool: &str) -> &'a Value {
@@ -142,10 +150,6 @@ fn pool_status<'a>(status: &'a Value, pool: &str) -> &'a Value {
 
 fn print_line(line: &str) -> anyhow::Result<()> {
     print(&format!("{line}\n"))
-}
-
-fn text_frame(frame: &Value) -> Message {
-    Message::Text(frame.to_string().into())
 }
 
 fn ms(time: Duration) -> String {

@@ -11,6 +11,7 @@ use serde_json::Value;
 use crate::client::Client;
 
 use super::{
+    event_line::event_line,
     print,
     router_client::{Failed, RouterArgs, all_pages, listen, no_answer, request, text},
     table::{short_duration, table},
@@ -167,10 +168,7 @@ pub(super) async fn calls(args: CallsArgs) -> anyhow::Result<()> {
         if args.json {
             return print(&pretty(&story));
         }
-        let events =
-            story["events"].as_array().context("the response has no events: EVENTS is off")?;
-        let lines: String = events.iter().map(event_line).collect();
-        return print(&format!("{} is {}\n{lines}", call, text(&story["state"])));
+        return print(&call_text(call, &story)?);
     }
     let state = args.waiting.then(|| "waiting".to_owned());
     let path = path(
@@ -230,6 +228,35 @@ pub(super) async fn calls(args: CallsArgs) -> anyhow::Result<()> {
     print(&table(&titles, &rows))
 }
 
+/// Formats a call with its stream and its events.
+fn call_text(call: &str, story: &Value) -> anyhow::Result<String> {
+    let events = story["events"].as_array().context("the response has no events: EVENTS is off")?;
+    let stream = stream_text(&story["stream"]);
+    let lines: String = events.iter().map(event_line).collect();
+    Ok(format!("{call} is {}\n{stream}{lines}", text(&story["state"])))
+}
+
+/// Formats the stream of a call as one line; empty without a stream.
+fn stream_text(stream: &Value) -> String {
+    let Some(since) = stream["since"].as_i64() else { return String::new() };
+    let (age, gateway) = (short_duration(now() - since), text(&stream["gateway"]));
+    let ending =
+        if stream["is_ending"] == true { "ending: its stream is being closed; " } else { "" };
+    let figures = &stream["figures"];
+    let carried = if figures.is_null() {
+        "frames are counted by that router".to_owned()
+    } else {
+        let side = |name: &str| {
+            let [frames, bytes, gap] =
+                ["frames", "bytes", "longest_gap_ms"].map(|it| text(&figures[name][it]));
+            format!("{frames} frames ({bytes} bytes, longest gap {gap} ms)")
+        };
+        let (provider, agent) = (side("from_provider"), side("from_agent"));
+        format!("{} sent {provider}, the agent {agent}", text(&figures["provider"]))
+    };
+    format!("{ending}stream for {age}, relayed by {gateway}: {carried}\n")
+}
+
 #[derive(Debug, Args)]
 pub(super) struct EventsArgs {
     /// Stream new events until interrupted
@@ -285,18 +312,6 @@ pub(super) async fn events(args: EventsArgs) -> anyhow::Result<()> {
     Err(no_answer(anyhow::anyhow!("the router closed the event stream")).into())
 }
 
-/// Formats an event as one line.
-pub(super) fn event_line(event: &Value) -> String {
-    let at = event["at"].as_u64().unwrap_or(0);
-    let (hours, minutes, seconds) =
-        (at / 3_600_000 % 24, at / 60_000 % 60, at as f64 / 1_000.0 % 60.0);
-    let fields = ["call_sid", "pod_name", "pool", "merchant_id", "detail"];
-    let rest: Vec<String> =
-        fields.iter().filter_map(|field| event[*field].as_str()).map(str::to_owned).collect();
-    let kind = text(&event["event"]);
-    format!("{hours:02}:{minutes:02}:{seconds:06.3}  {kind:<16}  {}\n", rest.join("  "))
-}
-
 /// Fails if an empty result is due to an unknown pool.
 async fn check_pool(client: &Client, pool: Option<&str>) -> anyhow::Result<()> {
     let Some(pool) = pool else { return Ok(()) };
@@ -335,4 +350,31 @@ pub(super) fn pretty(value: &Value) -> String {
 
 fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs() as i64)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_call_shows_its_stream() {
+        let side = json!({"frames": 50, "bytes": 19_100, "longest_gap_ms": 41});
+        let mut stream = json!({
+            "gateway": "router-1-5f3a09c2", "stream": "9c1e5f0a77b3d244", "since": now() - 300,
+            "is_ending": false,
+            "figures": {"provider": "twilio", "from_provider": side, "from_agent": side},
+        });
+        let carried = "50 frames (19100 bytes, longest gap 41 ms)";
+        let line = format!("twilio sent {carried}, the agent {carried}\n");
+        let head = "stream for 5m, relayed by router-1-5f3a09c2: ";
+        assert_eq!(stream_text(&stream), format!("{head}{line}"));
+        stream["figures"] = Value::Null;
+        stream["is_ending"] = json!(true);
+        let line = "frames are counted by that router\n";
+        let ending = "ending: its stream is being closed; ";
+        assert_eq!(stream_text(&stream), format!("{ending}{head}{line}"));
+        assert_eq!(stream_text(&Value::Null), "");
+    }
 }

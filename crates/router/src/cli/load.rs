@@ -2,6 +2,7 @@
 
 use std::{
     fmt::{self, Write},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -14,12 +15,18 @@ use super::{
 };
 use crate::{
     human_duration::HumanDuration,
-    tools::load::{self, Arrivals, Format, Latency, LoadFailure, Plan, Report, Target},
+    tls::Trust,
+    tools::{
+        load::{self, Arrivals, Format, Latency, LoadFailure, Plan, Progress, Report, Target},
+        provider_stream::{Dialer, MediaFormat},
+    },
 };
 use telephony::Secret;
 
 /// Exit code when requests failed.
 const REQUESTS_FAILED: u8 = 6;
+/// Duration of a call with audio.
+const MEDIA_HOLD: Duration = Duration::from_secs(5);
 
 #[derive(Debug, Args)]
 pub(super) struct LoadArgs {
@@ -34,6 +41,9 @@ pub(super) struct LoadArgs {
     /// API token, if the router requires one
     #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN")]
     token: Option<Secret>,
+    /// Certificate authority to trust for https:// and wss://, besides the system's (PEM)
+    #[arg(long, env = "SMART_ROUTER_CA_FILE", value_name = "PATH")]
+    ca_file: Option<PathBuf>,
     /// Format of requests: json, or the name of a provider (unsigned webhooks)
     #[arg(long, value_name = "FORMAT", default_value = "json")]
     format: Format,
@@ -52,9 +62,17 @@ pub(super) struct LoadArgs {
     /// its last one has ended (closed loop)
     #[arg(long, value_name = "NUMBER", value_parser = rate)]
     rate: Option<f64>,
-    /// Duration of a call. Default: release at once
+    /// Duration of a call. Default: release at once; with --media 5s
     #[arg(long, value_name = "DURATION")]
     hold: Option<HumanDuration>,
+    /// Open the stream of each call, send audio at the provider's rate, and check its echo: no
+    /// frame lost, out of order or from another call. The agents must echo
+    #[arg(long)]
+    media: bool,
+    /// Provider whose media messages the streams use: twilio, plivo, exotel, signalwire, telnyx,
+    /// vonage or jambonz. Default: that of --format, else twilio
+    #[arg(long, value_name = "NAME", requires = "media")]
+    provider: Option<MediaFormat>,
     /// Duration of the load
     #[arg(short, long, value_name = "DURATION", default_value = "10s")]
     duration: HumanDuration,
@@ -78,41 +96,83 @@ fn rate(text: &str) -> Result<f64, String> {
     sane.ok_or_else(|| "a number above 0, at most 1000000".into())
 }
 
-pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
-    let target = Target::parse(&args.router, args.token.clone())
-        .await
-        .map_err(|error| anyhow::anyhow!("{}: {error}", args.router))?;
-    if !target.is_loopback() && !args.i_own_this_target {
-        bail!(
-            "{} is not on this machine; confirm with --i-own-this-target that you may load it",
-            args.router
-        );
+impl LoadArgs {
+    fn connections(&self) -> usize {
+        self.connections.unwrap_or(if self.rate.is_some() { 256 } else { 64 }) as usize
     }
-    let connections = args.connections.unwrap_or(if args.rate.is_some() { 256 } else { 64 });
-    let plan = Plan {
-        target,
-        format: args.format,
-        merchant: args.merchant.clone(),
-        arrivals: args.rate.map_or(Arrivals::Closed, |per_second| Arrivals::Open { per_second }),
-        connections: connections as usize,
-        hold: args.hold.map_or(Duration::ZERO, |hold| hold.0),
-        duration: args.duration.0,
-        calls: args.calls,
-        repeat: args.repeat,
+
+    /// The format of the streams; `None` without streams.
+    fn media(&self) -> Option<MediaFormat> {
+        let of_requests = match self.format {
+            Format::Provider(provider) => provider.into(),
+            Format::Json => MediaFormat::default(),
+        };
+        self.media.then(|| self.provider.unwrap_or(of_requests))
+    }
+
+    async fn plan(&self) -> anyhow::Result<Plan> {
+        let uses_tls = self.media || self.router.starts_with("https://");
+        let trust = Trust { authority: self.ca_file.clone(), identity: None };
+        let tls =
+            uses_tls.then(|| trust.client_config()).transpose().map_err(anyhow::Error::msg)?;
+        let dialer = Dialer::new(tls, !self.i_own_this_target);
+        let target = Target::parse(&self.router, self.token.clone(), dialer)
+            .await
+            .map_err(|error| anyhow::anyhow!("{}: {error}", self.router))?;
+        if !target.is_loopback() && !self.i_own_this_target {
+            bail!(
+                "{} is not on this machine; confirm with --i-own-this-target that you may load it",
+                self.router
+            );
+        }
+        let media = self.media();
+        let hold = if media.is_some() { MEDIA_HOLD } else { Duration::ZERO };
+        let open = |per_second| Arrivals::Open { per_second };
+        Ok(Plan {
+            target,
+            format: self.format,
+            merchant: self.merchant.clone(),
+            arrivals: self.rate.map_or(Arrivals::Closed, open),
+            connections: self.connections(),
+            hold: self.hold.map_or(hold, |hold| hold.0),
+            media,
+            duration: self.duration.0,
+            calls: self.calls,
+            repeat: self.repeat,
+        })
+    }
+}
+
+fn print_progress(progress: &Progress, has_media: bool) {
+    let media = match has_media {
+        true => {
+            format!(
+                "  {:>6} streams  {:>8.0} frames/s",
+                progress.streams,
+                progress.frames_per_second()
+            )
+        }
+        false => String::new(),
     };
+    eprintln!(
+        "{:>4.0} s  {:>8.0} requests/s{media}  {} errors",
+        progress.elapsed.as_secs_f64(),
+        progress.per_second(),
+        progress.errors
+    );
+}
+
+pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
+    let plan = args.plan().await?;
+    let connections = args.connections();
     let report = load::run(plan, |progress| {
         if !args.json {
-            eprintln!(
-                "{:>4.0} s  {:>8.0} requests/s  {} errors",
-                progress.elapsed.as_secs_f64(),
-                progress.per_second(),
-                progress.errors
-            );
+            print_progress(progress, args.media);
         }
     })
     .await
     .map_err(no_answer)?;
-    let verdict = report.verdict(connections as usize);
+    let verdict = report.verdict(connections);
     let mut text = String::new();
     if args.json {
         text = serde_json::to_string(&report).context("cannot write the report")? + "\n";
@@ -136,15 +196,35 @@ fn describe(out: &mut String, report: &Report) -> fmt::Result {
         "{} calls in {:.1} s, {:.0} requests/s, at most {} at the same time, {} repeated",
         report.calls, report.seconds, report.requests_per_second, report.overlap, report.repeated
     )?;
-    writeln!(out, "ms           p50      p90      p99    p99.9      max")?;
-    let rows = [
+    if let Some(media) = &report.media {
+        let frames = &media.frames;
+        writeln!(
+            out,
+            "{} streams ({}), {} frames sent, {} echoed, {} lost, {} out of order, {} duplicated, {} from another call",
+            media.streams,
+            media.provider,
+            frames.sent,
+            frames.echoed,
+            frames.lost,
+            frames.out_of_order,
+            frames.duplicated,
+            frames.foreign
+        )?;
+    }
+    writeln!(out, "ms             p50      p90      p99    p99.9      max")?;
+    let mut rows = vec![
         ("allocate", &report.allocate),
         ("refused", &report.refused),
         ("release", &report.release),
     ];
+    if let Some(media) = &report.media {
+        let more =
+            [("connect", &media.connect), ("round trip", &media.round_trip), ("gap", &media.gap)];
+        rows.extend(more);
+    }
     for (name, latency) in rows.into_iter().filter(|(_, latency)| latency.count > 0) {
         let Latency { p50, p90, p99, p999, max, .. } = latency;
-        writeln!(out, "{name:<8} {p50:>7.2}  {p90:>7.2}  {p99:>7.2}  {p999:>7.2}  {max:>7.2}")?;
+        writeln!(out, "{name:<10} {p50:>7.2}  {p90:>7.2}  {p99:>7.2}  {p999:>7.2}  {max:>7.2}")?;
     }
     for (kind, count) in &report.errors {
         writeln!(out, "{count} × {kind}")?;

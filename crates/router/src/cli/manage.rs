@@ -60,6 +60,7 @@ pub(super) async fn release(args: ReleaseArgs) -> anyhow::Result<()> {
         return print(&pretty(&answer));
     }
     let outcome = match answer["pod_name"].as_str() {
+        Some(_) if answer["ending"] == true => "is ending: its stream is being closed".into(),
         Some(pod) => format!("is released; {pod} is back in {}", text(&answer["released_to_pool"])),
         None => "is removed from the queue".into(),
     };

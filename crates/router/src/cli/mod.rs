@@ -4,6 +4,7 @@ mod agent;
 mod call;
 mod drain;
 mod errors;
+mod event_line;
 mod inspect;
 mod load;
 mod manage;

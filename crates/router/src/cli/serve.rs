@@ -18,7 +18,7 @@ pub(super) async fn serve(config: Config) -> anyhow::Result<()> {
     let mut interrupt =
         signal(SignalKind::interrupt()).context("cannot install a signal handler")?;
     let running = app::start(config).await?;
-    if running.has_simulated_agents {
+    if running.has_simulated_agents() {
         // A closed standard output is no error.
         let _ = write!(std::io::stdout(), "{}", welcome(&running));
     }

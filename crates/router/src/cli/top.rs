@@ -7,7 +7,8 @@ use serde_json::Value;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::{
-    inspect::{POOL_TITLES, event_line, pool_row},
+    event_line::event_line,
+    inspect::{POOL_TITLES, pool_row},
     print,
     router_client::{RouterArgs, listen, no_answer, text},
     table::table,
@@ -145,9 +146,12 @@ fn lines(live: &LiveState, height: usize) -> Vec<String> {
         Some(true) => "up",
         Some(false) => "DOWN",
     };
+    // Absent without a media gateway.
+    let streams = state["streams"].as_u64().map(|count| format!(", {count} streams here"));
+    let streams = streams.unwrap_or_default();
     let mut lines = vec![
         format!(
-            "smart-router {}   {} live calls, {} waiting   store {} {store}",
+            "smart-router {}   {} live calls, {} waiting{streams}   store {} {store}",
             text(&state["router"]["name"]),
             text(&state["active_calls"]),
             text(&state["waiting"]),
@@ -206,7 +210,7 @@ mod tests {
     #[test]
     fn a_screen_has_exactly_its_lines_and_columns() {
         let state = json!({
-            "router": {"name": "r"}, "active_calls": 3, "waiting": 0,
+            "router": {"name": "r"}, "active_calls": 3, "waiting": 0, "streams": 2,
             "store": {"kind": "redis", "is_up": false},
             "pools": [{"name": "gold", "type": "exclusive", "assigned": 4}],
             "warnings": [{"text": "the store is out"}],
@@ -214,6 +218,7 @@ mod tests {
         let event = json!({"at": 3_661_001, "event": "allocated", "call_sid": "CA1"});
         let events: VecDeque<Value> = std::iter::repeat_n(event, 50).collect();
         let live = LiveState { state, events, has_events: true, is_disconnected: true };
+        assert!(lines(&live, 20)[0].contains("3 live calls, 0 waiting, 2 streams here"));
         let screen = view(&live, 40, 20);
         let lines: Vec<&str> = screen.split("\r\n").collect();
         assert_eq!(lines.len(), 20);

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{ConfigError, Settings};
+use super::{ConfigError, Settings, media_settings};
 use crate::{
     auth::{Access, AccessConfig},
     tls::{Tls, TlsConfig},
@@ -41,9 +41,14 @@ pub(super) fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
     let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
     let needs_url = match signs_urls {
         Some((_, (name, _))) => Some(format!("{name} is set and its signatures cover the URL")),
-        None if settings.calls.connect_timeout.is_some() => Some("CONNECT_TIMEOUT is set".into()),
+        None if settings.calls.connect_timeout.is_some() && !media_settings::is_on(settings) => {
+            Some("CONNECT_TIMEOUT is set".into())
+        }
         None if settings.calls.hold_time.is_some() => Some("HOLD_TIME is set".into()),
-        None if settings.calls.retry_on_disconnect > 0 => Some("RETRY_ON_DISCONNECT is set".into()),
+        None if media_settings::retries(settings) > 0 && !media_settings::is_on(settings) => {
+            Some("RETRY_ON_DISCONNECT is set".into())
+        }
+        None if media_settings::is_on(settings) => None,
         None => settings.calls.stream_status.then(|| "STREAM_STATUS is on".into()),
     };
     match (needs_url, &settings.edge.public_url) {

@@ -2,6 +2,7 @@
 //! per concern.
 
 mod listener_settings;
+mod media_settings;
 mod reference;
 mod secret_settings;
 mod settings;
@@ -24,6 +25,7 @@ use store::Ttls;
 use serde_json::Value;
 
 pub use self::{
+    media_settings::{AgentTls, MediaConfig},
     reference::reference, secret_settings::SecretSettings, settings::Settings,
     value_parsers::without_password,
 };
@@ -120,9 +122,10 @@ pub struct Config {
     /// Take the store over from another origin of pods.
     pub force_pod_origin: bool,
     pub agent_port: u16,
-    /// Base of WebSocket URLs; `None` with simulated agents if it depends on the port chosen at
-    /// start-up.
+    /// Base of WebSocket URLs past the media gateway, if that is off.
     pub agent_base_url: Option<String>,
+    /// The media gateway; `None` if it is off.
+    pub media: Option<MediaConfig>,
     pub ws_path: WsPath,
     pub public_url: Option<String>,
     /// Providers whose webhooks are served.
@@ -177,14 +180,13 @@ impl Config {
         let in_cluster = matches!(pods, PodSource::Cluster(_));
         let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
         let bind = settings.http.http_bind.unwrap_or(IpAddr::V4(default_bind));
-        if settings.streams.voice_agent_base_url.is_none() && !simulated {
-            return Err(ConfigError::new(
-                "VOICE_AGENT_BASE_URL",
-                "",
-                "a URL that begins with ws:// or wss://, because the agents are not simulated",
-            ));
+        let (tiers, mut warnings) = tiers(&settings, simulated)?;
+        let media = media_settings::media(&settings)?;
+        let has_gateway = media.is_some();
+        if has_gateway && settings.calls.stream_status {
+            warnings.push("STREAM_STATUS: the media gateway needs no callbacks".into());
         }
-        let (tiers, warnings) = tiers(&settings, simulated)?;
+        let connect_timeout = media_settings::connect_timeout(&settings);
         let identity = settings.cluster.pod_name.clone().unwrap_or_else(host_name);
         Ok(Self {
             http: HttpConfig {
@@ -213,10 +215,12 @@ impl Config {
             trusted_proxies: settings.edge.trusted_proxies.clone().unwrap_or_default(),
             public_url: settings.edge.public_url.clone(),
             replay_window: settings.edge.replay_window.millis(),
-            stream_status: settings.calls.stream_status || settings.calls.connect_timeout.is_some(),
+            stream_status: !has_gateway
+                && (settings.calls.stream_status || connect_timeout.is_some()),
             busy_action: settings.calls.busy_action,
             hold: hold(&settings)?,
-            retries: settings.calls.retry_on_disconnect,
+            retries: media_settings::retries(&settings),
+            media,
             events: settings.calls.events,
             traces: settings.traces.config(&identity)?,
             identity,
@@ -226,7 +230,7 @@ impl Config {
                 lease: settings.fleet.lease_ttl.millis(),
                 draining: settings.fleet.draining_ttl.millis(),
                 call_info: settings.fleet.call_info_ttl.millis(),
-                connect: settings.calls.connect_timeout.map(HumanDuration::millis),
+                connect: connect_timeout.map(HumanDuration::millis),
                 poll_timeout: hold_config(&settings).map(|hold| hold.poll_timeout()),
             },
             tiers,
@@ -246,10 +250,11 @@ impl Config {
         })
     }
 
-    /// Returns the base of WebSocket URLs for the API's port.
-    pub fn agent_base_url(&self, api_port: u16) -> String {
+    /// Returns the base of stream URLs for the API's port.
+    pub fn media_url(&self, api_port: u16) -> String {
         let scheme = if self.tls.is_some() { "wss" } else { "ws" };
-        self.agent_base_url.clone().unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
+        let given = self.media.as_ref().and_then(|media| media.url.clone());
+        given.unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
     }
 
     /// Returns the effective value of every variable, with secrets hidden.
@@ -274,7 +279,18 @@ impl Config {
             ("HTTP_IDLE_TIMEOUT", s.http.http_idle_timeout.to_string()),
             ("MAX_CONNECTIONS", s.http.max_connections.to_string()),
             ("HTTP_SHUTDOWN_TIMEOUT", s.http.http_shutdown_timeout.to_string()),
-            ("VOICE_AGENT_BASE_URL", self.agent_base_url(s.http.http_port)),
+            (
+                "MEDIA_URL",
+                self.media.as_ref().map(|_| self.media_url(s.http.http_port)).unwrap_or_default(),
+            ),
+            ("MEDIA_MAX_FRAME", s.streams.media_max_frame.to_string()),
+            ("MEDIA_IDLE_TIMEOUT", s.streams.media_idle_timeout.to_string()),
+            ("MEDIA_LEASE", s.streams.media_lease.to_string()),
+            ("WRAP_UP_TIME", s.streams.wrap_up_time.to_string()),
+            ("MAX_STREAMS", s.streams.max_streams.map(|it| it.to_string()).unwrap_or_default()),
+            ("AGENT_TLS", if s.streams.agent_tls { "on" } else { "off" }.into()),
+            ("AGENT_CA_FILE", path(&s.streams.agent_ca_file)),
+            ("VOICE_AGENT_BASE_URL", text(&self.agent_base_url)),
             ("VOICE_AGENT_PORT", s.streams.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.streams.ws_path_template.to_string()),
             ("PUBLIC_URL", text(&s.edge.public_url)),
@@ -289,7 +305,7 @@ impl Config {
             ("STREAM_STATUS", if self.stream_status { "on" } else { "off" }.into()),
             (
                 "CONNECT_TIMEOUT",
-                s.calls.connect_timeout.map(|it| it.to_string()).unwrap_or_default(),
+                media_settings::connect_timeout(s).map(|it| it.to_string()).unwrap_or_default(),
             ),
             ("BUSY_ACTION", format!("{:?}", s.calls.busy_action).to_lowercase()),
             ("HOLD_TIME", s.calls.hold_time.map(|it| it.to_string()).unwrap_or_default()),
@@ -299,7 +315,7 @@ impl Config {
             ("HOLD_MESSAGE", s.calls.hold_message.clone()),
             ("HOLD_AUDIO", text(&s.calls.hold_audio)),
             ("EVENTS", number_or_off(s.calls.events)),
-            ("RETRY_ON_DISCONNECT", s.calls.retry_on_disconnect.to_string()),
+            ("RETRY_ON_DISCONNECT", self.retries.to_string()),
             ("NAMESPACE", s.cluster.namespace.clone()),
             ("POD_LABEL_SELECTOR", s.cluster.pod_label_selector.clone()),
             ("AGENT_CONTAINER", text(&s.cluster.agent_container)),

@@ -27,10 +27,11 @@ unset. `smart-router check-config` prints the effective settings. [Configuration
 ";
 
 /// Guides about a group of settings, by heading.
-const GUIDES: [(&str, &[(&str, &str)]); 9] = [
+const GUIDES: [(&str, &[(&str, &str)]); 10] = [
     ("Store", &[("Redis", "../redis.md")]),
     ("Pods", &[("Pods", "../guides/pods.md")]),
     ("HTTP", &[("Limits for clients", "../guides/client-limits.md")]),
+    ("Media streams", &[("Media streams", "../guides/media.md")]),
     (
         "Webhooks, TLS and access",
         &[

@@ -71,6 +71,15 @@ pub struct SecretSettings {
     #[arg(long, env, value_name = "PATH")]
     pub jambonz_webhook_secret_file: Option<PathBuf>,
 
+    /// Keys of the tokens in stream URLs, separated by commas; the first signs, all verify. Unset:
+    /// a key is created once and kept in the store
+    #[arg(long, env, value_name = "SECRETS")]
+    pub media_secret: Option<Secret>,
+
+    /// File with MEDIA_SECRET, separated by commas or lines; reloaded when it changes
+    #[arg(long, env, value_name = "PATH")]
+    pub media_secret_file: Option<PathBuf>,
+
     /// Tokens of the API as role:token, separated by commas; the roles are viewer, agent and
     /// admin. Unset: the API needs no authentication
     #[arg(long, env, value_name = "SECRETS")]
@@ -87,20 +96,27 @@ struct Pair<'a> {
     file_name: &'static str,
     text: &'a Option<Secret>,
     file: &'a Option<PathBuf>,
-    /// `None` for the tokens of the API.
-    provider: Option<Provider>,
+    of: SecretOf,
+}
+
+/// The use of a secret.
+#[derive(Clone, Copy)]
+enum SecretOf {
+    Webhooks(Provider),
+    StreamTokens,
+    Api,
 }
 
 impl SecretSettings {
-    fn pairs(&self) -> [Pair<'_>; 8] {
+    fn pairs(&self) -> [Pair<'_>; 9] {
         macro_rules! pair {
-            ($name:literal, $text:ident, $file:ident, $provider:expr) => {
+            ($name:literal, $text:ident, $file:ident, $of:expr) => {
                 Pair {
                     name: $name,
                     file_name: concat!($name, "_FILE"),
                     text: &self.$text,
                     file: &self.$file,
-                    provider: $provider,
+                    of: $of,
                 }
             };
         }
@@ -109,45 +125,46 @@ impl SecretSettings {
                 "TWILIO_AUTH_TOKEN",
                 twilio_auth_token,
                 twilio_auth_token_file,
-                Some(Provider::Twilio)
+                SecretOf::Webhooks(Provider::Twilio)
             ),
             pair!(
                 "PLIVO_AUTH_TOKEN",
                 plivo_auth_token,
                 plivo_auth_token_file,
-                Some(Provider::Plivo)
+                SecretOf::Webhooks(Provider::Plivo)
             ),
             pair!(
                 "EXOTEL_AUTH_TOKEN",
                 exotel_auth_token,
                 exotel_auth_token_file,
-                Some(Provider::Exotel)
+                SecretOf::Webhooks(Provider::Exotel)
             ),
             pair!(
                 "SIGNALWIRE_AUTH_TOKEN",
                 signalwire_auth_token,
                 signalwire_auth_token_file,
-                Some(Provider::SignalWire)
+                SecretOf::Webhooks(Provider::SignalWire)
             ),
             pair!(
                 "TELNYX_PUBLIC_KEY",
                 telnyx_public_key,
                 telnyx_public_key_file,
-                Some(Provider::Telnyx)
+                SecretOf::Webhooks(Provider::Telnyx)
             ),
             pair!(
                 "VONAGE_SIGNATURE_SECRET",
                 vonage_signature_secret,
                 vonage_signature_secret_file,
-                Some(Provider::Vonage)
+                SecretOf::Webhooks(Provider::Vonage)
             ),
             pair!(
                 "JAMBONZ_WEBHOOK_SECRET",
                 jambonz_webhook_secret,
                 jambonz_webhook_secret_file,
-                Some(Provider::Jambonz)
+                SecretOf::Webhooks(Provider::Jambonz)
             ),
-            pair!("API_TOKENS", api_tokens, api_tokens_file, None),
+            pair!("MEDIA_SECRET", media_secret, media_secret_file, SecretOf::StreamTokens),
+            pair!("API_TOKENS", api_tokens, api_tokens_file, SecretOf::Api),
         ]
     }
 
@@ -164,9 +181,10 @@ impl SecretSettings {
                     return Err(ConfigError::new(pair.file_name, path.display(), expected));
                 }
             };
-            match pair.provider {
-                Some(provider) => drop(config.providers.insert(provider, given)),
-                None => config.api_tokens = Some(given),
+            match pair.of {
+                SecretOf::Webhooks(provider) => drop(config.providers.insert(provider, given)),
+                SecretOf::StreamTokens => config.media = Some(given),
+                SecretOf::Api => config.api_tokens = Some(given),
             }
         }
         Ok(config)

@@ -136,10 +136,53 @@ pub struct HttpSettings {
 }
 
 #[derive(Debug, Clone, Args)]
-#[command(next_help_heading = "Stream URLs")]
+#[command(next_help_heading = "Media streams")]
 pub struct StreamSettings {
-    /// Base of every WebSocket URL, ws:// or wss://. Default: ws://localhost:{HTTP_PORT} with
-    /// simulated agents, wss:// with TLS_CERT_FILE; else required
+    /// Public base of the media gateway's stream URLs, ws:// or wss://; excludes
+    /// VOICE_AGENT_BASE_URL. Default: PUBLIC_URL with ws:// or wss://, else ws://localhost:{HTTP_PORT},
+    /// wss:// with TLS_CERT_FILE
+    #[arg(long, env, value_name = "URL", value_parser = value_parsers::agent_url)]
+    pub media_url: Option<String>,
+
+    /// Largest frame of a media stream (bytes); a larger one closes the stream with 1009
+    #[arg(
+        long, env, value_name = "1024..268435456", default_value = "1048576",
+        value_parser = clap::value_parser!(u64).range(1024..=268_435_456)
+    )]
+    pub media_max_frame: u64,
+
+    /// How long a provider may send nothing before its stream is closed
+    #[arg(long, env, value_name = "DURATION", default_value = "60s")]
+    pub media_idle_timeout: HumanDuration,
+
+    /// How long after its last heartbeat a gateway counts as lost: its calls end and their pods
+    /// are free again. At least 3s
+    #[arg(long, env, value_name = "DURATION", default_value = "30s")]
+    pub media_lease: HumanDuration,
+
+    /// How long an agent may take to close its side once the provider has ended the stream
+    #[arg(long, env, value_name = "DURATION", default_value = "5s")]
+    pub wrap_up_time: HumanDuration,
+
+    /// Limit of media streams; each takes two file descriptors. Default: what the limit of open
+    /// files (ulimit -n) leaves besides MAX_CONNECTIONS, at least a quarter of it
+    #[arg(long, env, value_name = "NUMBER")]
+    pub max_streams: Option<NonZeroUsize>,
+
+    /// Connect to agents with TLS (wss://)
+    #[arg(
+        long, env, value_name = "on|off", default_value = "off",
+        value_parser = value_parsers::on_off, action = ArgAction::Set
+    )]
+    pub agent_tls: bool,
+
+    /// Certificate authority to trust for TLS to agents, besides the system's (PEM). Unset: the
+    /// system's only
+    #[arg(long, env, value_name = "PATH")]
+    pub agent_ca_file: Option<PathBuf>,
+
+    /// Base of WebSocket URLs that lead to the pods through a proxy of your own, ws:// or wss://.
+    /// It turns the media gateway off. Unset: the gateway is on
     #[arg(long, env, value_name = "URL", value_parser = value_parsers::agent_url)]
     pub voice_agent_base_url: Option<String>,
 
@@ -147,7 +190,7 @@ pub struct StreamSettings {
     #[arg(long, env, value_name = "PORT", default_value = "8000", value_parser = value_parsers::port)]
     pub voice_agent_port: u16,
 
-    /// Path after the pod in WebSocket URLs; {provider}, {template} and {flow} are replaced, {v2}
+    /// Path of the agent's WebSocket; {provider}, {template} and {flow} are replaced, {v2}
     /// becomes /v2 for the flow v2 and nothing for others
     #[arg(long, env, value_name = "TEXT", default_value = telephony::DEFAULT_WS_PATH)]
     pub ws_path_template: telephony::WsPath,
@@ -166,9 +209,9 @@ pub struct EdgeSettings {
     #[arg(long, env, value_name = "LIST")]
     pub providers: Option<String>,
 
-    /// Address of everything but the webhooks, such as 127.0.0.1:8081. HTTP_PORT then serves only
-    /// webhooks, /health and /ready, and METRICS_PORT listens on this IP address. Unset: one
-    /// address for all
+    /// Address of everything but webhooks and media streams, such as 127.0.0.1:8081. HTTP_PORT
+    /// then serves only these, /health and /ready, and METRICS_PORT listens on this IP address.
+    /// Unset: one address for all
     #[arg(long, env, value_name = "IP:PORT", value_parser = value_parsers::socket_address)]
     pub admin_bind: Option<SocketAddr>,
 
@@ -212,16 +255,18 @@ pub struct EdgeSettings {
 #[command(next_help_heading = "Calls")]
 pub struct CallSettings {
     /// Put the stream-status URL into the documents for Twilio, SignalWire, Telnyx, Plivo and
-    /// jambonz, so that calls end even if their agents do not release them; needs PUBLIC_URL
+    /// jambonz, so that calls end even if their agents do not release them; needs PUBLIC_URL. The
+    /// media gateway needs none: with it, this has no effect
     #[arg(
         long, env, value_name = "on|off", default_value = "off",
         value_parser = value_parsers::on_off, action = ArgAction::Set
     )]
     pub stream_status: bool,
 
-    /// How long a call is provisional: if its stream does not start in this time (Twilio,
-    /// SignalWire, Telnyx, Plivo), its pod is free again. Implies STREAM_STATUS=on. Unset: calls
-    /// are confirmed at once
+    /// How long a call is provisional: if its stream does not start in this time, its pod is free
+    /// again. With VOICE_AGENT_BASE_URL it applies to Twilio, SignalWire, Telnyx and Plivo, needs
+    /// PUBLIC_URL and implies STREAM_STATUS=on. Default: 30s; with VOICE_AGENT_BASE_URL calls are
+    /// confirmed at once
     #[arg(long, env, value_name = "DURATION")]
     pub connect_timeout: Option<HumanDuration>,
 
@@ -284,9 +329,10 @@ pub struct CallSettings {
     pub events: usize,
 
     /// How many times a call gets another pod when its stream disconnects and its agent has not
-    /// released it; 0 hangs up. Needs PUBLIC_URL
-    #[arg(long, env, value_name = "0..9", default_value = "0", value_parser = value_parsers::retries)]
-    pub retry_on_disconnect: u32,
+    /// released it; 0 hangs up. Providers ask for it at PUBLIC_URL, which VOICE_AGENT_BASE_URL
+    /// makes necessary. Default: 2; with VOICE_AGENT_BASE_URL 0
+    #[arg(long, env, value_name = "0..9", value_parser = value_parsers::retries)]
+    pub retry_on_disconnect: Option<u32>,
 }
 
 #[derive(Debug, Clone, Args)]

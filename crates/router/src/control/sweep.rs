@@ -1,7 +1,7 @@
 //! The sweep and the audit.
 
 use super::Control;
-use fleet::EndCause;
+use fleet::{EndCause, EndedCall};
 
 /// Expired leases, drains and quarantines ended per step.
 const BATCH_SIZE: usize = 100;
@@ -14,33 +14,7 @@ impl Control {
                 Ok(swept) => swept,
                 Err(error) => return tracing::warn!(%error, "sweep failed; retrying in a second"),
             };
-            for ended in &swept.expired {
-                let (call, pod, pool) = (&ended.call, &ended.pod, &ended.source_pool);
-                let lasted_ms = ended.lasted;
-                match ended.cause {
-                    EndCause::Unconfirmed => {
-                        self.metrics.unconfirmed(ended);
-                        tracing::warn!(
-                            call_sid = %call, %pod, %pool, lasted_ms,
-                            "the stream did not start in time; the pod is free again"
-                        );
-                    }
-                    EndCause::Abandoned => {
-                        self.metrics.abandoned(lasted_ms);
-                        tracing::info!(
-                            call_sid = %call, %pod, %pool,
-                            "a waiting call did not accept its hand-off; the pod is free again"
-                        );
-                    }
-                    _ => {
-                        self.metrics.expired(ended);
-                        tracing::warn!(
-                            call_sid = %call, %pod, %pool, lasted_ms,
-                            "a lease expired without release or renewal; the pod is free again"
-                        );
-                    }
-                }
-            }
+            swept.expired.iter().for_each(|ended| self.record_swept(ended));
             for gone in &swept.abandoned {
                 self.metrics.abandoned(gone.waited);
                 tracing::info!(
@@ -56,6 +30,58 @@ impl Control {
             }
             if swept.max_count() < BATCH_SIZE {
                 return;
+            }
+        }
+    }
+
+    /// Counts and logs a call that the sweep ended.
+    fn record_swept(&self, ended: &EndedCall) {
+        let EndedCall { call, pod, source_pool: pool, lasted: lasted_ms, cause } = ended;
+        match cause {
+            EndCause::Unconfirmed => {
+                self.metrics.unconfirmed(ended);
+                tracing::warn!(
+                    call_sid = %call, %pod, %pool, lasted_ms,
+                    "the stream did not start in time; the pod is free again"
+                );
+            }
+            EndCause::Unattached => {
+                self.metrics.unconfirmed(ended);
+                tracing::warn!(
+                    call_sid = %call, %pod, %pool, lasted_ms,
+                    "no stream of the call reached the media gateway in time; the pod is free again"
+                );
+            }
+            EndCause::Gateway => {
+                self.metrics.gateway_lost(ended);
+                tracing::warn!(
+                    call_sid = %call, %pod, %pool, lasted_ms,
+                    "the media gateway of the stream sends no heartbeats; ended the call, the pod \
+                     is free again"
+                );
+            }
+            EndCause::Abandoned => {
+                self.metrics.abandoned(*lasted_ms);
+                tracing::info!(
+                    call_sid = %call, %pod, %pool,
+                    "a waiting call did not accept its hand-off; the pod is free again"
+                );
+            }
+            EndCause::Lease => {
+                self.metrics.expired(ended);
+                tracing::warn!(
+                    call_sid = %call, %pod, %pool, lasted_ms,
+                    "a lease expired without release or renewal; the pod is free again"
+                );
+            }
+            // The cause of the release.
+            cause => {
+                self.metrics.call_lasted(pool, *lasted_ms);
+                tracing::warn!(
+                    call_sid = %call, %pod, %pool, lasted_ms, cause = cause.as_str(),
+                    "the media gateway did not close the stream of a released call; the pod is \
+                     free again"
+                );
             }
         }
     }

@@ -25,17 +25,17 @@ use self::{
     api::{live::Live, snapshots::Snapshots},
     middleware::{rate_limit::RateLimiter, stream_limit::StreamLimiter},
 };
-use crate::{auth::Access, lifecycle::Lifecycle, telemetry::metrics::Metrics};
+use crate::{auth::Access, lifecycle::Lifecycle, media::Gateway, telemetry::metrics::Metrics};
 use fleet::{Allocation, Millis, PreviousPod};
 use spans::Tracer;
 use store::{Store, Ttls};
-use telephony::{CallRequest, Provider, WsUrls};
+use telephony::{CallRequest, Provider, WsPath, WsUrls};
 
 /// State shared by all handlers.
 pub struct Context {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
-    pub urls: WsUrls,
+    pub urls: StreamUrls,
     pub access: Arc<Access>,
     /// Scheme of this router's own URLs: `http` or `https`.
     pub scheme: &'static str,
@@ -64,9 +64,35 @@ pub struct Context {
     pub timelines: CallTimelines,
     pub stream_limiter: Arc<StreamLimiter>,
     /// Limits unauthenticated requests.
-    pub rate_limiter: RateLimiter,
+    pub rate_limiter: Arc<RateLimiter>,
     /// `None` if tracing is off.
     pub tracer: Option<Arc<Tracer>>,
+}
+
+/// Builds the stream URLs of calls.
+pub enum StreamUrls {
+    Gateway { gateway: Arc<Gateway>, path: WsPath },
+    /// URLs that lead to the pods through a proxy.
+    Direct(WsUrls),
+}
+
+impl StreamUrls {
+    pub fn gateway(&self) -> Option<&Arc<Gateway>> {
+        match self {
+            Self::Gateway { gateway, .. } => Some(gateway),
+            Self::Direct(_) => None,
+        }
+    }
+
+    /// The stream URL of an allocated call; `None` before the key of its token is known.
+    fn url(&self, request: &CallRequest, given: &Allocation) -> Option<String> {
+        match self {
+            Self::Gateway { gateway, path } => {
+                gateway.url(&request.call, given.pod_attempt, &path.fill(request))
+            }
+            Self::Direct(urls) => Some(urls.url(&given.pod, request)),
+        }
+    }
 }
 
 impl Context {
@@ -153,11 +179,14 @@ impl Context {
             snapshots,
             timelines: CallTimelines::default(),
             stream_limiter: StreamLimiter::new(metrics.clone()),
-            rate_limiter: RateLimiter::new(0, Default::default()),
+            rate_limiter: Arc::new(RateLimiter::new(0, Default::default())),
             tracer: None,
             store,
             metrics,
-            urls: WsUrls { base: "ws://localhost".into(), path: DEFAULT_WS_PATH.parse().unwrap() },
+            urls: StreamUrls::Direct(WsUrls {
+                base: "ws://localhost".into(),
+                path: DEFAULT_WS_PATH.parse().unwrap(),
+            }),
             access: Arc::default(),
             public_url: String::new(),
             scheme: "http",

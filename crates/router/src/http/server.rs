@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use axum::{Router, body::Body, http::StatusCode};
+use axum::{Router, body::Body, http::StatusCode, response::Response};
 use futures_util::FutureExt;
 use hyper::{
     body::{Body as HttpBody, Frame, Incoming, SizeHint},
@@ -28,7 +28,10 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tower::ServiceExt;
 
 use super::middleware::connection_limit::{ConnectionLimiter, Phase, Slot};
-use crate::tls::ListenerTls;
+use crate::{
+    media::{self, Gateway},
+    tls::ListenerTls,
+};
 
 #[derive(Debug, Clone, Copy)]
 pub struct Timeouts {
@@ -40,11 +43,43 @@ pub struct Timeouts {
     pub shutdown: Duration,
 }
 
+/// What a listener serves.
+#[derive(Clone)]
+pub struct Service {
+    pub routes: Router,
+    /// The media gateway, below its own path.
+    pub media: Option<Arc<Gateway>>,
+}
+
+impl Service {
+    /// Serves routes without the media gateway.
+    pub fn of(routes: Router) -> Self {
+        Self { routes, media: None }
+    }
+
+    async fn respond(
+        self,
+        mut request: hyper::Request<Incoming>,
+        peer: SocketAddr,
+        slot: Arc<Slot>,
+    ) -> Response<Body> {
+        if let Some(gateway) = &self.media
+            && request.uri().path().starts_with(media::PATH_PREFIX)
+        {
+            return gateway.serve(request, peer).await;
+        }
+        request.extensions_mut().insert(peer);
+        let request = request.map(|body| Body::new(request_body(body, slot)));
+        let Ok(response) = self.routes.oneshot(request).await;
+        response
+    }
+}
+
 /// Serves until `closing`, then finishes requests in flight within the shutdown timeout.
 pub async fn serve(
     listener: TcpListener,
     tls: ListenerTls,
-    routes: Router,
+    service: Service,
     timeouts: Timeouts,
     limiter: Arc<ConnectionLimiter>,
     closing: CancellationToken,
@@ -54,8 +89,8 @@ pub async fn serve(
     let open = |(stream, peer)| {
         let Some(guard) = limiter.acquire() else { return };
         let (slot, evicted) = (guard.slot.clone(), guard.slot.evicted.clone());
-        let (routes, closing) = (routes.clone(), closing.clone());
-        let connection = Connection { peer, routes, timeouts, slot, closing };
+        let (service, closing) = (service.clone(), closing.clone());
+        let connection = Connection { peer, service, timeouts, slot, closing };
         let (tls, abort) = (tls.clone(), abort.clone());
         connections.spawn(async move {
             tokio::select! {
@@ -118,7 +153,7 @@ const TLS_REQUIRED: &[u8] = b"HTTP/1.1 400 Bad Request\r\nContent-Type: applicat
 
 struct Connection {
     peer: SocketAddr,
-    routes: Router,
+    service: Service,
     timeouts: Timeouts,
     slot: Arc<Slot>,
     closing: CancellationToken,
@@ -151,18 +186,16 @@ impl Connection {
     }
 
     async fn serve(self, stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) {
-        let Self { peer, routes, timeouts, slot, closing } = self;
+        let Self { peer, service, timeouts, slot, closing } = self;
         // The timeout of the first head includes the time until it begins.
         slot.enter(Phase::Head(std::time::Instant::now()));
         let (timeout, io_slot) = (timeouts.read, slot.clone());
         let io = TimeoutIo { stream, timeout, slot: io_slot, head: None, write: None };
-        let service = service_fn(move |mut request: hyper::Request<Incoming>| {
+        let service = service_fn(move |request: hyper::Request<Incoming>| {
             slot.enter(Phase::Response);
-            request.extensions_mut().insert(peer);
-            let (routes, slot) = (routes.clone(), slot.clone());
+            let (service, slot) = (service.clone(), slot.clone());
             async move {
-                let request = request.map(|body| Body::new(request_body(body, slot.clone())));
-                let response = routes.oneshot(request).await?;
+                let response = service.respond(request, peer, slot.clone()).await;
                 let is_upgrade = response.status() == StatusCode::SWITCHING_PROTOCOLS;
                 let response = response.map(|body| response_body(body, slot, is_upgrade));
                 Ok::<_, Infallible>(response)
@@ -234,7 +267,7 @@ impl<B> Drop for TrackedBody<B> {
 
 /// A stream with a timeout for the head of a request, from its first byte to its end, and for
 /// writes without progress. (Hyper's timeout of a head includes the time between requests.)
-struct TimeoutIo<S> {
+pub(crate) struct TimeoutIo<S> {
     stream: S,
     timeout: Duration,
     slot: Arc<Slot>,
@@ -250,6 +283,11 @@ fn timed_out<T>() -> Poll<io::Result<T>> {
 }
 
 impl<S> TimeoutIo<S> {
+    /// The stream without timeouts, after an upgrade.
+    pub(crate) fn into_inner(self) -> S {
+        self.stream
+    }
+
     fn poll_written<T>(
         &mut self,
         cx: &mut Context<'_>,

@@ -6,12 +6,19 @@ use std::{
     time::Duration,
 };
 
-use tracing::Level;
+use serde::ser::{SerializeMap, Serializer};
+use tracing::{Event, Level, Subscriber};
 use tracing_appender::non_blocking::{ErrorCounter, NonBlocking, NonBlockingBuilder, WorkerGuard};
+use tracing_serde::{AsSerde, SerdeMapVisitor};
 use tracing_subscriber::{
     filter::{FilterFn, LevelFilter},
-    fmt,
+    fmt::{
+        self, FmtContext, FormatEvent, FormatFields,
+        format::Writer,
+        time::{FormatTime, SystemTime},
+    },
     layer::SubscriberExt,
+    registry::LookupSpan,
     util::SubscriberInitExt,
 };
 
@@ -53,16 +60,48 @@ pub(crate) fn init(config: LogConfig) -> Logging {
     });
     let registry = tracing_subscriber::registry().with(config.level).with(own_lines);
     match config.format {
-        LogFormat::Json => {
-            let flat = layer.json().flatten_event(true);
-            registry.with(flat.with_current_span(false).with_span_list(false)).init();
-        }
+        LogFormat::Json => registry.with(layer.event_format(Json)).init(),
         LogFormat::Console => {
             let colours = terminal::takes_colours(&io::stderr());
             registry.with(layer.with_ansi(colours)).init();
         }
     }
     logging
+}
+
+/// Formats an event as one flat JSON object. The JSON format of tracing-subscriber writes a line in
+/// small pieces and checks each for UTF-8, which takes 2.4 times as many instructions.
+struct Json;
+
+impl<S, N> FormatEvent<S, N> for Json
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        _: &FmtContext<'_, S, N>,
+        mut writer: Writer<'_>,
+        event: &Event<'_>,
+    ) -> std::fmt::Result {
+        let mut timestamp = String::with_capacity(32);
+        SystemTime.format_time(&mut Writer::new(&mut timestamp))?;
+        let line = json_line(&timestamp, event).map_err(|_| std::fmt::Error)?;
+        writer.write_str(str::from_utf8(&line).map_err(|_| std::fmt::Error)?)
+    }
+}
+
+fn json_line(timestamp: &str, event: &Event<'_>) -> serde_json::Result<Vec<u8>> {
+    let mut line = Vec::with_capacity(512);
+    let mut serializer = serde_json::Serializer::new(&mut line);
+    let mut object = serializer.serialize_map(None)?;
+    object.serialize_entry("timestamp", timestamp)?;
+    object.serialize_entry("level", &event.metadata().level().as_serde())?;
+    let mut fields = SerdeMapVisitor::new(object);
+    event.record(&mut fields);
+    fields.finish()?;
+    line.push(b'\n');
+    Ok(line)
 }
 
 fn non_blocking(to: impl Write + Send + 'static) -> (NonBlocking, WorkerGuard) {

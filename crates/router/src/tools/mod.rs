@@ -1,4 +1,5 @@
-//! Programs to try the router with: a simulated agent and a load generator.
+//! Programs to try the router with: a simulated agent, a simulated provider and a load generator.
 
 pub mod agent;
 pub mod load;
+pub mod provider_stream;

@@ -47,6 +47,24 @@ local function draw(tier, kind, avoid)
   return nil, 'empty'
 end
 
+-- Walks the chain. Returns the pod, and the steps skipped before it.
+local function choose_pod(steps, avoid)
+  local tried = ''
+  for _, step in ipairs(steps) do
+    local pod, reason
+    if step.kind then pod, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
+    if pod then return pod, tried end
+    tried = (tried == '' and '' or tried .. ' ') .. step.step .. '=' .. reason
+  end
+  if run('EXISTS', K.audit_due) == 1 then
+    for _, step in ipairs(steps) do
+      local pod = step.kind and draw_assigned(step.tier, step.kind, avoid)
+      if pod then return pod, '' end
+    end
+  end
+  return nil, tried
+end
+
 -- Hands free pods off to requeued calls, which have lost the pod of their first hand-off.
 local function hand_off_requeued(calls)
   table.sort(calls, function(a, b) return a.score < b.score or a.score == b.score and a.call < b.call end)

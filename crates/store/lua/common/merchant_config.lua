@@ -108,3 +108,13 @@ local function steps_of(config, chain)
   for _, step in ipairs(default) do steps[#steps + 1] = step end
   return steps
 end
+
+-- Returns the chain steps of a merchant's calls, its configuration and its document; nil without a usable tier table,
+-- which the recovery rewrites.
+local function chain_of(merchant)
+  local chain = try('HGET', K.tiers, ':chain')
+  if type(chain) ~= 'string' then return nil end
+  local document = merchant ~= '' and try('HGET', K.merchant_config, merchant)
+  local config = document and merchant_config_of(document) or DEFAULT_CONFIG
+  return steps_of(config, chain), config, document
+end

@@ -238,6 +238,12 @@ local function set_deadline(pod, call, deadline, life, merchant)
   if merchant and merchant ~= '' then run_index('ZADD', live_key(merchant), deadline, call) end
 end
 
+-- Returns the number of calls that a pod with a pool may serve, in service or not.
+local function slots_of(pod)
+  local kind = kind_of(pod.tier)
+  return kind and kind.kind == 'shared' and kind.cap or 1
+end
+
 -- Returns the number of calls that a pod may serve; 0 if it is out of service.
 local function cap_of(pod)
   local kind = pod.tier and kind_of(pod.tier)
@@ -288,6 +294,10 @@ local function update_call_end(call, call_end, cause)
   run('PEXPIRE', K.call_end .. call, max(1, left))
 end
 
+-- Causes after which any call may return: its stream may start or attach late. So may a call whose gateway was cut off
+-- for the whole lease.
+local MAY_RETURN = {unconfirmed = true, unattached = true, gateway = true}
+
 -- Ends a call that its pod's indexes no longer contain: its record, its lease. `pod` is nil for an unknown pod.
 local function end_call(pod, call, record, cause)
   local pod_name, merchant, pod_attempt, time = record.pod_name, record.merchant_id, record.pod_attempt,
@@ -300,9 +310,11 @@ local function end_call(pod, call, record, cause)
     run('DEL', K.call .. call)
   end
   if merchant ~= '' then run_index('ZREM', live_key(merchant), call) end
+  local attached = record.stream and stream_of(record)
+  if attached then run_index('ZREM', K.gateway .. attached.gateway, call) end
   record_event('ended', call, pod_name or '', '', merchant, cause .. ' ' .. text_of(time))
   -- The caller never learnt of a hand-off that was taken back.
-  if (pod_attempt ~= '' or cause == 'unconfirmed') and pod_name and record.stage ~= 'handed'
+  if (pod_attempt ~= '' or MAY_RETURN[cause] or cause == 'lease' and attached) and pod_name and record.stage ~= 'handed'
     and cause ~= 'abandoned' then
     record_call_end(call, pod_name, cause, pod_attempt, time, merchant)
   end
@@ -354,9 +366,15 @@ end
 -- Causes after which the caller does not reconnect.
 local is_final = {agent = true, provider = true, operator = true}
 
+-- Causes after which a report of a final cause may still arrive.
+local MAY_BE_UPDATED = {stream = true, broken = true, lease = true, unconfirmed = true, unattached = true}
+
+-- Causes that are a failure of the pod, however long the call lasted.
+local IS_FAILURE = {unconfirmed = true, unreachable = true, pod_lost = true}
+
 -- Counts the end of a call as a success or failure of its pod. Returns whether the pod's service state changes.
 local function record_call_outcome(pod, cause, lasted_for)
-  if cause == 'unconfirmed' then return record_failure(pod) end
+  if IS_FAILURE[cause] then return record_failure(pod) end
   if cause == 'agent' or cause == 'provider' and lasted_for >= RULES.EARLY_FAILURE then return record_success(pod) end
   return false
 end

@@ -108,8 +108,8 @@ end
 -- another type is an empty record with the error in `err`.
 local function record_of(call)
   local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
-    POD_ATTEMPT, 'tried')
-  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried = unpack(reply)
+    POD_ATTEMPT, 'tried', 'stream')
+  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream = unpack(reply)
   if not request_ids and not pod_attempt and (pod_name or stage) then
     request_ids, pod_attempt = fields_of_other_schema(call)
   end
@@ -122,6 +122,7 @@ local function record_of(call)
     request_ids = request_ids or '',
     pod_attempt = pod_attempt or '',
     tried = tried or '',
+    stream = stream or nil,
     err = reply.err,
   }
 end
@@ -131,6 +132,18 @@ local function read_record(call)
   local record = record_of(call)
   if record.err then error(K.call .. call .. ': ' .. record.err, 0) end
   return record
+end
+
+-- Stages of a provisional call, and the cause of its end if its lease expires. The stream of an unattached call comes
+-- through a gateway, so that a stream that never came is no failure of the pod.
+local PROVISIONAL = {provisional = 'unconfirmed', unattached = 'unattached'}
+
+-- Returns the stream that a gateway relays for a call, from its record: gateway, stream id, start (ms) and the cause
+-- with which the call was released ('' if it was not); nil for a call without a stream, or with a malformed one.
+local function stream_of(record)
+  if not record.stream or not record.pod_name then return nil end
+  local gateway, id, since, ending = string.match(record.stream, '^([%l%d.-]+) (%x+) (%d+) ([%l_]*)$')
+  return gateway and {gateway = gateway, id = id, since = since, ending = ending}
 end
 
 -- Returns the duration (ms) of a call that began `at` (ms); 0 after a backward clock step.

@@ -67,7 +67,7 @@ function answer_repeat(request)
     if request_ids ~= '' and not without_request_id(request_ids, request.request_id) then
       run('HSET', key, REQUEST_IDS, #request_ids < 400 and request_ids .. ' ' .. request.request_id or '')
     end
-    if record.stage == 'provisional' and stage == 'provisional' then
+    if PROVISIONAL[record.stage] and PROVISIONAL[stage] then
       -- The caller gets a new document, so its stream has the whole connect timeout again.
       local pod = facts_of(pod_name)
       set_deadline(pod, call, now + request.lease, nil, record.merchant_id)
@@ -107,6 +107,12 @@ local function settle_previous(request)
       and (tonumber(record.pod_attempt) or 0) == previous.pod_attempt
     if not is_that or record.stage == 'handed' then return nil end
     if not previous.is_settled then return {'refused', now, '', '', 'unsettled'} end
+    local attached = stream_of(record)
+    if attached then
+      -- The pod serves the stream until the gateway detaches it.
+      end_stream(call, record, attached, 'stream')
+      return {'refused', now, '', '', 'over'}
+    end
     local pod = facts_of(record.pod_name, call)
     end_call(pod, call, record, 'broken')
     if pod then
@@ -129,7 +135,7 @@ local function settle_previous(request)
     if call_end and (call_end.pod_attempt ~= previous.pod_attempt or is_final[call_end.cause]) then
       return {'refused', now, '', '', 'over'}
     end
-    local may_be_updated = call_end and call_end.cause ~= 'pod_gone'
+    local may_be_updated = call_end and MAY_BE_UPDATED[call_end.cause]
     if may_be_updated and not previous.is_settled then return {'refused', now, '', '', 'unsettled'} end
     if call_end and call_end.cause == 'stream' then
       update_call_end(call, call_end, 'broken')

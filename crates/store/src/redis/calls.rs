@@ -31,7 +31,11 @@ impl Redis {
         let merchant = request.merchant.as_ref().map_or("", |merchant| merchant.as_str());
         let (lease, expiry) =
             (request.lease_ttl.to_string(), self.record_expiry(request.lease_ttl));
-        let stage = if request.provisional { "provisional" } else { "" };
+        let stage = match (request.provisional, request.expects_stream) {
+            (true, true) => "unattached",
+            (true, false) => "provisional",
+            (false, _) => "",
+        };
         let (pod_attempt, hold, previous, signed) = (
             pod_attempt_text(Some(request.pod_attempt()).filter(|number| *number > 0)),
             hold(request),
@@ -141,27 +145,11 @@ impl Redis {
         let args = release_args(request, "", &pod_attempt, "");
         let args = trim_empty_args(&args);
         let reply = self.client.run(&self.functions().release, args, Deadline::None).await;
-        let mut reply = match reply.map_err(StoreError::from) {
-            Ok(reply) => reply,
-            Err(error) => {
-                if matches!(error, StoreError::Unavailable(_) | StoreError::Busy) {
-                    self.enqueue(DeferredWrite::Release { release: request.clone(), requested_at });
-                }
-                return Err(error);
-            }
-        };
-        match reply.word.as_str() {
-            "not_found" => Ok(Err(NotReleased::NotFound)),
-            "waited" => Ok(Err(NotReleased::WasWaiting { waited: reply.number()? })),
-            "released" => {
-                let (pod, source_pool): (_, Pool) = (reply.parse()?, reply.parse()?);
-                let lasted = reply.number()?;
-                let pool = reply.parse_some()?.unwrap_or_else(|| source_pool.clone());
-                let was_draining = reply.parse_some()? == Some(1);
-                Ok(Ok(Released { pod, source_pool, pool, was_draining, lasted }))
-            }
-            _ => Err(unexpected(&reply)),
+        let reply = reply.map_err(StoreError::from);
+        if let Err(StoreError::Unavailable(_) | StoreError::Busy) = &reply {
+            self.enqueue(DeferredWrite::Release { release: request.clone(), requested_at });
         }
+        released(reply?)
     }
 
     pub(super) async fn confirm_call(&self, request: &Confirm) -> Result<Confirmed, StoreError> {
@@ -190,6 +178,25 @@ impl Redis {
             self.record_expiry(request.lease_ttl),
             pod_attempt_text(request.pod_attempt),
         ]
+    }
+}
+
+/// Reads the reply of a release or a detach.
+pub(super) fn released(
+    mut reply: FunctionReply,
+) -> Result<Result<Released, NotReleased>, StoreError> {
+    match reply.word.as_str() {
+        "not_found" => Ok(Err(NotReleased::NotFound)),
+        "waited" => Ok(Err(NotReleased::WasWaiting { waited: reply.number()? })),
+        "released" => {
+            let (pod, source_pool): (_, Pool) = (reply.parse()?, reply.parse()?);
+            let lasted = reply.number()?;
+            let pool = reply.parse_some()?.unwrap_or_else(|| source_pool.clone());
+            let was_draining = reply.parse_some()? == Some(1);
+            let is_ending = reply.parse_some()? == Some(1);
+            Ok(Ok(Released { pod, source_pool, pool, was_draining, lasted, is_ending }))
+        }
+        _ => Err(unexpected(&reply)),
     }
 }
 

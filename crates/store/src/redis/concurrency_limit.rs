@@ -49,10 +49,10 @@ pub(crate) enum Priority {
     Observer,
     /// Allocations, and reads on behalf of a call.
     Sheddable,
-    /// Releases and confirmations. They are deferred if shed.
+    /// Releases, detaches and confirmations. They are deferred if shed.
     Deferrable,
-    /// Renewals, sweeps and writes of pods. Their rate is bounded by the number of calls and pods:
-    /// never shed.
+    /// Attaches, heartbeats, renewals, sweeps and writes of pods. Their rate is bounded by the
+    /// number of calls with a pod, gateways and pods: never shed.
     Essential,
 }
 

@@ -1,4 +1,4 @@
-//! Deferred writes: releases and confirmations that failed, and compensating releases for
+//! Deferred writes: releases, detaches and confirmations that failed, and compensating releases for
 //! allocations that may have happened although their callers were refused. They are flushed once
 //! Redis is available.
 
@@ -15,10 +15,11 @@ use super::{
     client::Failure,
     reply::FunctionReply,
     retry::{Deadline, REQUEST_TIMEOUT},
+    streams::detach_args,
 };
 use crate::StoreError;
 use fleet::{
-    Confirm, EndCause, Millis, Release,
+    Confirm, Detach, EndCause, Millis, Release,
     names::{CallSid, Fingerprint},
 };
 
@@ -36,6 +37,8 @@ pub(super) enum DeferredWrite {
         requested_at: Option<Millis>,
     },
     Confirm(Confirm),
+    /// Ends the call of a stream. It names the stream, so it cannot end another call.
+    Detach(Detach),
     /// Ends the call if it still stems from this request. It is delayed until the request can no
     /// longer reach Redis: the release must not overtake the allocation.
     CompensateAllocation {
@@ -170,6 +173,10 @@ impl Redis {
                 let args = self.confirm_args(confirm);
                 let args = args.each_ref().map(String::as_str);
                 self.client.run_unchecked(&self.functions().confirm, &args, Deadline::None).await
+            }
+            DeferredWrite::Detach(detach) => {
+                let args = detach_args(detach);
+                self.client.run_unchecked(&self.functions().detach, &args, Deadline::None).await
             }
             DeferredWrite::Release { release, requested_at } => {
                 self.flush_release(release, "", *requested_at, None).await

@@ -4,13 +4,14 @@
 //
 // Reads       registered as read-only
 // Grows       refused by a full Redis
-// AllowOom    runs in a full Redis: it ends, frees or bounds something
+// AllowOom    runs in a full Redis: it ends, frees or bounds something, or keeps a call alive
 functions! {
     adopt_calls         AllowOom   Essential
     adopt_pods          AllowOom   Essential
     allocate            Grows      Sheddable
     allocate_when_full  AllowOom   Sheddable   => "ask_again"
     apply_tiers         AllowOom   Essential
+    attach              AllowOom   Essential
     audit_calls         AllowOom   Essential
     audit_pods          AllowOom   Essential
     audit_pool          AllowOom   Essential
@@ -19,8 +20,10 @@ functions! {
     claim_pods          AllowOom   Essential
     confirm             AllowOom   Deferrable
     delete_merchant     AllowOom   Essential
+    detach              AllowOom   Deferrable
     drain               AllowOom   Essential
     extend_pending      AllowOom   Essential   => "spare"
+    heartbeat           AllowOom   Essential
     migrate             AllowOom   Essential
     migrate_calls       AllowOom   Essential
     move_pod            AllowOom   Essential
@@ -29,6 +32,7 @@ functions! {
     pod                 Reads      Sheddable
     pods                Reads      Essential
     pool_load           Reads      Sheddable
+    record_figures      Grows      Sheddable
     release             AllowOom   Deferrable
     remove_pod          AllowOom   Essential
     renew               AllowOom   Essential

@@ -19,6 +19,7 @@ mod paging;
 mod recovery;
 mod reply;
 pub mod retry;
+mod streams;
 mod subscriber;
 mod tier_table;
 
@@ -42,7 +43,7 @@ use crate::{Notifier, StoreError};
 use crate::{StoreMetrics, Ttls};
 use fleet::{
     Millis, PodOrigin,
-    names::{CallSid, PodName},
+    names::{CallSid, GatewayId, PodName},
     rules::KEY_SLACK,
     tiers::Tiers,
 };
@@ -113,6 +114,7 @@ pub struct Redis {
     reregistration_until: Mutex<Option<Millis>>,
     handoffs: Notifier<CallSid>,
     drains: Notifier<PodName>,
+    endings: Notifier<GatewayId>,
     /// Identifies this process in request ids and locks.
     instance: u32,
     next_request_id: AtomicU64,
@@ -150,6 +152,7 @@ impl Redis {
             reregistration_until: Mutex::default(),
             handoffs: Notifier::default(),
             drains: Notifier::default(),
+            endings: Notifier::default(),
             instance: crate::random_u32(),
             next_request_id: AtomicU64::new(0),
             stopping: CancellationToken::new(),

@@ -14,13 +14,13 @@ use super::{
 };
 use crate::{Notifier, Reply, Store, StoreError, wall_clock};
 use fleet::{
-    AbandonedCall, Allocate, Allocation, Audited, CallLookup, CallPage, CallQuery, Claim,
-    ClaimRefused, Claimant, Confirm, Confirmed, Conflict, Drained, Edit, EventId, LoggedEvent,
-    Millis, MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release,
-    Released, RemovalMode, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod,
-    WriteRefused,
+    AbandonedCall, Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup,
+    CallPage, CallQuery, Claim, ClaimRefused, Claimant, Confirm, Confirmed, Conflict, Detach,
+    Drained, Edit, EventId, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed,
+    PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew,
+    Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     merchant::Step,
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
 
@@ -81,6 +81,37 @@ impl Store for Redis {
 
     fn extend_pending(&self, time: Millis) -> Reply<'_, ()> {
         Box::pin(self.extend_all_pending(time))
+    }
+
+    fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>> {
+        Box::pin(self.attach_stream(request))
+    }
+
+    fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>> {
+        Box::pin(self.detach_stream(request))
+    }
+
+    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat> {
+        Box::pin(self.gateway_heartbeat(gateway, lease))
+    }
+
+    fn record_figures<'a>(
+        &'a self,
+        figures: &'a [(CallSid, String)],
+        ttl: Millis,
+    ) -> Reply<'a, ()> {
+        Box::pin(self.record_stream_figures(figures, ttl))
+    }
+
+    fn figures<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<String>> {
+        Box::pin(async move {
+            let key = format!("{}{call}", self.key(keys::FIGURES));
+            self.query_key(&key, redis::cmd("GET").arg(&key)).await
+        })
+    }
+
+    fn media_secret<'a>(&'a self, candidate: &'a str) -> Reply<'a, String> {
+        Box::pin(self.shared_media_secret(candidate))
     }
 
     fn renew<'a>(&'a self, request: &'a Renew) -> Reply<'a, Renewed> {
@@ -417,6 +448,10 @@ impl Store for Redis {
 
     fn drains(&self) -> &Notifier<PodName> {
         &self.drains
+    }
+
+    fn endings(&self) -> &Notifier<GatewayId> {
+        &self.endings
     }
 
     fn now(&self) -> Millis {

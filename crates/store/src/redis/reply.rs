@@ -6,8 +6,8 @@ use redis::Value;
 
 use crate::StoreError;
 use fleet::{
-    CallLookup, CallStatus, EndCause, EndedCall, Millis, PodCall, PodFacts, PodStatus, SkipReason,
-    SkippedStep, WaitingCall, names::PodName,
+    AttachedStream, CallLookup, CallStatus, EndCause, EndedCall, Millis, PodCall, PodFacts,
+    PodStatus, SkipReason, SkippedStep, WaitingCall, names::PodName,
 };
 
 /// A reply, read from left to right.
@@ -81,11 +81,8 @@ impl FunctionReply {
     pub(super) fn ended(&mut self) -> Result<Vec<EndedCall>, StoreError> {
         let texts = self.texts()?;
         let read = |row: &[String]| {
-            let cause = match row[4].as_str() {
-                "unconfirmed" => EndCause::Unconfirmed,
-                "abandoned" => EndCause::Abandoned,
-                _ => EndCause::Lease,
-            };
+            // A cause that only a manual edit can have written counts as an expired lease.
+            let cause = row[4].parse().unwrap_or(EndCause::Lease);
             ended(&row[0], parse(&row[1])?, &row[2], &row[3], cause)
         };
         texts.chunks_exact(5).map(read).collect()
@@ -149,10 +146,23 @@ pub(super) fn call_row(value: Value) -> Result<CallLookup, StoreError> {
         allocated_at,
         lease_until,
         tried,
-        provisional: stage == "provisional",
+        provisional: stage == "provisional" || stage == "unattached",
         is_handed: stage == "handed",
         pod_attempt: parse(&text()?)?,
+        stream: attached_stream(&text()?),
     }))
+}
+
+/// Parses the stream of a call: gateway, stream, start, and the cause of a release. `None` for a
+/// malformed one, which counts as none.
+fn attached_stream(text: &str) -> Option<AttachedStream> {
+    let mut parts = text.split(' ');
+    Some(AttachedStream {
+        gateway: parts.next()?.parse().ok()?,
+        stream: parts.next()?.parse().ok()?,
+        since: parts.next()?.parse().ok()?,
+        ending: parts.next()?.parse().ok(),
+    })
 }
 
 /// Parses a pod in the format of the Lua function `pod_row`.

@@ -1,10 +1,10 @@
-//! Subscribes to the channels on which Redis functions announce hand-offs and drains of all
-//! replicas.
+//! Subscribes to the channels on which Redis functions announce hand-offs, drains and ending
+//! streams of all replicas.
 
 use super::keys;
 use std::{str::FromStr, sync::Arc, time::Duration};
 
-use fleet::names::{CallSid, PodName};
+use fleet::names::{CallSid, GatewayId, PodName};
 use futures_util::StreamExt;
 
 use super::Redis;
@@ -29,7 +29,7 @@ impl Redis {
                 reported = error.to_string();
                 tracing::warn!(
                     %error,
-                    "cannot subscribe to notifications; long polls and drains fall back to polling"
+                    "cannot subscribe to notifications; long polls, drains and gateways poll instead"
                 );
             }
             tokio::select! {
@@ -40,18 +40,24 @@ impl Redis {
     }
 
     async fn receive_notifications(&self) -> Result<(), redis::RedisError> {
-        let (handed, drained) = (self.key(keys::HANDED), self.key(keys::DRAINED));
+        let [handed, drained, ending] =
+            [keys::HANDED, keys::DRAINED, keys::ENDING].map(|channel| self.key(channel));
         let mut subscription = self.client.subscription().await?;
-        subscription.subscribe(&[&handed, &drained]).await?;
+        subscription.subscribe(&[&handed, &drained, &ending]).await?;
         // Messages before the subscription are lost.
         self.handoffs.notify_all();
         self.drains.notify_all();
+        self.endings.notify_all();
         let mut messages = subscription.into_on_message();
         while let Some(message) = messages.next().await {
             let Ok(payload) = message.get_payload::<String>() else { continue };
             if message.get_channel_name() == handed {
                 if let Ok(call) = CallSid::from_str(&payload) {
                     self.handoffs.notify(&call);
+                }
+            } else if message.get_channel_name() == ending {
+                if let Ok(gateway) = GatewayId::from_str(&payload) {
+                    self.endings.notify(&gateway);
                 }
             } else if let Ok(pod) = PodName::from_str(&payload) {
                 self.drains.notify(&pod);

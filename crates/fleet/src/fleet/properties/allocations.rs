@@ -28,7 +28,7 @@ pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, requ
     }
     let was_handed =
         oracle.handed.contains_key(call) || lost_service && oracle.waiting.contains_key(call);
-    if ends_attempt {
+    if ends_attempt && !oracle.end_stream(call, EndCause::Stream) {
         oracle.remove(call);
     }
     match &outcome {
@@ -115,7 +115,12 @@ fn check_allocated(
 
 fn check_refused(fleet: &Fleet, oracle: &mut Oracle, request: &Allocate, refusal: &Refusal) {
     let call = &request.call;
-    assert!(refusal.reason == RefusalReason::Unsettled || !oracle.calls.contains_key(call), "I7");
+    let is_expected = match refusal.reason {
+        RefusalReason::Unsettled => true,
+        RefusalReason::CallEnded => oracle.streams.contains_key(call),
+        _ => false,
+    };
+    assert!(is_expected || !oracle.calls.contains_key(call), "I7");
     let pools = refusal.tried.iter().filter_map(|skipped| fleet.tiers.resolve(&skipped.step));
     for pool in pools.filter(|_| refusal.reason == RefusalReason::NoPods && request.hold.is_some())
     {

@@ -4,6 +4,7 @@
 mod allocations;
 mod indexes;
 mod oracle;
+mod streams;
 
 use proptest::prelude::*;
 
@@ -101,6 +102,9 @@ fn step(fleet: &mut Fleet, oracle: &mut Oracle, now: &mut Millis, operation: Ope
             fleet.extend_pending(time, *now);
             oracle.extend_pending(*now + time);
         }
+        Operation::Attach(request) => streams::attach(fleet, oracle, *now, &request),
+        Operation::Detach(request) => streams::detach(fleet, oracle, *now, &request),
+        Operation::Heartbeat { gateway } => streams::heartbeat(fleet, oracle, *now, &gateway),
         Operation::Drain { pod, ttl } => {
             if let Ok(drained) = fleet.drain(&pod, ttl, *now) {
                 assert_eq!(drained.active_calls, oracle.calls_on(&pod));
@@ -148,12 +152,18 @@ fn release(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Releas
     let released_pod = oracle.calls.get(&request.call).filter(is_match);
     let waited = oracle.waiting.contains_key(&request.call) && request.pod.is_none()
         || oracle.handed.contains_key(&request.call) && released_pod.is_some();
+    let is_attached = released_pod.is_some() && oracle.streams.contains_key(&request.call);
     match fleet.release(request, now) {
-        Ok(released) => assert_eq!(Some(&released.pod), released_pod, "I6"),
+        Ok(released) => {
+            assert_eq!(Some(&released.pod), released_pod, "I6");
+            assert_eq!(released.is_ending, is_attached, "I13");
+        }
         Err(NotReleased::NotFound) => assert!(released_pod.is_none() && !waited, "I6"),
         Err(NotReleased::WasWaiting { .. }) => assert!(waited, "the call did not wait"),
     }
-    if released_pod.is_some() {
+    if is_attached {
+        oracle.end_stream(&request.call, request.cause);
+    } else if released_pod.is_some() {
         oracle.remove(&request.call);
     }
     if waited {
@@ -204,13 +214,7 @@ fn confirm(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Confir
 }
 
 fn sweep(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, limit: usize) {
-    let due = oracle.leases.values().filter(|until| **until <= now).count();
-    let swept = fleet.sweep(limit, now);
-    assert_eq!(swept.expired.len(), due.min(limit), "leases end at their deadline");
-    for ended in &swept.expired {
-        assert!(oracle.leases[&ended.call] <= now, "I7: a lease ended early");
-    }
-    oracle.end(&swept.expired);
+    let swept = streams::sweep(fleet, oracle, now, limit);
     for abandoned in &swept.abandoned {
         assert!(oracle.waiting.remove(&abandoned.call).is_some(), "the call did not wait");
     }

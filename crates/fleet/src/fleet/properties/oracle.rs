@@ -4,7 +4,10 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
 use super::Writer;
-use crate::{names::Fingerprint, tiers::TierKind};
+use crate::{
+    names::{Fingerprint, StreamId},
+    tiers::TierKind,
+};
 
 /// The expected state of a fleet, derived from its results alone.
 #[derive(Default)]
@@ -28,6 +31,19 @@ pub(super) struct Oracle {
     /// Handed-off calls that have not accepted the hand-off.
     pub handed: BTreeMap<CallSid, Waiter>,
     arrivals: i64,
+    /// The streams of attached calls.
+    pub streams: BTreeMap<CallSid, Stream>,
+    /// End of the lease of each gateway.
+    pub gateways: BTreeMap<GatewayId, Millis>,
+    pub swept_at: Option<Millis>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Stream {
+    pub gateway: GatewayId,
+    pub stream: StreamId,
+    /// The call was released with this cause.
+    pub ending: Option<EndCause>,
 }
 
 #[derive(Debug, Clone)]
@@ -56,6 +72,7 @@ impl Oracle {
         self.handed.remove(call);
         self.leases.remove(call);
         self.provisional.remove(call);
+        self.streams.remove(call);
         self.ended.insert(call.clone());
         self.calls.remove(call)
     }
@@ -75,6 +92,15 @@ impl Oracle {
         }
     }
 
+    /// An attached call was released. Returns false for any other call.
+    pub(super) fn end_stream(&mut self, call: &CallSid, cause: EndCause) -> bool {
+        let stream = self.streams.get_mut(call);
+        stream.is_some_and(|stream| {
+            stream.ending.get_or_insert(cause);
+            true
+        })
+    }
+
     pub(super) fn extend_pending(&mut self, until: Millis) {
         for (call, lease) in &mut self.leases {
             if self.provisional.contains(call) || self.handed.contains_key(call) {
@@ -85,7 +111,8 @@ impl Oracle {
 
     pub(super) fn shift(&mut self, by: i64) {
         let (leases, drains) = (self.leases.values_mut(), self.drains.values_mut());
-        let all = leases.chain(drains).chain(self.signed.values_mut());
+        let gateways = self.gateways.values_mut().chain(self.swept_at.as_mut());
+        let all = leases.chain(drains).chain(gateways).chain(self.signed.values_mut());
         all.for_each(|time| *time = time.saturating_add_signed(by));
     }
 
@@ -253,6 +280,13 @@ impl Oracle {
         let live: BTreeMap<CallSid, PodName> =
             fleet.calls.iter().map(|(sid, call)| (sid.clone(), call.pod.clone())).collect();
         assert_eq!(live, self.calls, "I6: the live calls differ from those that callers know");
+        let streams = fleet.calls.iter().filter_map(|(sid, call)| {
+            let AttachedStream { gateway, stream, ending, .. } = call.stream.clone()?;
+            Some((sid.clone(), Stream { gateway, stream, ending }))
+        });
+        assert_eq!(streams.collect::<BTreeMap<_, _>>(), self.streams, "I12: streams differ");
+        let gateways = fleet.gateways.iter().map(|(id, known)| (id.clone(), known.until));
+        assert_eq!(gateways.collect::<BTreeMap<_, _>>(), self.gateways, "gateways differ");
         let pods: BTreeSet<&PodName> = fleet.pods.keys().collect();
         assert_eq!(pods, self.pods.keys().collect(), "a pod was added or removed unreported");
         for (name, pod) in &fleet.pods {

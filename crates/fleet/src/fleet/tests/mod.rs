@@ -2,6 +2,7 @@
 
 mod calls;
 mod clock_shift;
+mod gateways;
 mod health;
 mod journal;
 mod limits;
@@ -10,6 +11,7 @@ mod queries;
 mod reconnect;
 mod renew;
 mod signed_requests;
+mod streams;
 mod waiting;
 
 use std::{fmt::Debug, str::FromStr};

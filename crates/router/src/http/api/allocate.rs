@@ -124,11 +124,26 @@ pub async fn connect(
     options: AllocateOptions,
 ) -> (RequestLog, Result<Connected, NotConnected>) {
     let is_reconnect = options.previous.is_some();
+    let gateway = context.urls.gateway();
+    let mut log = RequestLog { call: Some(request.call.clone()), ..RequestLog::default() };
+    if let Some(gateway) = gateway
+        && let Err(error) = gateway.load_key().await
+    {
+        log.outcome = "storage_error";
+        context.metrics.allocated(None, log.outcome);
+        return (log, Err(NotConnected::Store(error)));
+    }
+    // Every stream reaches the gateway, whatever the provider reports.
+    let connect_timeout = match gateway {
+        Some(_) => context.ttls.connect,
+        None => options.connect_timeout,
+    };
     let allocate = Allocate {
         call: request.call.clone(),
         merchant: request.merchant.clone(),
-        lease_ttl: options.connect_timeout.unwrap_or(context.ttls.lease),
-        provisional: options.connect_timeout.is_some(),
+        lease_ttl: connect_timeout.unwrap_or(context.ttls.lease),
+        provisional: connect_timeout.is_some(),
+        expects_stream: gateway.is_some(),
         may_return: options.may_return,
         hold: options.hold,
         previous: options.previous,
@@ -136,7 +151,6 @@ pub async fn connect(
             .fingerprint
             .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
     };
-    let mut log = RequestLog { call: Some(request.call.clone()), ..RequestLog::default() };
     let reply = context.store.allocate(&allocate);
     let outcome = match options.deadline {
         None => reply.await,
@@ -171,7 +185,10 @@ pub async fn connect(
             log.pod = Some(allocation.pod.clone());
             log.pool = Some(allocation.pool.to_string());
             log.tried = allocation.tried.clone();
-            let ws_url = context.urls.url(&allocation.pod, request);
+            let Some(ws_url) = context.urls.url(request, &allocation) else {
+                let error = StoreError::Unavailable("no key of stream tokens".into());
+                return (log, Err(NotConnected::Store(error)));
+            };
             (log, Ok(Connected { allocation, ws_url }))
         }
         Ok(Err(refusal)) => {

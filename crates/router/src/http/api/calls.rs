@@ -7,14 +7,17 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::events::{EventJson, event_json};
 use crate::http::{
-    ApiError, Shared,
+    ApiError, Context, Shared,
     openapi::{Endpoint, Group, schemas},
     reply::PathName,
     webhooks::query::Query,
 };
+use crate::media;
+use ::media::stats::SideFigures;
 use fleet::{
-    CallCursor, CallLookup, CallQuery, EventKind, SkipReason, SkippedStep,
-    names::{CallSid, MerchantId, PodName, Pool},
+    AttachedStream, CallCursor, CallLookup, CallQuery, CallStatus, EventKind, SkipReason,
+    SkippedStep,
+    names::{CallSid, GatewayId, MerchantId, PodName, Pool, StreamId},
 };
 
 /// A skipped step of a chain, with the reason.
@@ -24,6 +27,42 @@ pub struct TriedStep {
     reason: SkipReason,
     /// A tier, or `merchant:acme`.
     step: String,
+}
+
+/// The stream of a call through a media gateway.
+#[derive(Serialize, ToSchema)]
+pub struct Stream {
+    /// `null` if another replica relays the stream; for a single call its figures of a few seconds
+    /// ago, if it has published them.
+    #[schema(required)]
+    figures: Option<StreamFigures>,
+    /// The router that relays the stream: its name and a random number.
+    #[schema(value_type = String)]
+    gateway: GatewayId,
+    /// Whether the call was released; the gateway is closing the stream.
+    is_ending: bool,
+    since: u64,
+    /// Id of the stream.
+    #[schema(value_type = String)]
+    stream: StreamId,
+}
+
+/// Figures of a stream so far.
+#[derive(Serialize, ToSchema)]
+pub struct StreamFigures {
+    from_agent: StreamSide,
+    from_provider: StreamSide,
+    /// The provider as its opening message shows it; `unknown` before that.
+    provider: &'static str,
+}
+
+/// Frames from one side of a stream.
+#[derive(Serialize, ToSchema)]
+pub struct StreamSide {
+    bytes: u64,
+    frames: u64,
+    /// Longest time between two frames, in milliseconds.
+    longest_gap_ms: u64,
 }
 
 /// A live or waiting call; `state` and `events` are set only for a single call.
@@ -53,6 +92,9 @@ pub enum Call {
         #[serde(skip_serializing_if = "Option::is_none")]
         #[schema(nullable = false)]
         state: Option<&'static str>,
+        /// `null` if no stream is attached.
+        #[schema(required)]
+        stream: Option<Stream>,
         tried: Vec<TriedStep>,
     },
     Waiting {
@@ -123,7 +165,25 @@ fn example(events: Option<Vec<EventJson>>) -> Call {
         merchant_id: None,
         pod_name: "voice-agent-0".parse().expect("a name"),
         source_pool: "pool:gold".parse().expect("a name"),
+        stream: Some(Stream::example()),
         tried: Vec::new(),
+    }
+}
+
+impl Stream {
+    fn example() -> Self {
+        let side = |bytes| StreamSide { bytes, frames: 1_500, longest_gap_ms: 43 };
+        Self {
+            figures: Some(StreamFigures {
+                from_agent: side(457_500),
+                from_provider: side(573_000),
+                provider: "twilio",
+            }),
+            gateway: "router-1-5f3a09c2".parse().expect("a name"),
+            is_ending: false,
+            since: 1_763_280_001,
+            stream: "9c1e5f0a77b3d244".parse().expect("a name"),
+        }
     }
 }
 
@@ -150,7 +210,7 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Calls>, A
     }
     let page = context.store.calls(&call_query).await?;
     let next = page.next.map(|it| query.next(&FILTERS, &format!("{} {}", it.until, it.call)));
-    let calls = page.calls.iter().map(|found| call_json(found, None)).collect();
+    let calls = page.calls.iter().map(|found| call_json(&context, found, None)).collect();
     Ok(Json(Calls { calls, next }))
 }
 
@@ -184,7 +244,15 @@ pub async fn call(
         }
         return Err(error);
     };
-    Ok(Json(call_json(&found, Some(events))))
+    let mut call = call_json(&context, &found, Some(events));
+    if let Call::Live { stream: Some(stream), .. } = &mut call
+        && stream.figures.is_none()
+    {
+        // Another replica relays the stream, and publishes its figures every few seconds.
+        let published = context.store.figures(&sid).await?;
+        stream.figures = published.and_then(|text| text.parse().ok()).map(figures_json);
+    }
+    Ok(Json(call))
 }
 
 fn tried_json(tried: &[SkippedStep]) -> Vec<TriedStep> {
@@ -192,7 +260,34 @@ fn tried_json(tried: &[SkippedStep]) -> Vec<TriedStep> {
     tried.iter().map(step).collect()
 }
 
-fn call_json(found: &CallLookup, events: Option<Vec<EventJson>>) -> Call {
+fn stream_json(context: &Context, call: &CallStatus) -> Option<Stream> {
+    let AttachedStream { gateway, stream, since, ending } = call.stream.as_ref()?;
+    Some(Stream {
+        figures: figures(context, &call.call, gateway),
+        gateway: gateway.clone(),
+        is_ending: ending.is_some(),
+        since: since / 1_000,
+        stream: stream.clone(),
+    })
+}
+
+/// Figures of a stream, if this process relays it.
+fn figures(context: &Context, call: &CallSid, gateway: &GatewayId) -> Option<StreamFigures> {
+    let own = context.urls.gateway().filter(|own| own.id() == gateway)?;
+    own.figures(call).map(figures_json)
+}
+
+fn figures_json(figures: media::StreamFigures) -> StreamFigures {
+    let media::StreamFigures { provider, from_provider, from_agent } = figures;
+    let side = |side: SideFigures| StreamSide {
+        bytes: side.bytes,
+        frames: side.frames,
+        longest_gap_ms: side.longest_gap.as_millis() as u64,
+    };
+    StreamFigures { from_agent: side(from_agent), from_provider: side(from_provider), provider }
+}
+
+fn call_json(context: &Context, found: &CallLookup, events: Option<Vec<EventJson>>) -> Call {
     match found {
         CallLookup::Waiting(call) => Call::Waiting {
             call_sid: call.call.clone(),
@@ -216,6 +311,7 @@ fn call_json(found: &CallLookup, events: Option<Vec<EventJson>>) -> Call {
             merchant_id: call.merchant.clone(),
             pod_name: call.pod.clone(),
             source_pool: call.source_pool.clone(),
+            stream: stream_json(context, call),
             tried: tried_json(&call.tried),
         },
     }

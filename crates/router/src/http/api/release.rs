@@ -39,6 +39,10 @@ enum ReleaseResponse<'a> {
         #[schema(value_type = schemas::Pool)]
         released_to_pool: &'a str,
         was_draining: bool,
+        /// The call has a stream: its gateway closes the stream, and the slot is free after that.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
+        ending: Option<bool>,
     },
     /// The call was waiting; its queue entry is removed.
     WasWaiting { success: bool, was_waiting: bool },
@@ -46,13 +50,17 @@ enum ReleaseResponse<'a> {
 
 pub fn endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "Release a call")
-        .description("With `pod_name`, the call is released only if it is on that pod.")
+        .description(
+            "With `pod_name`, the call is released only if it is on that pod. A call with a stream \
+             ends with it: the gateway closes both sides.",
+        )
         .json_body::<Body>(json!({"call_sid": "CA1", "pod_name": "voice-agent-0"}))
         .responds(ReleaseResponse::Released {
             success: true,
             pod_name: "voice-agent-0",
             released_to_pool: "pool:gold",
             was_draining: false,
+            ending: None,
         })
         .error_with(
             404,
@@ -76,9 +84,12 @@ pub async fn release_call(
     let outcome = context.store.release(&release).await;
     match &outcome {
         Ok(Ok(released)) => {
-            metrics.released(Some(&released.source_pool), "success");
-            metrics.call_lasted(&released.source_pool, released.lasted);
-            log.outcome = "success";
+            log.outcome = if released.is_ending { "ending" } else { "success" };
+            metrics.released(Some(&released.source_pool), log.outcome);
+            // The gateway records the duration when the stream is closed.
+            if !released.is_ending {
+                metrics.call_lasted(&released.source_pool, released.lasted);
+            }
             log.pod = Some(released.pod.clone());
             log.pool = Some(released.pool.to_string());
         }
@@ -114,6 +125,7 @@ pub async fn release(
                 pod_name: released.pod.as_str(),
                 released_to_pool: log.pool.as_deref().unwrap_or_default(),
                 was_draining: released.was_draining,
+                ending: released.is_ending.then_some(true),
             })
             .into_response();
             log.attach(response)

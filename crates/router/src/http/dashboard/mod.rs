@@ -74,6 +74,20 @@ fn response(content_type: &'static str, text: &'static str) -> Response {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fleet::{EndCause, EventKind};
+
+    #[test]
+    fn every_event_and_end_cause_has_a_text() {
+        let format = include_str!("assets/format.js");
+        for kind in EventKind::ALL {
+            let entry = format!("\n  {}: [", kind.as_str());
+            assert!(format.contains(&entry), "{} has no sentence", kind.as_str());
+        }
+        for cause in EndCause::ALL {
+            let entry = format!("\n  {}: \"", cause.as_str());
+            assert!(format.contains(&entry), "{} has no text", cause.as_str());
+        }
+    }
 
     #[test]
     fn every_asset_is_served() {

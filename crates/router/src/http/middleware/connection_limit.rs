@@ -10,10 +10,6 @@ use std::{
 use prometheus_client::metrics::counter::Counter;
 use tokio_util::sync::CancellationToken;
 
-/// Open files that the router needs besides connections of clients.
-const RESERVED_FILES: usize = 128;
-/// Smallest limit, however few files may be open.
-const MIN_CONNECTIONS: usize = 64;
 /// Time until a new connection without a response counts as idle.
 const NEW_CONNECTION_GRACE: Duration = Duration::from_secs(2);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
@@ -73,13 +69,7 @@ impl Drop for SlotGuard {
 }
 
 impl ConnectionLimiter {
-    /// A limit of `wanted` connections, or fewer if fewer files may be open.
-    pub fn new(wanted: usize, turned_away: Counter) -> Arc<Self> {
-        let files = max_open_files().unwrap_or(usize::MAX).saturating_sub(RESERVED_FILES);
-        let limit = wanted.min(files.max(MIN_CONNECTIONS));
-        if files < wanted {
-            tracing::warn!(limit, wanted, "connection limit lowered to the limit of open files");
-        }
+    pub fn new(limit: usize, turned_away: Counter) -> Arc<Self> {
         Arc::new(Self { limit, turned_away, open: Mutex::default() })
     }
 
@@ -163,13 +153,6 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The limit of open files of this process, where the system shows it.
-fn max_open_files() -> Option<usize> {
-    let limits = std::fs::read_to_string("/proc/self/limits").ok()?;
-    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -242,10 +225,5 @@ mod tests {
         assert!(!new.iter().any(is_evicted));
         let _seventh = limiter.acquire().unwrap();
         assert_eq!(new.iter().filter(|guard| is_evicted(guard)).count(), 1, "no idle one is left");
-    }
-
-    #[test]
-    fn the_open_file_limit_is_read() {
-        assert!(max_open_files().is_some_and(|files| files > RESERVED_FILES));
     }
 }

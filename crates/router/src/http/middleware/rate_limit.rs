@@ -53,6 +53,14 @@ impl RateLimiter {
         Some(source)
     }
 
+    /// Counts an unauthenticated request; returns whether its source is within the limit.
+    pub fn allows(&self, extensions: &Extensions, headers: &HeaderMap) -> bool {
+        self.per_second == 0
+            || self
+                .source(extensions, headers)
+                .is_none_or(|source| self.try_acquire(source, self.started.elapsed()))
+    }
+
     /// Counts a request; returns whether its source is within the limit.
     fn try_acquire(&self, source: IpAddr, now: Duration) -> bool {
         let interval = Duration::from_secs(1) / self.per_second;
@@ -90,12 +98,7 @@ pub fn network_of(source: IpAddr) -> IpAddr {
 
 /// Counts an unauthenticated request; returns the 429 response if its source is over the limit.
 pub fn check(context: &Context, extensions: &Extensions, headers: &HeaderMap) -> Option<Response> {
-    let limiter = &context.rate_limiter;
-    if limiter.per_second == 0 {
-        return None;
-    }
-    let source = limiter.source(extensions, headers)?;
-    if limiter.try_acquire(source, limiter.started.elapsed()) {
+    if context.rate_limiter.allows(extensions, headers) {
         return None;
     }
     context.metrics.denied("rate_limited");

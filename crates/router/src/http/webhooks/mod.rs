@@ -156,7 +156,9 @@ fn allocate_options(
     let hold = context.hold.as_ref().filter(|_| dialect.supports_redirect());
     AllocateOptions {
         connect_timeout: context.ttls.connect.filter(|_| dialect.reports_stream_start()),
-        may_return: context.max_retries > 0 && dialect.supports_redirect(),
+        may_return: context.max_retries > 0
+            && dialect.supports_redirect()
+            && !context.public_url.is_empty(),
         hold: hold.map(|config| {
             let waited = since.map_or(0, |since| unix_seconds().saturating_sub(since));
             config.hold(config.time.saturating_sub(waited.saturating_mul(1_000)))

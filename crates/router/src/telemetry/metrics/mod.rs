@@ -3,6 +3,7 @@
 
 mod gauges;
 mod labels;
+mod streams;
 
 use spans::SpanMetrics;
 use std::{
@@ -23,6 +24,7 @@ use prometheus_client::{
 };
 
 pub(crate) use self::labels::{Denied, Endpoint, Outcome, Refused, Request, SourcePool, Waited};
+pub(crate) use self::streams::{StreamMetrics, StreamTotals};
 use self::{
     gauges::{Process, StoreGauges},
     labels::Build,
@@ -61,6 +63,7 @@ pub struct Metrics {
     refusals: Family<Refused, Counter>,
     leases_expired: Family<SourcePool, Counter>,
     unconfirmed: Family<SourcePool, Counter>,
+    gateway_leases_expired: Family<SourcePool, Counter>,
     reconnected: Family<SourcePool, Counter>,
     wait: Histograms<Waited>,
     pub abandoned: Counter,
@@ -70,6 +73,8 @@ pub struct Metrics {
     /// Connections closed or rejected by the connection limit.
     pub turned_away: Counter,
     pub open_streams: Gauge,
+    /// Media streams.
+    pub streams: StreamMetrics,
     limited: Family<Denied, Counter>,
     pub drains: Counter,
     pub drains_unfinished: Counter,
@@ -103,6 +108,7 @@ impl Default for Metrics {
             refusals: Family::default(),
             leases_expired: Family::default(),
             unconfirmed: Family::default(),
+            gateway_leases_expired: Family::default(),
             reconnected: Family::default(),
             wait: Family::new_with_constructor(waiting_times),
             abandoned: Counter::default(),
@@ -110,6 +116,7 @@ impl Default for Metrics {
             denied: Family::default(),
             turned_away: Counter::default(),
             open_streams: Gauge::default(),
+            streams: StreamMetrics::default(),
             limited: Family::default(),
             call_duration: Family::new_with_constructor(call_times),
             drains: Counter::default(),
@@ -153,6 +160,7 @@ impl Metrics {
         self.register_calls(prefixed);
         self.register_pods(prefixed);
         self.register_store(prefixed);
+        self.register_streams(prefixed);
         self.register_process(prefixed);
         self.registry = registry;
     }
@@ -174,6 +182,11 @@ impl Metrics {
             "unconfirmed",
             "Calls whose stream did not start within CONNECT_TIMEOUT",
             self.unconfirmed.clone(),
+        );
+        prefixed.register(
+            "gateway_leases_expired",
+            "Calls ended by the expiry of their media gateway's lease",
+            self.gateway_leases_expired.clone(),
         );
         prefixed.register(
             "rescued",
@@ -276,6 +289,20 @@ impl Metrics {
         );
     }
 
+    fn register_streams(&self, prefixed: &mut Registry) {
+        prefixed.register_collector(self.streams.collector());
+        prefixed.register(
+            "stream_refusals",
+            "Media streams that were refused, by reason",
+            self.streams.refused.clone(),
+        );
+        prefixed.register(
+            "pod_connect_duration_seconds",
+            "Time to connect a media stream to its pod",
+            self.streams.connect_duration.clone(),
+        );
+    }
+
     fn register_process(&self, prefixed: &mut Registry) {
         prefixed.register(
             "denied",
@@ -321,6 +348,7 @@ impl Metrics {
         for result in ["no_pods", "queue_full", "time_over", "storage_error"] {
             drop(self.allocations.get_or_create(&outcome(result)));
         }
+        self.streams.create_alert_series();
         drop(self.releases.get_or_create(&outcome("error")));
         drop(self.refusals.get_or_create(&Refused { tier: String::new(), reason: "unknown" }));
     }
@@ -407,6 +435,13 @@ impl Metrics {
     pub fn unconfirmed(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.unconfirmed.get_or_create(&labels).inc();
+    }
+
+    /// Records a call whose gateway was lost with its stream.
+    pub fn gateway_lost(&self, ended: &EndedCall) {
+        let labels = SourcePool { source_pool: ended.source_pool.to_string() };
+        self.gateway_leases_expired.get_or_create(&labels).inc();
+        self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
     pub fn expired(&self, ended: &EndedCall) {

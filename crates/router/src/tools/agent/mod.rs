@@ -1,6 +1,7 @@
-//! Simulated voice agents: they accept the streams of calls, echo the audio, renew their calls,
-//! and release them when the caller hangs up.
+//! Simulated voice agents: they accept the streams of calls and echo the audio. Without the media
+//! gateway they also renew their calls, and release them when the caller hangs up.
 
+mod audio;
 mod router_api;
 mod session;
 mod streams;
@@ -30,6 +31,9 @@ use fleet::{
     UnknownPod,
     names::{CallSid, PodName},
 };
+
+/// The header with which the media gateway names the call of a stream.
+const GATEWAY_CALL: &str = "x-call-sid";
 
 /// The simulated agents of a process.
 pub struct Agents {
@@ -74,10 +78,13 @@ impl Agents {
         mut request: Request,
     ) -> Result<Response, ApiError> {
         let (response, socket) = websocket::accept(&mut request)?;
-        let stream = self.open(&pod).await?.ok_or_else(|| {
-            let error = format!("no call waits for a stream on {pod}: allocate one first");
-            ApiError::new(StatusCode::CONFLICT, error)
-        })?;
+        let stream = match request.headers().contains_key(GATEWAY_CALL) {
+            true => None,
+            false => Some(self.open(&pod).await?.ok_or_else(|| {
+                let error = format!("no call waits for a stream on {pod}: allocate one first");
+                ApiError::new(StatusCode::CONFLICT, error)
+            })?),
+        };
         let session = session::run(self.clone(), pod, stream, socket);
         self.sessions.spawn(session);
         Ok(response)

@@ -1,14 +1,18 @@
 //! A minimal HTTP client: the load generator should cost as little as possible.
 
-use std::{fmt, io, net::SocketAddr};
+use std::{fmt, io, sync::Arc};
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::{TcpStream, lookup_host},
     time::{Duration, timeout},
 };
 
+use crate::{
+    client::Wire,
+    tools::provider_stream::{Dialer, MediaFormat, StreamError},
+};
 use telephony::{Provider, Secret};
 
 /// How long a request may take.
@@ -17,25 +21,32 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// The router to load.
 #[derive(Debug, Clone)]
 pub struct Target {
-    pub address: SocketAddr,
-    pub host: String,
-    pub token: Option<Secret>,
+    /// Scheme, host and port.
+    url: String,
+    host: String,
+    token: Option<Secret>,
+    pub(super) dialer: Arc<Dialer>,
+    is_loopback: bool,
 }
 
 impl Target {
-    /// Parses `http://host:port` and resolves the host.
-    pub async fn parse(url: &str, token: Option<Secret>) -> Result<Self, String> {
-        let rest = url.strip_prefix("http://").ok_or("expected a URL that begins with http://")?;
-        let authority = rest.trim_end_matches('/');
-        let host =
-            if authority.contains(':') { authority.to_owned() } else { format!("{authority}:80") };
-        let found = lookup_host(host.clone()).await.map_err(|error| format!("{host}: {error}"))?;
-        let address = found.into_iter().next().ok_or_else(|| format!("{host} has no address"))?;
-        Ok(Self { address, host, token })
+    /// Parses `http://host:port` or `https://host:port`, and resolves the host.
+    pub async fn parse(url: &str, token: Option<Secret>, dialer: Dialer) -> Result<Self, String> {
+        let url = url.trim_end_matches('/');
+        let host = url.strip_prefix("http://").or_else(|| url.strip_prefix("https://"));
+        let host = host.ok_or("expected a URL that begins with http:// or https://")?.to_owned();
+        let is_loopback = dialer.is_loopback(url).await.map_err(|error| error.to_string())?;
+        Ok(Self { url: url.to_owned(), host, token, dialer: Arc::new(dialer), is_loopback })
     }
 
     pub fn is_loopback(&self) -> bool {
-        self.address.ip().is_loopback()
+        self.is_loopback
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.url)
     }
 }
 
@@ -69,9 +80,22 @@ impl fmt::Display for Format {
     }
 }
 
+/// An allocate request.
+#[derive(Clone, Copy)]
+pub(super) struct Allocate<'a> {
+    pub format: Format,
+    pub call: &'a str,
+    pub merchant: Option<&'a str>,
+    /// Provider to name in a JSON request.
+    pub media: Option<MediaFormat>,
+}
+
 /// A successful allocate request.
+#[derive(Debug, PartialEq, Eq)]
 pub(super) struct Allocation {
-    pub pod: String,
+    /// `None` if the document contains only the URL of the gateway.
+    pub pod: Option<String>,
+    pub ws_url: Option<String>,
 }
 
 /// Why a request failed.
@@ -82,6 +106,7 @@ pub(super) enum Failure {
     /// No pod for the call.
     Refused,
     Status(u16),
+    Other(String),
 }
 
 impl Failure {
@@ -91,6 +116,18 @@ impl Failure {
             Self::Timeout => "no answer".into(),
             Self::Refused => "refused".into(),
             Self::Status(status) => format!("status {status}"),
+            Self::Other(text) => text.clone(),
+        }
+    }
+}
+
+impl From<StreamError> for Failure {
+    fn from(error: StreamError) -> Self {
+        match error {
+            StreamError::NoConnection(kind) => Self::NoConnection(kind.into()),
+            StreamError::Timeout => Self::Timeout,
+            StreamError::Refused(status) => Self::Status(status),
+            other => Self::Other(other.to_string()),
         }
     }
 }
@@ -98,7 +135,7 @@ impl Failure {
 /// A connection that reconnects after a failure.
 pub(super) struct Connection {
     target: Target,
-    stream: Option<TcpStream>,
+    stream: Option<Box<dyn Wire>>,
     buffer: Vec<u8>,
 }
 
@@ -107,31 +144,48 @@ impl Connection {
         Self { target: target.clone(), stream: None, buffer: Vec::with_capacity(4096) }
     }
 
-    pub(super) async fn allocate(
-        &mut self,
-        format: Format,
-        call: &str,
-        merchant: Option<&str>,
-    ) -> Result<Allocation, Failure> {
+    /// Closes the connection; the next request opens another.
+    pub(super) fn close(&mut self) {
+        self.stream = None;
+    }
+
+    pub(super) async fn allocate(&mut self, request: Allocate<'_>) -> Result<Allocation, Failure> {
+        let Allocate { format, call, merchant, media } = request;
         let merchant = merchant.map(|id| utf8_percent_encode(id, NON_ALPHANUMERIC).to_string());
-        let (path, body) = match (format, merchant) {
-            (Format::Json, None) => {
-                ("/api/v1/allocate".into(), format!(r#"{{"call_sid":"{call}"}}"#))
+        let (path, body) = match format {
+            Format::Json => {
+                let merchant = merchant.map(|id| format!(r#","merchant_id":"{id}""#));
+                let provider = media.map(|media| format!(r#","provider":"{media}""#));
+                let (merchant, provider) =
+                    (merchant.unwrap_or_default(), provider.unwrap_or_default());
+                let body = format!(r#"{{"call_sid":"{call}"{merchant}{provider}}}"#);
+                ("/api/v1/allocate".into(), body)
             }
-            (Format::Json, Some(id)) => (
-                "/api/v1/allocate".into(),
-                format!(r#"{{"call_sid":"{call}","merchant_id":"{id}"}}"#),
-            ),
-            (Format::Provider(provider), id) => {
-                let query = id.map(|id| format!("?merchant_id={id}")).unwrap_or_default();
+            Format::Provider(provider) => {
+                let query = merchant.map(|id| format!("?merchant_id={id}")).unwrap_or_default();
                 let field = provider.dialect().call_id_field();
                 (format!("/api/v1/{provider}/allocate{query}"), format!("{field}={call}"))
             }
         };
         let (status, body) = self.post(&path, format, &body).await?;
-        match (status, pod_in(body)) {
-            (200, Some(pod)) => Ok(Allocation { pod: pod.to_owned() }),
-            (200 | 503, None) => Err(Failure::Refused),
+        let (pod, ws_url) = (pod_in(body), ws_url_in(body));
+        match status {
+            200 if pod.is_some() || ws_url.is_some() => {
+                Ok(Allocation { pod: pod.map(str::to_owned), ws_url })
+            }
+            200 | 503 => Err(Failure::Refused),
+            status => Err(Failure::Status(status)),
+        }
+    }
+
+    /// Looks up the pod of a call.
+    pub(super) async fn pod_of(&mut self, call: &str) -> Result<Option<String>, Failure> {
+        match self.get(&format!("/api/v1/calls/{call}")).await? {
+            (200, body) => {
+                let call: Value = serde_json::from_str(body).unwrap_or_default();
+                Ok(call["pod_name"].as_str().map(str::to_owned))
+            }
+            (404, _) => Ok(None),
             (status, _) => Err(Failure::Status(status)),
         }
     }
@@ -185,9 +239,9 @@ impl Connection {
     async fn send(&mut self, request: &[u8]) -> Result<(u16, &str), Failure> {
         let stream = match self.stream.take() {
             Some(stream) => Ok(stream),
-            None => connect(self.target.address).await,
+            None => self.target.dialer.connect(&self.target.url).await,
         };
-        let mut stream = stream.map_err(Failure::NoConnection)?;
+        let mut stream = stream?;
         self.buffer.clear();
         let exchange = exchange(&mut stream, request, &mut self.buffer);
         let (status, body, is_last) = match timeout(RESPONSE_TIMEOUT, exchange).await {
@@ -202,16 +256,10 @@ impl Connection {
     }
 }
 
-async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
-    let stream = TcpStream::connect(address).await?;
-    stream.set_nodelay(true)?;
-    Ok(stream)
-}
-
 /// Sends a request and reads the response; returns its status, the offset of its body, and
 /// whether the server closes the connection.
 async fn exchange(
-    stream: &mut TcpStream,
+    stream: &mut Box<dyn Wire>,
     request: &[u8],
     buffer: &mut Vec<u8>,
 ) -> io::Result<(u16, usize, bool)> {
@@ -249,6 +297,13 @@ fn pod_in(body: &str) -> Option<&str> {
     Some(&rest[..rest.find(['"', '/'])?])
 }
 
+/// Returns the WebSocket URL in a response of any format.
+fn ws_url_in(body: &str) -> Option<String> {
+    let at = ["wss://", "ws://"].iter().filter_map(|scheme| body.find(scheme)).min()?;
+    let rest = &body[at..];
+    Some(rest[..rest.find(['"', '<'])?].replace("&amp;", "&"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -259,5 +314,19 @@ mod tests {
         assert_eq!(pod_in(r#"<Stream url="wss://x/ws/pod/b-2/agent"/>"#), Some("b-2"));
         assert_eq!(pod_in(r#"{"url":"wss://x/ws/pod/c-3/agent"}"#), Some("c-3"));
         assert_eq!(pod_in("<Response><Hangup/></Response>"), None);
+        assert_eq!(pod_in(r#"{"url":"wss://x/media/CA1/1.2.abc/agent"}"#), None);
+    }
+
+    #[test]
+    fn the_stream_url_is_found_in_every_format() {
+        for body in [
+            r#"{"success":true,"pod_name":"a-1","ws_url":"wss://x/a?b=1&c=2"}"#,
+            r#"<Stream url="wss://x/a?b=1&amp;c=2"><Parameter name="x" value="y"/></Stream>"#,
+            r#"<Stream bidirectional="true">wss://x/a?b=1&amp;c=2</Stream>"#,
+            r#"[{"action":"connect","endpoint":[{"uri":"wss://x/a?b=1&c=2"}]}]"#,
+        ] {
+            assert_eq!(ws_url_in(body).as_deref(), Some("wss://x/a?b=1&c=2"), "{body}");
+        }
+        assert_eq!(ws_url_in("<Response><Hangup/></Response>"), None);
     }
 }

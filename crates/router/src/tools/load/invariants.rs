@@ -68,7 +68,7 @@ impl InvariantChecker {
             }
             Ok(_) => None,
             Err(failure) => {
-                anyhow::bail!("no router answers at http://{}: {}", target.host, failure.kind())
+                anyhow::bail!("no router answers at {target}: {}", failure.kind())
             }
         };
         Ok(Self {
@@ -83,10 +83,11 @@ impl InvariantChecker {
         })
     }
 
-    /// Records the allocation of a pod to a call.
-    pub(super) async fn record_allocation(&self, name: &str, call: &str) {
+    /// Records the allocation of a pod to a call. The pod is `None` if it is unknown.
+    pub(super) async fn record_allocation(&self, pod: Option<&str>, call: &str) {
         let active = self.active.fetch_add(1, Ordering::Relaxed) + 1;
         self.overlap.fetch_max(active, Ordering::Relaxed);
+        let Some(name) = pod else { return };
         let (count, cap) = {
             let mut pods = self.pods();
             if !pods.contains_key(name) {
@@ -116,8 +117,9 @@ impl InvariantChecker {
     }
 
     /// Records that a call is about to be released: its pod may get another call from now on.
-    pub(super) fn record_release(&self, name: &str, call: &str) {
+    pub(super) fn record_release(&self, pod: Option<&str>, call: &str) {
         self.active.fetch_sub(1, Ordering::Relaxed);
+        let Some(name) = pod else { return };
         if let Some(pod) = self.pods().get_mut(name) {
             pod.calls.retain(|other| other != call);
         }

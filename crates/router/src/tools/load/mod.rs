@@ -2,6 +2,7 @@
 
 mod http_client;
 mod invariants;
+mod media;
 mod report;
 
 use std::{
@@ -14,18 +15,26 @@ use std::{
     time::{Duration, Instant},
 };
 
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, task::JoinSet};
+use tokio_util::task::TaskTracker;
 
 use self::{
-    http_client::{Allocation, Connection, Failure},
+    http_client::{Allocate, Connection, Failure},
     invariants::InvariantChecker,
+    media::MediaCounts,
     report::Counts,
 };
 pub use self::{
     http_client::{Format, Target},
     invariants::Violation,
+    media::{Frames, MediaReport},
     report::{Latency, LoadFailure, Progress, Report},
 };
+use crate::tools::provider_stream::MediaFormat;
+
+/// Pause after a refusal if calls have streams: calls are long, and a caller does not redial at
+/// once.
+const REDIAL_PAUSE: Duration = Duration::from_millis(100);
 
 /// How calls arrive.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -47,6 +56,8 @@ pub struct Plan {
     pub connections: usize,
     /// How long a call keeps its pod.
     pub hold: Duration,
+    /// Open a stream for each call, in this format, and send audio while the call lasts.
+    pub media: Option<MediaFormat>,
     pub duration: Duration,
     /// Stop after this many calls, if earlier.
     pub calls: Option<u64>,
@@ -63,8 +74,11 @@ enum Job {
 
 /// A call with a pod.
 struct ActiveCall {
+    number: u64,
     call: String,
-    pod: String,
+    /// `None` if it could not be looked up.
+    pod: Option<String>,
+    ws_url: Option<String>,
 }
 
 /// Work for all workers, in order of due time.
@@ -94,6 +108,9 @@ struct Run {
     plan: Plan,
     invariants: InvariantChecker,
     counts: Counts,
+    media: MediaCounts,
+    /// Streams of an open loop. In a closed loop each worker is one stream.
+    streams: TaskTracker,
     jobs: Jobs,
     /// Scheduled ends of calls.
     ends: Mutex<BinaryHeap<Reverse<Due>>>,
@@ -133,6 +150,8 @@ pub async fn run(plan: Plan, progress: impl Fn(&Progress)) -> anyhow::Result<Rep
     let run = Arc::new(Run {
         invariants,
         counts: Counts::default(),
+        media: MediaCounts::default(),
+        streams: TaskTracker::new(),
         jobs: Jobs { ready: Mutex::default(), count: Semaphore::new(0) },
         ends: Mutex::default(),
         begun: AtomicU64::new(0),
@@ -141,7 +160,7 @@ pub async fn run(plan: Plan, progress: impl Fn(&Progress)) -> anyhow::Result<Rep
         started: Instant::now(),
         plan,
     });
-    let mut workers = tokio::task::JoinSet::new();
+    let mut workers = JoinSet::new();
     for _ in 0..run.plan.connections {
         let run = run.clone();
         match run.plan.arrivals {
@@ -156,26 +175,43 @@ pub async fn run(plan: Plan, progress: impl Fn(&Progress)) -> anyhow::Result<Rep
             .name("arrivals".into())
             .spawn(move || run.schedule_arrivals(per_second))?;
     }
-    let mut before = Progress::default();
-    let mut ticks = tokio::time::interval(Duration::from_secs(1));
-    ticks.tick().await;
-    loop {
-        tokio::select! {
-            done = workers.join_next() => match done {
-                None => break,
-                Some(done) => done?,
-            },
-            _ = ticks.tick() => {
-                let now = run.counts.progress(run.started.elapsed());
-                progress(&now.since(&before));
-                before = now;
-            }
-        }
-    }
-    Ok(run.counts.report(run.started.elapsed(), &run.invariants))
+    run.await_end(workers, progress).await?;
+    let mut report = run.counts.report(run.started.elapsed(), &run.invariants);
+    report.media = run.plan.media.map(|format| run.media.report(format));
+    Ok(report)
 }
 
 impl Run {
+    /// Waits for all workers and streams; calls `progress` once a second.
+    async fn await_end(
+        &self,
+        mut workers: JoinSet<()>,
+        progress: impl Fn(&Progress),
+    ) -> anyhow::Result<()> {
+        let mut before = Progress::default();
+        let mut ticks = tokio::time::interval(Duration::from_secs(1));
+        ticks.tick().await;
+        loop {
+            tokio::select! {
+                done = workers.join_next(), if !workers.is_empty() => {
+                    if let Some(done) = done {
+                        done?;
+                    }
+                    if workers.is_empty() {
+                        self.streams.close();
+                    }
+                }
+                () = self.streams.wait() => return Ok(()),
+                _ = ticks.tick() => {
+                    let mut now = self.counts.progress(self.started.elapsed());
+                    (now.streams, now.frames) = self.media.progress();
+                    progress(&now.since(&before));
+                    before = now;
+                }
+            }
+        }
+    }
+
     fn is_over(&self) -> bool {
         self.started.elapsed() >= self.plan.duration
             || self.plan.calls.is_some_and(|most| self.begun.load(Ordering::Relaxed) >= most)
@@ -194,6 +230,12 @@ impl Run {
             let Some(active) = self.begin(&mut connection, Instant::now()).await else {
                 continue;
             };
+            if let Some(format) = self.plan.media {
+                // The router closes idle connections.
+                connection.close();
+                self.stream(active, format).await;
+                continue;
+            }
             if !self.plan.hold.is_zero() {
                 tokio::time::sleep(self.plan.hold).await;
             }
@@ -202,13 +244,21 @@ impl Run {
     }
 
     /// Drives one connection of an open loop: takes the jobs that are due.
-    async fn run_open_loop(&self) {
+    async fn run_open_loop(self: &Arc<Self>) {
         let mut connection = Connection::new(&self.plan.target);
         while let Some(job) = self.jobs.next().await {
             match job {
                 Job::Begin(due) => {
-                    if let Some(active) = self.begin(&mut connection, due).await {
-                        self.ends().push(Reverse(Due(Instant::now() + self.plan.hold, active)));
+                    match (self.begin(&mut connection, due).await, self.plan.media) {
+                        (Some(active), Some(format)) => {
+                            let run = self.clone();
+                            self.streams.spawn(async move { run.stream(active, format).await });
+                        }
+                        (Some(active), None) => {
+                            let end = Instant::now() + self.plan.hold;
+                            self.ends().push(Reverse(Due(end, active)));
+                        }
+                        (None, _) => {}
                     }
                     self.beginning.fetch_sub(1, Ordering::SeqCst);
                 }
@@ -258,13 +308,17 @@ impl Run {
 
     async fn begin(&self, connection: &mut Connection, due: Instant) -> Option<ActiveCall> {
         let (plan, (number, call)) = (&self.plan, self.new_call());
-        let allocation = connection.allocate(plan.format, &call, plan.merchant.as_deref()).await;
-        let Allocation { pod } = match allocation {
+        let merchant = plan.merchant.as_deref();
+        let request = Allocate { format: plan.format, call: &call, merchant, media: plan.media };
+        let allocation = match connection.allocate(request).await {
             Ok(allocation) => allocation,
             Err(failure) => {
                 self.counts.failed("allocate", &failure);
                 if matches!(failure, Failure::Refused) {
                     self.counts.refused(due.elapsed());
+                    if plan.media.is_some() {
+                        tokio::time::sleep(REDIAL_PAUSE).await;
+                    }
                 }
                 if matches!(failure, Failure::NoConnection(_)) {
                     tokio::time::sleep(Duration::from_millis(10)).await;
@@ -273,23 +327,86 @@ impl Run {
             }
         };
         self.counts.allocated(due.elapsed());
-        self.invariants.record_allocation(&pod, &call).await;
+        let pod = self.pod(connection, &call, allocation.pod).await;
+        self.invariants.record_allocation(pod.as_deref(), &call).await;
         if plan.repeat > 0 && number.is_multiple_of(plan.repeat) {
-            match connection.allocate(plan.format, &call, plan.merchant.as_deref()).await {
-                Ok(repeat) => self.invariants.record_repeat(&call, &pod, &repeat.pod),
+            match connection.allocate(request).await {
+                Ok(repeat) => {
+                    let again = self.pod(connection, &call, repeat.pod).await;
+                    if let (Some(pod), Some(again)) = (&pod, again) {
+                        self.invariants.record_repeat(&call, pod, &again);
+                    }
+                }
                 Err(failure) => self.counts.failed("repeat", &failure),
             }
         }
-        Some(ActiveCall { call, pod })
+        Some(ActiveCall { number, call, pod, ws_url: allocation.ws_url })
+    }
+
+    /// Returns the pod of a call. Documents of webhooks with the URL of the gateway do not name it;
+    /// it is then looked up.
+    async fn pod(
+        &self,
+        connection: &mut Connection,
+        call: &str,
+        named: Option<String>,
+    ) -> Option<String> {
+        if named.is_some() {
+            return named;
+        }
+        connection.pod_of(call).await.unwrap_or_else(|failure| {
+            self.counts.failed("look-up", &failure);
+            None
+        })
     }
 
     async fn end(&self, connection: &mut Connection, active: ActiveCall) {
         // From here on the pod may get another call.
-        self.invariants.record_release(&active.pod, &active.call);
+        self.invariants.record_release(active.pod.as_deref(), &active.call);
         let started = Instant::now();
         match connection.release(self.plan.format, &active.call).await {
             Ok(()) => self.counts.released(started.elapsed()),
             Err(failure) => self.counts.failed("release", &failure),
+        }
+    }
+
+    /// Releases a call whose stream did not open, as a provider's callback does. The gateway may
+    /// have ended the call before.
+    async fn end_without_stream(&self, active: ActiveCall) {
+        self.invariants.record_release(active.pod.as_deref(), &active.call);
+        let started = Instant::now();
+        let mut connection = Connection::new(&self.plan.target);
+        match connection.release(self.plan.format, &active.call).await {
+            Ok(()) => self.counts.released(started.elapsed()),
+            Err(Failure::Status(404)) => {}
+            Err(failure) => self.counts.failed("release", &failure),
+        }
+    }
+
+    /// Opens the stream of a call, talks for the duration of the call, and hangs up. The end of
+    /// the stream releases the call.
+    async fn stream(&self, active: ActiveCall, format: MediaFormat) {
+        let (url, dialer) =
+            (active.ws_url.as_deref().unwrap_or_default(), &self.plan.target.dialer);
+        let mut stream = match self.media.open(dialer, url, format, &active.call).await {
+            Ok(stream) => stream,
+            Err(error) => {
+                self.counts.failed("stream", &error.into());
+                return self.end_without_stream(active).await;
+            }
+        };
+        // Streams that open together do not send together.
+        let frame = format.frame_duration();
+        let offset = frame * (active.number % 20) as u32 / 20;
+        let talked = self.media.talk(&mut stream, self.plan.hold, offset).await;
+        self.invariants.record_release(active.pod.as_deref(), &active.call);
+        let ended = match talked {
+            Ok(()) => stream.hang_up().await,
+            Err(error) => Err(error),
+        };
+        self.media.closed();
+        if let Err(error) = ended {
+            self.counts.failed("stream", &error.into());
         }
     }
 }

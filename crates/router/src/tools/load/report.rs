@@ -9,10 +9,10 @@ use std::{
 use hdrhistogram::Histogram;
 use serde::Serialize;
 
-use super::{http_client::Failure, invariants::InvariantChecker};
+use super::{http_client::Failure, invariants::InvariantChecker, media::MediaReport};
 
 /// Times from a microsecond to a minute, to three digits.
-fn histogram() -> Histogram<u64> {
+pub(super) fn histogram() -> Histogram<u64> {
     Histogram::new_with_bounds(1, 60_000_000, 3).expect("the bounds are valid")
 }
 
@@ -40,6 +40,9 @@ pub struct Progress {
     pub allocated: u64,
     pub released: u64,
     pub errors: u64,
+    /// Open streams and echoed frames, if the load has streams.
+    pub streams: u64,
+    pub frames: u64,
     interval: Duration,
 }
 
@@ -51,12 +54,18 @@ impl Progress {
             allocated: self.allocated - before.allocated,
             released: self.released - before.released,
             errors: self.errors - before.errors,
+            streams: self.streams,
+            frames: self.frames - before.frames,
             interval: self.elapsed.saturating_sub(before.elapsed),
         }
     }
 
     pub fn per_second(&self) -> f64 {
         (self.allocated + self.released) as f64 / self.interval.as_secs_f64().max(0.001)
+    }
+
+    pub fn frames_per_second(&self) -> f64 {
+        self.frames as f64 / self.interval.as_secs_f64().max(0.001)
     }
 }
 
@@ -72,7 +81,7 @@ pub struct Latency {
 }
 
 impl Latency {
-    fn of(times: &Histogram<u64>) -> Self {
+    pub(super) fn of(times: &Histogram<u64>) -> Self {
         let at = |quantile| times.value_at_quantile(quantile) as f64 / 1_000.0;
         let max = times.max() as f64 / 1_000.0;
         let count = times.len();
@@ -100,6 +109,9 @@ pub struct Report {
     pub repeated: u64,
     pub violations: u64,
     pub shown: Vec<String>,
+    /// Results of the streams, if the load has any.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub media: Option<MediaReport>,
 }
 
 impl Counts {
@@ -131,6 +143,8 @@ impl Counts {
             allocated: measured.allocate.len(),
             released: measured.release.len(),
             errors: measured.errors.values().sum(),
+            streams: 0,
+            frames: 0,
             interval: elapsed,
         }
     }
@@ -153,6 +167,7 @@ impl Counts {
             repeated: invariants.repeats(),
             violations,
             shown: shown.iter().map(ToString::to_string).collect(),
+            media: None,
         }
     }
 }
@@ -181,10 +196,24 @@ impl Report {
             let text = format!("{} violations, the first: {}", self.violations, self.shown[0]);
             return Err(LoadFailure::Check(text));
         }
+        let frames = self.media.as_ref().map(|media| media.frames).unwrap_or_default();
+        for (count, what) in [
+            (frames.foreign, "from another call"),
+            (frames.out_of_order, "out of order"),
+            (frames.duplicated, "more than once"),
+        ] {
+            if count > 0 {
+                return Err(LoadFailure::Check(format!("{count} frames came back {what}")));
+            }
+        }
         if self.failed > 0 {
             let kinds: Vec<String> =
                 failures(&self.errors).map(|(kind, count)| format!("{count} × {kind}")).collect();
             let text = format!("{} requests failed: {}", self.failed, kinds.join(", "));
+            return Err(LoadFailure::Requests(text));
+        }
+        if frames.lost > 0 {
+            let text = format!("{} of {} frames did not come back", frames.lost, frames.sent);
             return Err(LoadFailure::Requests(text));
         }
         if self.calls == 0 {

@@ -33,6 +33,8 @@ pub(super) struct EventCounts {
     pub expired: usize,
     /// Provisional calls ended because the stream never started.
     pub unconfirmed: usize,
+    /// Calls ended because their pod could not be connected or was lost; included in `ended`.
+    pub pod_lost: usize,
 }
 
 impl EventCounts {
@@ -42,8 +44,11 @@ impl EventCounts {
         match (event.kind, cause) {
             (EventKind::Allocated | EventKind::HandoffAccepted, _) => self.allocated += 1,
             (EventKind::Ended, "lease") => self.expired += 1,
-            (EventKind::Ended, "unconfirmed") => self.unconfirmed += 1,
-            (EventKind::Ended, _) => self.ended += 1,
+            (EventKind::Ended, "unconfirmed" | "unattached") => self.unconfirmed += 1,
+            (EventKind::Ended, cause) => {
+                self.ended += 1;
+                self.pod_lost += usize::from(matches!(cause, "unreachable" | "pod_lost"));
+            }
             (EventKind::Refused, cause) => {
                 self.refused += 1;
                 self.no_pods += usize::from(cause == "no_pods");
@@ -61,6 +66,7 @@ impl EventCounts {
             no_pods: self.no_pods + other.no_pods,
             expired: self.expired + other.expired,
             unconfirmed: self.unconfirmed + other.unconfirmed,
+            pod_lost: self.pod_lost + other.pod_lost,
         }
     }
 }
@@ -139,6 +145,17 @@ mod tests {
         let ats: Vec<Millis> = history.iter().map(|(at, _)| *at).collect();
         assert_eq!(ats, [15_000, 16_000, 17_000, 18_000, 19_000, 20_000], "no earlier events");
         assert_eq!(rates.history(2, 20_000).len(), 3);
+    }
+
+    #[test]
+    fn ends_are_counted_by_their_cause() {
+        let causes = ["agent", "unconfirmed", "unattached", "lease", "unreachable", "pod_lost"];
+        let details = causes.map(|cause| format!("{cause} 1000"));
+        let events = details.map(|detail| logged(10_000, "ended", &detail));
+        let mut rates = EventRates::default();
+        rates.record(&events, 10_000);
+        let EventCounts { ended, expired, unconfirmed, pod_lost, .. } = rates.recent();
+        assert_eq!((ended, expired, unconfirmed, pod_lost), (3, 1, 2, 2));
     }
 
     #[test]

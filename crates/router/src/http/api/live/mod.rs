@@ -1,7 +1,7 @@
 //! `GET /live`: the event stream of the dashboard. Pools, pods, calls and events are read from the
-//! store, so that every replica shows the same; latencies and the state of the cluster connection
-//! are the replica's own. Latencies and start times of problems are recorded even while no
-//! dashboard is open.
+//! store, so that every replica shows the same; latencies, the number of media streams and the
+//! state of the cluster connection are the replica's own. Latencies and start times of problems are
+//! recorded even while no dashboard is open.
 
 mod event_rates;
 mod latencies;
@@ -354,6 +354,8 @@ impl Live {
             "events": if self.info.has_events { "on" } else { "off" },
             "rates": rates,
             "latency_ms": latencies,
+            // Media streams of this router; null without a gateway.
+            "streams": self.metrics.streams.open_count(),
             "warnings": warnings(starts, feed.rates.recent(), status.as_deref(), self.lifecycle.pods_refused()),
         });
         if let Some(status) = &status {

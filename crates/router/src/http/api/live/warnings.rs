@@ -12,7 +12,7 @@ use fleet::{PoolStatus, Status, names::Pool};
 
 /// Time for which a pool may be full without a warning.
 const FULL_THRESHOLD: Duration = Duration::from_secs(10);
-/// Number of expired or unconfirmed calls from which a warning is shown.
+/// Number of expired, unconfirmed or lost calls from which a warning is shown.
 const MIN_LOST_CALLS: usize = 3;
 
 /// Start times of ongoing problems, recorded even while no dashboard is open.
@@ -68,7 +68,7 @@ pub(super) fn warnings(
         let pods = if quarantined == 1 { "pod is" } else { "pods are" };
         warn("warning", format!("{quarantined} {pods} in quarantine after failed calls"));
     }
-    let EventCounts { expired, unconfirmed, no_pods, .. } = recent;
+    let EventCounts { expired, unconfirmed, pod_lost, no_pods, .. } = recent;
     if expired >= MIN_LOST_CALLS {
         warn(
             "warning",
@@ -82,6 +82,15 @@ pub(super) fn warnings(
         warn(
             "warning",
             format!("the streams of {unconfirmed} calls never started in the last 10 min"),
+        );
+    }
+    if pod_lost >= MIN_LOST_CALLS {
+        warn(
+            "warning",
+            format!(
+                "the pods of {pod_lost} calls could not be connected or were lost in the last 10 \
+                 min"
+            ),
         );
     }
     if no_pods > 0 {

@@ -30,8 +30,14 @@ function describeUndrain(pod) {
   return `${pod.pod_name} gets new calls immediately.${quarantine}`;
 }
 
-function describeRelease(call, pod) {
+function describeRelease(call, pod, stream) {
   if (!pod) return [`${call} is waiting and leaves the queue.`];
+  if (stream) {
+    return [
+      `The gateway closes both sides of the stream of ${call}.`,
+      `The slot on ${pod} is free when the agent has closed its side, too.`,
+    ];
+  }
   return [
     `The slot of ${call} on ${pod} is freed and can be allocated to another call immediately.`,
     "The router does not hang up: if the call is still active, it continues without a lease.",
@@ -56,13 +62,14 @@ const undrain = (pod) => ({
 });
 
 // The pod is sent with the request: a call that has moved to another pod must not be released.
-const release = ({ call_sid, pod_name }) => ({
+const release = ({ call_sid, pod_name, stream }) => ({
   title: `Release ${call_sid}?`,
-  sentences: describeRelease(call_sid, pod_name),
+  sentences: describeRelease(call_sid, pod_name, stream),
   action: "Release",
   isDangerous: true,
   send: () => request("POST", "/release", pod_name ? { call_sid, pod_name } : { call_sid }),
-  done: () => `${call_sid} is released.`,
+  done: ({ ending }) =>
+    ending ? `${call_sid} is ending: its stream is being closed.` : `${call_sid} is released.`,
 });
 
 function button(text, action, run, kind = null) {
@@ -75,7 +82,7 @@ function button(text, action, run, kind = null) {
 export function actionButtons(kind, data, run) {
   if (!isAdmin()) return [];
   if (kind === "call") {
-    const hasEnded = !["live", "waiting"].includes(data.state);
+    const hasEnded = !["live", "waiting"].includes(data.state) || data.stream?.is_ending;
     return hasEnded ? [] : [button("Release…", () => release(data), run, "danger")];
   }
   const { pod } = data;

@@ -33,6 +33,7 @@ const COLUMNS = {
 function remarks(call) {
   const all = [];
   if (call.attempt > 1) all.push(`pod attempt ${call.attempt}`);
+  if (call.stream?.is_ending) all.push("ending");
   if (call.is_waiting) all.push("hand-off not accepted yet");
   else if (call.is_confirmed === false) all.push("not connected yet");
   return all.length ? ` (${all.join(", ")})` : "";
@@ -84,8 +85,8 @@ function makeRow(columns) {
 }
 
 function showRow(row, columns, call) {
-  // Unchanged rows are not touched.
-  const text = JSON.stringify(call);
+  // Unchanged rows are not touched. They do not show the figures of a stream.
+  const text = JSON.stringify(call, (key, value) => (key === "figures" ? null : value));
   if (row.shown === text) return;
   row.shown = text;
   columns.forEach(([, of], index) => {

@@ -9,6 +9,7 @@ import { knownPod } from "./pods.js";
 import { liveTime } from "./time.js";
 import {
   callTimeline,
+  formatBytes,
   formatTime,
   eventSentence,
   eventTone,
@@ -17,6 +18,7 @@ import {
   poolName,
   formatMillis,
   describeSkip,
+  plural,
 } from "./format.js";
 
 const REFRESH_INTERVAL = 2_000;
@@ -46,7 +48,7 @@ function sinceNode(seconds) {
 
 function untilNode(seconds) {
   return Number.isFinite(seconds)
-    ? el("span", {}, `${timeOf(seconds)}, in `, liveTime("left", seconds))
+    ? el("span", {}, `${timeOf(seconds)}, `, liveTime("due", seconds))
     : null;
 }
 
@@ -57,8 +59,9 @@ function callFacts(call) {
   const remark =
     call.is_confirmed === false && state === "live" ? ", stream not started yet" : "";
   const handed = call.is_waiting && call.pod_name ? ", hand-off not accepted yet" : "";
+  const ending = call.stream?.is_ending ? ", ending: its stream is being closed" : "";
   return [
-    ["State", state + (handed || remark)],
+    ["State", state + (ending || handed || remark)],
     ["Pod", podNode(call.pod_name)],
     ["Pool", poolName(call.source_pool)],
     ["Merchant", call.merchant_id],
@@ -70,6 +73,42 @@ function callFacts(call) {
     ["Pod attempt", call.attempt > 1 ? String(call.attempt) : null],
   ];
 }
+
+const describeSide = ({ frames, bytes, longest_gap_ms: gap }) =>
+  `${plural(frames, "frame")}, ${formatBytes(bytes)}, longest gap ${formatMillis(gap)}`;
+
+// Figures of a stream with their titles and texts.
+const FIGURES = [
+  ["Provider", ({ provider }) => provider],
+  ["From the provider", ({ from_provider }) => describeSide(from_provider)],
+  ["From the agent", ({ from_agent }) => describeSide(from_agent)],
+];
+
+function streamSection({ stream }) {
+  if (!stream) return [];
+  const facts = [
+    ["Gateway", stream.gateway],
+    ["Attached", sinceNode(stream.since)],
+  ];
+  const title = el("h3", {}, "Stream");
+  if (!stream.figures) {
+    const note = "Another router relays this stream and counts its frames.";
+    return [title, factList(facts), el("p", { class: "soft small" }, note)];
+  }
+  const figures = FIGURES.map(([name]) => [name, el("span", { "data-figure": name })]);
+  return [title, factList([...facts, ...figures])];
+}
+
+// Figures change all the time: only their texts are updated, so that a selection in the rest of
+// the dialog stays.
+function showFigures(figures) {
+  const texts = new Map(FIGURES.map(([name, text]) => [name, text(figures)]));
+  for (const element of byId("detail-body").querySelectorAll("[data-figure]"))
+    setText(element, texts.get(element.dataset.figure));
+}
+
+// A replacer of `JSON.stringify` that keeps only whether there are figures.
+const withoutFigures = (key, value) => (key === "figures" ? Boolean(value) : value);
 
 // Timeline from the call's own fields, if its events are disabled or no longer retained.
 function stepsWithoutEvents(call) {
@@ -108,6 +147,7 @@ function timeline(call) {
 
 const callBody = (call) => [
   factList(callFacts(call)),
+  ...streamSection(call),
   el("h3", {}, "Timeline"),
   timeline(call),
 ];
@@ -147,8 +187,8 @@ function podCalls(calls) {
         el("a", { href: callLink(call.call_sid) }, call.call_sid),
         " for ",
         liveTime("age", call.allocated_at),
-        ", lease expires in ",
-        liveTime("left", call.lease_expires_at),
+        ", ",
+        liveTime("lease", call.lease_expires_at),
       ),
     ),
   );
@@ -235,8 +275,12 @@ function keepFocus(dialog, render) {
 
 function show(target, data) {
   // Rendered again only if the data changed; times update by themselves.
-  const text = JSON.stringify([data, isAdmin()]);
-  if (target.shown === text) return;
+  const text = JSON.stringify([data, isAdmin()], withoutFigures);
+  if (target.shown !== text) render(target, data, text);
+  if (data.stream?.figures) showFigures(data.stream.figures);
+}
+
+function render(target, data, text) {
   target.shown = text;
   const body = target.kind === "call" ? callBody(data) : podBody(data);
   keepFocus(byId("detail"), () => {

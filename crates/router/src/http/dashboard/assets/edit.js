@@ -144,7 +144,7 @@ async function loadMerchants(cursor = null) {
     else byId("merchants").replaceChildren(...items);
     byId("merchants-more").hidden = !nextMerchants;
     showText(byId("merchants-error"), "");
-    if (!cursor && !items.length) setText(byId("merchants-note"), "No merchants.");
+    byId("merchants-none").hidden = byId("merchants").childElementCount > 0;
     return true;
   } catch (error) {
     showText(byId("merchants-error"), error.message);

@@ -34,6 +34,14 @@ export function formatMillis(milliseconds) {
   return seconds < 10 ? `${seconds.toFixed(1)} s` : formatDuration(seconds);
 }
 
+/** A number of bytes: `640 B`, `12.4 kB`, `3.1 MB`. */
+export function formatBytes(bytes) {
+  if (bytes < 1000) return `${bytes} B`;
+  const [size, unit] =
+    [[1e9, "GB"], [1e6, "MB"]].find(([size]) => bytes >= size) ?? [1e3, "kB"];
+  return `${(bytes / size).toFixed(1)} ${unit}`;
+}
+
 const twoDigits = (number) => String(number).padStart(2, "0");
 
 /** Local time of day; with the date unless it is today. */
@@ -120,14 +128,20 @@ const END_CAUSES = {
   broken: "stream disconnected",
   lease: "lease expired",
   unconfirmed: "stream never started",
+  unattached: "no stream came in time",
+  gateway: "its gateway stopped or was lost",
+  unreachable: "the pod could not be connected",
+  pod_lost: "the connection to the pod was lost",
   abandoned: "hand-off not accepted",
   pod_gone: "pod removed",
 };
 
+const describeCause = (cause) => END_CAUSES[cause] ?? cause ?? "";
+
 /** The end of a call: `released by the agent, after 53 s`. */
 function describeEnd(detail) {
   const [cause, lasted] = (detail ?? "").split(" ");
-  const text = END_CAUSES[cause] ?? cause;
+  const text = describeCause(cause);
   return lasted && Number.isFinite(Number(lasted))
     ? `${text}, after ${formatMillis(Number(lasted))}`
     : text;
@@ -139,6 +153,7 @@ function describeRefusal(detail) {
 }
 
 const bracketed = (tried) => (tried.length ? ` (${formatPath(tried)})` : "");
+const throughGateway = ({ detail }) => (detail ? ` through ${detail}` : "");
 const inPool = (event) => (event.pool ? ` in ${poolName(event.pool)}` : "");
 const drainedUntil = (detail) =>
   Number(detail) > 0 ? ` until ${formatTime(Number(detail) * 1000)}` : "";
@@ -160,6 +175,8 @@ const KINDS = {
     (e, call) => [call, " was refused: ", describeRefusal(e.detail), bracketed(parseTried(e.detail))],
   ],
   confirmed: ["plain", (e, call, pod) => [call, " is connected to ", pod]],
+  attached: ["good", (e, call, pod) => [call, " opened its stream to ", pod, throughGateway(e)]],
+  ending: ["wait", (e, call) => [call, " is ending: ", describeCause(e.detail)]],
   ended: ["plain", (e, call, pod) => [call, " on ", pod, " ended: ", describeEnd(e.detail)]],
   drained: ["wait", (e, call, pod) => [pod, " is draining", drainedUntil(e.detail)]],
   undrained: ["plain", (e, call, pod) => [pod, " is no longer draining"]],
@@ -172,12 +189,23 @@ const KINDS = {
   quarantined: ["bad", (e, call, pod) => [pod, " is in quarantine after failed calls"]],
   restored: ["good", (e, call, pod) => [pod, " left quarantine"]],
   leader: ["plain", (e) => ["New leader", e.detail ? ` (epoch ${e.detail})` : ""]],
+  origin: ["plain", (e) => [`New origin of the pods: ${e.detail ?? "?"}`]],
   tiers: ["plain", () => ["Tiers changed"]],
   merchant_set: ["plain", (e) => [`Merchant ${e.merchant_id ?? "?"} was saved`]],
   merchant_deleted: ["plain", (e) => [`Merchant ${e.merchant_id ?? "?"} was deleted`]],
 };
 
-const ABNORMAL_CAUSES = new Set(["broken", "lease", "unconfirmed", "abandoned", "pod_gone"]);
+const ABNORMAL_CAUSES = new Set([
+  "broken",
+  "lease",
+  "unconfirmed",
+  "unattached",
+  "gateway",
+  "unreachable",
+  "pod_lost",
+  "abandoned",
+  "pod_gone",
+]);
 
 /** Visual tone of an event: `good`, `wait`, `bad` or `plain`. */
 export function eventTone(event) {
@@ -211,6 +239,8 @@ const TIMELINE = {
   left: () => [["left the queue"]],
   refused: (e) => [...skipped(e), ["refused: ", describeRefusal(e.detail)]],
   confirmed: (e, pod) => [["connected to ", pod]],
+  attached: (e, pod) => [["opened its stream to ", pod, throughGateway(e)]],
+  ending: (e) => [["ending, its stream is being closed: ", describeCause(e.detail)]],
   ended: (e) => [["ended: ", describeEnd(e.detail)]],
 };
 

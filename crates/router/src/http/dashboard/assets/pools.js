@@ -122,10 +122,13 @@ function describeLeader({ is_leader, name, epoch }, store, cluster) {
   return epoch ? `this router, epoch ${epoch}` : "this router";
 }
 
-export function showHeader({ at, router, store, leader, cluster, active_calls, waiting }) {
+export function showHeader({ at, router, store, leader, cluster, active_calls, waiting, streams }) {
   setText(byId("total-calls"), total(active_calls));
   setText(byId("total-waiting"), total(waiting));
   byId("total-waiting").classList.toggle("some", waiting > 0);
+  // Without a media gateway there is no number.
+  setText(byId("total-streams"), total(streams));
+  byId("streams").hidden = !Number.isFinite(streams);
   setText(
     byId("router"),
     `${router.name} ${router.version}, up ${formatDuration(at / 1000 - router.started_at)}`,

@@ -16,14 +16,27 @@ export const storeNow = () => (Date.now() + offset) / 1000;
 // Remaining seconds below which a time is highlighted.
 const LOW_SECONDS = 10;
 
+// Texts by kind, from the seconds until the time; negative for a past one.
+const TEXTS = {
+  age: (seconds) => formatDuration(-seconds),
+  left: (seconds) => (seconds < 0 ? "expired" : formatDuration(seconds)),
+  due: (seconds) =>
+    seconds < 0 ? `${formatDuration(-seconds)} ago` : `in ${formatDuration(seconds)}`,
+  lease: (seconds) =>
+    seconds < 0 ? "lease expired" : `lease expires in ${formatDuration(seconds)}`,
+};
+
 function write(element) {
   const { kind, at } = element.dataset;
-  const seconds = kind === "age" ? storeNow() - Number(at) : Number(at) - storeNow();
-  setText(element, kind === "left" && seconds < 0 ? "expired" : formatDuration(seconds));
-  if (kind === "left") element.classList.toggle("low", seconds < LOW_SECONDS);
+  const seconds = Number(at) - storeNow();
+  setText(element, TEXTS[kind](seconds));
+  if (kind !== "age") element.classList.toggle("low", seconds < LOW_SECONDS);
 }
 
-/** A text with the age (`age`) or remaining time (`left`), updated by `tickTimes`. */
+/**
+ * A text that `tickTimes` updates: an age (`age`), a remaining time (`left`), a deadline
+ * (`due`: `in 5 s`), or the end of a lease (`lease`).
+ */
 export function liveTime(kind, at) {
   if (!Number.isFinite(at)) return "–";
   const element = el("span", { class: "live-time", "data-kind": kind, "data-at": at });

@@ -1,0 +1,126 @@
+//! Media streams and gateways, checked against the oracle: I12, I13, I14.
+
+use super::super::*;
+use super::oracle::{Oracle, Stream};
+use crate::{rules::SWEEP_GAP, testing::operations::GATEWAY_LEASE};
+
+pub(super) fn attach(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Attach) {
+    let call = &request.call;
+    let live = fleet.call(call);
+    let before = oracle.streams.get(call).cloned();
+    let outcome = fleet.attach(request, now);
+    let Ok(got) = outcome else {
+        return check_refused(oracle, request, live, &outcome.unwrap_err());
+    };
+    let is_same = |known: &Stream| known.stream == request.stream;
+    assert!(before.as_ref().is_none_or(is_same), "I12: a second stream of {call} is attached");
+    let pod = fleet.call(call).map(|call| call.pod);
+    assert_eq!(pod.as_ref(), Some(&got.pod), "I14: not the pod of {call}");
+    assert_eq!(got.address, oracle.pods[&got.pod].address, "I14: the address of another pod");
+    assert_eq!(live.is_none(), got.is_reallocated);
+    let until = now + request.lease_ttl;
+    if let Some(live) = live {
+        assert_eq!(live.pod, got.pod, "I2: {call} has two pods");
+        assert_eq!(live.pod_attempt, request.pod_attempt, "a stream of another attempt");
+    } else {
+        check_reallocated(fleet, oracle, now, request, &got);
+        oracle.waiting.remove(call);
+        oracle.insert(call.clone(), got.pod, until);
+    }
+    oracle.gateways.insert(request.gateway.clone(), now + request.gateway_lease);
+    if before.is_none() {
+        oracle.confirm(call, until);
+        let (gateway, stream) = (request.gateway.clone(), request.stream.clone());
+        oracle.streams.insert(call.clone(), Stream { gateway, stream, ending: None });
+    }
+}
+
+/// A connected pod serves the call already; any other must be able to take a call.
+fn check_reallocated(
+    fleet: &Fleet,
+    oracle: &Oracle,
+    now: Millis,
+    request: &Attach,
+    got: &Attached,
+) {
+    if request.connected.as_ref() == Some(&got.pod) {
+        let cap = fleet.tiers.kind(&got.pool).map_or(1, |kind| kind.cap()) as usize;
+        assert!(oracle.calls_on(&got.pod) < cap, "I1, I3: attached beyond the cap");
+    } else {
+        assert!(oracle.ended.contains(&request.call), "an unknown call got a pod");
+        oracle.check_allocation(&got.pod, &got.pool, fleet, now);
+    }
+}
+
+fn check_refused(
+    oracle: &Oracle,
+    request: &Attach,
+    live: Option<CallStatus>,
+    refused: &AttachRefused,
+) {
+    let is_accepted = live.as_ref().is_some_and(|live| !live.is_handed);
+    match refused {
+        AttachRefused::NotFound | AttachRefused::NoPods => assert!(!is_accepted, "I7"),
+        AttachRefused::OtherAttempt => {
+            assert!(live.is_none_or(|live| live.pod_attempt != request.pod_attempt), "I7");
+        }
+        AttachRefused::AlreadyAttached => {
+            let known = oracle.streams.get(&request.call);
+            assert!(known.is_some_and(|known| known.stream != request.stream), "I12");
+        }
+    }
+}
+
+pub(super) fn detach(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Detach) {
+    let known = oracle.streams.get(&request.call);
+    let is_attached = known.is_some_and(|known| known.stream == request.stream);
+    match fleet.detach(request, now) {
+        Ok(released) => {
+            assert!(is_attached && !released.is_ending, "I6: detached another stream");
+            assert_eq!(Some(released.pod), oracle.remove(&request.call), "I6");
+        }
+        Err(refused) => {
+            assert!(!is_attached && refused == NotReleased::NotFound, "I6: a detach was lost");
+        }
+    }
+}
+
+pub(super) fn heartbeat(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, gateway: &GatewayId) {
+    let heartbeat = fleet.heartbeat(gateway, GATEWAY_LEASE, now);
+    oracle.gateways.insert(gateway.clone(), now + GATEWAY_LEASE);
+    let own = || oracle.streams.iter().filter(|(_, stream)| stream.gateway == *gateway);
+    let ending = own().filter(|(_, stream)| stream.ending.is_some());
+    assert_eq!(heartbeat.ending, ending.map(|(call, _)| call.clone()).collect::<Vec<_>>());
+    assert_eq!(heartbeat.calls, own().count());
+}
+
+/// Runs a sweep. Call leases end at their deadline; so do the leases of gateways, except after a
+/// gap without sweeps.
+pub(super) fn sweep(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, limit: usize) -> Swept {
+    let due = oracle.leases.values().filter(|until| **until <= now).count();
+    let has_gap = oracle.swept_at.is_none_or(|at| now > at + SWEEP_GAP);
+    oracle.swept_at = Some(now);
+    let swept = fleet.sweep(limit, now);
+    let (by_lease, by_gateway) = swept.expired.split_at(due.min(limit));
+    for ended in by_lease {
+        assert!(oracle.leases[&ended.call] <= now, "I7: a lease ended early");
+    }
+    oracle.end(by_lease);
+    if has_gap {
+        let leases = oracle.gateways.values_mut();
+        leases.for_each(|until| *until = now + GATEWAY_LEASE);
+    }
+    let is_expired = |stream: &Stream| oracle.gateways[&stream.gateway] <= now;
+    let due = oracle.streams.values().filter(|stream| is_expired(stream)).count();
+    assert_eq!(by_gateway.len(), due.min(limit), "gateways end at their deadline");
+    for ended in by_gateway {
+        let stream = &oracle.streams[&ended.call];
+        assert!(is_expired(stream), "I7: the lease of a gateway ended early");
+        assert_eq!(ended.cause, stream.ending.unwrap_or(EndCause::Gateway));
+    }
+    oracle.end(by_gateway);
+    let streams = &oracle.streams;
+    let has_streams = |id: &GatewayId| streams.values().any(|stream| stream.gateway == *id);
+    oracle.gateways.retain(|id, until| *until > now || has_streams(id));
+    swept
+}

@@ -1,0 +1,95 @@
+//! Events as lines of text. Machine-readable details become words; `--json` keeps them.
+
+use serde_json::Value;
+
+use super::{router_client::text, table::short_duration};
+use fleet::{EndCause, EventKind};
+
+/// Formats an event as one line.
+pub(super) fn event_line(event: &Value) -> String {
+    let at = event["at"].as_u64().unwrap_or(0);
+    let (hours, minutes, seconds) =
+        (at / 3_600_000 % 24, at / 60_000 % 60, at as f64 / 1_000.0 % 60.0);
+    let kind = text(&event["event"]);
+    let fields = ["call_sid", "pod_name", "pool", "merchant_id"];
+    let fields = fields.iter().filter_map(|field| event[*field].as_str()).map(str::to_owned);
+    let detail = event["detail"].as_str().map(|detail| detail_words(&kind, detail));
+    let rest: Vec<String> = fields.chain(detail).collect();
+    format!("{hours:02}:{minutes:02}:{seconds:06.3}  {kind:<16}  {}\n", rest.join("  "))
+}
+
+/// The detail of an event in words, if it has a fixed format; otherwise as it is.
+fn detail_words(kind: &str, detail: &str) -> String {
+    match kind.parse() {
+        Ok(EventKind::Attached) => format!("its stream opened through {detail}"),
+        Ok(EventKind::Ending) => {
+            format!("its stream is being closed: {}", end_cause_words(detail))
+        }
+        Ok(EventKind::Ended) => end_words(detail),
+        Ok(EventKind::Origin) => format!("new origin of the pods: {detail}"),
+        _ => detail.to_owned(),
+    }
+}
+
+/// The end of a call: `agent 53000` as `released by the agent, after 53s`.
+fn end_words(detail: &str) -> String {
+    let (cause, lasted) = detail.split_once(' ').unwrap_or((detail, ""));
+    let cause = end_cause_words(cause);
+    match lasted.parse::<u64>() {
+        Ok(millis @ ..10_000) => format!("{cause}, after {:.1}s", millis as f64 / 1_000.0),
+        Ok(millis) => format!("{cause}, after {}", short_duration((millis / 1_000) as i64)),
+        Err(_) => cause.to_owned(),
+    }
+}
+
+/// The words of an end cause, as on the dashboard.
+fn end_cause_words(cause: &str) -> &str {
+    let Ok(known) = cause.parse() else { return cause };
+    match known {
+        EndCause::Agent => "released by the agent",
+        EndCause::Provider => "ended by the provider",
+        EndCause::Operator => "released by an operator",
+        EndCause::Stream => "stream ended",
+        EndCause::Broken => "stream disconnected",
+        EndCause::Lease => "lease expired",
+        EndCause::Unconfirmed => "stream never started",
+        EndCause::Unattached => "no stream came in time",
+        EndCause::Gateway => "its gateway stopped or was lost",
+        EndCause::Unreachable => "the pod could not be connected",
+        EndCause::PodLost => "the connection to the pod was lost",
+        EndCause::PodGone => "pod removed",
+        EndCause::Abandoned => "hand-off not accepted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn line(kind: &str, detail: &str) -> String {
+        let event = json!({"at": 0, "event": kind, "call_sid": "CA1", "detail": detail});
+        event_line(&event).split_once("CA1  ").unwrap().1.trim_end().to_owned()
+    }
+
+    #[test]
+    fn details_of_events_are_words() {
+        for (kind, detail, words) in [
+            ("attached", "router-1-5f3a09c2", "its stream opened through router-1-5f3a09c2"),
+            ("ending", "operator", "its stream is being closed: released by an operator"),
+            ("ended", "unattached 30004", "no stream came in time, after 30s"),
+            ("ended", "gateway 240000", "its gateway stopped or was lost, after 4m"),
+            ("ended", "unreachable 120", "the pod could not be connected, after 0.1s"),
+            ("ended", "pod_lost 9999", "the connection to the pod was lost, after 10.0s"),
+            ("ended", "agent", "released by the agent"),
+            ("origin", "list", "new origin of the pods: list"),
+            // Causes and kinds of later versions, and details without a fixed format.
+            ("ended", "new_cause 20000", "new_cause, after 20s"),
+            ("new_kind", "agent 5", "agent 5"),
+            ("allocated", "gold=at_capacity", "gold=at_capacity"),
+        ] {
+            assert_eq!(line(kind, detail), words);
+        }
+    }
+}

@@ -1,0 +1,87 @@
+//! Checks the settings of the media gateway.
+
+use std::{path::PathBuf, time::Duration};
+
+use super::{ConfigError, Settings};
+use crate::human_duration::HumanDuration;
+
+/// Default time in which the stream of a call must reach the gateway.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
+/// Default number of further pods of a call whose pod is lost.
+const RETRIES: u32 = 2;
+/// A gateway sends several heartbeats per lease, and the sweep runs once a second.
+const MIN_LEASE: Duration = Duration::from_secs(3);
+
+/// The configuration of the media gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaConfig {
+    /// Public base of stream URLs; `None` if it depends on the port chosen at start-up.
+    pub url: Option<String>,
+    pub max_frame: u64,
+    pub idle_timeout: Duration,
+    pub lease: Duration,
+    pub wrap_up: Duration,
+    /// `None`: derived from the limit of open files.
+    pub max_streams: Option<usize>,
+    /// TLS to agents, with a further authority.
+    pub agent_tls: Option<AgentTls>,
+}
+
+/// TLS to agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentTls {
+    /// A certificate authority to trust besides the system's.
+    pub authority: Option<PathBuf>,
+}
+
+/// Whether the gateway carries the streams.
+pub(super) fn is_on(settings: &Settings) -> bool {
+    settings.streams.voice_agent_base_url.is_none()
+}
+
+pub(super) fn media(settings: &Settings) -> Result<Option<MediaConfig>, ConfigError> {
+    let streams = &settings.streams;
+    if !is_on(settings) {
+        return match &streams.media_url {
+            None => Ok(None),
+            Some(url) => Err(ConfigError::new(
+                "MEDIA_URL",
+                url,
+                "either MEDIA_URL or VOICE_AGENT_BASE_URL, not both: the second leads past the \
+                 media gateway",
+            )),
+        };
+    }
+    if streams.media_lease.0 < MIN_LEASE {
+        return Err(ConfigError::new("MEDIA_LEASE", streams.media_lease, "at least 3s"));
+    }
+    if let (false, Some(path)) = (streams.agent_tls, &streams.agent_ca_file) {
+        return Err(ConfigError::new("AGENT_CA_FILE", path.display(), "AGENT_TLS=on as well"));
+    }
+    let public = settings.edge.public_url.as_deref();
+    // https:// becomes wss://, http:// becomes ws://.
+    let public = public.and_then(|url| url.strip_prefix("http")).map(|rest| format!("ws{rest}"));
+    Ok(Some(MediaConfig {
+        url: streams.media_url.clone().or(public),
+        max_frame: streams.media_max_frame,
+        idle_timeout: streams.media_idle_timeout.0,
+        lease: streams.media_lease.0,
+        wrap_up: streams.wrap_up_time.0,
+        max_streams: streams.max_streams.map(|number| number.get()),
+        agent_tls: streams
+            .agent_tls
+            .then(|| AgentTls { authority: streams.agent_ca_file.clone() }),
+    }))
+}
+
+/// The time in which a stream must start, if calls are provisional.
+pub(super) fn connect_timeout(settings: &Settings) -> Option<HumanDuration> {
+    let default = is_on(settings).then_some(HumanDuration(CONNECT_TIMEOUT));
+    settings.calls.connect_timeout.or(default)
+}
+
+/// How many times a call gets another pod.
+pub(super) fn retries(settings: &Settings) -> u32 {
+    let default = if is_on(settings) { RETRIES } else { 0 };
+    settings.calls.retry_on_disconnect.unwrap_or(default)
+}

@@ -1,0 +1,176 @@
+//! Connections to agents.
+
+use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+
+use hyper::header::HeaderValue;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+
+use super::{
+    admission::Admission,
+    sockets::{AgentSocket, Socket},
+};
+use crate::{config::AgentTls, tls::Trust};
+use fleet::Attached;
+use media::handshake::{self, AgentRequest, MAX_RESPONSE_HEAD, Refused};
+
+/// Time from the first packet to the agent's 101.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
+/// Time for the last bytes to an agent.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
+/// Bytes of the first read: a response head and the agent's first frames.
+const READ_SIZE: usize = 1024;
+/// Address of simulated pods in the store.
+pub(crate) const SIMULATED: &str = "simulated";
+
+/// An open WebSocket to an agent.
+pub(super) struct AgentConnection {
+    pub(super) socket: AgentSocket,
+    /// Frames that came with the response.
+    pub(super) early: Vec<u8>,
+    /// The subprotocol that the agent chose.
+    pub(super) protocol: Option<String>,
+}
+
+/// The reason why an agent could not be connected; the text is for its author.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ConnectError {
+    #[error("the pod has no address")]
+    NoAddress,
+    #[error("no connection to {address}: {error}")]
+    Tcp { address: String, error: io::Error },
+    #[error("no TLS with {address}: {error}")]
+    Tls { address: String, error: io::Error },
+    #[error(transparent)]
+    Refused(#[from] Refused),
+    #[error("the agent closed the connection before it answered the handshake")]
+    Closed,
+    #[error("the agent did not answer the handshake within {} s", CONNECT_TIMEOUT.as_secs())]
+    Timeout,
+}
+
+pub(super) struct AgentConnector {
+    tls: Option<Arc<ClientConfig>>,
+    simulated: Option<SocketAddr>,
+}
+
+impl AgentConnector {
+    pub(super) fn new(
+        tls: Option<&AgentTls>,
+        simulated: Option<SocketAddr>,
+    ) -> Result<Self, String> {
+        let config = |tls: &AgentTls| {
+            let trust = Trust { authority: tls.authority.clone(), identity: None };
+            trust.client_config().map_err(|error| format!("AGENT_CA_FILE: {error}"))
+        };
+        Ok(Self { tls: tls.map(config).transpose()?, simulated })
+    }
+
+    /// Opens the WebSocket of a stream to its pod.
+    pub(super) async fn connect(
+        &self,
+        admission: &Admission,
+        attached: &Attached,
+        traceparent: Option<&HeaderValue>,
+    ) -> Result<AgentConnection, ConnectError> {
+        let connect = async {
+            let mut socket = self.open(&attached.address).await?;
+            let key = random_key();
+            let request = request(admission, attached, traceparent, &key);
+            let tcp = |error| ConnectError::Tcp { address: attached.address.clone(), error };
+            socket.write_all(&request).await.map_err(tcp)?;
+            socket.flush().await.map_err(tcp)?;
+            let (early, protocol) =
+                read_response(&mut socket, &key, admission.protocols.as_deref()).await?;
+            Ok(AgentConnection { socket, early, protocol })
+        };
+        timeout(CONNECT_TIMEOUT, connect).await.unwrap_or(Err(ConnectError::Timeout))
+    }
+
+    async fn open(&self, address: &str) -> Result<AgentSocket, ConnectError> {
+        let tcp = |error| ConnectError::Tcp { address: address.to_owned(), error };
+        if address == SIMULATED {
+            let address = self.simulated.ok_or(ConnectError::NoAddress)?;
+            let stream = TcpStream::connect(address).await.map_err(tcp)?;
+            let _ = stream.set_nodelay(true);
+            return Ok(Socket::Plain(stream));
+        }
+        if address.is_empty() {
+            return Err(ConnectError::NoAddress);
+        }
+        let stream = TcpStream::connect(address).await.map_err(tcp)?;
+        // Frames are sent as they come: Nagle's algorithm would delay audio.
+        let _ = stream.set_nodelay(true);
+        let Some(config) = &self.tls else { return Ok(Socket::Plain(stream)) };
+        let tls = |error| ConnectError::Tls { address: address.to_owned(), error };
+        let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
+        let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
+        let name = ServerName::try_from(host).map_err(|error| tls(io::Error::other(error)))?;
+        let stream = TlsConnector::from(config.clone()).connect(name, stream).await.map_err(tls)?;
+        Ok(Socket::Tls(Box::new(stream)))
+    }
+}
+
+fn request(
+    admission: &Admission,
+    attached: &Attached,
+    traceparent: Option<&HeaderValue>,
+    key: &str,
+) -> Vec<u8> {
+    let (attempt, from) = (admission.pod_attempt.max(1).to_string(), admission.from.to_string());
+    let merchant = attached.merchant.as_ref().map(|id| ("X-Merchant-Id", id.as_str()));
+    let traceparent = traceparent.and_then(|it| it.to_str().ok()).map(|it| ("traceparent", it));
+    let own = [
+        ("X-Call-Sid", admission.call.as_str()),
+        ("X-Pod-Attempt", attempt.as_str()),
+        ("X-Forwarded-For", from.as_str()),
+    ];
+    let headers: Vec<(&str, &str)> = own.into_iter().chain(merchant).chain(traceparent).collect();
+    let host = if attached.address == SIMULATED { "localhost" } else { &attached.address };
+    AgentRequest {
+        target: &admission.target,
+        host,
+        key,
+        protocols: admission.protocols.as_deref(),
+        headers: &headers,
+    }
+    .to_bytes()
+}
+
+/// Reads the response to the handshake. Returns the bytes after it, and the subprotocol.
+async fn read_response(
+    socket: &mut AgentSocket,
+    key: &str,
+    offered: Option<&str>,
+) -> Result<(Vec<u8>, Option<String>), ConnectError> {
+    let mut head = Vec::with_capacity(READ_SIZE);
+    loop {
+        let count = socket.read_buf(&mut head).await.map_err(|_| ConnectError::Closed)?;
+        if count == 0 {
+            return Err(ConnectError::Closed);
+        }
+        if let Some(accepted) = handshake::read_response(&head, key, offered)? {
+            return Ok((head.split_off(accepted.len), accepted.protocol));
+        }
+        head.reserve(READ_SIZE.min(MAX_RESPONSE_HEAD));
+    }
+}
+
+/// The key only proves that the agent has read the request, so that it need not be secret.
+fn random_key() -> String {
+    let numbers = [(); 4].map(|()| crate::random_u32().to_ne_bytes());
+    data_encoding::BASE64.encode(numbers.as_flattened())
+}
+
+/// Ends the connection to an agent, which has been told before. A plain one ends when it is
+/// dropped; TLS sends its own end.
+pub(super) async fn close(mut socket: AgentSocket) {
+    if let Socket::Tls(_) = socket {
+        let _ = timeout(CLOSE_TIMEOUT, socket.shutdown()).await;
+    }
+}

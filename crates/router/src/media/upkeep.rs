@@ -1,0 +1,137 @@
+//! Upkeep of the gateway's streams in the store: heartbeats, renewals, released calls, and the
+//! key of stream tokens.
+
+use std::{pin::pin, sync::Arc, time::Duration};
+
+use super::{Gateway, OpenStream};
+use fleet::{Attach, AttachRefused, Millis, Renew, names::CallSid};
+use media::stats::Order;
+use store::StoreError;
+
+/// Interval of heartbeats, unless the lease is short.
+const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+/// Heartbeats per lease, at least: several may fail.
+const HEARTBEATS_PER_LEASE: u32 = 3;
+/// Calls per renewal.
+const RENEWAL_BATCH: usize = 500;
+/// Heartbeats between reads of the shared key.
+const KEY_INTERVAL: u32 = 6;
+/// Heartbeats between writes of the streams' figures.
+const FIGURES_INTERVAL: u32 = 2;
+
+impl Gateway {
+    /// Runs until the gateway has closed its last stream.
+    pub async fn run(self: Arc<Self>) {
+        let lease = Duration::from_millis(self.lease);
+        let interval = HEARTBEAT_INTERVAL.min(lease / HEARTBEATS_PER_LEASE);
+        let listener = self.store.endings().listen(&self.id);
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let (mut beats, mut has_failed) = (0u32, false);
+        loop {
+            let mut notified = pin!(listener.notified());
+            notified.as_mut().enable();
+            if beats.is_multiple_of(KEY_INTERVAL)
+                && let Err(error) = self.keys.refresh(self.store.as_ref()).await
+            {
+                tracing::debug!(%error, "cannot read the key of stream tokens; retrying");
+            }
+            beats = beats.wrapping_add(1);
+            match self.beat().await {
+                Ok(()) => {
+                    has_failed = false;
+                    if beats.is_multiple_of(FIGURES_INTERVAL) {
+                        self.publish_figures(interval).await;
+                    }
+                }
+                Err(error) if !has_failed => {
+                    has_failed = true;
+                    tracing::warn!(%error, "a heartbeat of the media gateway failed; retrying");
+                }
+                Err(_) => {}
+            }
+            tokio::select! {
+                _ = ticks.tick() => {}
+                // A call was released; the heartbeat returns it.
+                () = notified => {}
+                () = self.closed() => return,
+            }
+        }
+    }
+
+    /// Resolves when the router stops and no stream is left.
+    async fn closed(&self) {
+        self.lifecycle.stopping.cancelled().await;
+        self.tasks.wait().await;
+    }
+
+    /// Sends one heartbeat, closes the streams of released calls, and renews leases that are due.
+    /// A gateway without streams needs no lease, and to attach a stream is a heartbeat.
+    async fn beat(&self) -> Result<(), StoreError> {
+        if self.streams.count() == 0 {
+            return Ok(());
+        }
+        let beat = self.store.heartbeat(&self.id, self.lease).await?;
+        for call in &beat.ending {
+            if let Some(stream) = self.streams.get(call) {
+                stream.handle.order(Order::End);
+            }
+        }
+        // A store that knows fewer streams has lost some: their pods would count as free.
+        let has_lost = beat.calls < self.streams.count();
+        let interval = Duration::from_millis(self.call_lease / 3);
+        let due = self.streams.due(if has_lost { Duration::ZERO } else { interval });
+        for batch in due.chunks(RENEWAL_BATCH) {
+            self.renew(batch, has_lost).await?;
+        }
+        Ok(())
+    }
+
+    /// Publishes the figures of all streams, for the pages of other replicas.
+    async fn publish_figures(&self, interval: Duration) {
+        let ttl = (2 * FIGURES_INTERVAL * interval).as_millis() as Millis;
+        if let Err(error) = self.store.record_figures(&self.streams.published(), ttl).await {
+            tracing::debug!(%error, "cannot publish the figures of streams; retrying");
+        }
+    }
+
+    /// Renews the leases of calls, and attaches the streams again that the store does not know.
+    async fn renew(&self, streams: &[Arc<OpenStream>], all: bool) -> Result<(), StoreError> {
+        let calls: Vec<CallSid> = streams.iter().map(|stream| stream.call.clone()).collect();
+        let request = Renew { calls, pod: None, lease_ttl: self.call_lease };
+        let renewed = self.store.renew(&request).await?;
+        for stream in streams {
+            if all || renewed.unknown.contains(&stream.call) {
+                self.attach_again(stream).await?;
+            }
+            stream.set_renewed();
+        }
+        Ok(())
+    }
+
+    async fn attach_again(&self, stream: &OpenStream) -> Result<(), StoreError> {
+        let attach = Attach {
+            call: stream.call.clone(),
+            pod_attempt: stream.pod_attempt,
+            gateway: self.id.clone(),
+            gateway_lease: self.lease,
+            stream: stream.stream.clone(),
+            lease_ttl: self.call_lease,
+            connected: Some(stream.pod.clone()),
+        };
+        let (call_sid, pod) = (&stream.call, &stream.pod);
+        match self.store.attach(&attach).await? {
+            Ok(attached) if attached.is_reallocated => {
+                tracing::warn!(%call_sid, %pod, "the store had lost a stream; attached it again");
+            }
+            Ok(_) => {}
+            Err(AttachRefused::NotFound) => {
+                tracing::warn!(%call_sid, %pod, "the call of an open stream has ended in the store");
+            }
+            Err(refused) => {
+                tracing::warn!(%call_sid, %pod, %refused, "an open stream could not be attached again");
+            }
+        }
+        Ok(())
+    }
+}

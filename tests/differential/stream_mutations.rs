@@ -1,0 +1,120 @@
+//! Broken builds of media streams and gateways: description, text of the library, replacement.
+
+pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
+    (
+        "a stream of another pod attempt is attached",
+        "if (tonumber(record.pod_attempt) or 0) ~= tonumber(pod_attempt) then",
+        "if false then",
+    ),
+    (
+        "a late stream of another pod attempt is attached",
+        "if call_end.pod_attempt ~= tonumber(pod_attempt) then return",
+        "if false then return",
+    ),
+    (
+        "a second stream replaces the first",
+        "if attached and attached.id ~= stream then return {'refused', now, 'already_attached'} end",
+        "if attached and attached.id ~= stream then attached = nil end",
+    ),
+    (
+        "a stream is attached to a handed-off call",
+        "if record.stage == 'handed' then return {'refused', now, 'not_found'} end",
+        "",
+    ),
+    (
+        "an attached call stays provisional",
+        "run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '', 'stream', text)",
+        "run('HSET', K.call .. call, 'stream', text)",
+    ),
+    (
+        "an attach does not extend the lease of the call",
+        "set_deadline(pod, call, deadline, life, record.merchant_id)\n      if pod then place_calls",
+        "if pod then place_calls",
+    ),
+    (
+        "an attach is no heartbeat of its gateway",
+        "set_gateway(gateway, now + tonumber(gateway_lease), gateway_lease)",
+        "run('HSETNX', K.gateways, gateway, now + tonumber(gateway_lease) .. ' ' .. gateway_lease)",
+    ),
+    (
+        "a late stream gets a pod with another call",
+        "if pod and pod.calls < cap_of(pod) then return pod end",
+        "if pod then return pod end",
+    ),
+    (
+        "a late stream never gets another pod",
+        "local chosen = steps and choose_pod(steps)",
+        "local chosen",
+    ),
+    (
+        "a gateway gets back a call whose pod has another call",
+        "if pod and pod.tier and pod.calls < slots_of(pod) then return pod end",
+        "if pod and pod.tier then return pod end",
+    ),
+    (
+        "a gateway gets back a call that ended normally",
+        "local was_cut_off = call_end.cause == 'gateway' or call_end.cause == 'lease'",
+        "local was_cut_off = true",
+    ),
+    (
+        "a gateway does not get back its calls",
+        "unattached = true, gateway = true}",
+        "unattached = true}",
+    ),
+    (
+        "a detach ends the call of another stream",
+        "if not attached or attached.id ~= stream then",
+        "if not attached then",
+    ),
+    (
+        "a detach replaces the cause of a release",
+        "return end_released(call, record, attached.ending ~= '' and attached.ending or cause)",
+        "return end_released(call, record, cause)",
+    ),
+    (
+        "an unreachable pod has no failure",
+        "unconfirmed = true, unreachable = true, pod_lost",
+        "unconfirmed = true, pod_lost",
+    ),
+    (
+        "a release frees the pod of an attached call",
+        "  if attached then return end_stream(call, record, attached, cause) end\n",
+        "",
+    ),
+    (
+        "a reconnect frees the pod of an attached call",
+        "    if attached then\n      -- The pod serves",
+        "    if false then\n      -- The pod serves",
+    ),
+    (
+        "a second release replaces the cause of the first",
+        "  if attached.ending == '' then\n    attached.ending = cause\n",
+        "  do\n    attached.ending = cause\n",
+    ),
+    (
+        "a heartbeat does not return released calls",
+        "'ZRANGEBYSCORE', key, '1', '+inf'",
+        "'ZRANGEBYSCORE', key, '2', '+inf'",
+    ),
+    (
+        "an ended call stays with its gateway",
+        "  if attached then run_index('ZREM', K.gateway .. attached.gateway, call) end\n",
+        "",
+    ),
+    (
+        "a gap without sweeps does not extend the leases of gateways",
+        "local has_gap = latest == math.huge or now > latest + RULES.SWEEP_GAP",
+        "local has_gap = false",
+    ),
+    ("a sweep ends more calls of gateways than its limit", "    limit = limit - #calls\n", ""),
+    (
+        "a released call of a lost gateway ends with the wrong cause",
+        "expire_call(call, record, attached.ending ~= '' and attached.ending or 'gateway', expired)",
+        "expire_call(call, record, 'gateway', expired)",
+    ),
+    (
+        "a stream that never came is a failure of the pod",
+        "unattached = 'unattached'}",
+        "unattached = 'unconfirmed'}",
+    ),
+];
