@@ -50,7 +50,7 @@ async function until(condition, holds, usual = 5000) {
   const within = 10 * usual;
   const end = Date.now() + within;
   while (!(await holds())) {
-    assert.ok(Date.now() < end, `not within ${within} ms: `);
+    assert.ok(Date.now() < end, `not within ${within} ms: ${condition}`);
     await new Promise((resolve) => setTimeout(resolve, 20));
   }
 }

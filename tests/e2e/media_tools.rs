@@ -1,5 +1,5 @@
-//! `smart-router call` and `smart-router load --media` with the simulated agents, without the
-//! media gateway, and with agents that misbehave.
+//! `smart-router call` and `smart-router load --media` with the simulated agents, through the media
+//! gateway and without it, and with agents that misbehave.
 
 use std::{
     net::SocketAddr,
@@ -35,14 +35,9 @@ const MESSAGE_TIMEOUT: Duration = Duration::from_secs(30);
 
 type Socket = WebSocketStream<MaybeTlsStream<TcpStream>>;
 
-/// A router whose URLs lead to its simulated agents, without the gateway.
-fn router_without_gateway(tiers: &str) -> Router {
-    let port = free_port().to_string();
-    let base = format!("ws://127.0.0.1:{port}");
-    let settings =
-        [("HTTP_PORT", &port[..]), ("VOICE_AGENT_BASE_URL", &base), ("TIER_CONFIG", tiers)];
-    Router::start(&settings)
-}
+/// Starts a router: with the gateway, or with URLs that lead to its simulated agents.
+type Start = fn(&[(&str, &str)]) -> Router;
+const STARTS: [Start; 2] = [Router::start, Router::start_without_gateway];
 
 fn run(url: &str, args: &[&str]) -> Output {
     program(&[]).args(args).args(["--router", url]).output().unwrap()
@@ -64,55 +59,67 @@ fn parsed(output: &Output) -> Value {
 
 #[test]
 fn the_call_command_speaks_the_messages_of_every_provider() {
-    let router = router_without_gateway(r#"{"gold": 1}"#);
-    let url = format!("http://{}", router.address);
-    for provider in PROVIDERS {
-        let output = run(&url, &["call", "--talk", "200ms", "--provider", provider]);
-        let printed = text(&output.stdout);
-        assert!(output.status.success(), "{provider}: {printed}{}", text(&output.stderr));
-        let frames = if provider == "exotel" { 2 } else { 10 };
-        let line = format!("   {frames} frames sent and echoed, the slowest in ");
-        assert!(printed.contains(&line), "{provider}: {printed}");
-        assert!(printed.contains(&format!("/{provider}/callback/")), "{provider}: {printed}");
-        assert!(printed.contains("voice-agent-0 is free again"), "{provider}: {printed}");
+    for start in STARTS {
+        let router = start(&[("TIER_CONFIG", r#"{"gold": 1}"#)]);
+        let url = format!("http://{}", router.address);
+        for provider in PROVIDERS {
+            let output = run(&url, &["call", "--talk", "200ms", "--provider", provider]);
+            let printed = text(&output.stdout);
+            assert!(output.status.success(), "{provider}: {printed}{}", text(&output.stderr));
+            let frames = if provider == "exotel" { 2 } else { 10 };
+            for part in [
+                &format!("   {frames} frames sent and echoed, the slowest in "),
+                &format!("/{provider}/callback/"),
+                "voice-agent-0 is free again",
+            ] {
+                assert!(printed.contains(part), "{provider}: {part} is not in\n{printed}");
+            }
+        }
     }
-    let unknown = run(&url, &["call", "--provider", "skype"]);
+    let unknown = run("http://127.0.0.1:1", &["call", "--provider", "skype"]);
     assert_eq!(unknown.status.code(), Some(1));
     assert!(text(&unknown.stderr).contains("expected twilio, plivo, exotel"), "{unknown:?}");
 }
 
 #[test]
 fn the_load_generator_checks_streams_of_every_provider() {
-    let router = router_without_gateway(r#"{"gold": 4}"#);
-    let url = format!("http://{}", router.address);
-    let load = ["load", "--media", "--json", "-c", "3", "--calls", "3", "--hold", "300ms"];
-    for provider in PROVIDERS {
-        for choice in ["--provider", "--format"] {
-            let output = run(&url, &[&load[..], &[choice, provider]].concat());
-            assert!(output.status.success(), "{provider}: {}", text(&output.stderr));
-            let report = parsed(&output);
-            let media = &report["media"];
-            let streams = media["streams"].as_u64().unwrap();
-            let frames = streams * if provider == "exotel" { 3 } else { 15 };
-            assert!(streams >= 3, "{provider}: {report}");
-            assert_eq!(media["provider"], provider);
-            let expected = json!({"sent": frames, "echoed": frames, "lost": 0, "out_of_order": 0,
-                "duplicated": 0, "foreign": 0});
-            assert_eq!(media["frames"], expected, "{provider}: {report}");
-            assert_eq!(media["round_trip"]["count"], frames, "{provider}");
-            assert_eq!(media["gap"]["count"], frames - streams, "{provider}");
-            assert_eq!(media["connect"]["count"], streams, "{provider}");
-            assert_eq!(report["release"]["count"], 0, "the end of the stream releases the call");
-            eventually(Duration::from_secs(3), "every call is released", || {
-                router.status()["active_calls"] == 0
-            });
+    for start in STARTS {
+        let router = start(&[("TIER_CONFIG", r#"{"gold": 4}"#)]);
+        for provider in PROVIDERS {
+            for choice in ["--provider", "--format"] {
+                check_load(&router, choice, provider);
+            }
         }
     }
 }
 
+/// Runs three calls, and expects each frame to come back to its call.
+fn check_load(router: &Router, choice: &str, provider: &str) {
+    let calls = ["load", "--media", "--json", "-c", "3", "--calls", "3", "--hold", "300ms"];
+    let url = format!("http://{}", router.address);
+    let output = run(&url, &[&calls[..], &[choice, provider]].concat());
+    assert!(output.status.success(), "{provider}: {}", text(&output.stderr));
+    let report = parsed(&output);
+    let media = &report["media"];
+    let streams = media["streams"].as_u64().unwrap();
+    let frames = streams * if provider == "exotel" { 3 } else { 15 };
+    assert!(streams >= 3, "{provider}: {report}");
+    assert_eq!(media["provider"], provider);
+    let expected = json!({"sent": frames, "echoed": frames, "lost": 0, "out_of_order": 0,
+        "duplicated": 0, "foreign": 0});
+    assert_eq!(media["frames"], expected, "{provider}: {report}");
+    assert_eq!(media["round_trip"]["count"], frames, "{provider}");
+    assert_eq!(media["gap"]["count"], frames - streams, "{provider}");
+    assert_eq!(media["connect"]["count"], streams, "{provider}");
+    assert_eq!(report["release"]["count"], 0, "the end of the stream releases the call");
+    eventually(Duration::from_secs(3), "every call is released", || {
+        router.status()["active_calls"] == 0
+    });
+}
+
 #[test]
 fn streams_of_an_open_loop_run_to_their_end() {
-    let router = router_without_gateway(r#"{"gold": 20}"#);
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 20}"#)]);
     let url = format!("http://{}", router.address);
     let output =
         run(&url, &["load", "--media", "--rate", "20", "--calls", "10", "--hold", "200ms"]);
@@ -133,11 +140,9 @@ fn streams_of_an_open_loop_run_to_their_end() {
 fn streams_use_tls() {
     let (authority, port) = (Authority::create(), free_port().to_string());
     let (ca, own) = (authority.file(), authority.sign("router"));
-    let base = format!("wss://localhost:{port}");
     let settings = [
         ("HTTP_PORT", &port[..]),
         ("METRICS_PORT", &free_port().to_string()),
-        ("VOICE_AGENT_BASE_URL", &base),
         ("TIER_CONFIG", r#"{"gold": 2}"#),
         ("TLS_CERT_FILE", &own.file),
         ("TLS_KEY_FILE", &own.key),

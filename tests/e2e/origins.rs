@@ -321,8 +321,10 @@ fn a_lost_origin_is_recorded_again() {
         assert!(before.as_ref().is_some_and(|text| text.starts_with(origin)), "{before:?}");
         // An epoch as if a second list had raised it.
         cmd("SETNX").arg("voice:leader:epoch").arg(1).exec(&mut redis).unwrap();
-        cmd("DEL").arg("voice:origin").exec(&mut redis).unwrap();
-        cmd("HSET").arg("voice:origin").arg("a").arg("b").exec(&mut redis).unwrap();
+        // In one step, so that the router does not record the origin in between.
+        let mut replace = redis::pipe();
+        replace.atomic().del("voice:origin").hset("voice:origin", "a", "b");
+        replace.exec(&mut redis).unwrap();
         eventually(Duration::from_secs(20), "the origin is recorded", || {
             recorded(&mut redis) == before
         });

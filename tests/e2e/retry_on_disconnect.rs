@@ -304,13 +304,15 @@ fn after_stream_honours_limits_and_cannot_quarantine_a_pod() {
         assert_eq!(found["is_quarantined"], false, "{found}");
     });
     // Without RETRY_ON_DISCONNECT the call is hung up.
-    let router = Router::start(&[("LOG_LEVEL", "off")]);
-    let document = testkit::provider::request_document(
-        &mut router.connect(),
-        "CA1",
-        "/api/v1/twilio/after-stream?pod_name=a&attempt=1",
-    );
-    assert_eq!(document, CallDocument::HangUp(String::new()));
+    for no_retries in [WITHOUT_GATEWAY, ("RETRY_ON_DISCONNECT", "0")] {
+        let router = Router::start(&[no_retries, ("LOG_LEVEL", "off")]);
+        let document = testkit::provider::request_document(
+            &mut router.connect(),
+            "CA1",
+            "/api/v1/twilio/after-stream?pod_name=a&attempt=1",
+        );
+        assert_eq!(document, CallDocument::HangUp(String::new()));
+    }
 }
 
 #[test]

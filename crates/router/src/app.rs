@@ -130,8 +130,7 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
         // Streams may have started, and waiting calls polled, while the router was down.
         control.store.extend_pending(time).await?;
     }
-    let served =
-        serve_all(&config, &context, &parts, listener, simulated.as_ref(), &closing)?;
+    let served = serve_all(&config, &context, &parts, listener, simulated.as_ref(), &closing)?;
     let loops = control.start(source);
     let upkeep = gateway.as_ref().map(|gateway| tokio::spawn(gateway.clone().run()));
     loops.spawn(observing(context.live.clone().run()));
@@ -302,11 +301,7 @@ fn new_simulated_agents(
     let (store, metrics) = (parts.store.clone(), parts.metrics.clone());
     // Three renewals per lease, so that two may fail.
     let interval = Duration::from_millis((lease_ttl / 3).max(1));
-    Agents::new(
-        RouterApi::InProcess { store, metrics, lease_ttl },
-        interval,
-        stopping.clone(),
-    )
+    Agents::new(RouterApi::InProcess { store, metrics, lease_ttl }, interval, stopping.clone())
 }
 
 /// The running servers, and their addresses besides the API's.

@@ -27,9 +27,8 @@ pub(crate) fn raise_limit() {
 /// The limits for wanted numbers of connections and streams; `None` wants as many streams as
 /// possible.
 pub(crate) fn limits(connections: usize, streams: Option<usize>) -> Limits {
-    let files = rlimit::getrlimit(rlimit::Resource::NOFILE).map_or(usize::MAX, |(soft, _)| {
-        usize::try_from(soft).unwrap_or(usize::MAX)
-    });
+    let files = rlimit::getrlimit(rlimit::Resource::NOFILE)
+        .map_or(usize::MAX, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX));
     let limits = share(files, connections, streams);
     if limits.connections < connections || streams.is_some_and(|it| limits.streams < it) {
         tracing::warn!(
@@ -46,7 +45,9 @@ fn share(files: usize, connections: usize, streams: Option<usize>) -> Limits {
     let files = files.saturating_sub(RESERVED);
     let least = files / STREAM_SHARE;
     let most = files.saturating_sub(connections).max(least) / FILES_PER_STREAM;
-    let streams = streams.map_or(most, |wanted| wanted.min(files.saturating_sub(MIN_CONNECTIONS) / FILES_PER_STREAM));
+    let streams = streams.map_or(most, |wanted| {
+        wanted.min(files.saturating_sub(MIN_CONNECTIONS) / FILES_PER_STREAM)
+    });
     let left = files.saturating_sub(streams.saturating_mul(FILES_PER_STREAM));
     Limits { connections: connections.min(left.max(MIN_CONNECTIONS)), streams: streams.max(1) }
 }

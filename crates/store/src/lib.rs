@@ -22,10 +22,11 @@ pub use self::{
     redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
 };
 use fleet::{
-    Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage, CallQuery, Claim, ClaimRefused, Confirm,
-    Confirmed, Conflict, Detach, Drained, Edit, EventId, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased,
-    Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed,
-    Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage,
+    CallQuery, Claim, ClaimRefused, Confirm, Confirmed, Conflict, Detach, Drained, Edit, EventId,
+    Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
+    PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew, Renewed, Status, Swept,
+    Undrained, UnknownPod, WriteRefused,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
@@ -111,11 +112,8 @@ pub trait Store: Send + Sync + 'static {
     /// Extends the lease of a gateway.
     fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat>;
     /// Records figures of streams for other replicas. They are dropped after `ttl`.
-    fn record_figures<'a>(
-        &'a self,
-        figures: &'a [(CallSid, String)],
-        ttl: Millis,
-    ) -> Reply<'a, ()>;
+    fn record_figures<'a>(&'a self, figures: &'a [(CallSid, String)], ttl: Millis)
+    -> Reply<'a, ()>;
     /// The figures of a stream that another replica relays.
     fn figures<'a>(&'a self, call: &'a CallSid) -> Reply<'a, Option<String>>;
     /// The key of stream tokens; the first candidate becomes the key.

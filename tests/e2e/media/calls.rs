@@ -39,7 +39,8 @@ async fn a_call_whose_stream_never_comes_frees_its_pod_without_a_failure() {
 async fn a_late_stream_whose_pod_is_taken_gets_another_or_none() {
     let servers = [AgentServer::start().await, AgentServer::start().await];
     let pods = format!("agent-0={},agent-1={}", servers[0].address, servers[1].address);
-    let settings = [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 2}"#), ("CONNECT_TIMEOUT", "1s")];
+    let settings =
+        [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 2}"#), ("CONNECT_TIMEOUT", "1s")];
     let router = Router::start(&settings);
     let late = stream_url(&router, "late");
     let first = call(&router, "late")["pod_name"].as_str().unwrap().to_owned();
@@ -155,7 +156,8 @@ async fn any_replica_releases_an_attached_call() {
     let url = redis.url();
     let (gateway, server) = router_with_agent(&[("REDIS_URL", &url)]).await;
     let pods = format!("agent-0={}", server.address);
-    let settings = [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#), ("REDIS_URL", &url)];
+    let settings =
+        [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#), ("REDIS_URL", &url)];
     let other = Router::start(&settings);
     release_of_an_attached_call(&gateway, &other, &server).await;
 }
@@ -166,7 +168,8 @@ async fn replicas_share_the_key_of_stream_tokens() {
     let url = redis.url();
     let (first, server) = router_with_agent(&[("REDIS_URL", &url)]).await;
     let pods = format!("agent-0={}", server.address);
-    let settings = [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#), ("REDIS_URL", &url)];
+    let settings =
+        [("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#), ("REDIS_URL", &url)];
     let second = Router::start(&settings);
     let url = stream_url(&first, "CA1");
     let moved = format!("ws://{}{}", second.address, path_of(&url));
@@ -229,8 +232,7 @@ async fn the_limit_of_streams_refuses_with_503() {
     let server = AgentServer::start().await;
     let pods = format!("agent-0={}", server.address);
     let tiers = r#"{"gold": {"type": "shared", "target": 1, "max_concurrent": 9}}"#;
-    let router =
-        Router::start(&[("PODS", &pods), ("TIER_CONFIG", tiers), ("MAX_STREAMS", "2")]);
+    let router = Router::start(&[("PODS", &pods), ("TIER_CONFIG", tiers), ("MAX_STREAMS", "2")]);
     let _first = open_stream(&router, &server, "CA1").await;
     let second = open_stream(&router, &server, "CA2").await;
     let url = stream_url(&router, "CA3");
@@ -238,7 +240,9 @@ async fn the_limit_of_streams_refuses_with_503() {
     assert_eq!(status, 503);
     assert_eq!(refusals(&router, "max_streams"), 1);
     drop(second);
-    eventually(Duration::from_secs(3), "a stream has ended", || router.status()["active_calls"] == 2);
+    eventually(Duration::from_secs(3), "a stream has ended", || {
+        router.status()["active_calls"] == 2
+    });
     let (_provider, (_agent, _)) = tokio::join!(dial(&url), server.stream());
 }
 

@@ -115,7 +115,8 @@ async fn messages_pass_unchanged_both_ways() {
 async fn fragmented_messages_pass_with_control_frames_between_their_fragments() {
     let (router, server) = router_with_agent(&[]).await;
     let url = stream_url(&router, "CA1");
-    let bytes = [frame(0x01, b"Hel"), frame(0x89, b"ping"), frame(0x00, b"lo, "), frame(0x80, b"you")];
+    let bytes =
+        [frame(0x01, b"Hel"), frame(0x89, b"ping"), frame(0x00, b"lo, "), frame(0x80, b"you")];
     let provider = async {
         let (_, mut stream) = raw_handshake(&router, path_of(&url), UPGRADE).await;
         // Byte by byte: no read has a whole frame.

@@ -56,6 +56,7 @@ impl AgentServer {
     async fn stream(&self) -> (Agent, Request) {
         let mut seen = None;
         let socket = self.accept().await;
+        #[expect(clippy::result_large_err, reason = "the signature is tungstenite's")]
         let accept = |request: &Request, response: Response| {
             seen = Some(request.clone());
             Ok(response)
@@ -116,7 +117,9 @@ where
 {
     loop {
         match timeout(TIMEOUT, socket.next()).await.expect("the stream ends") {
-            Some(Ok(Message::Close(frame))) => return Some(frame.map_or(1005, |it| it.code.into())),
+            Some(Ok(Message::Close(frame))) => {
+                return Some(frame.map_or(1005, |it| it.code.into()));
+            }
             Some(Ok(_)) => {}
             Some(Err(_)) | None => return None,
         }

@@ -1,17 +1,26 @@
 //! Many streams at once: every frame reaches its own call, in order.
 
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex},
+};
+
 use super::*;
 use testkit::redis::RedisServer;
 
 const STREAMS: usize = 1_000;
 const FRAMES: usize = 20;
 
+/// The calls that agents have served, with the pod of each.
+type Served = Arc<Mutex<Vec<(String, String)>>>;
+
 /// Echoes every stream, and checks that a pod gets the streams of its own calls only.
-async fn echo_all(server: AgentServer, pod: String, served: std::sync::Arc<std::sync::Mutex<Vec<(String, String)>>>) {
+async fn echo_all(server: AgentServer, pod: String, served: Served) {
     loop {
         let Ok((socket, _)) = server.listener.accept().await else { return };
         let (pod, served) = (pod.clone(), served.clone());
         tokio::spawn(async move {
+            #[expect(clippy::result_large_err, reason = "the signature is tungstenite's")]
             let record = |request: &Request, response: Response| {
                 let call = request.headers()["x-call-sid"].to_str().unwrap().to_owned();
                 served.lock().unwrap().push((call, pod.clone()));
@@ -43,13 +52,13 @@ async fn converse(url: String, call: String) {
 }
 
 async fn a_thousand_streams(routers: &[Router], pods: Vec<(String, AgentServer)>) {
-    let served = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
+    let served = Served::default();
     for (pod, server) in pods {
         tokio::spawn(echo_all(server, pod, served.clone()));
     }
     let mut connections: Vec<_> = routers.iter().map(Router::connect).collect();
     let mut tasks = tokio::task::JoinSet::new();
-    let mut pods_of = std::collections::HashMap::new();
+    let mut pods_of = HashMap::new();
     for number in 0..STREAMS {
         // One replica allocates, the other may carry the stream.
         let call = format!("CA{number:05}");
@@ -58,7 +67,8 @@ async fn a_thousand_streams(routers: &[Router], pods: Vec<(String, AgentServer)>
         let (status, answer) = connections[index].post("/api/v1/allocate", &body).json();
         assert_eq!(status, 200, "{answer}");
         let gateway = &routers[(number / 2) % routers.len()];
-        let url = format!("ws://{}{}", gateway.address, path_of(answer["ws_url"].as_str().unwrap()));
+        let url =
+            format!("ws://{}{}", gateway.address, path_of(answer["ws_url"].as_str().unwrap()));
         pods_of.insert(call.clone(), answer["pod_name"].as_str().unwrap().to_owned());
         tasks.spawn(converse(url, call));
     }

@@ -22,6 +22,7 @@ mod properties;
 mod queries;
 mod queue;
 mod rebalancing;
+mod release;
 mod renew;
 mod signed_requests;
 mod streams;
@@ -43,10 +44,7 @@ use self::{
 };
 pub use self::{
     call_history::{CallEnd, EndCause},
-    calls::{
-        Allocate, Allocation, Call, CallNotFound, NotReleased, PreviousPod, Refusal, RefusalReason,
-        Release, Released,
-    },
+    calls::{Allocate, Allocation, Call, PreviousPod, Refusal, RefusalReason},
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
     events::{Event, EventId, EventKind, EventLog, LoggedEvent},
@@ -60,6 +58,7 @@ pub use self::{
     },
     queue::{AbandonedCall, Hold, QueueEntry},
     rebalancing::{Move, moves, rebalance},
+    release::{CallNotFound, NotReleased, Release, Released},
     renew::{Confirm, Confirmed, Renew, Renewed},
     signed_requests::SignedRequest,
     streams::{Attach, AttachRefused, Attached, AttachedStream, Detach, Heartbeat},

@@ -158,7 +158,8 @@ impl Fleet {
                 pool,
                 merchant,
                 at: now,
-                until: now + request.lease_ttl,
+                // The attach that follows begins the lease.
+                until: now,
                 tried: Vec::new(),
                 provisional: false,
                 expects_stream: false,

@@ -67,7 +67,8 @@ pub(super) async fn agent(args: AgentArgs) -> anyhow::Result<()> {
     let closing = CancellationToken::new();
     let routes = agents.own_routes(args.pod_name);
     let limiter = ConnectionLimiter::new(usize::MAX, Counter::default());
-    let served = serve(listener, ListenerTls::Off, Service::of(routes), timeouts, limiter, closing.clone());
+    let served =
+        serve(listener, ListenerTls::Off, Service::of(routes), timeouts, limiter, closing.clone());
     let server = tokio::spawn(served);
     tokio::select! {
         _ = terminate.recv() => {}

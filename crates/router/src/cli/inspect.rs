@@ -244,7 +244,7 @@ fn stream_text(stream: &Value) -> String {
         if stream["is_ending"] == true { "ending: its stream is being closed; " } else { "" };
     let figures = &stream["figures"];
     let carried = if figures.is_null() {
-        "frames are counted by that router".to_owned()
+        "no figures yet".to_owned()
     } else {
         let side = |name: &str| {
             let [frames, bytes, gap] =
@@ -372,7 +372,7 @@ mod tests {
         assert_eq!(stream_text(&stream), format!("{head}{line}"));
         stream["figures"] = Value::Null;
         stream["is_ending"] = json!(true);
-        let line = "frames are counted by that router\n";
+        let line = "no figures yet\n";
         let ending = "ending: its stream is being closed; ";
         assert_eq!(stream_text(&stream), format!("{ending}{head}{line}"));
         assert_eq!(stream_text(&Value::Null), "");

@@ -68,9 +68,7 @@ pub(super) fn media(settings: &Settings) -> Result<Option<MediaConfig>, ConfigEr
         lease: streams.media_lease.0,
         wrap_up: streams.wrap_up_time.0,
         max_streams: streams.max_streams.map(|number| number.get()),
-        agent_tls: streams
-            .agent_tls
-            .then(|| AgentTls { authority: streams.agent_ca_file.clone() }),
+        agent_tls: streams.agent_tls.then(|| AgentTls { authority: streams.agent_ca_file.clone() }),
     }))
 }
 

@@ -26,7 +26,9 @@ use serde_json::Value;
 
 pub use self::{
     media_settings::{AgentTls, MediaConfig},
-    reference::reference, secret_settings::SecretSettings, settings::Settings,
+    reference::reference,
+    secret_settings::SecretSettings,
+    settings::Settings,
     value_parsers::without_password,
 };
 use crate::{

@@ -71,7 +71,10 @@ pub struct Context {
 
 /// Builds the stream URLs of calls.
 pub enum StreamUrls {
-    Gateway { gateway: Arc<Gateway>, path: WsPath },
+    Gateway {
+        gateway: Arc<Gateway>,
+        path: WsPath,
+    },
     /// URLs that lead to the pods through a proxy.
     Direct(WsUrls),
 }

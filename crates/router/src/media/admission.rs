@@ -68,7 +68,8 @@ impl Gateway {
         request.extensions_mut().insert(peer);
         let source = self.rate_limiter.source(request.extensions(), request.headers());
         let from = source.unwrap_or(peer.ip());
-        let mut refused = NotAdmitted { call: None, status: StatusCode::FORBIDDEN, from, reason: "" };
+        let mut refused =
+            NotAdmitted { call: None, status: StatusCode::FORBIDDEN, from, reason: "" };
         let (call, pod_attempt, target) = match self.check_url(&request) {
             Ok(checked) => checked,
             Err(reason) => {
@@ -96,9 +97,11 @@ impl Gateway {
         let headers = request.headers();
         let mut trace_headers = HeaderMap::new();
         for name in TRACE_HEADERS {
-            trace_headers.extend(headers.get(name).map(|value| {
-                (Some(header::HeaderName::from_static(name)), value.clone())
-            }));
+            trace_headers.extend(
+                headers
+                    .get(name)
+                    .map(|value| (Some(header::HeaderName::from_static(name)), value.clone())),
+            );
         }
         let protocols = protocols(headers);
         let upgrade = hyper::upgrade::on(&mut request);
@@ -134,9 +137,11 @@ fn accept_key(request: &Request<Incoming>) -> Option<String> {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|it: &HeaderValue| it.to_str().ok());
     let has_token = |name, token| {
-        headers.get_all(name).iter().filter_map(|it| it.to_str().ok()).any(|it| {
-            handshake::has_token(it, token)
-        })
+        headers
+            .get_all(name)
+            .iter()
+            .filter_map(|it| it.to_str().ok())
+            .any(|it| handshake::has_token(it, token))
     };
     let is_handshake = request.method() == Method::GET
         && request.version() == Version::HTTP_11

@@ -148,6 +148,12 @@ impl Gateway {
         request: Request<Incoming>,
         peer: SocketAddr,
     ) -> Response<Body> {
+        // A replica that has just started may not know the key that another one signed with.
+        if let Err(error) = self.load_key().await {
+            tracing::warn!(%error, "cannot read the key of stream tokens");
+            self.stream_metrics().refused("storage_error");
+            return empty(StatusCode::SERVICE_UNAVAILABLE);
+        }
         let admission = match self.admit(request, peer) {
             Ok(admission) => admission,
             Err(refused) => return self.refuse(&refused),
@@ -187,7 +193,11 @@ impl Gateway {
     }
 
     /// Carries one stream from its admission to its end.
-    async fn carry(self: Arc<Self>, admission: Admission, respond: oneshot::Sender<Response<Body>>) {
+    async fn carry(
+        self: Arc<Self>,
+        admission: Admission,
+        respond: oneshot::Sender<Response<Body>>,
+    ) {
         let (call, pod_attempt) = (admission.call.clone(), admission.pod_attempt);
         let stream = streams::new_stream_id();
         let attach = Attach {

@@ -49,9 +49,9 @@ impl FromStr for StreamFigures {
     fn from_str(text: &str) -> Result<Self, ()> {
         let mut parts = text.split(' ');
         let provider = Dialect::from_name(parts.next().unwrap_or_default()).as_str();
-        let mut number = || parts.next().and_then(|part| part.parse().ok()).ok_or(());
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).ok_or(());
         let mut side = || {
-            Ok(SideFigures {
+            Ok::<_, ()>(SideFigures {
                 frames: number()?,
                 bytes: number()?,
                 longest_gap: Duration::from_millis(number()?),

@@ -193,7 +193,8 @@ impl Collector for StreamMetrics {
         // rather than counted twice.
         let ended = self.ended.read();
         let help = "Open media streams of this process";
-        let mut family = encoder.encode_descriptor("media_streams", help, None, MetricType::Gauge)?;
+        let mut family =
+            encoder.encode_descriptor("media_streams", help, None, MetricType::Gauge)?;
         for (provider, count) in &open.open {
             let labels = ByProvider { provider };
             ConstGauge::new(*count as i64).encode(family.encode_family(&labels)?)?;

@@ -92,7 +92,7 @@ function streamSection({ stream }) {
   ];
   const title = el("h3", {}, "Stream");
   if (!stream.figures) {
-    const note = "Another router relays this stream and counts its frames.";
+    const note = "Another router relays this stream; its figures follow in a few seconds.";
     return [title, factList(facts), el("p", { class: "soft small" }, note)];
   }
   const figures = FIGURES.map(([name]) => [name, el("span", { "data-figure": name })]);
