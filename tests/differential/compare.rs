@@ -1,7 +1,11 @@
 //! Random operations on a Redis store and on the fleet model: all replies, events and indexes must
 //! agree.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use fleet::{
     Allocation, CallLookup, CallQuery, Edit, Event, EventKind, Fleet, Millis, PodStatus, Refusal,
@@ -380,6 +384,9 @@ pub(crate) async fn compare(
 /// Parts of the errors of a store that does not reply in time.
 const TIMEOUTS: [&str; 2] = ["the store is unavailable", "the store is overloaded"];
 
+/// A request that takes this long may have run twice: the reply of its first try was late. The
+/// second reply of a release or a detach, for example, differs from the first.
+const FIRST_TRY: Duration = Duration::from_millis(300);
 /// Operations between two ends of the call history.
 const HISTORY_INTERVAL: usize = 2_000;
 /// Operations between two changes of the schema.
@@ -401,11 +408,17 @@ async fn compare_once(
             pair.change_schema().await;
         }
         pair.mix_records(number, MIXED_INTERVAL);
+        let mut was_repeated = false;
         let stepped = match number % HISTORY_INTERVAL {
             number if number + 1 == HISTORY_INTERVAL => {
                 pair.advance_to_end_of_history(&mut dice).await.map(|()| "end of history".into())
             }
-            _ => pair.step(&mut dice).await,
+            _ => {
+                let started = Instant::now();
+                let stepped = pair.step(&mut dice).await;
+                was_repeated = started.elapsed() >= FIRST_TRY;
+                stepped
+            }
         };
         let agreed = match stepped.and_then(|done| pair.events_agree().map(|()| done)) {
             Ok(done) => {
@@ -421,7 +434,10 @@ async fn compare_once(
             }
             Err(error) => Err(error),
         };
-        if let Err(error) = agreed {
+        if let Err(mut error) = agreed {
+            if was_repeated {
+                error = format!("{}, a request may have run twice: {error}", TIMEOUTS[1]);
+            }
             let tail = history[history.len().saturating_sub(12)..].join("\n  ");
             pair.store.close().await;
             return Err(format!("seed {seed}, operation {number}: {error}\nafter\n  {tail}"));

@@ -57,7 +57,8 @@ fn the_latency_charts_include_calls_from_before_the_page() {
 
 #[test]
 fn a_tile_shows_the_remaining_lease_time() {
-    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("LEASE_TTL", "30s")]);
+    // Until its stream comes, the lease of a call is CONNECT_TIMEOUT.
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 3}"#), ("CONNECT_TIMEOUT", "30s")]);
     run_external_check(&mut browser_check("leases", &[url(&router)], ""));
 }
 

@@ -9,7 +9,7 @@ use super::*;
 use testkit::redis::RedisServer;
 
 const STREAMS: usize = 1_000;
-const FRAMES: usize = 20;
+const FRAMES: usize = 5;
 
 /// The calls that agents have served, with the pod of each.
 type Served = Arc<Mutex<Vec<(String, String)>>>;

@@ -226,7 +226,7 @@ impl StreamMetrics {
         let mut family = encoder.encode_descriptor(name, help, None, MetricType::Histogram)?;
         for (index, from) in SENDERS.into_iter().enumerate() {
             let seconds = |bound: u64| bound as f64 / 1_000.0;
-            let bounds = GAP_BUCKETS.map(seconds).into_iter().chain([f64::MAX]);
+            let bounds = GAP_BUCKETS.map(seconds).into_iter().chain([f64::INFINITY]);
             let counts = self.gaps.0[index].iter().map(|count| count.load(Ordering::Relaxed));
             let buckets: Vec<(f64, u64)> = bounds.zip(counts).collect();
             let count = buckets.iter().map(|(_, count)| count).sum();
