@@ -59,9 +59,9 @@ fn heap_allocations_per_request_stay_within_bounds() {
     let server = RedisServer::start(&[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     let url = server.url();
-    // Measured: 59 and 56 (1 and 3 of them for events), 78 and 68. Background tasks of the router
-    // add a little.
-    for (store, limits) in [(None, [62.0, 59.0]), (Some(url.as_str()), [80.0, 70.0])] {
+    // Measured: 61 and 56 (1 and 3 of them for events), 80 and 68; an allocation has two for the
+    // path and the token of its stream URL. Background tasks of the router add a little.
+    for (store, limits) in [(None, [64.0, 59.0]), (Some(url.as_str()), [83.0, 70.0])] {
         let tiers = format!(r#"{{"gold": {}}}"#, 2 * CALLS);
         let mut arguments = vec!["smart-router", "--http-port", "0", "--metrics-port", "0"];
         arguments.extend(["--tier-config", &tiers]);

@@ -3,6 +3,8 @@
 //! A token is `{attempt}.{expiry}.{mac}`. The MAC covers call, pod attempt, expiry and path,
 //! so that a token opens one stream of one allocation at one path, for ten minutes.
 
+use std::fmt::Write;
+
 use aws_lc_rs::{constant_time::verify_slices_are_equal, hmac};
 use data_encoding::BASE64URL_NOPAD;
 
@@ -51,7 +53,8 @@ impl TokenKeys {
 
     pub fn sign(&self, claims: &Claims<'_>) -> String {
         let mac = mac(&self.keys[0], claims);
-        let mut token = format!("{}.{}.", claims.attempt, claims.expiry);
+        let mut token = String::with_capacity(MAX_LEN);
+        let _ = write!(token, "{}.{}.", claims.attempt, claims.expiry);
         BASE64URL_NOPAD.encode_append(&mac.as_ref()[..MAC_LEN], &mut token);
         token
     }

@@ -1,7 +1,7 @@
 //! The keys of stream tokens: configured, or one that the replicas share through the store.
 
 use std::{
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, PoisonError, RwLock, RwLockReadGuard},
     time::{SystemTime, UNIX_EPOCH},
 };
 
@@ -11,32 +11,29 @@ use crate::auth::Access;
 use fleet::names::CallSid;
 use media::token::{Claims, LIFETIME, TokenError, TokenKeys};
 use store::{Store, StoreError};
+use telephony::Secret;
 
 /// Former keys of the store that still verify: a key changes only if the store loses it.
 const MAX_FORMER: usize = 3;
 
 pub(super) struct Keys {
     access: Arc<Access>,
-    shared: RwLock<Shared>,
+    state: RwLock<State>,
 }
 
 #[derive(Default)]
-struct Shared {
-    /// Keys of the store, the current one first.
-    secrets: Vec<String>,
-    /// Built from the secrets in force; `None` before the first is known.
-    built: Option<Arc<Built>>,
-}
-
-/// The keys, and the secrets that they were built from.
-struct Built {
-    secrets: Vec<String>,
-    keys: TokenKeys,
+struct State {
+    /// Secrets of the store, the current one first.
+    shared: Vec<String>,
+    /// The configured secrets that the keys were made of, if any are.
+    configured: Option<Arc<Vec<Secret>>>,
+    /// `None` before the first secret is known.
+    keys: Option<Arc<TokenKeys>>,
 }
 
 impl Keys {
     pub(super) fn new(access: Arc<Access>) -> Self {
-        Self { access, shared: RwLock::default() }
+        Self { access, state: RwLock::default() }
     }
 
     pub(super) fn is_known(&self) -> bool {
@@ -49,47 +46,48 @@ impl Keys {
         if self.access.media_secrets().is_some() {
             return Ok(());
         }
-        let known = self.read(|shared| shared.secrets.first().cloned());
+        let known = self.read().shared.first().cloned();
         let candidate = known.clone().unwrap_or_else(random_secret);
         let current = store.media_secret(&candidate).await?;
         if known.as_ref() != Some(&current) {
-            let mut shared = self.shared.write().unwrap_or_else(PoisonError::into_inner);
-            shared.secrets.insert(0, current);
-            shared.secrets.truncate(1 + MAX_FORMER);
+            let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+            state.shared.insert(0, current);
+            state.shared.truncate(1 + MAX_FORMER);
+            state.keys = TokenKeys::new(state.shared.iter().map(String::as_bytes)).map(Arc::new);
         }
         Ok(())
     }
 
-    fn read<T>(&self, read: impl FnOnce(&Shared) -> T) -> T {
-        read(&self.shared.read().unwrap_or_else(PoisonError::into_inner))
+    fn read(&self) -> RwLockReadGuard<'_, State> {
+        self.state.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The keys in force; `None` before the first is known.
-    fn keys(&self) -> Option<Arc<Built>> {
-        let secrets = match self.access.media_secrets() {
-            Some(secrets) => secrets.iter().map(|it| it.expose().to_owned()).collect(),
-            None => self.read(|shared| shared.secrets.clone()),
-        };
-        let built = self.read(|shared| shared.built.clone());
-        if let Some(built) = built.filter(|built| built.secrets == secrets) {
-            return Some(built);
+    fn keys(&self) -> Option<Arc<TokenKeys>> {
+        let configured = self.access.media_secrets();
+        let Some(secrets) = configured else { return self.read().keys.clone() };
+        {
+            let state = self.read();
+            if state.configured.as_ref().is_some_and(|known| Arc::ptr_eq(known, &secrets)) {
+                return state.keys.clone();
+            }
         }
-        let keys = TokenKeys::new(secrets.iter().map(String::as_bytes))?;
-        let built = Arc::new(Built { secrets, keys });
-        self.shared.write().unwrap_or_else(PoisonError::into_inner).built = Some(built.clone());
-        Some(built)
+        let keys = TokenKeys::new(secrets.iter().map(Secret::as_bytes)).map(Arc::new);
+        let mut state = self.state.write().unwrap_or_else(PoisonError::into_inner);
+        (state.configured, state.keys) = (Some(secrets), keys.clone());
+        keys
     }
 
     pub(super) fn sign(&self, call: &CallSid, attempt: u32, path: &str) -> Option<String> {
         let expiry = unix_seconds() + LIFETIME;
         let claims = Claims { call: call.as_str(), attempt, expiry, path };
-        Some(self.keys()?.keys.sign(&claims))
+        Some(self.keys()?.sign(&claims))
     }
 
     /// The pod attempt that a valid token names.
     pub(super) fn verify(&self, token: &str, call: &str, path: &str) -> Result<u32, TokenError> {
         let keys = self.keys().ok_or(TokenError::Wrong)?;
-        keys.keys.verify(token, call, path, unix_seconds())
+        keys.verify(token, call, path, unix_seconds())
     }
 }
 

@@ -121,7 +121,7 @@ impl Gateway {
     /// The stream URL of a call. `path` is what the agent sees.
     pub fn url(&self, call: &CallSid, pod_attempt: u32, path: &str) -> Option<String> {
         let token = self.keys.sign(call, pod_attempt, path)?;
-        Some(format!("{}{PATH_PREFIX}{call}/{token}{path}", self.base_url))
+        Some([&self.base_url, PATH_PREFIX, call.as_str(), "/", &token, path].concat())
     }
 
     /// Reads the key of stream tokens from the store, unless it is known or configured.
