@@ -203,8 +203,12 @@ fn start_behind(proxy: &FaultProxy, tiers: &str) -> Router {
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", tiers)]);
     // The first allocation may have to read the key of stream tokens: a request before its own,
     // which faults would hit instead.
-    router.allocate("first");
-    assert_eq!(router.release("first").0, 200);
+    eventually(Duration::from_secs(5), "the router serves", || {
+        router.post("/api/v1/allocate", json!({"call_sid": "first"})).0 == 200
+    });
+    eventually(Duration::from_secs(5), "the first call has ended", || {
+        router.release("first").0 == 404
+    });
     router
 }
 

@@ -119,6 +119,10 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
     let simulated = simulated_agents(&config, &parts).await?;
     let agents_address = simulated.as_ref().map(|simulated| simulated.address);
     let gateway = gateway(&config, &parts, api.port(), agents_address)?;
+    if let Some(gateway) = &gateway {
+        // Without the store, the first call reads the key.
+        let _ = timeout(STARTUP_TIMEOUT, gateway.load_key()).await;
+    }
     let context = Arc::new(context(&config, &parts, gateway.as_ref()));
     let control = Arc::new(control(&config, &parts, context.lifecycle.clone(), identified));
     if matches!(source, Source::Feed(_)) {
