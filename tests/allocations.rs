@@ -39,6 +39,16 @@ fn release(address: SocketAddr, sids: &[serde_json::Value]) {
     }
 }
 
+/// One router of a store reads the events of all calls, for its capacity decisions. That is work
+/// in the background, not of a request.
+fn leave_capacity_to_another_router(server: &RedisServer) {
+    let mut redis = server.connection();
+    let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+    let until = ((seconds + 50) * 1_000).to_string();
+    let fields = ["holder", "another", "epoch", "4000000000", "until", &until];
+    redis::cmd("HSET").arg("voice:capacity").arg(&fields).exec(&mut redis).unwrap();
+}
+
 /// Heap allocations per request of this thread, which runs the router, while another thread sends
 /// requests.
 fn count_allocations<T: Send + 'static>(
@@ -69,6 +79,9 @@ fn heap_allocations_per_request_stay_within_bounds() {
         let settings = Arguments::try_parse_from(arguments).unwrap().settings;
         let running = runtime.block_on(app::start(Config::new(settings).unwrap())).unwrap();
         let address = running.api;
+        if store.is_some() {
+            leave_capacity_to_another_router(&server);
+        }
         let (_, warm) = count_allocations(&runtime, move || allocate(address, "warm"));
         count_allocations(&runtime, move || release(address, &warm));
         let (per_allocate, sids) = count_allocations(&runtime, move || allocate(address, "call"));

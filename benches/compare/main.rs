@@ -4,7 +4,7 @@
 mod plot;
 mod results;
 
-use std::{process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, time::Duration};
 
 use redis::cmd;
 use smart_router::tools::{
@@ -18,6 +18,7 @@ use testkit::{
     baseline::BaselineKind,
     free_port,
     measurement::{describe_machine, latency_proxy, redis_server, wait_for_port},
+    scratch,
 };
 
 /// A measured system.
@@ -132,6 +133,14 @@ fn fill_pools(port: u16, case: &Case) {
     }
 }
 
+/// A list with as many pods as the baselines have in their pools; there are fewer simulated agents.
+fn pod_list(case: &Case) -> PathBuf {
+    let pods = (0..case.exclusive + case.shared).map(|pod| format!("pod-{pod}=127.0.0.1:9\n"));
+    let path = scratch().join("pods");
+    std::fs::write(&path, pods.collect::<String>()).unwrap();
+    path
+}
+
 fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
     let port = free_port();
     let url = format!("redis://127.0.0.1:{redis}");
@@ -147,6 +156,8 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             let port = port.to_string();
             command
                 .env_clear()
+                .env("HTTP_BIND", "127.0.0.1")
+                .env("PODS_FILE", pod_list(case))
                 .env("HTTP_PORT", &port)
                 .env("METRICS_PORT", &port)
                 .env("LOG_FORMAT", "json")
@@ -212,6 +223,7 @@ impl RunningSystem {
             connections,
             hold: Duration::ZERO,
             media: None,
+            clips: Vec::new(),
             duration: Duration::from_secs_f64(seconds),
             calls: None,
             repeat: 0,

@@ -49,17 +49,27 @@ async fn serve(mut stream: TcpStream) -> Option<()> {
         if stream.read_buf(&mut received).await.ok()? == 0 {
             return None;
         }
-        let read = echo(&mut received, &mut replies)?;
-        received.drain(..read);
+        let echoed = echo(&mut received, &mut replies)?;
+        received.drain(..echoed.len);
         stream.write_all(&replies).await.ok()?;
+        if echoed.is_closed {
+            return stream.shutdown().await.ok();
+        }
         replies.clear();
     }
 }
 
-/// Writes the replies to the complete frames of `received`, and returns their length. `None`
-/// ends the connection: after a close frame, or one that violates the protocol.
-fn echo(received: &mut [u8], replies: &mut Vec<u8>) -> Option<usize> {
-    let mut read = 0;
+struct Echoed {
+    /// Length of the frames that have a reply.
+    len: usize,
+    /// One of them was a close frame.
+    is_closed: bool,
+}
+
+/// Writes the replies to the complete frames of `received`. `None` ends the connection after a
+/// frame that violates the protocol.
+fn echo(received: &mut [u8], replies: &mut Vec<u8>) -> Option<Echoed> {
+    let (mut read, mut is_closed) = (0, false);
     while let Some(header) = Header::parse(&received[read..], Sender::Client).ok()? {
         let end = read + header.frame_len() as usize;
         let Some(frame) = received.get_mut(read..end) else {
@@ -70,10 +80,13 @@ fn echo(received: &mut [u8], replies: &mut Vec<u8>) -> Option<usize> {
         match header.opcode {
             Opcode::Ping => write_frame(replies, Opcode::Pong, payload, None),
             Opcode::Pong => {}
-            Opcode::Close => return None,
+            Opcode::Close => {
+                write_frame(replies, Opcode::Close, payload, None);
+                is_closed = true;
+            }
             opcode => write_frame(replies, opcode, payload, None),
         }
         read = end;
     }
-    Some(read)
+    Some(Echoed { len: read, is_closed })
 }

@@ -6,8 +6,10 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
+use media::frame::{Opcode, write_frame};
 use rustls::{
     ClientConfig, DigitallySignedStruct, SignatureScheme,
     client::{
@@ -24,7 +26,13 @@ use tokio::{
 };
 use tokio_rustls::{TlsConnector, client::TlsStream};
 
+use super::frames::MASK;
+
 const MAX_HEAD: usize = 16 << 10;
+/// Close code of a stream that ended normally.
+const NORMAL_CLOSE: u16 = 1000;
+/// How long the other side may take to end a closed stream.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Where streams are opened.
 #[derive(Clone)]
@@ -182,6 +190,22 @@ fn content_length(head: &str) -> usize {
 }
 
 impl Socket {
+    /// Ends the stream as providers do: a close frame, then the end of the connection by the
+    /// other side.
+    pub(crate) async fn hang_up(mut self) -> io::Result<()> {
+        let (mut frame, code) = (Vec::new(), NORMAL_CLOSE.to_be_bytes());
+        write_frame(&mut frame, Opcode::Close, &code, Some(MASK));
+        self.write_all(&frame).await?;
+        let mut rest = Vec::new();
+        let end = tokio::time::timeout(CLOSE_TIMEOUT, self.read_to_end(&mut rest)).await;
+        // The other side need not end TLS; its close frame is what counts.
+        drop(end.map_err(|_| io::ErrorKind::TimedOut)?);
+        match rest.ends_with(&[0x88, 2, code[0], code[1]]) {
+            true => Ok(()),
+            false => Err(io::Error::other("the close was not answered")),
+        }
+    }
+
     /// Ends the connection, with TLS properly. The other side may have ended it first.
     pub(crate) async fn close(self) {
         if let Self::Tls(mut stream) = self {

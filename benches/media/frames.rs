@@ -10,7 +10,7 @@ const BEFORE_AUDIO: &str = r#"{"event":"media","sequenceNumber":"1001","media":{
 /// Base64 of 160 bytes of µ-law audio, which are 20 ms.
 const AUDIO_LEN: usize = 216;
 /// Any mask but zero, which a relay could treat as a special case.
-const MASK: [u8; 4] = [0x37, 0xFA, 0x21, 0x3D];
+pub(crate) const MASK: [u8; 4] = [0x37, 0xFA, 0x21, 0x3D];
 /// Hexadecimal digits of the time, then of the call.
 const TIME_DIGITS: usize = 16;
 const CALL_DIGITS: usize = 8;

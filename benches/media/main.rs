@@ -4,6 +4,7 @@
 
 mod agents;
 mod client;
+mod failover;
 mod frames;
 mod load;
 mod results;
@@ -15,7 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use testkit::{certificates::Authority, measurement::describe_machine_with_nginx};
+use testkit::{
+    certificates::Authority, echo_agent::run_agent_process,
+    measurement::describe_machine_with_nginx,
+};
 
 use self::{
     client::{Endpoint, tls_connector},
@@ -25,10 +29,12 @@ use self::{
     system::{RunningSystem, Setting, System, Tls},
 };
 
-/// Streams that are opened for the memory measurement.
+/// Streams that are opened together for the memory measurement, and how often.
 const IDLE_STREAMS: usize = 500;
-/// Fewest open files that the clients and agents need.
-const OPEN_FILES: usize = 4096;
+const IDLE_BATCHES: usize = 4;
+/// Fewest open files. Clients and agents have two per stream; the gateway derives its limit of
+/// streams from this number, beside its connections.
+const OPEN_FILES: usize = 16_384;
 /// Below this, a saturated machine is not worth measuring.
 const MIN_CALLS: usize = 100;
 
@@ -63,6 +69,8 @@ struct Plan {
     period: Period,
     /// Streams of the set-up measurement.
     set_ups: [usize; 2],
+    /// Agents that are killed.
+    kills: usize,
 }
 
 impl Plan {
@@ -73,11 +81,13 @@ impl Plan {
                 turns: 1,
                 period: Period { warm_up: seconds(0.5), measured: seconds(3.0) },
                 set_ups: [10_000, 3_000],
+                kills: 50,
             },
             false => Self {
                 turns: 3,
                 period: Period { warm_up: seconds(1.0), measured: seconds(8.0) },
                 set_ups: [20_000, 6_000],
+                kills: 200,
             },
         }
     }
@@ -89,6 +99,9 @@ impl Plan {
 
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).collect();
+    if args == [failover::AGENT] {
+        return run_agent_process();
+    }
     let mut is_quick = false;
     for arg in &args {
         match arg.as_str() {
@@ -167,7 +180,8 @@ async fn run(machine: &str, setting: &Setting, plan: &Plan) {
             }
         }
     }
-    print_medians(&turns);
+    let gaps = failover::measure(setting.core, plan.kills).await;
+    print_medians(&turns, &gaps);
 }
 
 /// The load that both systems carry: the usual one, or less on a slower machine.
@@ -244,17 +258,17 @@ async fn measure(
         set_up_core_share: set_ups.core_share,
         set_up_cpu: set_ups.core_share * 1e6 / set_ups.per_second,
     };
-    let refused = (set_ups.refused > 0).then(|| format!("{} set-ups failed", set_ups.refused));
-    let remarks = [relayed.saturation(), refused].into_iter().flatten().collect();
+    let failed = (set_ups.failed > 0).then(|| format!("{} set-ups failed", set_ups.failed));
+    let remarks = [relayed.saturation(), failed].into_iter().flatten().collect();
     Turn { system, mode, figures, remarks }
 }
 
-/// Resident memory per idle stream, in KiB: of 500 streams after as many have been opened and
-/// closed, and of 500 more. The first figure is low if the allocator has kept the memory of
-/// closed streams; the second one needs new memory.
+/// Resident memory per idle stream, in KiB, after as many as in a batch have been opened and
+/// closed: of the first batch, and of all. The first figure is low if the allocator has kept the
+/// memory of closed streams; the others need new memory.
 async fn memory_per_stream(running: &mut RunningSystem) -> [f64; 2] {
     let mut paths = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..=IDLE_BATCHES {
         paths.push(running.paths(IDLE_STREAMS).await);
     }
     running.settle().await;
@@ -272,23 +286,25 @@ async fn memory_per_stream(running: &mut RunningSystem) -> [f64; 2] {
     for open in streams {
         close_streams(open).await;
     }
-    [1, 2].map(|index| (resident[index] - resident[index - 1]) / IDLE_STREAMS as f64)
+    let per_stream =
+        |batches: usize| (resident[batches] - resident[0]) / (batches * IDLE_STREAMS) as f64;
+    [1, IDLE_BATCHES].map(per_stream)
 }
 
 struct SetUps {
     per_second: f64,
     /// Share of its core that the system used.
     core_share: f64,
-    refused: usize,
+    failed: usize,
 }
 
 async fn set_ups(running: &mut RunningSystem, count: usize) -> SetUps {
     let paths = running.paths(count).await;
     running.settle().await;
     let (cpu, started) = (running.cpu_time(), Instant::now());
-    let refused = set_up::open_and_close(&running.endpoint, paths).await;
+    let failed = set_up::open_and_close(&running.endpoint, paths).await;
     let elapsed = started.elapsed().as_secs_f64();
     let cpu = (running.cpu_time() - cpu).as_secs_f64();
-    let per_second = (count - refused) as f64 / elapsed;
-    SetUps { per_second, core_share: cpu / elapsed, refused }
+    let per_second = (count - failed) as f64 / elapsed;
+    SetUps { per_second, core_share: cpu / elapsed, failed }
 }

@@ -1,19 +1,24 @@
 //! The results: a row per turn, the medians, and the ratios.
 
-use super::{Mode, System};
+use super::{Mode, System, failover::Gaps};
 
 /// Explains the columns.
 const METHOD: &str = "\
 - CPU: user and system time of the process that relays, per frame; a round trip is two frames.
 - p99 of round trips: through the system, direct from clients to agents (plain, same load), and
   the difference, which is the part that the system adds.
-- KiB/call: resident memory (smaps_rollup) with 1,000 idle streams less that with 500, per
-  stream. `reused`: with 500 less that with none, after 500 have been opened and closed; it
-  shows how much of that memory the allocator had kept. Calls are allocated before.
-- set-ups/s: handshake up to 101, then close, 32 at a time; calls are allocated before.
-  `µs each`: CPU time of the system per set-up.
+- KiB/call: resident memory (smaps_rollup) with 2,000 idle streams less that with none, per
+  stream, after 500 have been opened and closed. `reused`: the same with the first 500 of them;
+  it shows how much of that memory the allocator had kept. Calls are allocated before.
+- set-ups/s: handshake up to 101, then a close frame (1000) of the client, its answer, and the end
+  of the connection by the system, 32 at a time; calls are allocated before. `µs each`: CPU time
+  of the system per set-up.
 - core: share of its core that the system used. Well below 100 % at the set-ups, the clients and
   agents were the limit.
+- failover: 50 live calls in all seven formats through the gateway, an exclusive pod each. Agents
+  are processes and are killed (SIGKILL) one after the other. gap: from the kill to the first frame
+  of the next agent that reaches the provider. Exotel sends a frame every 100 ms, the others every
+  20 ms; frames are lost until the next agent has the opening messages.
 ";
 
 /// Smallest latency that a ratio is formed with, in milliseconds: below it is noise.
@@ -114,8 +119,8 @@ fn medians(turns: &[Turn], mode: Mode, system: System) -> Figures {
     }
 }
 
-/// The medians and, in the last two lines, the gateway's as multiples of nginx's.
-pub(crate) fn print_medians(turns: &[Turn]) {
+/// The medians, then the gateway's as multiples of nginx's, and the gaps of its failovers.
+pub(crate) fn print_medians(turns: &[Turn], gaps: &Gaps) {
     let [plain, tls] = Mode::ALL.map(|mode| {
         System::ALL.map(|system| {
             let medians = medians(turns, mode, system);
@@ -139,6 +144,7 @@ pub(crate) fn print_medians(turns: &[Turn]) {
         ratio(&tls, |it| it.set_ups),
         ratio(&tls, added_p99),
     );
+    println!("{gaps}");
     println!(
         "media: cpu {:.2}x nginx, tls {:.2}x nginx, p99 {:.2}x nginx, KiB/call {:.1}, tls KiB/call {:.1}",
         ratio(&plain, |it| it.cpu_per_frame),

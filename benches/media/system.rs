@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    process::Stdio,
+    process::{Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -139,10 +139,7 @@ impl RunningSystem {
     }
 }
 
-/// The router as in production: JSON log lines at `info`, metrics, validation. Only its limit
-/// per source is off, because all requests come from one address.
 fn gateway(setting: &Setting, certificate: Option<&Certificate>) -> (Process, u16) {
-    let port = free_port();
     let pods = setting.agents.iter().enumerate();
     let pods: Vec<String> =
         pods.map(|(index, agent)| format!("agent-{index}=127.0.0.1:{agent}")).collect();
@@ -150,7 +147,23 @@ fn gateway(setting: &Setting, certificate: Option<&Certificate>) -> (Process, u1
         "type": "shared", "target": pods.len(), "max_concurrent": MAX_CALLS,
     }});
     let scheme = if certificate.is_some() { "wss" } else { "ws" };
-    let mut command = pinned(setting.core, "KILL", program_path());
+    start_router(setting.core, scheme, |command| {
+        command.env("PODS", pods.join(",")).env("TIER_CONFIG", tiers.to_string());
+        if let Some(Certificate { file, key }) = certificate {
+            command.env("TLS_CERT_FILE", file).env("TLS_KEY_FILE", key);
+        }
+    })
+}
+
+/// The router as in production: JSON log lines at `info`, metrics, validation. Only its limit
+/// per source is off, because all requests come from one address.
+pub(crate) fn start_router(
+    core: usize,
+    scheme: &str,
+    configure: impl FnOnce(&mut Command),
+) -> (Process, u16) {
+    let port = free_port();
+    let mut command = pinned(core, "KILL", program_path());
     command
         .env_clear()
         .env("HTTP_BIND", "127.0.0.1")
@@ -158,13 +171,9 @@ fn gateway(setting: &Setting, certificate: Option<&Certificate>) -> (Process, u1
         .env("METRICS_PORT", port.to_string())
         .env("LOG_FORMAT", "json")
         .env("RATE_LIMIT", "off")
-        .env("PODS", pods.join(","))
-        .env("TIER_CONFIG", tiers.to_string())
         .env("MEDIA_URL", format!("{scheme}://localhost:{port}"))
         .stdin(Stdio::null());
-    if let Some(Certificate { file, key }) = certificate {
-        command.env("TLS_CERT_FILE", file).env("TLS_KEY_FILE", key);
-    }
+    configure(&mut command);
     let process = Process::start(&mut command);
     wait_for_port(port);
     (process, port)

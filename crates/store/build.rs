@@ -14,7 +14,7 @@ macro_rules! functions {
 include!("src/redis/function_table.rs");
 
 /// Shared parts, each after the parts that it uses.
-const COMMON: [&str; 12] = [
+const COMMON: [&str; 13] = [
     "prelude",
     "pod",
     "queue",
@@ -25,6 +25,7 @@ const COMMON: [&str; 12] = [
     "repeat_request",
     "merchant_config",
     "fencing",
+    "capacity",
     "pod_row",
     "call_row",
 ];

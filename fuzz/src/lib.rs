@@ -17,7 +17,9 @@ use smart_router::{
     tools::agent::{Reaction, react},
 };
 use spans::SpanContext;
-use telephony::{BodyFormat, CallRequest, Coverage, Params, Provider, Secret, Stream, Webhook};
+use telephony::{
+    BodyFormat, CallRequest, Coverage, Parameters, Params, Provider, Secret, Stream, Webhook,
+};
 use tokio_tungstenite::tungstenite::Message;
 
 fn text(data: &[u8]) -> &str {
@@ -80,9 +82,12 @@ pub fn cluster_pod(data: &[u8]) {
     let Ok(pod) = serde_json::from_slice::<ClusterPod>(data) else { return };
     let config = ClusterConfig {
         namespace: "default".into(),
+        namespaces: vec!["default".into()],
         selector: "app=voice-agent".into(),
         agent_container: Some("agent".into()),
         agent_port: 8000,
+        settle_time: std::time::Duration::ZERO,
+        has_manifests: false,
     };
     match pod.read(&config) {
         Ok(PodObject::Present { facts, .. }) => {
@@ -169,7 +174,13 @@ pub fn webhook(provider: Provider, data: &[u8]) {
             status_url: Some("https://r.example/s?a=b&c=d"),
             after_stream_url: Some("https://r.example/s?a=b&c=d"),
             traceparent: Some("00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"),
+            parameters: &request.parameters,
         };
+        // A URL that leads the call back has the same parameters.
+        let query = Params::from_form(&request.parameters.to_query()).expect("a query");
+        assert_eq!(Parameters::from_query(query.iter()), Ok(request.parameters.clone()));
+        let lines = request.parameters.to_lines();
+        assert_eq!(Parameters::from_lines(&lines), Some(request.parameters.clone()));
         let document = dialect.connect(&stream);
         assert!(!document.body.contains('\0'));
     }

@@ -1,5 +1,5 @@
-//! Targets of the media gateway: frames, the agent's handshake response, opening messages and
-//! stream tokens.
+//! Targets of the media gateway: frames, the agent's handshake response, opening messages, start
+//! messages and stream tokens.
 
 use media::{
     frame::{
@@ -8,8 +8,9 @@ use media::{
     },
     handshake::{accept_key, read_response},
     opening::{MAX_OPENING, Message, Opening, classify},
-    token::{Claims, TokenError, TokenKeys},
+    token::{Claims, TokenError, TokenKeys, Verified},
 };
+use telephony::{CallRequest, DEFAULT_WS_PATH, Params, Provider, WsPath};
 
 use crate::text;
 
@@ -132,6 +133,31 @@ pub fn opening(data: &[u8]) {
     }
 }
 
+/// The start message of a stream after a line with its query, read as that of every provider. The
+/// path for the agent is a plain path, whatever the message contains.
+pub fn start(data: &[u8]) {
+    const GENERATED: &str = "generated";
+    let split = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
+    let (query, message) = (&data[..split], data.get(split + 1..).unwrap_or_default());
+    let Ok(query) = Params::from_form(text(query)) else { return };
+    let path: WsPath = DEFAULT_WS_PATH.parse().unwrap();
+    for provider in Provider::ALL {
+        let mut is_generated = false;
+        let new_id = || {
+            is_generated = true;
+            GENERATED.to_owned()
+        };
+        let Ok(request) = CallRequest::from_start(provider, &query, message, new_id) else {
+            continue;
+        };
+        assert!(!is_generated || provider == Provider::Vonage);
+        let path = path.fill(&request);
+        assert!(path.starts_with("/agent/"));
+        assert!(path.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"/-._~".contains(&byte)));
+        assert!(path.split('/').all(|part| part != ".."));
+    }
+}
+
 /// Lines: call, path, token. No input contains a token of a secret key, and a token of another call
 /// or path, or with another character, is refused.
 pub fn token(data: &[u8]) {
@@ -142,9 +168,10 @@ pub fn token(data: &[u8]) {
     let unused = keys_of("a key that is not in any corpus: 0b6f7d1d");
     assert!(unused.verify(token, call, path, 0).is_err());
     let keys = keys_of("another key");
-    let claims = Claims { call, attempt: data.len() as u32, expiry: 1_000, path };
+    let claims = Claims { call, attempt: data.len() as u32, expiry: 1_000, path, parameters: "" };
     let signed = keys.sign(&claims);
-    assert_eq!(keys.verify(&signed, call, path, 1_000), Ok(claims.attempt));
+    let verified = Verified { attempt: claims.attempt, parameters: "" };
+    assert_eq!(keys.verify(&signed, call, path, 1_000), Ok(verified));
     assert_eq!(keys.verify(&signed, call, path, 1_001), Err(TokenError::Expired));
     assert_eq!(keys.verify(&signed, call, &format!("{path}/"), 0), Err(TokenError::Wrong));
     if token != call {

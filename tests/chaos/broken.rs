@@ -9,7 +9,7 @@ use smart_router::{
 };
 use store::Functions;
 
-use super::{cell::Broken, cells::CELLS};
+use super::cell::{self, Broken};
 use testkit::baseline::BaselineKind;
 
 pub(crate) const NO_OWNER_CHECK: Broken = Broken::Edit(&[(
@@ -44,7 +44,7 @@ struct Arguments {
 
 /// Serves as the broken build of a cell until the process is killed.
 pub(crate) fn serve(cell: &str) -> ! {
-    let cell = CELLS.iter().find(|other| other.name == cell).expect("a cell");
+    let cell = cell::all().find(|other| other.name == cell).expect("a cell");
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     runtime.block_on(async {
@@ -66,6 +66,16 @@ pub(crate) fn serve(cell: &str) -> ! {
         std::future::pending::<()>().await;
     });
     unreachable!()
+}
+
+/// Checks that every broken build can be built. An edit of a text that the functions no longer
+/// contain would otherwise show only in the nightly run.
+pub(crate) fn check_edits() {
+    for cell in cell::all() {
+        if let Broken::Edit(_) = cell.broken {
+            functions(cell.broken);
+        }
+    }
 }
 
 fn functions(broken: Broken) -> Functions {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{callers::Workload, faults::FaultContext, store::BackendKind};
+use super::{callers::Workload, cells, faults::FaultContext, store::BackendKind, streams};
 
 /// The mutation of a broken build.
 #[derive(Debug, Clone, Copy)]
@@ -41,6 +41,13 @@ pub(crate) struct Cell {
     /// Maximum time after the fault until all pods can be allocated again.
     pub recovery_time: Duration,
     pub fault: fn(&FaultContext),
+    /// A cell with media streams has a deployment, callers and a fault of its own.
+    pub streams: Option<&'static streams::Scenario>,
     pub broken: Broken,
     pub broken_description: &'static str,
+}
+
+/// All cells.
+pub(crate) fn all() -> impl Iterator<Item = &'static Cell> {
+    cells::CELLS.iter().chain(&streams::CELLS)
 }

@@ -25,7 +25,7 @@ use super::{
 
 use testkit::proxy::KillPoint;
 
-const DEFAULT_CELL: Cell = Cell {
+pub(crate) const DEFAULT_CELL: Cell = Cell {
     name: "",
     description: "",
     backend: BackendKind::Plain,
@@ -33,6 +33,7 @@ const DEFAULT_CELL: Cell = Cell {
     workload: DEFAULT_WORKLOAD,
     recovery_time: MAX_RECOVERY_TIME,
     fault: |_| {},
+    streams: None,
     broken: Broken::Baseline,
     broken_description: BASELINE_DESCRIPTION,
 };
@@ -347,6 +348,7 @@ pub(crate) static CELLS: [Cell; 38] = [
         recovery_time: Duration::from_secs(7),
         broken: Broken::Edit(&[(" or not bound(limit, longest_lease) then", " or true then")]),
         broken_description: "leases last longer by the step",
+        ..DEFAULT_CELL
     },
     Cell {
         name: "leader-paused",

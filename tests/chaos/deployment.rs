@@ -2,12 +2,9 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
-    net::SocketAddr,
-    path::PathBuf,
-    process::{Child, Command, Stdio},
+    ops::Deref,
     sync::{
-        Arc, Mutex, MutexGuard, RwLock,
+        Mutex, MutexGuard, RwLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread,
@@ -21,6 +18,7 @@ use super::{
     cell::{Broken, Cell},
     history::{Action, Event, History},
     http::{self, Failure, Response},
+    router_process::RouterProcess,
     store::Backend,
 };
 use testkit::{free_port, kube::FakeKube, proxy::FaultProxy, scratch};
@@ -33,14 +31,19 @@ pub(crate) fn cap(pod: &str) -> usize {
     if pod.starts_with("basic") { 3 } else { 1 }
 }
 
-/// A router process, which may be stopped, and its proxies.
+/// A router process and its proxies.
 pub(crate) struct RouterInstance {
-    pub address: SocketAddr,
+    process: RouterProcess,
     pub redis_proxy: FaultProxy,
     pub kube_proxy: FaultProxy,
-    child: Arc<Mutex<Option<Child>>>,
-    settings: Vec<(String, String)>,
-    broken: Option<(&'static str, Broken)>,
+}
+
+impl Deref for RouterInstance {
+    type Target = RouterProcess;
+
+    fn deref(&self) -> &RouterProcess {
+        &self.process
+    }
 }
 
 pub(crate) struct Deployment {
@@ -359,77 +362,9 @@ impl RouterInstance {
         ] {
             all.push((name.into(), value));
         }
-        Self {
-            address: SocketAddr::from(([127, 0, 0, 1], port)),
-            redis_proxy,
-            kube_proxy,
-            child: Arc::default(),
-            settings: all,
-            broken: broken.map(|broken| (cell, broken)),
-        }
+        let process = RouterProcess::new(port, all, broken.map(|broken| (cell, broken)));
+        Self { process, redis_proxy, kube_proxy }
     }
-
-    fn is_baseline(&self) -> bool {
-        self.broken.is_some_and(|(_, broken)| broken.is_baseline())
-    }
-
-    pub(crate) fn start(&self) {
-        self.start_with(&[]);
-    }
-
-    /// Starts the process with additional environment variables.
-    pub(crate) fn start_with(&self, more: &[(&str, String)]) {
-        // A process that survived its kill would disturb later runs.
-        self.killer()();
-        let mut command = match self.broken {
-            Some((cell, broken)) if broken.needs_other_program() => {
-                let mut command = Command::new(std::env::current_exe().unwrap());
-                command.args(["--as-broken-router", cell]);
-                command
-            }
-            _ => Command::new(testkit::program_path()),
-        };
-        command.env_clear().envs(self.settings.iter().map(|(name, value)| (name, value)));
-        command.envs(more.iter().map(|(name, value)| (*name, value)));
-        command.stdout(Stdio::null()).stderr(Stdio::null());
-        if let Some(directory) = std::env::var_os("CHAOS_LOGS") {
-            let path = PathBuf::from(directory).join(format!("router-{}.log", self.address.port()));
-            let file = File::options().create(true).append(true).open(path);
-            command.env("LOG_LEVEL", "info").stderr(file.expect("CHAOS_LOGS is a directory"));
-        }
-        *self.child.lock().unwrap() = Some(command.spawn().expect("a router starts"));
-    }
-
-    pub(crate) fn is_ready(&self) -> bool {
-        let path = if self.is_baseline() { "/api/v1/tiers" } else { "/ready" };
-        http::get(self.address, path).is_ok_and(|response| response.status == 200)
-    }
-
-    pub(crate) fn is_alive(&self) -> bool {
-        let mut child = self.child.lock().unwrap();
-        child.as_mut().is_some_and(|child| child.try_wait().is_ok_and(|status| status.is_none()))
-    }
-
-    pub(crate) fn signal(&self, name: &str) {
-        if let Some(child) = self.child.lock().unwrap().as_ref() {
-            signal(child, name);
-        }
-    }
-
-    /// A function that kills this router.
-    pub(crate) fn killer(&self) -> impl Fn() + Send + Sync + 'static {
-        let child = self.child.clone();
-        move || {
-            if let Some(child) = child.lock().unwrap().as_mut() {
-                let _ = child.kill();
-                let _ = child.wait();
-            }
-        }
-    }
-}
-
-pub(crate) fn signal(child: &Child, name: &str) {
-    let _ = Command::new("kill").arg(format!("-{name}")).arg(child.id().to_string()).status();
 }
 
 impl Drop for RouterInstance {

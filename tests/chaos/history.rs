@@ -82,6 +82,12 @@ pub(crate) enum Action {
         router: Option<usize>,
         error: Option<String>,
     },
+    /// A media stream, or a router's report of its pod.
+    Stream {
+        call: String,
+        pod: String,
+        what: String,
+    },
     /// Redis has lost its data.
     StoreLost,
     Fault(String),
@@ -108,6 +114,7 @@ impl Event {
             | Action::PodStored { pod }
             | Action::PodOutOfService { pod }
             | Action::PodInService { pod } => pod == subject,
+            Action::Stream { call, pod, .. } => call == subject || pod == subject,
             Action::Probe { .. } => false,
             Action::StoreLost | Action::Fault(_) => true,
         }

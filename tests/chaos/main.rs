@@ -16,8 +16,10 @@ mod many_calls;
 mod operators;
 mod overload;
 mod report;
+mod router_process;
 mod run;
 mod store;
+mod streams;
 
 use std::{
     process::ExitCode,
@@ -31,7 +33,7 @@ use std::{
 
 use clap::Parser;
 
-use self::{cell::Cell, cells::CELLS, report::Summary, run::Build};
+use self::{cell::Cell, report::Summary, run::Build};
 
 /// Inject faults under load and check that no call is lost and no pod is allocated twice.
 #[derive(Parser)]
@@ -73,13 +75,14 @@ fn main() -> ExitCode {
     if let Some(cell) = &args.as_broken_router {
         broken::serve(cell);
     }
+    broken::check_edits();
     if args.cell.iter().any(|name| name == "list") {
-        for Cell { name, description, broken_description, .. } in &CELLS {
+        for Cell { name, description, broken_description, .. } in cell::all() {
             println!("{name:<26} {description}\n{:<26}   broken build: {broken_description}", "");
         }
         return ExitCode::SUCCESS;
     }
-    let is_known = |name: &str| name == report::MIX || CELLS.iter().any(|cell| cell.name == name);
+    let is_known = |name: &str| name == report::MIX || cell::all().any(|cell| cell.name == name);
     if let Some(unknown) = args.cell.iter().find(|name| !is_known(name)) {
         eprintln!("chaos.sh: unknown cell {unknown:?}; --cell list prints all cells");
         return ExitCode::FAILURE;
@@ -127,7 +130,7 @@ fn run_cells(args: &Args, summary: &Mutex<Summary>) {
         let is_named = args.cell.is_empty() || args.cell.iter().any(|name| name == cell.name);
         is_named && !args.without.iter().any(|start| cell.name.starts_with(start.as_str()))
     };
-    let chosen = || CELLS.iter().filter(is_chosen);
+    let chosen = || cell::all().filter(is_chosen);
     let mut work: Vec<(&'static Cell, u64, Build)> = Vec::new();
     for number in 0..args.runs {
         work.extend(chosen().map(|cell| (cell, args.seed + number, Build::Sound)));

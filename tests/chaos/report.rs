@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt::Write, fs};
 
-use super::{cells::CELLS, run::RunResult};
+use super::{cell, run::RunResult};
 use testkit::measurement::describe_machine;
 
 const DOCUMENT: &str = "docs/reliability.md";
@@ -46,7 +46,7 @@ impl Summary {
 
     pub(crate) fn table(&self) -> String {
         let mut text = "| cell | fault | runs | violations | broken build | caught by |\n| --- | --- | --- | --- | --- | --- |\n".to_owned();
-        let known = CELLS.iter().map(|cell| (cell.name, cell.description, cell.broken_description));
+        let known = cell::all().map(|cell| (cell.name, cell.description, cell.broken_description));
         for (name, description, broken) in
             known.chain([(MIX, "several of these in sequence, with drains and pod churn", "–")])
         {

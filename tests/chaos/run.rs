@@ -20,6 +20,7 @@ use super::{
     history_check::{HistoryCheck, MAX_RESPONSE_TIME},
     operators,
     store::BackendKind,
+    streams,
 };
 use testkit::dice::Dice;
 
@@ -66,7 +67,10 @@ impl RunResult {
 pub(crate) fn run(cell: &'static Cell, seed: u64, build: Build) -> RunResult {
     let broken = (build == Build::Broken).then_some(cell.broken);
     let faults: &[fn(&FaultContext)] = &[cell.fault];
-    catch_panics(|| run_cell(cell, cell.workload, seed, broken, faults))
+    catch_panics(|| match cell.streams {
+        Some(scenario) => streams::run(cell, scenario, seed, broken),
+        None => run_cell(cell, cell.workload, seed, broken, faults),
+    })
 }
 
 /// Three random faults in a deployment with drains, churn and bad clients.
@@ -92,6 +96,7 @@ pub(crate) fn mix(seed: u64) -> RunResult {
         },
         recovery_time: Duration::from_secs(8),
         fault: |_| {},
+        streams: None,
         broken: Broken::Baseline,
         broken_description: "",
     };

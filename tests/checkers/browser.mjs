@@ -96,6 +96,29 @@ const checks = {
     assert.deepEqual(page.errors, []);
   },
 
+  /** The capacity panel shows the decisions; an admin places and deletes a prescale order. */
+  async capacity() {
+    const page = await open(url);
+    await until("a card per pool", async () => (await page.locator("#capacity li.pool").count()) === 2, 10_000);
+    const gold = page.locator("#capacity li.pool", { hasText: "gold" });
+    assert.match(await gold.innerText(), /pods? desired/);
+    assert.match(await gold.innerText(), /idle pod-hours/);
+    const line = gold.locator('[data-line="needed"]');
+    assert.equal(((await line.getAttribute("d")) ?? "").match(/[ML]/g)?.length, 25, "two hours in steps of 5 minutes");
+    await axe(page, "the capacity panel");
+    await page.locator("#prescale-pool").selectOption("gold");
+    await page.locator("#prescale-pods").fill("40");
+    await page.locator("#prescale-form button").click();
+    await page.locator("#confirm-yes").click();
+    await until("the order", async () => (await text(page, "#prescale-orders")).includes("at least 40 pods"));
+    await until("its effect", async () => (await gold.innerText()).includes("40 pods desired"), 20_000);
+    await shot(page, "capacity");
+    await page.locator("#prescale-orders button").click();
+    await page.locator("#confirm-yes").click();
+    await until("no order", async () => page.locator("#prescale-none").isVisible());
+    assert.deepEqual(page.errors, []);
+  },
+
   /** A new page shows the last minutes at once, also a second one. */
   async history() {
     const isFilled = async (page) => {
@@ -150,6 +173,19 @@ const checks = {
     assert.equal(await tile.getAttribute("aria-label"), label);
     await api("POST", "/release", { call_sid: "CAlease" });
     await until("no remaining time is shown", async () => (await tile.locator(".tile-left").innerText()) === "");
+    assert.deepEqual(page.errors, []);
+  },
+
+  /** The timelines of a call and of a pod say why the pod could not be used. */
+  async failure() {
+    const page = await open(url);
+    const body = () => text(page, "#detail-body");
+    for (const detail of ["call/CAfailed", "pod/agent-0"]) {
+      await page.evaluate((hash) => (location.hash = hash), detail);
+      const reason = /agent-0 failed(?: for CAfailed)?: the agent answered 200 instead of 101/;
+      await until(`the reason in ${detail}`, async () => reason.test(await body()));
+    }
+    await axe(page, "a pod that failed");
     assert.deepEqual(page.errors, []);
   },
 
@@ -234,6 +270,8 @@ const checks = {
     await page.click("#detail-actions >> text=Undrain");
     await page.click("#confirm-yes");
     await until("the pod is not draining", async () => !(await api("GET", `/pod/${pod}`)).body.is_draining);
+    // Escape closes the dialog on top, which is the confirmation until its request is answered.
+    await until("the confirmation is closed", () => page.locator("#confirm").evaluate((dialog) => !dialog.open));
     await page.keyboard.press("Escape");
     await page.click("#edit-details summary");
     await until("the tiers", async () => (await page.inputValue("#tiers-text")).includes("gold"));

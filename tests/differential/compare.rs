@@ -14,7 +14,7 @@ use fleet::{
     names::{CallSid, PodName},
     rules::CALL_HISTORY_TTL,
 };
-use store::{Functions, Redis, RedisConfig, Store, Ttls};
+use store::{Functions, Redis, RedisConfig, ScalingStore, Store, Ttls};
 
 use testkit::{
     dice::Dice,
@@ -176,6 +176,12 @@ impl Pair {
                 fleet.prefer(chosen.collect());
                 same!(what, outcome, fleet.attach(request, now));
             }
+            Operation::Failover(request) => {
+                let outcome = store.failover(request).await.map_err(failed)?;
+                // The freed pod may be handed off, too.
+                fleet.prefer(chosen(&store).await?);
+                same!(what, outcome, fleet.failover(request, now));
+            }
             Operation::Detach(request) => {
                 let outcome = store.detach(request).await.map_err(failed)?;
                 same!(what, outcome, fleet.detach(request, now));
@@ -206,6 +212,11 @@ impl Pair {
                 let outcome = store.set_merchant(id, *document, edit()).await.map_err(failed)?;
                 same!(what, outcome, fleet.set_merchant(id, *document, edit()));
             }
+            Operation::Surplus { pod, uid, ttl, writer } => {
+                let outcome = store.set_surplus(pod, uid, *ttl, writer.get()).await;
+                let outcome = outcome.map_err(failed)?;
+                same!(what, outcome, fleet.set_surplus(pod, uid, *ttl, writer.get(), now));
+            }
             Operation::Sweep { limit } => {
                 let outcome = store.sweep(*limit).await.map_err(failed)?;
                 same!(what, outcome, fleet.sweep(*limit, now));
@@ -215,7 +226,7 @@ impl Pair {
                 names.sort();
                 same!(what, store.audit().await.map_err(failed)?, fleet.audit(&names));
             }
-            other => return Err(format!("unexpected operation {other:?}")),
+            other => return self.run_capacity(other).await,
         }
         Ok(())
     }
@@ -333,7 +344,7 @@ impl Pair {
                 waiting: number % 3 == 0,
                 pool: (number % 4 == 1).then(|| "pool:gold".parse().unwrap()),
                 merchant: (number % 2 == 1).then(|| "m1".parse().unwrap()),
-                pod: (number > 9).then(|| "p1".parse().unwrap()),
+                pod: (number > 9).then(|| "p-1".parse().unwrap()),
                 after: None,
                 limit: 1 + number % 5,
             };
@@ -342,6 +353,7 @@ impl Pair {
         }
         let merchants = self.store.merchants(None, 100).await.map_err(|it| it.to_string())?;
         same!("merchants", merchants, self.fleet.merchants(None, 100));
+        self.capacity_agrees().await?;
         Ok(())
     }
 

@@ -85,6 +85,14 @@ impl Pair {
                 .map(|(pod, calls)| (pod.to_string(), calls as f64))
                 .collect();
             same!(available, redis, ours);
+            let at_risk = assigned.replace(":assigned", ":at_risk");
+            let ours: BTreeMap<String, f64> = self
+                .fleet
+                .at_risk(&pool.pool)
+                .into_iter()
+                .map(|(pod, calls)| (pod.to_string(), calls as f64))
+                .collect();
+            same!(at_risk, keys.scores(&at_risk)?, ours);
             let members = keys.set(&assigned)?;
             let is_member = |pod: &PodStatus| pod.pool.as_ref() == Some(&pool.pool);
             let ours: Vec<String> = self
@@ -110,7 +118,14 @@ impl Pair {
             pod.calls.first().map(|call| call.call.to_string())
         );
         let draining = keys.string(&format!("voice:pod:draining:{name}"))?;
-        same!("draining", draining, pod.draining_until.map(|_| "true".to_owned()));
+        same!(
+            "draining",
+            draining,
+            pod.draining_until.map(|_| {
+                let mark = if pod.is_surplus { "surplus" } else { "true" };
+                mark.to_owned()
+            })
+        );
         let fields = keys.hash(&format!("voice:pod:{name}"))?;
         same!(format!("plain of {name}"), &fields["plain"], &plain_pool(&fields, tier));
         let expected = if pod.is_leaving() {
@@ -178,5 +193,6 @@ fn plain_pool(fields: &BTreeMap<String, String>, tier: Option<String>) -> String
     let is_healthy =
         ["", "0"].contains(&field("failures")) && field("quarantined_until").is_empty();
     let is_in_service = field("ready") == "1" && field("terminating") != "1";
-    if is_in_pinned_pool && is_healthy && is_in_service { tier } else { String::new() }
+    let is_safe = field("at_risk") != "1";
+    if is_in_pinned_pool && is_healthy && is_in_service && is_safe { tier } else { String::new() }
 }

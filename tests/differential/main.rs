@@ -4,7 +4,10 @@
 #[macro_use]
 mod compare;
 mod call_history;
+mod capacity;
+mod failover_mutations;
 mod keys;
 mod mutations;
+mod scaling_mutations;
 mod schema;
 mod stream_mutations;

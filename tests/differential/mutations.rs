@@ -4,12 +4,27 @@
 use store::Functions;
 
 use crate::{
+    capacity::CAPACITY_MUTATIONS,
     compare::{Schema, compare},
+    failover_mutations::FAILOVER_MUTATIONS,
+    scaling_mutations::SCALING_MUTATIONS,
     stream_mutations::STREAM_MUTATIONS,
 };
 
 /// Broken builds: description, text of the library, replacement.
-const MUTATIONS: [(&str, &str, &str); 55] = [
+const MUTATIONS: [(&str, &str, &str); 59] = [
+    (
+        "a pod at risk stays among the available ones",
+        "    remove_from_index(pool_keys_of(pod.tier).available, pod.name)\n  elseif",
+        "  elseif",
+    ),
+    (
+        "a pod that is safe again stays among those at risk",
+        "    run_index('ZREM', pool_keys_of(pod.tier).at_risk, pod.name)\n",
+        "",
+    ),
+    ("pods at risk get no call", "pod = pod or draw_at_risk(tier, kind, avoid)", ""),
+    ("a pod at risk counts as plain", "or pod.at_risk or pod.quarantined", "or pod.quarantined"),
     (
         "a release frees a call on another pod",
         "expected_pod ~= '' and expected_pod ~= pod_name\n    or",
@@ -147,8 +162,8 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
     ),
     (
         "reconnects are unlimited",
-        "is_last = tonumber(attempt) > tonumber(max_retries)",
-        "is_last = false",
+        "return max(1, request.previous.pod_attempt) + failovers > request.previous.max_retries",
+        "return false",
     ),
     (
         "a release after the end of the stream does not update the history",
@@ -226,7 +241,10 @@ const MUTATIONS: [(&str, &str, &str); 55] = [
 #[tokio::test]
 async fn the_comparison_detects_broken_functions() {
     let library = &Functions::default().schema_2.library;
-    let mutations = || MUTATIONS.into_iter().chain(STREAM_MUTATIONS);
+    let mutations = || {
+        let calls = MUTATIONS.into_iter().chain(STREAM_MUTATIONS).chain(FAILOVER_MUTATIONS);
+        calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS)
+    };
     for (description, from, _) in mutations() {
         assert!(library.code.contains(from), "{description}: the library lacks {from:?}");
     }

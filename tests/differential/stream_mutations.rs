@@ -68,7 +68,7 @@ pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
     ),
     (
         "a detach replaces the cause of a release",
-        "return end_released(call, record, attached.ending ~= '' and attached.ending or cause)",
+        "return end_released(call, record, end_cause_of(attached, cause))",
         "return end_released(call, record, cause)",
     ),
     (
@@ -83,13 +83,13 @@ pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
     ),
     (
         "a reconnect frees the pod of an attached call",
-        "    if attached then\n      -- The pod serves",
-        "    if false then\n      -- The pod serves",
+        "    if not request.previous.is_settled then\n",
+        "    if false then\n",
     ),
     (
         "a second release replaces the cause of the first",
-        "  if attached.ending == '' then\n    attached.ending = cause\n",
-        "  do\n    attached.ending = cause\n",
+        "  if attached.ending == '' or is_final[cause] and not is_final[attached.ending] then\n",
+        "  do\n",
     ),
     (
         "a heartbeat does not return released calls",
@@ -103,13 +103,13 @@ pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
     ),
     (
         "a gap without sweeps does not extend the leases of gateways",
-        "local has_gap = latest == math.huge or now > latest + RULES.SWEEP_GAP",
+        "local has_gap = unswept > math.min(RULES.SWEEP_GAP, lease * 2 / 3)",
         "local has_gap = false",
     ),
     ("a sweep ends more calls of gateways than its limit", "    limit = limit - #calls\n", ""),
     (
         "a released call of a lost gateway ends with the wrong cause",
-        "expire_call(call, record, attached.ending ~= '' and attached.ending or 'gateway', expired)",
+        "expire_call(call, record, end_cause_of(attached, 'gateway'), expired)",
         "expire_call(call, record, 'gateway', expired)",
     ),
     (

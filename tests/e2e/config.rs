@@ -71,7 +71,7 @@ fn a_flag_sets_the_same_value_as_its_variable() {
 #[test]
 fn an_invalid_value_fails_the_start_with_one_line() {
     let pods = ("PODS", "a=h");
-    let cases: [(&[(&str, &str)], &str); 29] = [
+    let cases: [(&[(&str, &str)], &str); 30] = [
         (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
         (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
         (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
@@ -99,6 +99,7 @@ fn an_invalid_value_fails_the_start_with_one_line() {
             "MEDIA_URL=wss://a: expected either MEDIA_URL or VOICE_AGENT_BASE_URL, not both",
         ),
         (&[("MEDIA_LEASE", "2s")], "MEDIA_LEASE=2s: expected at least 3s"),
+        (&[("MEDIA_DRAIN_TIME", "0s")], "MEDIA_DRAIN_TIME=0s: expected off, or a duration"),
         (&[("AGENT_CA_FILE", "a.pem")], "AGENT_CA_FILE=a.pem: expected AGENT_TLS=on"),
         (&[("PODS", "a")], "PODS=a: expected name=host:port"),
         (&[("PODS", "metadata=h")], "PODS=metadata=h: expected"),
@@ -151,12 +152,12 @@ fn an_invalid_value_fails_the_start_with_one_line() {
 fn ignored_settings_are_warned_about() {
     let output = check(&[(
         "TIER_CONFIG",
-        r#"{"tiers": {"gold": {"max": 1}}, "default_chain": ["gold", "silver"]}"#,
+        r#"{"tiers": {"gold": {"maximum": 1}}, "default_chain": ["gold", "silver"]}"#,
     )]);
     assert!(output.status.success());
     let printed = text(output.stderr);
     assert!(printed.contains("unknown tier \"silver\" is ignored"), "{printed}");
-    assert!(printed.contains("unknown field \"max\" is ignored"), "{printed}");
+    assert!(printed.contains("unknown field \"maximum\" is ignored"), "{printed}");
     let printed = text(check(&[("STREAM_STATUS", "on")]).stderr);
     assert!(printed.contains("STREAM_STATUS: the media gateway needs no callbacks"), "{printed}");
 }

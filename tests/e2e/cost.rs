@@ -85,7 +85,11 @@ async fn the_path_of_a_call_has_a_fixed_cost() {
     let request = plain("CA3");
     let (commands, functions, given) = counted.commands(store.allocate(&request)).await;
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
-    assert_eq!((commands, functions), (17, 1), "allocate, fall-through to shared");
+    assert_eq!(
+        (commands, functions),
+        (18, 1),
+        "allocate, fall-through to shared: one command looks for pods at risk"
+    );
 
     let renew = Renew { calls: vec![call("CA1")], pod: None, lease_ttl: 900_000 };
     let (commands, functions, _) = counted.commands(store.renew(&renew)).await;
@@ -168,7 +172,12 @@ async fn the_path_of_a_stream_has_a_fixed_cost() {
     let (commands, functions, released) = counted.commands(store.release(&release)).await;
     assert!(released.unwrap().unwrap().is_ending);
     assert_eq!((commands, functions), (10, 1), "release of an attached call");
-    let detach = Detach { call: call("CA1"), stream, cause: EndCause::Provider };
+    let detach = Detach {
+        call: call("CA1"),
+        stream,
+        cause: EndCause::Provider,
+        failure: Default::default(),
+    };
     let (commands, functions, detached) = counted.commands(store.detach(&detach)).await;
     assert!(detached.unwrap().is_ok());
     assert_eq!((commands, functions), (13, 1), "detach");

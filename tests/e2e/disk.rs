@@ -141,6 +141,7 @@ fn a_failed_write_stops_the_router_before_it_responds() {
         let (data, disk) = (scratch().join("data"), Disk::create());
         let mut router = start(&settings(&data, &disk.settings()));
         router.allocate("CA1");
+        await_capacity_state(&data);
         disk.fail(call, errno);
         assert!(
             try_allocate(&mut router.connect(), "CA2").is_none(),
@@ -152,6 +153,14 @@ fn a_failed_write_stops_the_router_before_it_responds() {
         assert_eq!(router.get("/api/v1/calls/CA1").0, 200);
         assert_eq!(router.get("/api/v1/calls/CA2").0, if call == "write" { 404 } else { 200 });
     }
+}
+
+/// Waits until the first state of the capacity policy is in the journal. The next one comes a
+/// minute later; until then only requests write to the disk.
+fn await_capacity_state(data: &Path) {
+    eventually(TIMEOUT, "the journal has the capacity state", || {
+        fs::read_to_string(data.join("journal")).unwrap().contains("capacity_state")
+    });
 }
 
 /// Sends an allocate request. Returns the status, or `None` if the router exits first.
@@ -260,6 +269,7 @@ fn a_slow_disk_puts_backpressure_on_refusals() {
     more.push(("TIER_CONFIG", r#"{"gold": 1}"#.to_owned()));
     let router = start(&settings(&data, &more));
     router.allocate("CA1");
+    await_capacity_state(&data);
     disk.stall("sync");
     let answered = AtomicUsize::new(0);
     thread::scope(|scope| {

@@ -14,16 +14,22 @@ use testkit::{
     Router, WITHOUT_GATEWAY, eventually, free_port, proxy::FaultProxy, redis::RedisServer, scratch,
 };
 
-/// Runs commands, one per line, with words separated by spaces.
+/// Runs commands, one per line, with words separated by spaces. Several are one transaction: a
+/// router must not see a key between its deletion and its replacement. A single command is none,
+/// because a full Redis does not queue commands.
 pub(crate) fn run(redis: &mut Connection, lines: &[&str]) {
+    let mut transaction = redis::pipe();
+    if lines.len() > 1 {
+        transaction.atomic();
+    }
     for line in lines {
         let mut words = line.split(' ');
-        let mut command = redis::cmd(words.next().unwrap());
+        let command = transaction.cmd(words.next().unwrap());
         words.for_each(|word| {
             command.arg(word);
         });
-        command.exec(redis).unwrap();
     }
+    transaction.exec(redis).unwrap();
 }
 
 pub(crate) const OLDER: [&str; 10] = [

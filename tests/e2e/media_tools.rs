@@ -82,6 +82,25 @@ fn the_call_command_speaks_the_messages_of_every_provider() {
 }
 
 #[test]
+fn the_call_command_connects_without_an_allocation() {
+    let secret = "connect-secret-0123456789";
+    let router = Router::start(&[("TIER_CONFIG", r#"{"gold": 1}"#), ("CONNECT_SECRET", secret)]);
+    let url = format!("http://{}", router.address);
+    for provider in PROVIDERS {
+        let args = ["call", "--connect", "--connect-secret", secret, "--talk", "200ms"];
+        let output =
+            run(&url, &[&args[..], &["--provider", provider, "--merchant", "acme"]].concat());
+        let printed = text(&output.stdout);
+        assert!(output.status.success(), "{provider}: {printed}{}", text(&output.stderr));
+        assert!(printed.contains("voice-agent-0 is free again"), "{provider}: {printed}");
+        assert!(!printed.contains(secret), "{printed}");
+    }
+    let output = run(&url, &["call", "--connect", "--connect-secret", "not-the-secret-0123"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("refused the stream"), "{output:?}");
+}
+
+#[test]
 fn the_load_generator_checks_streams_of_every_provider() {
     for start in STARTS {
         let router = start(&[("TIER_CONFIG", r#"{"gold": 4}"#)]);

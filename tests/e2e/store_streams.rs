@@ -3,8 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use fleet::{
-    Allocate, Attach, AttachRefused, Attached, CallLookup, CallStatus, Detach, EndCause, Heartbeat,
-    NotReleased, Release, Swept,
+    Allocate, Attach, AttachRefused, Attached, CallLookup, CallStatus, ConnectedStream, Detach,
+    EndCause, Heartbeat, NotReleased, Release, Swept,
     rules::GATEWAY_LEASE,
     tiers::{DocumentSource, Tiers},
 };
@@ -70,7 +70,7 @@ fn attach_request(call: &str, stream: &str) -> Attach {
 
 fn detach_request(call: &str, stream: &str) -> Detach {
     let stream = name(&format!("{stream:0>16}"));
-    Detach { call: name(call), stream, cause: EndCause::Provider }
+    Detach { call: name(call), stream, cause: EndCause::Provider, failure: Default::default() }
 }
 
 /// Allocates a pod to a call and attaches its stream.
@@ -120,7 +120,10 @@ async fn a_release_notifies_the_gateway_on_another_replica() {
     })
     .await
     .expect("the gateway is notified");
-    assert_eq!(heartbeat(&gateway).await, Heartbeat { ending: vec![name("CA1")], calls: 1 });
+    assert_eq!(
+        heartbeat(&gateway).await,
+        Heartbeat { ending: vec![(name("CA1"), EndCause::Operator)], calls: 1 }
+    );
     let released = gateway.detach(&detach_request("CA1", "1")).await.unwrap().unwrap();
     assert!(!released.is_ending);
     assert_eq!(find(&other, "CA1").await, None);
@@ -142,7 +145,7 @@ async fn streams_work_without_the_permission_to_publish() {
     add_pods(&store).await;
     start_stream(&store, "CA1", "1").await;
     assert!(store.release(&Release::new(name("CA1"), None)).await.unwrap().unwrap().is_ending);
-    assert_eq!(heartbeat(&store).await.ending, [name("CA1")]);
+    assert_eq!(heartbeat(&store).await.ending, [(name("CA1"), EndCause::Agent)]);
     store.close().await;
 }
 
@@ -199,10 +202,10 @@ async fn a_connected_stream_is_attached_again_to_a_wiped_redis() {
     assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
     wait_until("the store is set up", async || store.outage().is_none()).await;
     assert_eq!(heartbeat(&store).await, Heartbeat::default(), "the store has lost the call");
-    let pod = Some(attached.pod.clone());
-    let connected = Attach { connected: pod, ..attach_request("CA1", "1") };
+    let connected = ConnectedStream { pod: attached.pod.clone(), age: 0, failovers: 0 };
+    let connected = Attach { connected: Some(connected), ..attach_request("CA1", "1") };
     let unknown_pod = store.attach(&connected).await.unwrap();
-    assert_eq!(unknown_pod, Err(AttachRefused::NoPods), "the pod is not observed yet");
+    assert_eq!(unknown_pod, Err(AttachRefused::UnknownPod), "the pod is not observed yet");
     add_pods(&store).await;
     let again = store.attach(&connected).await.unwrap().unwrap();
     assert_eq!((again.pod, again.is_reallocated), (attached.pod, true));

@@ -6,8 +6,8 @@ use std::{
 };
 
 use fleet::{
-    Allocate, Attach, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, Detach, Edit,
-    EndCause, Heartbeat, Hold, PodFacts, PodOrigin, PodWriter, Release, Renew,
+    Allocate, Attach, CallCursor, CallQuery, Claim, Claimant, Confirm, Confirmed, ConnectedStream,
+    Detach, Edit, EndCause, Heartbeat, Hold, PodFacts, PodOrigin, PodWriter, Release, Renew,
     tiers::{DocumentSource, Tiers},
 };
 use redis::{Connection, cmd};
@@ -119,7 +119,7 @@ fn attach_request() -> Attach {
 
 fn detach_request(attached: &Attach) -> Detach {
     let Attach { call, stream, .. } = attached.clone();
-    Detach { call, stream, cause: EndCause::Provider }
+    Detach { call, stream, cause: EndCause::Provider, failure: Default::default() }
 }
 
 /// Adds pods in every pool, call `busy` on pod `busy`, call `other` on pod `other`, call `streamed`
@@ -221,7 +221,7 @@ async fn run_stream_operations(store: &Redis, key: &str) -> Result<(), String> {
     let lost = Attach {
         call: name("lost"),
         stream: name("0000000000000002"),
-        connected: Some(name("shared")),
+        connected: Some(ConnectedStream { pod: name("shared"), age: 0, failovers: 0 }),
         ..attach_request()
     };
     // A rewritten tier table has no re-registration window.

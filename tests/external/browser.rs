@@ -1,7 +1,8 @@
 //! The dashboard in a real browser.
 
 use std::{
-    io::{BufRead, BufReader},
+    io::{BufRead, BufReader, Read, Write},
+    net::TcpListener,
     path::Path,
     process::{Command, Stdio},
     thread,
@@ -39,6 +40,13 @@ fn the_page_shows_a_call_that_another_replica_allocates() {
     let server = RedisServer::start(&[]);
     let routers = replicas(&server, 2, r#"{"gold": 4}"#);
     run_external_check(&mut browser_check("calls", &[url(&routers[0]), url(&routers[1])], ""));
+}
+
+#[test]
+fn the_page_shows_the_capacity_and_places_prescale_orders() {
+    let tiers = r#"{"gold": {"target": 2}, "basic": {"type": "shared", "target": 1}}"#;
+    let router = Router::start(&[("TIER_CONFIG", tiers)]);
+    run_external_check(&mut browser_check("capacity", &[url(&router)], ""));
 }
 
 #[test]
@@ -99,6 +107,27 @@ async fn the_page_shows_the_stream_of_a_call_and_ends_it() {
     let mut check = browser_check("stream", &[url(&router)], "");
     tokio::task::spawn_blocking(move || run_external_check(&mut check)).await.unwrap();
     assert_eq!(stream.await.unwrap(), Some(CloseCode::Normal));
+}
+
+/// Answers every request as a plain HTTP server.
+fn serve_http(listener: TcpListener) {
+    for mut connection in listener.incoming().map_while(Result::ok) {
+        let mut request = [0; 2048];
+        let _ = connection.read(&mut request);
+        let _ = connection.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n");
+    }
+}
+
+#[tokio::test]
+async fn the_page_says_what_was_wrong_with_a_pod() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let pods = format!("agent-0={}", listener.local_addr().unwrap());
+    thread::spawn(move || serve_http(listener));
+    let router = Router::start(&[("PODS", &pods), ("TIER_CONFIG", r#"{"gold": 1}"#)]);
+    let stream = router.allocate("CAfailed")["ws_url"].as_str().unwrap().to_owned();
+    assert!(connect_async(stream).await.is_err());
+    let mut check = browser_check("failure", &[url(&router)], "");
+    tokio::task::spawn_blocking(move || run_external_check(&mut check)).await.unwrap();
 }
 
 #[test]

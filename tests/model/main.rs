@@ -76,6 +76,9 @@ fn every_sabotage_is_caught() {
         InjectedDefect::RetryWithoutWait,
         InjectedDefect::NonAtomicAllocate,
         InjectedDefect::LateFirstTry,
+        InjectedDefect::AttachTwice,
+        InjectedDefect::HeartbeatWithoutLease,
+        InjectedDefect::FailoverToOtherPod,
     ];
     for defect in defects {
         let (settings, violation) =

@@ -6,15 +6,16 @@ use crate::{
 };
 
 /// The pool for a pod without one: a merchant pool below its target, else the first tier of
-/// the default chain below its target, else the last tier of the chain.
-pub(crate) fn default_pool(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
+/// the default chain below its target, else the last tier of the chain. Tiers with a workload take
+/// the pods of that workload only.
+pub fn default_pool(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<Pool> {
     let below = |pool: &Pool| assigned(pool) < tiers.target(pool) as usize;
     let dedicated = tiers.iter().filter(|(_, tier)| tier.kind == TierKind::Dedicated);
     dedicated
         .filter_map(|(name, _)| tiers.pool(name))
         .find(below)
         .or_else(|| tiers.chain_pools().find(below))
-        .or_else(|| tiers.chain_pools().next_back())
+        .or_else(|| tiers.chain_pools().rfind(|pool| tiers.workload(pool).is_none()))
 }
 
 /// The pods of one pool, as input to [`rebalance`].
@@ -89,6 +90,22 @@ mod tests {
             given.push(pool.to_string());
         }
         assert_eq!(given, ["merchant:acme", "pool:gold", "pool:basic", "pool:basic", "pool:basic"]);
+    }
+
+    #[test]
+    fn a_tier_with_a_workload_takes_no_other_pods() {
+        let tiers = tiers(
+            r#"{"tiers": {"gold": {"target": 5, "workload": "deployment/gold"}, "iron": {},
+                "zinc": {"target": 5, "workload": "deployment/zinc"}}, "default_chain": ["gold", "iron", "zinc"]}"#,
+        );
+        let iron: Pool = "iron".parse().unwrap();
+        assert_eq!(default_pool(&tiers, |_| 0), Some(iron.clone()));
+        let counts = |pool: &str, pods| PoolCounts {
+            pool: pool.parse().unwrap(),
+            assigned: pods,
+            movable: pods,
+        };
+        assert!(rebalance(&tiers, &[counts("iron", 5)]).is_empty());
     }
 
     #[test]

@@ -53,6 +53,10 @@ fn is_stream_id(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
+fn is_order_id(text: &str) -> bool {
+    text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+}
+
 fn is_fingerprint(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
 }
@@ -179,6 +183,13 @@ checked_name!(
     "stream",
     is_stream_id,
     "16 hexadecimal digits"
+);
+checked_name!(
+    /// A prescale order: a random number.
+    OrderId,
+    "id",
+    is_order_id,
+    "8 hexadecimal digits"
 );
 checked_name!(
     /// The name of a telephony provider in a JSON request.

@@ -46,7 +46,7 @@ rules! {
     /// Time that a list of pods stays in force without a claim by a replica that follows it (ms).
     LIST_TTL: Millis = 30_000;
     /// Time without sweeps (ms) after which the store counts as having been away: gateways could
-    /// not send heartbeats either.
+    /// not send heartbeats either. For a gateway with a short lease it is two thirds of the lease.
     SWEEP_GAP: Millis = 10_000;
     /// Lease of a gateway whose entry in Redis was lost or malformed (ms).
     GATEWAY_LEASE: Millis = 30_000;
@@ -54,6 +54,15 @@ rules! {
     GATEWAY_TTL: Millis = 86_400_000;
     /// Extra lifetime of Redis keys past their deadline (ms): the sweep ends calls, not expiry.
     KEY_SLACK: Millis = 30_000;
+    /// Available pods of a StatefulSet of which a call gets the one with the lowest ordinal.
+    ORDINAL_SAMPLE: usize = 16;
+    /// Lifetime of the learned capacity state of a pool after its last save (ms).
+    CAPACITY_STATE_TTL: Millis = 2_592_000_000;
+    /// Maximum lease of the router that takes the capacity decisions (ms). A longer one is left from
+    /// before the clock was set back.
+    MAX_CAPACITY_LEASE: Millis = 60_000;
+    /// Maximum number of prescale orders.
+    MAX_PRESCALE_ORDERS: usize = 100;
     /// Lifetime of a queue key without a change (ms).
     QUEUE_TTL: Millis = 86_400_000;
 }

@@ -5,9 +5,13 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
+pub use crate::tier_bounds::TierBounds;
 use crate::{
+    manifests::MANAGED_BY,
     merchant::Step,
     names::{MerchantId, Pool, TierName},
+    tier_bounds,
+    workload::{Workload, WorkloadKind},
 };
 
 /// `max_concurrent` of a shared tier that does not set it.
@@ -46,11 +50,24 @@ pub enum Strategy {
 }
 
 /// One tier of the table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Tier {
     pub kind: TierKind,
-    /// The desired number of pods.
+    /// The desired number of pods; without effect if the tier has a workload.
     pub target: u32,
+    pub bounds: TierBounds,
+    /// The workload whose pods the tier takes.
+    pub workload: Option<Workload>,
+}
+
+impl Tier {
+    /// Whether calls prefer pods with a low ordinal: exclusive pods of a StatefulSet, which
+    /// removes the highest ordinals first.
+    pub fn prefers_low_ordinals(&self) -> bool {
+        let is_shared = matches!(self.kind, TierKind::Shared { .. });
+        let kind = self.workload.as_ref().map(|workload| workload.kind);
+        !is_shared && kind == Some(WorkloadKind::StatefulSet)
+    }
 }
 
 /// The source of a tier document. Settings are validated strictly. A document in the store may
@@ -66,12 +83,20 @@ pub enum DocumentSource {
 #[error("{0}")]
 pub struct TierError(String);
 
+impl TierError {
+    pub(crate) fn new(error: String) -> Self {
+        Self(error)
+    }
+}
+
 /// The tier table. Immutable: a change replaces the table.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(into = "Value", try_from = "Value")]
 pub struct Tiers {
     tiers: BTreeMap<TierName, Tier>,
     chain: Vec<Step>,
+    /// The objects of the cluster that manage the table; `None` if the API does.
+    managed_by: Option<String>,
 }
 
 impl Tiers {
@@ -87,14 +112,19 @@ impl Tiers {
         let Value::Object(mut document) = value else {
             return Err(TierError("expected a JSON object of tiers".into()));
         };
-        let (entries, chain) = match document.remove("tiers") {
-            Some(Value::Object(entries)) => (entries, document.remove("default_chain")),
+        let (entries, chain, owner) = match document.remove("tiers") {
+            Some(Value::Object(entries)) => {
+                (entries, document.remove("default_chain"), document.remove(MANAGED_BY))
+            }
             Some(other) => {
                 document.insert("tiers".into(), other);
-                (document, None)
+                (document, None, None)
             }
-            None => (document, None),
+            None => (document, None, None),
         };
+        // A request or a setting cannot name an owner.
+        let owner = owner.filter(|_| source == DocumentSource::Store);
+        let owner = owner.as_ref().and_then(Value::as_str);
         if entries.is_empty() {
             return Err(TierError("expected at least one tier".into()));
         }
@@ -104,15 +134,17 @@ impl Tiers {
         for (name, entry) in entries {
             let tier = if counts_only {
                 let target = count(&name, "target", &entry)?;
-                Tier { kind: TierKind::Exclusive, target }
+                let bounds = TierBounds::default();
+                Tier { kind: TierKind::Exclusive, target, bounds, workload: None }
             } else {
                 read_tier(&name, &entry, source, &mut warnings)?
             };
             let name: TierName = name.parse().map_err(|error| TierError(format!("{error}")))?;
             tiers.insert(name, tier);
         }
+        refuse_shared_workloads(&tiers)?;
         let chain = read_chain(chain, &tiers, &mut warnings)?;
-        Ok((Self::new(tiers, chain), warnings))
+        Ok((Self::new(tiers, chain).with_owner(owner), warnings))
     }
 
     /// An empty `chain` selects the automatic chain: exclusive tiers by name, then shared tiers by
@@ -131,7 +163,17 @@ impl Tiers {
             }
         }
         let chain = chain.into_iter().map(Step::Tier).collect();
-        Self { tiers, chain }
+        Self { tiers, chain, managed_by: None }
+    }
+
+    /// The table with another owner.
+    pub fn with_owner(self, owner: Option<&str>) -> Self {
+        Self { managed_by: owner.map(str::to_owned), ..self }
+    }
+
+    /// The objects of the cluster that manage the table, if any.
+    pub fn managed_by(&self) -> Option<&str> {
+        self.managed_by.as_deref()
     }
 
     pub fn get(&self, name: &TierName) -> Option<&Tier> {
@@ -179,25 +221,47 @@ impl Tiers {
         }
     }
 
-    /// The desired number of pods in a pool.
-    pub fn target(&self, pool: &Pool) -> u32 {
-        let tier = match pool {
+    /// The bounds of a pool's number of pods.
+    pub fn bounds(&self, pool: &Pool) -> TierBounds {
+        self.tier_of(pool).map(|tier| tier.bounds).unwrap_or_default()
+    }
+
+    /// The tier of a pool.
+    fn tier_of(&self, pool: &Pool) -> Option<&Tier> {
+        match pool {
             Pool::Tier(name) => self.get(name).filter(|tier| tier.kind != TierKind::Dedicated),
             Pool::Merchant(id) => {
                 self.get(&id.as_tier()).filter(|tier| tier.kind == TierKind::Dedicated)
             }
-        };
+        }
+    }
+
+    /// The desired number of pods in a pool, from its target. Capacity decides it for a pool with
+    /// a workload.
+    pub fn target(&self, pool: &Pool) -> u32 {
+        let tier = self.tier_of(pool).filter(|tier| tier.workload.is_none());
         tier.map_or(0, |tier| tier.target)
+    }
+
+    /// The workload that runs the pods of a pool.
+    pub fn workload(&self, pool: &Pool) -> Option<&Workload> {
+        self.tier_of(pool)?.workload.as_ref()
+    }
+
+    /// The tier that takes the pods of a workload.
+    pub fn tier_with_workload(&self, workload: &Workload) -> Option<&TierName> {
+        let is_it = |(_, tier): &(&TierName, &Tier)| tier.workload.as_ref() == Some(workload);
+        self.tiers.iter().find(is_it).map(|(name, _)| name)
+    }
+
+    /// See [`Tier::prefers_low_ordinals`].
+    pub fn prefers_low_ordinals(&self, pool: &Pool) -> bool {
+        self.tier_of(pool).is_some_and(Tier::prefers_low_ordinals)
     }
 
     /// Whether the table has a tier for this pool.
     pub fn defines(&self, pool: &Pool) -> bool {
-        match pool {
-            Pool::Tier(_) => self.kind(pool).is_some(),
-            Pool::Merchant(id) => {
-                self.get(&id.as_tier()).is_some_and(|tier| tier.kind == TierKind::Dedicated)
-            }
-        }
+        self.tier_of(pool).is_some()
     }
 
     /// The sum of all targets.
@@ -216,7 +280,9 @@ fn read_tier(
         return Err(TierError(format!("tier {name:?}: expected an object, got {entry}")));
     };
     for field in fields.keys() {
-        if !matches!(field.as_str(), "type" | "target" | "max_concurrent" | "strategy") {
+        const KNOWN: [&str; 5] = ["type", "target", "max_concurrent", "strategy", "workload"];
+        let is_known = KNOWN.contains(&field.as_str());
+        if !is_known && !tier_bounds::FIELDS.contains(&field.as_str()) {
             warnings.push(format!("tier {name:?}: unknown field {field:?} is ignored"));
         }
     }
@@ -237,7 +303,28 @@ fn read_tier(
             )));
         }
     };
-    Ok(Tier { kind, target })
+    let bounds = TierBounds::read(name, fields)?;
+    Ok(Tier { kind, target, bounds, workload: read_workload(name, fields)? })
+}
+
+fn read_workload(name: &str, fields: &Map<String, Value>) -> Result<Option<Workload>, TierError> {
+    let Some(value) = present(fields, "workload") else { return Ok(None) };
+    let parsed = value.as_str().unwrap_or_default().parse();
+    parsed.map(Some).map_err(|why| TierError(format!("tier {name:?}: workload {value}: {why}")))
+}
+
+/// Refuses a workload that two tiers name: its pods can belong to one pool only.
+fn refuse_shared_workloads(tiers: &BTreeMap<TierName, Tier>) -> Result<(), TierError> {
+    let mut known: BTreeMap<&Workload, &TierName> = BTreeMap::new();
+    for (name, tier) in tiers {
+        let Some(workload) = &tier.workload else { continue };
+        if let Some(other) = known.insert(workload, name) {
+            return Err(TierError(format!(
+                "tiers {other} and {name} name the same workload {workload}"
+            )));
+        }
+    }
+    Ok(())
 }
 
 fn read_cap(
@@ -301,11 +388,11 @@ fn read_chain(
 }
 
 /// A field that is present and not null.
-fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
+pub(crate) fn present<'a>(fields: &'a Map<String, Value>, field: &str) -> Option<&'a Value> {
     fields.get(field).filter(|value| !value.is_null())
 }
 
-fn count(tier: &str, field: &str, value: &Value) -> Result<u32, TierError> {
+pub(crate) fn count(tier: &str, field: &str, value: &Value) -> Result<u32, TierError> {
     const MAX_COUNT: u64 = 1_000_000;
     // Accepts 2.0: JSON does not separate integers from floats.
     let whole = value.as_f64().filter(|count| count.fract() == 0.0 && *count >= 0.0);
@@ -324,7 +411,7 @@ impl From<Tiers> for Value {
             .tiers
             .iter()
             .map(|(name, tier)| {
-                let entry = match tier.kind {
+                let mut entry = match tier.kind {
                     TierKind::Shared { max_concurrent, strategy } => json!({
                         "type": "shared",
                         "target": tier.target,
@@ -333,11 +420,19 @@ impl From<Tiers> for Value {
                     }),
                     _ => json!({"type": "exclusive", "target": tier.target}),
                 };
+                if let Some(workload) = &tier.workload {
+                    entry["workload"] = json!(workload.to_string());
+                }
+                entry.as_object_mut().into_iter().for_each(|entry| tier.bounds.write(entry));
                 (name.to_string(), entry)
             })
             .collect();
         let chain: Vec<String> = table.chain.iter().map(Step::to_string).collect();
-        json!({"tiers": tiers, "default_chain": chain})
+        let mut document = json!({"tiers": tiers, "default_chain": chain});
+        if let Some(owner) = table.managed_by {
+            document[MANAGED_BY] = json!(owner);
+        }
+        document
     }
 }
 
@@ -350,112 +445,4 @@ impl TryFrom<Value> for Tiers {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn parse(text: &str) -> Tiers {
-        Tiers::parse(text, DocumentSource::Settings).unwrap().0
-    }
-
-    fn chain(tiers: &Tiers) -> Vec<String> {
-        tiers.default_chain().iter().map(Step::to_string).collect()
-    }
-
-    fn refusal(text: &str) -> String {
-        Tiers::parse(text, DocumentSource::Settings).unwrap_err().to_string()
-    }
-
-    #[test]
-    fn all_three_document_shapes_are_parsed() {
-        let full = parse(
-            r#"{"tiers": {"gold": {"type": "exclusive", "target": 1},
-                "basic": {"type": "shared", "target": 1, "max_concurrent": 3}},
-                "default_chain": ["basic", "gold"]}"#,
-        );
-        assert_eq!(chain(&full), ["basic", "gold"]);
-        let map = parse(r#"{"gold": {"target": 2}, "basic": {"type": "shared"}}"#);
-        assert_eq!(chain(&map), ["gold", "basic"]);
-        let basic = map.get(&"basic".parse().unwrap()).unwrap();
-        assert_eq!(basic.kind, TierKind::Shared { max_concurrent: 5, strategy: Strategy::Spread });
-        let counts = parse(r#"{"gold": 10.0, "standard": 20}"#);
-        assert_eq!(counts.get(&"gold".parse().unwrap()).unwrap().target, 10);
-        assert_eq!(counts.total_target(), 30);
-        assert_eq!(chain(&parse(r#"{"tiers": 5}"#)), ["tiers"]);
-    }
-
-    #[test]
-    fn an_exclusive_tier_outside_the_chain_is_a_merchant_pool() {
-        let tiers = parse(
-            r#"{"tiers": {"gold": {}, "acme": {"target": 2}, "basic": {"type": "shared"}}, "default_chain": ["gold"]}"#,
-        );
-        assert_eq!(tiers.pool(&"acme".parse().unwrap()).unwrap().to_string(), "merchant:acme");
-        assert_eq!(tiers.pool(&"basic".parse().unwrap()).unwrap().to_string(), "pool:basic");
-        assert_eq!(tiers.target(&"merchant:acme".parse().unwrap()), 2);
-        assert_eq!(tiers.kind(&"pool:acme".parse().unwrap()), None);
-        let defines = |pool: &str| tiers.defines(&pool.parse().unwrap());
-        assert!(defines("gold") && defines("basic") && defines("merchant:acme"));
-        assert!(!defines("acme") && !defines("merchant:gold") && !defines("merchant:other"));
-    }
-
-    #[test]
-    fn unknown_fields_are_ignored_with_a_warning() {
-        let known = r#""type": "shared", "target": 1, "max_concurrent": 3, "strategy": "pack""#;
-        let warnings = |text: &str| Tiers::parse(text, DocumentSource::Settings).unwrap().1;
-        assert_eq!(warnings(&format!(r#"{{"gold": {{{known}}}}}"#)), [""; 0]);
-        let given = warnings(&format!(r#"{{"gold": {{{known}, "colour": 7}}}}"#));
-        assert!(given.len() == 1 && given[0].contains("\"colour\""), "{given:?}");
-    }
-
-    #[test]
-    fn unknown_chain_steps_are_dropped_with_a_warning() {
-        let text = r#"{"tiers": {"b": {}, "a": {}}, "default_chain": ["x", "b", "b"]}"#;
-        let (tiers, warnings) = Tiers::parse(text, DocumentSource::Settings).unwrap();
-        assert_eq!((chain(&tiers), warnings.len()), (vec!["b".to_string()], 2));
-        let text = r#"{"tiers": {"b": {}, "a": {}}, "default_chain": ["x"]}"#;
-        let (tiers, warnings) = Tiers::parse(text, DocumentSource::Settings).unwrap();
-        assert_eq!((chain(&tiers), warnings.len()), (vec!["a".to_string(), "b".to_string()], 2));
-    }
-
-    #[test]
-    fn a_zero_cap_is_an_error_in_settings_and_a_default_in_the_store() {
-        let text = r#"{"basic": {"type": "shared", "max_concurrent": 0}}"#;
-        assert!(refusal(text).contains("expected at least 1"));
-        let text = r#"{"basic": {"type": "shared", "max_concurrent": -3}}"#;
-        let tiers = Tiers::parse(text, DocumentSource::Store).unwrap().0;
-        assert!(matches!(
-            tiers.kind(&"basic".parse().unwrap()),
-            Some(TierKind::Shared { max_concurrent: 5, .. })
-        ));
-    }
-
-    #[test]
-    fn invalid_documents_are_refused_with_the_reason() {
-        for (text, reason) in [
-            ("", "expected a JSON object"),
-            ("[]", "expected a JSON object"),
-            ("{}", "at least one tier"),
-            (r#"{"tiers": {}}"#, "at least one tier"),
-            (r#"{"gold": -1}"#, "target -1"),
-            (r#"{"gold": 1.5}"#, "whole number"),
-            (r#"{"gold": {"target": -1}}"#, "target -1"),
-            (r#"{"gold": {"type": "silver"}}"#, "\"silver\""),
-            (r#"{"gold": {"type": 7}}"#, "type 7"),
-            (r#"{"gold": {"type": "shared", "strategy": "heap"}}"#, "\"heap\""),
-            (r#"{"go ld": 1}"#, "tier \"go ld\""),
-            (r#"{"tiers": {"a": {}}, "default_chain": "a"}"#, "default_chain"),
-            (r#"{"a": {}, "b": 3}"#, "expected an object"),
-        ] {
-            let refused = refusal(text);
-            assert!(refused.contains(reason), "{text}: {refused}");
-        }
-    }
-
-    #[test]
-    fn a_table_round_trips_through_json() {
-        let tiers = parse(
-            r#"{"tiers": {"gold": {"target": 1}, "acme": {"target": 2},
-                "basic": {"type": "shared", "max_concurrent": 3, "strategy": "pack"}}, "default_chain": ["gold", "basic"]}"#,
-        );
-        assert_eq!(Tiers::try_from(Value::from(tiers.clone())).unwrap(), tiers);
-    }
-}
+mod tests;

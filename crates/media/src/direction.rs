@@ -71,9 +71,11 @@ pub(crate) struct Direction {
     pending: Vec<u8>,
     written: usize,
     is_last_seen: bool,
+    /// The rest of the open message is dropped: the destination has not seen its beginning.
+    is_skipping: bool,
     /// `partial` came with the handshake and has not been looked at.
     is_preloaded: bool,
-    /// When the source last sent anything.
+    /// When the source last sent anything, or a destination took data again after a block.
     last_read: Instant,
     /// Since when the destination takes nothing.
     blocked_since: Option<Instant>,
@@ -90,6 +92,7 @@ impl Direction {
             pending: Vec::new(),
             written: 0,
             is_last_seen: false,
+            is_skipping: false,
             is_preloaded: false,
             last_read: Instant::now(),
             blocked_since: None,
@@ -107,7 +110,7 @@ impl Direction {
         self.streaming == 0
     }
 
-    /// When the source last sent anything.
+    /// When the source last sent anything, or a destination took data again after a block.
     pub(crate) fn last_read(&self) -> Instant {
         self.last_read
     }
@@ -130,9 +133,16 @@ impl Direction {
         (self.messages, self.last_read) = (MessageState::default(), Instant::now());
     }
 
-    /// Forgets what the destination has not taken, for the next one.
+    /// Forgets what the destination has not taken, for the next one, which begins with the next
+    /// message.
     pub(crate) fn restart_destination(&mut self) {
         (self.pending, self.written, self.blocked_since) = (Vec::new(), 0, None);
+        self.is_skipping = self.messages.is_open() || self.streaming > 0;
+    }
+
+    /// Whether the source has begun a message in fragments and not finished it.
+    pub(crate) fn has_open_message(&self) -> bool {
+        self.messages.is_open()
     }
 
     /// Writes what is pending.
@@ -147,7 +157,10 @@ impl Direction {
                 Poll::Ready(0) => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
                 Poll::Ready(written) => {
                     self.written += written;
-                    self.blocked_since = None;
+                    if self.blocked_since.take().is_some() {
+                        // The source could not be read meanwhile.
+                        self.last_read = Instant::now();
+                    }
                 }
                 Poll::Pending => {
                     self.blocked_since.get_or_insert_with(Instant::now);
@@ -180,16 +193,30 @@ impl Direction {
             if ready!(self.poll_flush(destination, cx)).is_err() {
                 return Poll::Ready(Ended::Write);
             }
-            if self.is_last_seen {
-                return Poll::Ready(Ended::LastFrame);
-            }
-            let step = BUFFER.with_borrow_mut(|buffer| {
-                self.poll_step(source, destination, inspector, buffer, cx)
-            });
-            if let Err(ended) = ready!(step) {
+            if let Some(ended) = ready!(self.poll_once(source, destination, inspector, cx)) {
                 return Poll::Ready(ended);
             }
         }
+    }
+
+    /// Reads once and forwards what is complete; the end of the direction, if that has come.
+    pub(crate) fn poll_once<R, W>(
+        &mut self,
+        source: &mut R,
+        destination: &mut W,
+        inspector: &mut impl Inspect,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Ended>>
+    where
+        R: AsyncRead + Unpin,
+        W: AsyncWrite + Unpin,
+    {
+        if self.is_last_seen {
+            return Poll::Ready(Some(Ended::LastFrame));
+        }
+        let step = BUFFER
+            .with_borrow_mut(|buffer| self.poll_step(source, destination, inspector, buffer, cx));
+        step.map(Result::err)
     }
 
     /// Reads once and forwards what is complete.
@@ -265,6 +292,10 @@ impl Direction {
                 let part = self.streaming.min((bytes.len() - at) as u64);
                 self.streaming -= part;
                 at += part as usize;
+                if self.is_skipping {
+                    begin = at;
+                    self.is_skipping = self.streaming > 0 || self.messages.is_open();
+                }
                 continue;
             }
             let header = match self.header(&bytes[at..]) {
@@ -283,14 +314,26 @@ impl Direction {
                 result = Err(Ended::Violation(error));
                 break;
             }
+            let is_skipped = self.is_skipping && !header.opcode.is_control();
             if !is_whole {
                 inspector.count_large(&header, self.last_read);
                 self.streaming = header.payload_len;
+                if is_skipped {
+                    forward(self, begin..at).map_err(|_| Ended::Write)?;
+                    begin = at + header.len;
+                }
                 at += header.len;
                 continue;
             }
             let end = at + header.frame_len() as usize;
-            match inspector.inspect(&header, &bytes[at..end], self.last_read) {
+            let verdict = match inspector.inspect(&header, &bytes[at..end], self.last_read) {
+                Verdict::Forward if is_skipped => Verdict::Drop,
+                verdict => verdict,
+            };
+            if is_skipped {
+                self.is_skipping = self.messages.is_open();
+            }
+            match verdict {
                 Verdict::Forward => {}
                 Verdict::ForwardLast => self.is_last_seen = true,
                 verdict @ (Verdict::Drop | Verdict::DropLast) => {

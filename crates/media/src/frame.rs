@@ -71,6 +71,8 @@ pub enum FrameError {
     FragmentedControl,
     #[error("control frame is longer than 125 bytes")]
     LongControl,
+    #[error("close frame has only half of a code")]
+    HalfCloseCode,
     #[error("length has its highest bit set")]
     NegativeLength,
     #[error("continuation without a message to continue")]
@@ -122,6 +124,9 @@ impl Header {
             }
             if usize::from(short_len) > MAX_CONTROL_PAYLOAD {
                 return Err(FrameError::LongControl);
+            }
+            if opcode == Opcode::Close && short_len == 1 {
+                return Err(FrameError::HalfCloseCode);
             }
         }
         let (payload_len, rest, length_bytes) = match short_len {
@@ -272,7 +277,7 @@ mod tests {
 
     #[test]
     fn violations_are_named() {
-        let cases: [(&[u8], Sender, FrameError); 8] = [
+        let cases: [(&[u8], Sender, FrameError); 9] = [
             (&[0xC1, 0x80], Sender::Client, FrameError::ReservedBits),
             (&[0x83, 0x80], Sender::Client, FrameError::UnknownOpcode),
             (&[0x8B, 0x80], Sender::Client, FrameError::UnknownOpcode),
@@ -280,6 +285,7 @@ mod tests {
             (&[0x81, 0x81], Sender::Server, FrameError::Masked),
             (&[0x09, 0x80], Sender::Client, FrameError::FragmentedControl),
             (&[0x89, 0xFE], Sender::Client, FrameError::LongControl),
+            (&[0x88, 0x01], Sender::Server, FrameError::HalfCloseCode),
             (&[0x82, 127, 0x80, 0, 0, 0, 0, 0, 0, 0], Sender::Server, FrameError::NegativeLength),
         ];
         for (bytes, sender, error) in cases {

@@ -70,9 +70,9 @@ pub struct Accepted {
 /// the page and the story of the call.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
-    #[error("the agent does not speak HTTP")]
+    #[error("the agent's answer to the handshake is not HTTP: it is no WebSocket server")]
     NotHttp,
-    #[error("the agent answered {0} instead of 101 Switching Protocols")]
+    #[error("the agent answered {0} instead of 101 Switching Protocols: {hint}", hint = hint(*.0))]
     Status(u16),
     #[error("the agent's response has no valid Upgrade and Connection headers")]
     NoUpgrade,
@@ -84,6 +84,18 @@ pub enum Refused {
     UnofferedExtension,
     #[error("the agent's response head is larger than {MAX_RESPONSE_HEAD} bytes")]
     TooLarge,
+}
+
+/// The usual cause of a status.
+fn hint(status: u16) -> &'static str {
+    match status {
+        404 => "it has no WebSocket at the path of the stream (WS_PATH_TEMPLATE)",
+        401 | 403 => "it refuses the handshake; the router has no credentials for agents",
+        400 | 426 => "it did not accept the handshake as one of a WebSocket",
+        200..=299 => "it is an HTTP server without a WebSocket at the path of the stream",
+        500..=599 => "it failed; its log has the cause",
+        _ => "it is no WebSocket server",
+    }
 }
 
 /// Reads the response of an agent; `None` if more bytes are needed.

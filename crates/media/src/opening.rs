@@ -4,7 +4,7 @@
 
 use serde::Deserialize;
 
-use crate::frame::{Header, Opcode, apply_mask};
+use crate::frame::{Header, Opcode, Sender, apply_mask};
 
 /// Most bytes of opening messages that are kept.
 pub const MAX_OPENING: usize = 16 << 10;
@@ -102,6 +102,10 @@ struct Start {
     event: Option<String>,
     #[serde(rename = "streamSid")]
     stream_sid: Option<String>,
+    #[serde(rename = "streamId")]
+    stream_id: Option<String>,
+    #[serde(rename = "stream_sid")]
+    stream_sid_snake: Option<String>,
     #[serde(rename = "callSid")]
     call_sid: Option<String>,
     start: Option<StartFields>,
@@ -111,6 +115,10 @@ struct Start {
 struct StartFields {
     #[serde(rename = "streamSid")]
     stream_sid: Option<String>,
+    #[serde(rename = "streamId")]
+    stream_id: Option<String>,
+    #[serde(rename = "stream_sid")]
+    stream_sid_snake: Option<String>,
     #[serde(rename = "callSid")]
     call_sid: Option<String>,
     #[serde(rename = "callId")]
@@ -160,6 +168,49 @@ impl Opening {
         self.is_complete
     }
 
+    /// The message that makes the provider drop the audio that it has not played yet; `None` before
+    /// the opening is complete, and for providers without such a message.
+    pub fn clear_message(&self) -> Option<String> {
+        let stream = || self.stream_id();
+        Some(match self.dialect {
+            Dialect::Twilio | Dialect::SignalWire => {
+                format!(r#"{{"event":"clear","streamSid":{}}}"#, stream()?)
+            }
+            Dialect::Exotel => format!(r#"{{"event":"clear","stream_sid":{}}}"#, stream()?),
+            Dialect::Plivo => format!(r#"{{"event":"clearAudio","streamId":{}}}"#, stream()?),
+            Dialect::Telnyx => r#"{"event":"clear"}"#.into(),
+            Dialect::Vonage => r#"{"action":"clear"}"#.into(),
+            Dialect::Jambonz => r#"{"type":"killAudio"}"#.into(),
+            Dialect::Unknown | Dialect::Other => return None,
+        })
+    }
+
+    /// The provider's id of the stream, as a JSON string.
+    fn stream_id(&self) -> Option<String> {
+        let text = self.last_message()?;
+        let message: Start = serde_json::from_slice(&text).ok()?;
+        let own = message.stream_sid.or(message.stream_id).or(message.stream_sid_snake);
+        let id = own.or_else(|| {
+            let start = message.start?;
+            start.stream_sid.or(start.stream_id).or(start.stream_sid_snake)
+        })?;
+        serde_json::to_string(&id).ok()
+    }
+
+    /// The last opening message: the `start`, or the only one.
+    pub fn last_message(&self) -> Option<Vec<u8>> {
+        let (mut rest, mut last) = (self.frames.as_slice(), None);
+        while let Ok(Some(header)) = Header::parse(rest, Sender::Client) {
+            let (frame, others) = rest.split_at_checked(header.frame_len() as usize)?;
+            last = Some((header, frame));
+            rest = others;
+        }
+        let (header, frame) = last?;
+        let mut text = frame[header.payload()].to_vec();
+        apply_mask(&mut text, header.mask.unwrap_or_default());
+        Some(text)
+    }
+
     /// The provider; unknown while the opening is not complete.
     pub fn dialect(&self) -> Dialect {
         self.dialect
@@ -170,6 +221,13 @@ impl Opening {
         self.frames.shrink_to_fit();
         if self.dialect == Dialect::Unknown {
             self.dialect = Dialect::Other;
+        }
+    }
+
+    /// Ends an opening whose next frame is too large to be kept.
+    pub fn skip_large(&mut self) {
+        if !self.is_complete {
+            self.complete();
         }
     }
 
@@ -223,7 +281,7 @@ fn is_stop(header: &Header, frame: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::{Sender, write_frame};
+    use crate::frame::write_frame;
 
     fn inspect(opening: &mut Opening, opcode: Opcode, payload: &str) -> bool {
         let mut frame = Vec::new();
@@ -254,6 +312,45 @@ mod tests {
     }
 
     #[test]
+    fn the_clear_message_is_that_of_the_provider() {
+        for (start, expected) in [
+            (
+                r#"{"event":"start","streamSid":"MZ1","start":{"callSid":"CA1"}}"#,
+                Some(r#"{"event":"clear","streamSid":"MZ1"}"#),
+            ),
+            (
+                r#"{"event":"start","start":{"streamSid":"7d1","callSid":"c"}}"#,
+                Some(r#"{"event":"clear","streamSid":"7d1"}"#),
+            ),
+            (
+                r#"{"event":"start","start":{"callId":"c","streamId":"s\"1"}}"#,
+                Some(r#"{"event":"clearAudio","streamId":"s\"1"}"#),
+            ),
+            (
+                r#"{"event":"start","stream_sid":"s2","start":{"call_sid":"c"}}"#,
+                Some(r#"{"event":"clear","stream_sid":"s2"}"#),
+            ),
+            (
+                r#"{"event":"start","stream_id":"s","start":{"call_control_id":"v3"}}"#,
+                Some(r#"{"event":"clear"}"#),
+            ),
+            (
+                r#"{"event":"websocket:connected","content-type":"audio/l16;rate=16000"}"#,
+                Some(r#"{"action":"clear"}"#),
+            ),
+            (r#"{"callSid":"c","sampleRate":8000}"#, Some(r#"{"type":"killAudio"}"#)),
+            (r#"{"event":"start","start":{"callSid":"c"}}"#, None),
+            (r#"{"hello":1}"#, None),
+        ] {
+            let mut opening = Opening::default();
+            inspect(&mut opening, Opcode::Text, r#"{"event":"connected"}"#);
+            assert_eq!(opening.clear_message(), None);
+            inspect(&mut opening, Opcode::Text, start);
+            assert_eq!(opening.clear_message().as_deref(), expected, "{start}");
+        }
+    }
+
+    #[test]
     fn the_end_message_is_recognised_and_media_is_not() {
         let mut opening = Opening::default();
         inspect(&mut opening, Opcode::Text, r#"{"event":"start"}"#);
@@ -276,5 +373,20 @@ mod tests {
         inspect(&mut opening, Opcode::Text, &long);
         assert!(opening.is_complete());
         assert!(opening.frames().len() <= MAX_OPENING);
+    }
+
+    #[test]
+    fn a_frame_that_is_too_large_ends_the_opening() {
+        let (connected, start) = (r#"{"event":"connected"}"#, r#"{"event":"start","start":{}}"#);
+        let mut opening = Opening::default();
+        inspect(&mut opening, Opcode::Text, connected);
+        opening.skip_large();
+        assert!(opening.is_complete());
+        inspect(&mut opening, Opcode::Text, start);
+        assert_eq!(opening.last_message().as_deref(), Some(connected.as_bytes()));
+        let mut opened = Opening::default();
+        inspect(&mut opened, Opcode::Text, start);
+        opened.skip_large();
+        assert_eq!(opened.last_message().as_deref(), Some(start.as_bytes()));
     }
 }

@@ -1,6 +1,8 @@
 //! The relay of one stream: frames between the provider's socket and the agent's, until one
 //! of them closes, is lost, or the stream is ended from outside.
 
+mod handover;
+
 use std::{
     fmt,
     future::{Future, poll_fn},
@@ -91,6 +93,8 @@ pub enum StreamEnd {
     Released,
     /// The gateway stops.
     Stopping,
+    /// The stream has to leave its pod, which serves an older one; another may take over.
+    Displaced,
 }
 
 impl fmt::Display for StreamEnd {
@@ -104,6 +108,7 @@ impl fmt::Display for StreamEnd {
             Self::ProviderViolation(error) => write!(f, "provider violated the protocol: {error}"),
             Self::Released => f.write_str("call released"),
             Self::Stopping => f.write_str("gateway stopping"),
+            Self::Displaced => f.write_str("pod serves an older stream"),
         }
     }
 }
@@ -113,7 +118,7 @@ impl StreamEnd {
     pub fn close_code(self) -> u16 {
         match self {
             Self::Agent(_) | Self::Provider { .. } | Self::Released => 1000,
-            Self::AgentLost(_) => 1011,
+            Self::AgentLost(_) | Self::Displaced => 1011,
             // Going away: RFC 6455 has no code for a silent peer.
             Self::ProviderTimeout => 1001,
             Self::ProviderViolation(error) => error.close_code(),
@@ -163,6 +168,8 @@ impl Inspect for ProviderFrames {
 
     fn count_large(&mut self, header: &Header, now: Instant) {
         self.meter.count(&self.handle.provider, header.frame_len() as usize, now);
+        self.opening.skip_large();
+        self.handle.set_dialect(self.opening.dialect());
     }
 }
 
@@ -275,7 +282,6 @@ impl<P: Socket> Relay<P> {
         early: Vec<u8>,
         ping: [u8; 8],
     ) -> StreamEnd {
-        self.down.restart();
         self.down.preload(&early);
         drop(early);
         let handle = self.frames.handle.clone();
@@ -331,7 +337,7 @@ impl<P: Socket> Relay<P> {
             };
         }
         if let Some(end) = self.poll_provider_side(agent, cx) {
-            if let StreamEnd::AgentLost(_) = end {
+            if let StreamEnd::AgentLost(_) | StreamEnd::Displaced = end {
                 return Poll::Ready(Some(end));
             }
             self.begin_wrap_up(end, frames, phase);
@@ -380,22 +386,12 @@ impl<P: Socket> Relay<P> {
     ) -> Option<StreamEnd> {
         let forwarded = self.up.poll_forward(&mut self.provider, agent, &mut self.frames, cx);
         if let Poll::Ready(ended) = forwarded {
-            return Some(match ended {
-                Ended::LastFrame => StreamEnd::Provider { code: self.frames.closed },
-                Ended::Eof { .. } | Ended::Read => {
-                    (self.is_provider_closed, self.is_provider_gone) = (true, true);
-                    StreamEnd::Provider { code: None }
-                }
-                Ended::Violation(error) => {
-                    self.is_provider_unreadable = true;
-                    StreamEnd::ProviderViolation(error)
-                }
-                Ended::Write => StreamEnd::AgentLost(Loss::Reset),
-            });
+            return Some(self.provider_end(&ended));
         }
         match self.frames.handle.poll_order(cx) {
             Some(Order::End) => Some(StreamEnd::Released),
             Some(Order::Stop) => Some(StreamEnd::Stopping),
+            Some(Order::Move) => Some(StreamEnd::Displaced),
             None => None,
         }
     }
@@ -403,6 +399,9 @@ impl<P: Socket> Relay<P> {
     /// Tells the agent that the stream is over, and lets it finish.
     fn begin_wrap_up(&mut self, end: StreamEnd, frames: &mut AgentFrames, phase: &mut Phase) {
         *phase = Phase::WrapUp(end, Instant::now() + self.limits.wrap_up);
+        if !matches!(end, StreamEnd::Released | StreamEnd::Stopping) {
+            self.frames.handle.set_provider_ended();
+        }
         // The agent answers our close with its code, which is not the reason for the provider.
         frames.keeps_close = self.frames.closed.is_none();
         // A close frame of the provider was forwarded as it came.
@@ -434,7 +433,9 @@ impl<P: Socket> Relay<P> {
         // A side is silent if it sends nothing, or takes nothing of what is pending for it.
         let is_silent = |from: &Direction, to: &Direction, limit: Duration| {
             let blocked = to.blocked_since().is_some_and(|since| since.elapsed() >= limit);
-            blocked || from.last_read().elapsed() >= limit
+            // While the other side takes nothing, this one is not read.
+            let is_read = from.blocked_since().is_none();
+            blocked || is_read && from.last_read().elapsed() >= limit
         };
         if is_silent(&self.down, &self.up, self.limits.agent_timeout) {
             return Some(StreamEnd::AgentLost(Loss::Timeout));
@@ -446,11 +447,6 @@ impl<P: Socket> Relay<P> {
             self.up.inject(|out| write_frame(out, Opcode::Ping, &frames.ping, Some(MASK)));
         }
         None
-    }
-
-    /// The provider's opening messages, as frames.
-    pub fn opening(&self) -> &[u8] {
-        self.frames.opening.frames()
     }
 
     /// Closes the provider's side with `code`, unless a close of the agent has gone there, and

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         Mutex,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
     },
     task::{Context, Waker},
     time::{Duration, Instant},
@@ -81,6 +81,8 @@ pub enum Order {
     End,
     /// The gateway stops: close both sides with 1012.
     Stop,
+    /// The pod serves an older stream: move to another one.
+    Move,
 }
 
 /// A stream as others see it: its figures, and the way to end it.
@@ -90,6 +92,7 @@ pub struct StreamHandle {
     pub agent: SideStats,
     dialect: AtomicU8,
     order: AtomicU8,
+    has_provider_ended: AtomicBool,
     waker: Mutex<Option<Waker>>,
 }
 
@@ -103,23 +106,40 @@ impl StreamHandle {
         self.dialect.store(dialect as u8, Ordering::Relaxed);
     }
 
-    /// Gives an order; the first one holds.
+    /// Whether the provider has ended the stream; the agent may finish.
+    pub fn has_provider_ended(&self) -> bool {
+        self.has_provider_ended.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_provider_ended(&self) {
+        self.has_provider_ended.store(true, Ordering::Relaxed);
+    }
+
+    /// Gives an order. The first one to end the stream holds.
     pub fn order(&self, order: Order) {
         let code = match order {
-            Order::End => 1,
-            Order::Stop => 2,
+            Order::Move => 1,
+            Order::End => 2,
+            Order::Stop => 3,
         };
-        let _ = self.order.compare_exchange(0, code, Ordering::Release, Ordering::Relaxed);
+        let replace = |known: u8| (known <= 1).then_some(code.max(known));
+        let _ = self.order.fetch_update(Ordering::Release, Ordering::Relaxed, replace);
         if let Some(waker) = self.waker.lock().unwrap_or_else(|it| it.into_inner()).take() {
             waker.wake();
         }
+    }
+
+    /// Forgets an order to move, which has been carried out.
+    pub(crate) fn complete_move(&self) {
+        let _ = self.order.compare_exchange(1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
     /// The order, if one was given; else wakes the task when one is.
     pub(crate) fn poll_order(&self, cx: &Context<'_>) -> Option<Order> {
         let read = || match self.order.load(Ordering::Acquire) {
             0 => None,
-            1 => Some(Order::End),
+            1 => Some(Order::Move),
+            2 => Some(Order::End),
             _ => Some(Order::Stop),
         };
         if let Some(order) = read() {

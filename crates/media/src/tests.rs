@@ -219,6 +219,27 @@ async fn pings_keep_a_quiet_agent_and_find_a_dead_one() {
 }
 
 #[tokio::test]
+async fn an_agent_behind_a_provider_that_takes_nothing_is_not_lost() {
+    let ms = Duration::from_millis;
+    let limits = Limits {
+        ping_interval: ms(50),
+        agent_timeout: ms(200),
+        provider_timeout: ms(1_000),
+        ..Limits::default()
+    };
+    let Stream { provider, mut agent, relay, .. } = stream(limits).await;
+    let flood = tokio::spawn(async move {
+        let frame = server_frame(Opcode::Binary, &[1; 10_000]);
+        while agent.write_all(&frame).await.is_ok() {}
+    });
+    // The relay cannot read the agent: the provider's side is full.
+    let end = timeout(LIMIT, relay).await.unwrap().unwrap();
+    assert_eq!(end, StreamEnd::ProviderTimeout);
+    drop(provider);
+    flood.abort();
+}
+
+#[tokio::test]
 async fn a_provider_that_takes_nothing_is_given_up() {
     let ms = Duration::from_millis;
     let limits = Limits {

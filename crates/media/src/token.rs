@@ -1,7 +1,8 @@
 //! Stream tokens: proof in the URL of a stream that this router allocated the call.
 //!
-//! A token is `{attempt}.{expiry}.{mac}`. The MAC covers call, pod attempt, expiry and path,
-//! so that a token opens one stream of one allocation at one path, for ten minutes.
+//! A token is `{attempt}.{expiry}.{mac}`, and `{attempt}.{expiry}.{mac}.{parameters}` for a call
+//! with parameters. The MAC covers call, pod attempt, expiry, path and parameters, so that a token
+//! opens one stream of one allocation at one path, for ten minutes.
 
 use std::fmt::Write;
 
@@ -12,8 +13,11 @@ use data_encoding::BASE64URL_NOPAD;
 pub const LIFETIME: u64 = 600;
 /// Bytes of the MAC that the token carries: 128 bits.
 const MAC_LEN: usize = 16;
-/// Longest token: ten digits of attempt, twenty of expiry, 22 characters of MAC, two dots.
+/// Longest token without parameters: ten digits of attempt, twenty of expiry, 22 characters of
+/// MAC, two dots.
 const MAX_LEN: usize = 54;
+/// Longest parameters (bytes) in a token.
+pub const MAX_PARAMETERS: usize = 768;
 
 /// Content of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,6 +29,15 @@ pub struct Claims<'a> {
     pub expiry: u64,
     /// Path behind the token, as the agent sees it.
     pub path: &'a str,
+    /// Parameters of the call as text of the alphabet of URL-safe base64; empty without any.
+    pub parameters: &'a str,
+}
+
+/// Content of a valid token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Verified<'a> {
+    pub attempt: u32,
+    pub parameters: &'a str,
 }
 
 /// Why a token is refused.
@@ -53,24 +66,38 @@ impl TokenKeys {
 
     pub fn sign(&self, claims: &Claims<'_>) -> String {
         let mac = mac(&self.keys[0], claims);
-        let mut token = String::with_capacity(MAX_LEN);
+        let mut token = String::with_capacity(MAX_LEN + 1 + claims.parameters.len());
         let _ = write!(token, "{}.{}.", claims.attempt, claims.expiry);
         BASE64URL_NOPAD.encode_append(&mac.as_ref()[..MAC_LEN], &mut token);
+        if !claims.parameters.is_empty() {
+            token.extend([".", claims.parameters]);
+        }
         token
     }
 
-    /// The attempt that a token names, if it is valid for this call and path at `now` (Unix
-    /// seconds). Compares in constant time.
-    pub fn verify(&self, token: &str, call: &str, path: &str, now: u64) -> Result<u32, TokenError> {
-        if token.len() > MAX_LEN {
-            return Err(TokenError::Malformed);
-        }
-        let mut parts = token.split('.');
-        let (Some(attempt), Some(expiry), Some(given), None) =
+    /// The content of a token, if it is valid for this call and path at `now` (Unix seconds).
+    /// Compares in constant time.
+    pub fn verify<'t>(
+        &self,
+        token: &'t str,
+        call: &str,
+        path: &str,
+        now: u64,
+    ) -> Result<Verified<'t>, TokenError> {
+        let mut parts = token.splitn(4, '.');
+        let (Some(attempt), Some(expiry), Some(given), parameters) =
             (parts.next(), parts.next(), parts.next(), parts.next())
         else {
             return Err(TokenError::Malformed);
         };
+        // An empty part would be a second form of the token without parameters.
+        if parameters.is_some_and(str::is_empty) {
+            return Err(TokenError::Malformed);
+        }
+        let parameters = parameters.unwrap_or_default();
+        if parameters.len() > MAX_PARAMETERS || token.len() > MAX_LEN + 1 + parameters.len() {
+            return Err(TokenError::Malformed);
+        }
         let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
         if !number(attempt) || !number(expiry) {
             return Err(TokenError::Malformed);
@@ -78,14 +105,17 @@ impl TokenKeys {
         let attempt = attempt.parse().map_err(|_| TokenError::Malformed)?;
         let expiry = expiry.parse().map_err(|_| TokenError::Malformed)?;
         let given = BASE64URL_NOPAD.decode(given.as_bytes()).map_err(|_| TokenError::Malformed)?;
-        let claims = Claims { call, attempt, expiry, path };
+        let claims = Claims { call, attempt, expiry, path, parameters };
         let is_right =
             |key| verify_slices_are_equal(&mac(key, &claims).as_ref()[..MAC_LEN], &given).is_ok();
         // Every key is tried, so that the time does not tell which one matches.
         if self.keys.iter().filter(|key| is_right(key)).count() == 0 {
             return Err(TokenError::Wrong);
         }
-        if now > expiry { Err(TokenError::Expired) } else { Ok(attempt) }
+        match now > expiry {
+            true => Err(TokenError::Expired),
+            false => Ok(Verified { attempt, parameters }),
+        }
     }
 }
 
@@ -97,6 +127,10 @@ fn mac(key: &hmac::Key, claims: &Claims<'_>) -> hmac::Tag {
     context.update(&claims.attempt.to_be_bytes());
     context.update(&claims.expiry.to_be_bytes());
     context.update(claims.path.as_bytes());
+    if !claims.parameters.is_empty() {
+        context.update(&[0]);
+        context.update(claims.parameters.as_bytes());
+    }
     context.sign()
 }
 
@@ -104,7 +138,9 @@ fn mac(key: &hmac::Key, claims: &Claims<'_>) -> hmac::Tag {
 mod tests {
     use super::*;
 
-    const CLAIMS: Claims<'_> = Claims { call: "CA1", attempt: 2, expiry: 1_000, path: "/a/b" };
+    const CLAIMS: Claims<'_> =
+        Claims { call: "CA1", attempt: 2, expiry: 1_000, path: "/a/b", parameters: "" };
+    const VALID: Result<Verified<'_>, TokenError> = Ok(Verified { attempt: 2, parameters: "" });
 
     fn keys(secrets: &[&str]) -> TokenKeys {
         TokenKeys::new(secrets.iter().map(|secret| secret.as_bytes())).unwrap()
@@ -114,7 +150,7 @@ mod tests {
     fn a_token_is_valid_for_its_call_path_and_time() {
         let keys = keys(&["k"]);
         let token = keys.sign(&CLAIMS);
-        assert_eq!(keys.verify(&token, "CA1", "/a/b", 1_000), Ok(2));
+        assert_eq!(keys.verify(&token, "CA1", "/a/b", 1_000), VALID);
         assert_eq!(keys.verify(&token, "CA1", "/a/b", 1_001), Err(TokenError::Expired));
         assert_eq!(keys.verify(&token, "CA2", "/a/b", 1), Err(TokenError::Wrong));
         assert_eq!(keys.verify(&token, "CA1", "/a/b/", 1), Err(TokenError::Wrong));
@@ -124,22 +160,43 @@ mod tests {
     #[test]
     fn every_changed_character_is_noticed() {
         let keys = keys(&["k"]);
-        let token = keys.sign(&CLAIMS);
-        for at in 0..token.len() {
-            for other in ["0", "A", ".", "-"] {
-                let mut changed = token.clone();
-                changed.replace_range(at..=at, other);
-                if changed != token {
-                    assert!(keys.verify(&changed, "CA1", "/a/b", 1).is_err(), "{changed}");
+        for parameters in ["", "bmFtZT1B"] {
+            let token = keys.sign(&Claims { parameters, ..CLAIMS });
+            for at in 0..token.len() {
+                for other in ["0", "A", ".", "-"] {
+                    let mut changed = token.clone();
+                    changed.replace_range(at..=at, other);
+                    if changed != token {
+                        assert!(keys.verify(&changed, "CA1", "/a/b", 1).is_err(), "{changed}");
+                    }
                 }
             }
         }
     }
 
     #[test]
+    fn parameters_are_part_of_the_token() {
+        let keys = keys(&["k"]);
+        let longest = "A".repeat(MAX_PARAMETERS);
+        for parameters in ["bmFtZT1B", &longest] {
+            let token = keys.sign(&Claims { parameters, ..CLAIMS });
+            let expected = Ok(Verified { attempt: 2, parameters });
+            assert_eq!(keys.verify(&token, "CA1", "/a/b", 1), expected);
+            let (without, _) = token.rsplit_once('.').unwrap();
+            assert_eq!(keys.verify(without, "CA1", "/a/b", 1), Err(TokenError::Wrong));
+            let other = format!("{without}.bmFtZT1C");
+            assert_eq!(keys.verify(&other, "CA1", "/a/b", 1), Err(TokenError::Wrong));
+        }
+        let token = keys.sign(&CLAIMS);
+        for added in ["", "A", &"A".repeat(MAX_PARAMETERS + 1), "A.B"] {
+            assert!(keys.verify(&format!("{token}.{added}"), "CA1", "/a/b", 1).is_err(), "{added}");
+        }
+    }
+
+    #[test]
     fn keys_are_rotated() {
         let token = keys(&["old"]).sign(&CLAIMS);
-        assert_eq!(keys(&["new", "old"]).verify(&token, "CA1", "/a/b", 1), Ok(2));
+        assert_eq!(keys(&["new", "old"]).verify(&token, "CA1", "/a/b", 1), VALID);
         assert_eq!(keys(&["new"]).verify(&token, "CA1", "/a/b", 1), Err(TokenError::Wrong));
     }
 
@@ -147,8 +204,7 @@ mod tests {
     fn malformed_tokens_are_refused() {
         let keys = keys(&["k"]);
         let long = format!("1.1000.{}", "A".repeat(100));
-        for token in ["", ".", "..", "a.b.c", "1.2", "1.2.3.4", "+1.1000.AAAA", "1.-1.AAAA", &long]
-        {
+        for token in ["", ".", "..", "a.b.c", "1.2", "1.2.3.", "+1.1000.AAAA", "1.-1.AAAA", &long] {
             assert_eq!(keys.verify(token, "CA1", "/a/b", 1), Err(TokenError::Malformed), "{token}");
         }
         assert!(TokenKeys::new([]).is_none());

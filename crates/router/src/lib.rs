@@ -2,6 +2,7 @@
 
 pub mod app;
 pub mod auth;
+pub mod capacity;
 pub mod cli;
 mod client;
 pub mod cluster;
@@ -23,5 +24,5 @@ mod watched_file;
 /// enough for ids of requests and calls.
 fn random_u32() -> u32 {
     use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id()) as u32
+    RandomState::new().hash_one(()) as u32
 }

@@ -1,6 +1,7 @@
 //! Readiness, leadership and shutdown of the process.
 
 use std::{
+    collections::BTreeMap,
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -21,6 +22,8 @@ pub struct Lifecycle {
     pub is_foreign: AtomicBool,
     /// The reason for which the store refuses this router's pods.
     pods_refused: Mutex<Option<String>>,
+    /// Problems of the connection to the cluster in words, by their source.
+    problems: Mutex<BTreeMap<String, String>>,
     pub stopping: CancellationToken,
 }
 
@@ -99,6 +102,21 @@ impl Lifecycle {
     pub fn set_pods_refused(&self, reason: Option<String>) -> bool {
         let mut known = self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *known, reason.clone()) != reason
+    }
+
+    /// Records or clears a problem of the connection to the cluster.
+    pub fn set_problem(&self, source: &str, problem: Option<String>) {
+        let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        match problem {
+            Some(problem) => drop(problems.insert(source.to_owned(), problem)),
+            None => drop(problems.remove(source)),
+        }
+    }
+
+    /// Returns the problems of the connection to the cluster.
+    pub fn problems(&self) -> Vec<String> {
+        let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
+        problems.values().cloned().collect()
     }
 
     pub fn is_ready(&self) -> bool {

@@ -66,9 +66,19 @@ local function enqueue(request, pools, tried, priority)
   return ends
 end
 
+-- Returns the pod that keeps a reconnecting call; nil if it cannot. A pod that the call leaves in the same step may be
+-- out of service: it serves the call already.
+local function kept_pod(request)
+  local pod = request.keeps_pod and readable_facts_of(request.keeps_pod)
+  if not pod or not pod.tier or not kind_of(pod.tier) then return nil end
+  local slots = request.keeps_leaving and slots_of(pod) or cap_of(pod)
+  return pod.calls < slots and pod or nil
+end
+
 -- Allocates a pod to a new call, queues it, or refuses it.
 local function serve_new_call(request, steps, config)
-  local pod, tried = choose_pod(steps, request.previous and request.previous.pod_name)
+  local pod, tried = kept_pod(request), ''
+  if not pod then pod, tried = choose_pod(steps, request.previous and request.previous.pod_name) end
   if request.previous and not pod then pod, tried = choose_pod(steps) end
   if pod then
     count_admission(request, config)

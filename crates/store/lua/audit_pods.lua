@@ -18,8 +18,10 @@ operation('audit_pods', function(ARGV)
       parts[#parts + 1] = kind == 'set' and run('SISMEMBER', key, pod.name)
         or kind == 'zset' and tostring(run('ZSCORE', key, pod.name)) or '-'
       parts[#parts + 1] = try('SISMEMBER', pool_keys_of(pod.tier).assigned, pod.name) == 1 and 1 or 0
-      local out = try('ZSCORE', pool_keys_of(pod.tier).out, pod.name)
-      parts[#parts + 1] = type(out) == 'string' and out or '-'
+      for _, index in ipairs({'at_risk', 'out'}) do
+        local score = try('ZSCORE', pool_keys_of(pod.tier)[index], pod.name)
+        parts[#parts + 1] = type(score) == 'string' and score or '-'
+      end
     end
     return table.concat(parts, ' ')
   end

@@ -1,16 +1,17 @@
 -- Removes pods from the indexes of a pool that they are not in.
--- ARGV[2..5]: tier, index (available, assigned, out), cursor, approximate page size
+-- ARGV[2..5]: tier, index (available, at_risk, assigned, out), cursor, approximate page size
 -- Replies: {audited, now, next cursor, members seen, {members or keys repaired}}   {lost, now}: the store is not set up
 operation('audit_pool', function(ARGV)
   if not is_set_up() then return {'lost', now} end
   local _, tier, index, cursor, size = unpack(ARGV)
   local kind = kind_of(tier)
   local key, expected_type = pool_keys_of(tier).available, kind and kind.kind == 'shared' and 'zset' or 'set'
+  if index == 'at_risk' then key, expected_type = pool_keys_of(tier).at_risk, 'zset' end
   if index == 'assigned' then key, expected_type = pool_keys_of(tier).assigned, 'set' end
   if index == 'out' then key, expected_type = pool_keys_of(tier).out, 'zset' end
   local actual_type = run('TYPE', key).ok
   if actual_type == 'none' then return {'audited', now, '0', 0, {}} end
-  if actual_type ~= expected_type or index == 'available' and not kind then
+  if actual_type ~= expected_type or not kind and (index == 'available' or index == 'at_risk') then
     run('DEL', key)
     return {'audited', now, '0', 0, {key}}
   end

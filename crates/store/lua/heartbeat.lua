@@ -1,9 +1,9 @@
--- Extends the lease of a gateway. Returns its calls that were released, whose streams it has to close, and the number
--- of its calls: fewer than it relays if the store has lost some.
+-- Extends the lease of a gateway. Returns its calls with an order for their stream, and the number of its calls: fewer
+-- than it relays if the store has lost some.
 -- ARGV[2..3]: gateway, lease (ms)
--- Replies: {extended, now, {released calls}, calls}   {lost, now}: the store is empty
+-- Replies: {extended, now, {call, order, …}, calls}   {lost, now}: the store is empty
 
--- Most released calls of one reply; the next heartbeat returns the others.
+-- Most orders of one reply; the next heartbeat returns the others.
 local LIMIT = 1000
 
 operation('heartbeat', function(ARGV)
@@ -15,6 +15,7 @@ operation('heartbeat', function(ARGV)
     local attached = stream_of(record_of(call))
     if attached and attached.gateway == gateway then
       ending[#ending + 1] = call
+      ending[#ending + 1] = attached.ending
     else
       -- The call ended without this index: its record was deleted, or a router of the previous version ended it.
       run('ZREM', key, call)

@@ -1,9 +1,10 @@
 -- Records the observed state of a pod. Another UID, or a higher restart count of its agent, ends its calls.
--- ARGV[2..10]: origin, epoch, pod, uid, address, ready (1, 0), terminating (1, 0), restarts, pin
+-- ARGV[2..11]: origin, epoch, pod, uid, address, ready (1, 0), terminating (1, 0), at risk (1, 0), restarts, pin
 -- Replies: {observed, now, joined (1, 0), tier, {call, source pool, lasted, ...}}   {lost, now}: the store is empty
 --          {fenced, now, epoch}   {foreign, now, origin}
 operation('observe_pod', function(ARGV)
-  local _, origin, epoch, pod_name, uid, address, ready, terminating, restarts, pin = unpack(ARGV)
+  local _, origin, epoch, pod_name, uid, address, ready, terminating, at_risk, restarts, pin =
+    unpack(ARGV)
   local refused = fence(origin, epoch)
   if refused then return refused end
   if not is_set_up() or not has_tiers() then return {'lost', now} end
@@ -38,7 +39,7 @@ operation('observe_pod', function(ARGV)
     record_event(ready == '1' and 'ready' or 'not_ready', '', pod_name, '')
   end
   run('HSET', K.pod .. pod_name, 'uid', uid, 'address', address, 'ready', ready,
-    'terminating', terminating, 'restarts', restarts, 'pin', pin, 'plain', '')
+    'terminating', terminating, 'at_risk', at_risk, 'restarts', restarts, 'pin', pin, 'plain', '')
   pod = facts_of(pod_name)
   run_index('HSET', K.pod_metadata, pod_name, cjson.encode({tier = pod.tier or '', name = pod_name}))
   reassign_and_hand_off(pod, true)

@@ -1,7 +1,7 @@
 -- Returns a pod and its calls.
 -- ARGV[2]: pod
--- Replies: {pod, now, {name, tier, uid, address, ready, terminating, restarts, pin, draining until, quarantined until,
---            {call, at, deadline, ...}}}
+-- Replies: {pod, now, {name, tier, uid, address, ready, terminating, at risk, restarts, pin, draining until,
+--            quarantined until, {call, at, deadline, ...}}}
 --          {unknown, now}
 operation('pod', function(ARGV)
   local _, pod_name = unpack(ARGV)

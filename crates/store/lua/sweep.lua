@@ -37,15 +37,18 @@ local function expire_call(call, record, cause, expired)
   end
 end
 
--- Returns the gateways whose lease has expired, oldest first. After a gap without sweeps every gateway first gets a
--- full lease: it could not send heartbeats either. A lease that a backward clock step has prolonged is shortened.
-local function expired_gateways(has_gap)
+-- Returns the gateways whose lease has expired, oldest first. After a time without sweeps in which a lease could end,
+-- the gateway first gets a full lease: it could not send heartbeats either. A lease that a backward clock step has
+-- prolonged is shortened.
+local function expired_gateways(unswept)
   local entries, due = run_index('HGETALL', K.gateways), {}
   for i = 1, #entries, 2 do
     local gateway = entries[i]
     local before, lease = lease_of(entries[i + 1])
     lease = lease or RULES.GATEWAY_LEASE
     local longest = now + lease
+    -- Heartbeats are at most a third of the lease apart.
+    local has_gap = unswept > math.min(RULES.SWEEP_GAP, lease * 2 / 3)
     local ends = (has_gap or not before) and longest or math.min(before, longest)
     if ends ~= before then set_gateway(gateway, ends, lease) end
     if ends <= now then due[#due + 1] = {id = gateway, ends = ends} end
@@ -55,8 +58,8 @@ local function expired_gateways(has_gap)
 end
 
 -- Ends calls of expired gateways, at most `limit`, and removes the gateways without calls.
-local function sweep_gateways(limit, has_gap, expired)
-  for _, gateway in ipairs(expired_gateways(has_gap)) do
+local function sweep_gateways(limit, unswept, expired)
+  for _, gateway in ipairs(expired_gateways(unswept)) do
     local key = K.gateway .. gateway.id
     local calls = limit > 0 and run_index('ZRANGE', key, 0, limit - 1) or {}
     limit = limit - #calls
@@ -64,7 +67,7 @@ local function sweep_gateways(limit, has_gap, expired)
       local record = record_of(call)
       local attached = stream_of(record)
       if attached and attached.gateway == gateway.id then
-        expire_call(call, record, attached.ending ~= '' and attached.ending or 'gateway', expired)
+        expire_call(call, record, end_cause_of(attached, 'gateway'), expired)
       else
         -- Another gateway has the call, or its record was deleted.
         run('ZREM', key, call)
@@ -82,7 +85,7 @@ operation('sweep', function(ARGV)
   -- Without the time of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
-  local has_gap = latest == math.huge or now > latest + RULES.SWEEP_GAP
+  local unswept = latest == math.huge and math.huge or now - latest
   if now + 1000 >= latest or not bound(limit, longest_lease) then run('SET', K.clock, text_of(now)) end
   tier_entry('')
   local is_flagged = has_waiting_calls
@@ -101,11 +104,11 @@ operation('sweep', function(ARGV)
     local record = record_of(call)
     local attached, cause = stream_of(record), PROVISIONAL[record.stage] or 'lease'
     if record.stage == 'handed' then cause = 'abandoned' end
-    -- The call was released, and its gateway did not detach the stream.
-    if attached and attached.ending ~= '' then cause = attached.ending end
+    -- The call may have been released, and its gateway did not detach the stream.
+    if attached then cause = end_cause_of(attached, cause) end
     expire_call(call, record, cause, expired)
   end
-  sweep_gateways(tonumber(limit), has_gap, expired)
+  sweep_gateways(tonumber(limit), unswept, expired)
   local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, limit)
   if due.err then
     run('DEL', K.draining)

@@ -1,5 +1,7 @@
 //! The embedded store: the fleet behind a mutex, with an optional journal on disk.
 
+mod scaling;
+
 use std::{
     future::Future,
     io,
@@ -21,9 +23,9 @@ use crate::{
 use fleet::{
     Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage,
     CallQuery, Change, Claim, ClaimRefused, Confirm, Confirmed, Conflict, Detach, Drained, Edit,
-    EventId, EventLog, Fleet, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed,
-    PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew,
-    Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    EventId, EventLog, Failover, FailoverRefused, Fleet, Heartbeat, LoggedEvent, Millis,
+    MoveRefused, NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released,
+    RemovalMode, Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
@@ -141,7 +143,7 @@ impl Embedded {
 
     /// Runs one step on the fleet. Returns once everything that the step has read or written is on
     /// disk: a crash must not undo data that a reply was based on.
-    fn step<'a, T: Send + 'a>(
+    pub(crate) fn step<'a, T: Send + 'a>(
         &'a self,
         operation: &'static str,
         step: impl FnOnce(&mut Fleet, Millis) -> T + Send + 'a,
@@ -302,6 +304,13 @@ impl Store for Embedded {
 
     fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>> {
         self.step("attach", |fleet, now| fleet.attach(request, now))
+    }
+
+    fn failover<'a>(
+        &'a self,
+        request: &'a Failover,
+    ) -> Reply<'a, Result<Attached, FailoverRefused>> {
+        self.step("failover", |fleet, now| fleet.failover(request, now))
     }
 
     fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>> {

@@ -1,12 +1,15 @@
 //! The store of the fleet: one method per operation, implemented in memory with a journal, and on
 //! Redis.
 
+mod capacity;
 mod clock;
 mod embedded;
+mod embedded_capacity;
 mod journal;
 mod metrics;
 mod notifier;
 mod redis;
+mod scaling;
 
 use std::{
     future::Future,
@@ -15,18 +18,20 @@ use std::{
 };
 
 pub use self::{
+    capacity::{CapacityStore, PoolPods},
     embedded::Embedded,
     journal::JournalError,
     metrics::StoreMetrics,
     notifier::{Listener, Notifier},
     redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
+    scaling::ScalingStore,
 };
 use fleet::{
     Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup, CallPage,
     CallQuery, Claim, ClaimRefused, Confirm, Confirmed, Conflict, Detach, Drained, Edit, EventId,
-    Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed, PodFacts, PodStatus,
-    PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew, Renewed, Status, Swept,
-    Undrained, UnknownPod, WriteRefused,
+    Failover, FailoverRefused, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed,
+    PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew,
+    Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };
@@ -98,7 +103,7 @@ fn is_observing() -> bool {
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// The operations of a store. Each is atomic, and durable when it returns.
-pub trait Store: Send + Sync + 'static {
+pub trait Store: CapacityStore + ScalingStore + Send + Sync + 'static {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>>;
     fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed>;
@@ -107,6 +112,11 @@ pub trait Store: Send + Sync + 'static {
     fn extend_pending(&self, time: Millis) -> Reply<'_, ()>;
     /// Attaches a media stream to its call.
     fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>>;
+    /// Moves a media stream to another pod.
+    fn failover<'a>(
+        &'a self,
+        request: &'a Failover,
+    ) -> Reply<'a, Result<Attached, FailoverRefused>>;
     /// Ends the call of a media stream that has ended.
     fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>>;
     /// Extends the lease of a gateway.
@@ -201,5 +211,5 @@ pub trait Store: Send + Sync + 'static {
 /// An unpredictable number: `RandomState` is seeded by the operating system.
 fn random_u32() -> u32 {
     use std::hash::{BuildHasher, RandomState};
-    RandomState::new().hash_one(std::process::id()) as u32
+    RandomState::new().hash_one(()) as u32
 }

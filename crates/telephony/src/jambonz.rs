@@ -64,8 +64,8 @@ impl Dialect for Jambonz {
         if let Some(url) = stream.status_url {
             listen["actionHook"] = json!(url);
         }
-        if let Some(traceparent) = stream.traceparent {
-            listen["metadata"] = json!({"traceparent": traceparent});
+        for (name, value) in stream.values() {
+            listen["metadata"][name] = json!(value);
         }
         Document::json(&json!([listen]))
     }

@@ -3,11 +3,13 @@
 
 mod exotel;
 mod jambonz;
+mod parameters;
 mod params;
 mod plivo;
 pub mod secrets;
 mod signalwire;
 mod signature;
+mod start;
 mod telnyx;
 #[cfg(test)]
 mod tests;
@@ -20,9 +22,11 @@ mod xml;
 use std::{fmt, str::FromStr};
 
 pub use self::{
+    parameters::{MAX_PARAMETERS, MAX_VALUE, Parameters},
     params::{BadEncoding, Params},
     secrets::{Secret, constant_time_eq},
     signature::sha256_hex,
+    start::InvalidStart,
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
     webhook::{BodyFormat, Coverage, InvalidSignature, Verified, Webhook},
 };
@@ -60,6 +64,11 @@ pub trait Dialect: Sync {
 
     /// Whether the provider signs the URL of the webhook, so that `PUBLIC_URL` must be known.
     fn signs_urls(&self) -> bool {
+        false
+    }
+
+    /// Whether the provider signs the handshakes of media streams, as a GET of the stream URL.
+    fn signs_streams(&self) -> bool {
         false
     }
 
@@ -223,6 +232,15 @@ pub struct Stream<'a> {
     pub after_stream_url: Option<&'a str>,
     /// Trace context for the agent, if the request is traced.
     pub traceparent: Option<&'a str>,
+    /// Custom values for the agent.
+    pub parameters: &'a Parameters,
+}
+
+impl<'a> Stream<'a> {
+    /// Values that documents pass to the agent under their names.
+    pub(crate) fn values(&self) -> impl Iterator<Item = (&'a str, &'a str)> {
+        self.parameters.iter().chain(self.traceparent.map(|value| ("traceparent", value)))
+    }
 }
 
 /// Contents of the document that holds a waiting call.
@@ -260,6 +278,8 @@ pub struct CallRequest {
     pub carrier: Option<Carrier>,
     pub flow: Flow,
     pub template: Template,
+    /// Custom values for the agent.
+    pub parameters: Parameters,
 }
 
 /// The unparsed parts of a call request. An empty part counts as missing.
@@ -283,6 +303,7 @@ impl CallRequest {
             carrier: None,
             flow: given(parts.flow).unwrap_or_else(|| "v2".into()).parse()?,
             template: template.parse()?,
+            parameters: Parameters::NONE,
         })
     }
 
@@ -301,7 +322,8 @@ impl CallRequest {
             flow: configured("flow"),
             template: configured("template"),
         };
-        Self::new(provider, parts)
+        let parameters = Parameters::from_query(webhook.query.iter())?;
+        Ok(Self { parameters, ..Self::new(provider, parts)? })
     }
 }
 

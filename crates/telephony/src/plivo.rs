@@ -31,6 +31,10 @@ impl Dialect for Plivo {
         true
     }
 
+    fn signs_streams(&self) -> bool {
+        true
+    }
+
     fn call_format(&self) -> Option<CallFormat> {
         Some(CallFormat::Uuid)
     }
@@ -64,6 +68,10 @@ impl Dialect for Plivo {
                     ("statusCallbackUrl", url),
                     ("statusCallbackMethod", "POST"),
                 ]);
+            }
+            let values = extra_headers(stream);
+            if !values.is_empty() {
+                element = element.with_attribute(("extraHeaders", values.as_str()));
             }
             element.write_text_content(BytesText::new(stream.url))?;
             stream.after_stream_url.map_or(Ok(()), |url| xml::redirect(xml, url))
@@ -138,16 +146,40 @@ fn joined(params: &Params, within: &str, between: &str) -> String {
     pairs.join(between)
 }
 
+/// Size limit (bytes) of `extraHeaders`.
+const MAX_EXTRA_HEADERS: usize = 512;
+
+/// The values that `extraHeaders` can carry: its names and values have letters and digits only.
+fn extra_headers(stream: &Stream<'_>) -> String {
+    let is_plain =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_alphanumeric());
+    let mut headers = String::new();
+    for (name, value) in stream.values().filter(|(name, value)| is_plain(name) && is_plain(value)) {
+        let separator = if headers.is_empty() { "" } else { "," };
+        if headers.len() + separator.len() + name.len() + 1 + value.len() <= MAX_EXTRA_HEADERS {
+            headers.extend([separator, name, "=", value]);
+        }
+    }
+    headers
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Parameters;
 
     #[test]
     fn a_call_is_connected_to_its_stream() {
         let call = "CA1".parse().unwrap();
         let (url, status_url) = ("wss://a/b?c&d", Some("https://r/s"));
-        let stream =
-            Stream { url, call: &call, status_url, after_stream_url: None, traceparent: None };
+        let stream = Stream {
+            url,
+            call: &call,
+            status_url,
+            after_stream_url: None,
+            traceparent: None,
+            parameters: &Parameters::NONE,
+        };
         assert_eq!(
             Plivo.connect(&stream).body,
             r#"<?xml version="1.0" encoding="UTF-8"?><Response><Stream bidirectional="true" keepCallAlive="true" contentType="audio/x-mulaw;rate=8000" statusCallbackUrl="https://r/s" statusCallbackMethod="POST">wss://a/b?c&amp;d</Stream></Response>"#

@@ -18,6 +18,10 @@ impl Dialect for Twilio {
         true
     }
 
+    fn signs_streams(&self) -> bool {
+        true
+    }
+
     fn call_format(&self) -> Option<CallFormat> {
         Some(CallFormat::TwilioSid)
     }
@@ -141,17 +145,18 @@ pub(crate) fn connect(stream: &Stream<'_>, attributes: &[(&str, &str)]) -> Docum
                 element = element
                     .with_attributes([("statusCallback", url), ("statusCallbackMethod", "POST")]);
             }
-            match stream.traceparent {
-                None => element.write_empty().map(drop),
-                Some(value) => element
-                    .write_inner_content(|xml| {
-                        let parameter = xml.create_element("Parameter");
-                        let parameter =
-                            parameter.with_attributes([("name", "traceparent"), ("value", value)]);
-                        parameter.write_empty().map(drop)
-                    })
-                    .map(drop),
+            if stream.values().next().is_none() {
+                return element.write_empty().map(drop);
             }
+            let parameters = element.write_inner_content(|xml| {
+                for (name, value) in stream.values() {
+                    let parameter = xml.create_element("Parameter");
+                    let parameter = parameter.with_attributes([("name", name), ("value", value)]);
+                    parameter.write_empty()?;
+                }
+                Ok(())
+            });
+            parameters.map(drop)
         });
         connect?;
         stream.after_stream_url.map_or(Ok(()), |url| xml::redirect(xml, url))
@@ -174,6 +179,7 @@ pub(crate) fn stream_ended(webhook: &Webhook<'_>) -> Option<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Parameters;
 
     fn connect_to(url: &str, status_url: Option<&str>) -> String {
         let call = "CA1".parse().unwrap();
@@ -184,6 +190,7 @@ mod tests {
                 status_url,
                 after_stream_url: None,
                 traceparent: None,
+                parameters: &Parameters::NONE,
             })
             .body
     }
@@ -198,6 +205,7 @@ mod tests {
             status_url: None,
             after_stream_url: url,
             traceparent: None,
+            parameters: &Parameters::NONE,
         };
         assert_eq!(
             Twilio.connect(&stream).body,

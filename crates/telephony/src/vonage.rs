@@ -63,8 +63,8 @@ impl Dialect for Vonage {
     fn connect(&self, stream: &Stream<'_>) -> Document {
         // The agent learns the call id only from this header.
         let mut headers = json!({"call_sid": stream.call});
-        if let Some(traceparent) = stream.traceparent {
-            headers["traceparent"] = json!(traceparent);
+        for (name, value) in stream.values() {
+            headers[name] = json!(value);
         }
         Document::json(&json!([{
             "action": "connect",

@@ -3,7 +3,10 @@
 use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
-use crate::{Router, kube::FakeKube};
+use crate::{
+    Router,
+    kube::{FakeKube, NAMESPACE},
+};
 
 const CLUSTER_TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 
@@ -44,9 +47,10 @@ pub(crate) fn namespace_uid(port: u16) -> String {
     format!("namespace-of-127.0.0.1:{port}")
 }
 
-/// The namespace object.
-pub(crate) fn namespace(uid: &str) -> Response {
-    let metadata = json!({"name": "default", "uid": uid});
+/// A namespace object. Every namespace exists; each has its own UID.
+pub(crate) fn namespace(name: &str, uid: &str) -> Response {
+    let uid = if name == NAMESPACE { uid.to_owned() } else { format!("{uid}-{name}") };
+    let metadata = json!({"name": name, "uid": uid});
     axum::Json(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": metadata}))
         .into_response()
 }

@@ -40,6 +40,13 @@ impl CallDocument {
         between(url, "/ws/pod/", "/").map(str::to_owned)
     }
 
+    /// The path of the stream URL; empty if the document has none.
+    pub fn stream_path(&self) -> &str {
+        let Self::Stream { url, .. } = self else { return "" };
+        let (_, rest) = url.split_once("://").expect("a URL");
+        &rest[rest.find('/').expect("a path")..]
+    }
+
     /// The path of the next request, if the document has a redirect.
     pub fn next(&self) -> Option<&str> {
         match self {

@@ -185,6 +185,7 @@ pub fn store_config(server: &RedisServer, tiers: Tiers) -> RedisConfig {
         migration_quiet_period: MIGRATION_QUIET_PERIOD,
         origin: None,
         force_origin: false,
+        may_set_up: true,
     }
 }
 
@@ -198,6 +199,7 @@ pub fn ready_pod() -> PodFacts {
         address: "10.0.0.1:8000".into(),
         ready: true,
         terminating: false,
+        at_risk: false,
         restarts: 0,
         pin: None,
     }

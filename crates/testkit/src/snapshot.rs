@@ -123,7 +123,9 @@ impl Snapshot {
             Some(TierKind::Shared { .. }) => self.scores(&view)?,
             _ => self.set(&view)?.into_iter().map(|pod| (pod, 0.0)).collect(),
         };
-        let available = available.into_iter().map(|(pod, calls)| (pod, calls as usize)).collect();
+        let at_risk = self.scores(&format!("{stem}:at_risk"))?;
+        let available = available.into_iter().chain(at_risk);
+        let available = available.map(|(pod, calls)| (pod, calls as usize)).collect();
         let out = self.scores(&format!("{stem}:out"))?.into_keys();
         let assigned = self.set(&format!("{stem}:assigned"))?.into_iter().chain(out).collect();
         Ok(PoolState { kind, assigned, available })

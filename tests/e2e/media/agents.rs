@@ -75,7 +75,7 @@ async fn a_pod_that_refuses_connections_ends_the_call_and_counts_a_failure() {
 
 #[tokio::test]
 async fn an_agent_that_sends_garbage_or_dies_closes_the_stream_with_1011() {
-    let (router, server) = router_with_agent(&[]).await;
+    let (router, server) = router_with_agent(&[("RETRY_ON_DISCONNECT", "0")]).await;
     for (number, bytes) in [
         &[0xff, 0xff, 0xff, 0xff][..],
         // A masked frame of a server.

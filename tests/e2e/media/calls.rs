@@ -105,7 +105,7 @@ async fn a_stop_message_ends_the_call_like_a_close() {
 #[tokio::test]
 async fn close_codes_of_an_agent_end_the_call_or_count_as_a_lost_pod() {
     use tokio_tungstenite::tungstenite::protocol::{CloseFrame, frame::coding::CloseCode};
-    let (router, server) = router_with_agent(&[]).await;
+    let (router, server) = router_with_agent(&[("RETRY_ON_DISCONNECT", "0")]).await;
     for (code, expected, cause) in [
         (1000, 1000, "agent"),
         (1008, 1008, "agent"),

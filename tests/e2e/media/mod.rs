@@ -2,10 +2,23 @@
 
 mod admission;
 mod agents;
+mod bad_agents;
 mod calls;
+mod connect;
+mod connect_access;
+mod conversations;
+mod drain;
+mod failover;
+mod failover_waiting;
 mod frames;
 mod inspection;
+mod kills;
+mod outages;
+mod parameters;
+mod role;
+mod rollout;
 mod scale;
+mod upkeep;
 
 use std::{net::SocketAddr, time::Duration};
 
@@ -177,4 +190,21 @@ fn call(router: &Router, call: &str) -> Value {
 
 async fn send(socket: &mut Provider, text: &str) {
     socket.send(Message::text(text)).await.unwrap();
+}
+
+/// Sends a message in both directions.
+async fn echo(provider: &mut Provider, agent: &mut Agent, text: &str) {
+    send(provider, text).await;
+    assert_eq!(next(agent).await, Message::text(text));
+    agent.send(Message::text(text)).await.unwrap();
+    assert_eq!(next(provider).await, Message::text(text));
+}
+
+/// Ends a stream as its provider. Neither side is cut.
+async fn hang_up(mut provider: Provider, mut agent: Agent) {
+    provider.close(None).await.unwrap();
+    assert_eq!(close_code(&mut agent).await, Some(1005));
+    // The next read of the agent sends its answer to the close.
+    let (_, answer) = tokio::join!(agent.next(), close_code(&mut provider));
+    assert_eq!(answer, Some(1005));
 }

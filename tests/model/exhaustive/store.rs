@@ -302,6 +302,7 @@ fn facts_of(uid: u8, is_terminating: bool) -> PodFacts {
         address: "a:1".into(),
         ready: true,
         terminating: is_terminating,
+        at_risk: false,
         restarts: 0,
         pin: None,
     }

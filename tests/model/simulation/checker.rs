@@ -133,6 +133,16 @@ impl InvariantChecker {
         self.call(call).first_release.get_or_insert(now);
     }
 
+    /// The stream of a call ends, and the call with it.
+    pub(super) fn stream_closes(&mut self, call: u32, now: Millis) {
+        self.release_sent(call, now);
+    }
+
+    /// The call moves to another pod.
+    pub(super) fn stream_moves(&mut self, call: u32) {
+        self.end_holding(call);
+    }
+
     fn end_holding(&mut self, call: u32) {
         if let Some(holding) = self.call(call).holding.take() {
             self.pods[holding.pod].calls.retain(|other| *other != call);
@@ -232,7 +242,7 @@ impl InvariantChecker {
     }
 
     /// Whether the store had acknowledged the current incarnation of a pod.
-    fn is_known(&self, pod: usize, then: Millis) -> bool {
+    pub(super) fn is_known(&self, pod: usize, then: Millis) -> bool {
         let it = &self.pods[pod];
         it.known.is_some_and(|(incarnation, at)| Some(incarnation) == it.incarnation && at <= then)
     }

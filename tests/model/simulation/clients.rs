@@ -22,6 +22,8 @@ pub(crate) enum ClientAction {
 #[derive(Debug, Clone, Default)]
 pub(super) struct Client {
     is_merchant: bool,
+    /// A gateway relays its stream; agents of other calls renew and release themselves.
+    has_stream: bool,
     /// The pod of the last allocation.
     pod: Option<usize>,
     has_hung_up: bool,
@@ -40,7 +42,8 @@ impl Simulation {
         self.at(self.now + pause, Event::NewCall);
         let call = self.clients.len() as u32;
         let is_merchant = self.dice.percent(25);
-        self.clients.push(Client { is_merchant, ..Client::default() });
+        let has_stream = self.dice.percent(40);
+        self.clients.push(Client { is_merchant, has_stream, ..Client::default() });
         let router = self.dice.roll(self.routers.len());
         self.client_acts(call, ClientAction::Allocate { router });
         if self.dice.percent(15) {
@@ -73,7 +76,8 @@ impl Simulation {
                 self.client_sends(router, op);
             }
             ClientAction::Renew => {
-                if let Some(pod) = client.pod.filter(|_| !client.has_hung_up) {
+                if let Some(pod) = client.pod.filter(|_| !client.has_hung_up && !client.has_stream)
+                {
                     let router = self.dice.roll(self.routers.len());
                     self.client_sends(router, Op::Renew { call, pod });
                     self.schedule_client(call, LEASE / 3, ClientAction::Renew);
@@ -85,6 +89,9 @@ impl Simulation {
             }
             ClientAction::HangUp => {
                 self.clients[call as usize].has_hung_up = true;
+                if client.has_stream && client.pod.is_some() {
+                    return self.close_streams(call);
+                }
                 self.client_acts(call, ClientAction::Release);
                 if self.dice.percent(15) {
                     self.client_acts(call, ClientAction::Release);
@@ -122,6 +129,13 @@ impl Simulation {
         let Some(call) = op.call() else { return };
         self.log(op.pod(), Some(call), || format!("client: response to {op:?}: {reply:?}"));
         self.checker.client_receives(sent, &op, reply.as_ref(), self.now);
+        if let (
+            Op::Allocate { .. },
+            Some(Reply::Allocated { pod, is_shared: false, is_new: true }),
+        ) = (&op, &reply)
+        {
+            self.check_allocated(call, *pod, sent);
+        }
         match (&op, reply) {
             (Op::Allocate { .. }, Some(Reply::Allocated { pod, is_new, .. })) => {
                 self.begin_call(call, pod, is_new);
@@ -146,6 +160,10 @@ impl Simulation {
         }
     }
 
+    pub(super) fn has_hung_up(&self, call: u32) -> bool {
+        self.clients[call as usize].has_hung_up
+    }
+
     fn begin_call(&mut self, call: u32, pod: usize, is_new: bool) {
         let client = &mut self.clients[call as usize];
         if client.has_hung_up {
@@ -158,7 +176,16 @@ impl Simulation {
         if before.is_some() {
             return;
         }
-        client.is_silent = self.dice.percent(4);
+        let has_stream = client.has_stream;
+        client.is_silent = !has_stream && self.dice.percent(4);
+        if has_stream {
+            // Some providers open their stream twice.
+            for _ in 0..1 + usize::from(self.dice.percent(15)) {
+                let later = self.dice.between(1, 100);
+                let router = self.dice.roll(self.routers.len());
+                self.at(self.now + later, Event::StreamOpens { router, call });
+            }
+        }
         let duration = match self.dice.roll(4) {
             0 => self.dice.between(1, 300),
             1 | 2 => self.dice.between(100, LEASE),

@@ -88,8 +88,13 @@ impl Simulation {
         if self.is_fault_free {
             return;
         }
+        let incarnation = |it: &Self| it.cluster.slots[pod].state.map(|state| state.incarnation());
+        let before = incarnation(self);
         self.cluster.change(pod, &mut self.dice);
         self.notify_leaders(pod);
+        if incarnation(self) != before {
+            self.agent_ends(pod);
+        }
         let pause = self.dice.between(300, 6_000);
         self.at(self.now + pause, Event::ClusterChanges { pod });
     }

@@ -68,6 +68,16 @@ pub(super) enum Event {
     RouterCrashes {
         router: usize,
     },
+    StreamOpens {
+        router: usize,
+        call: u32,
+    },
+    GatewayBeats {
+        router: usize,
+    },
+    GatewayCutOff {
+        router: usize,
+    },
     Sweep,
     Audit,
     Failover,

@@ -11,12 +11,14 @@ mod checker;
 mod clients;
 mod cluster;
 mod events;
+mod gateways;
 mod leaders;
 mod network;
 pub(crate) mod report;
 mod requests;
 mod router;
 mod store;
+mod stream_store;
 
 use fleet::Millis;
 use testkit::{dice::Dice, invariants::State};
@@ -27,6 +29,7 @@ use self::{
     clients::Client,
     cluster::Cluster,
     events::{Event, EventQueue},
+    gateways::Gateway,
     leaders::Leader,
     network::NetworkFaults,
     requests::{Op, Reply},
@@ -63,6 +66,12 @@ pub(crate) enum InjectedDefect {
     NonAtomicAllocate,
     /// The first try has the deadline of the second.
     LateFirstTry,
+    /// A second stream of a call is attached.
+    AttachTwice,
+    /// Heartbeats do not extend the lease of a gateway.
+    HeartbeatWithoutLease,
+    /// The reply to a failover names another pod than the store.
+    FailoverToOtherPod,
 }
 
 /// When the store acknowledges a write.
@@ -129,6 +138,8 @@ pub(crate) struct Simulation {
     is_fault_free: bool,
     store: Store,
     routers: Vec<Router>,
+    gateways: Vec<Gateway>,
+    last_stream: u64,
     last_request_id: u64,
     leaders: Vec<Leader>,
     /// The leader that has the lease, and its epoch.
@@ -156,6 +167,8 @@ impl Simulation {
             is_fault_free: false,
             store: Store::new(PODS, settings.failover, settings.defect),
             routers: (0..2 + dice.roll(2)).map(|_| Router::default()).collect(),
+            gateways: Vec::new(),
+            last_stream: 0,
             last_request_id: 0,
             leaders: vec![Leader::default(), Leader::default()],
             holder: 0,
@@ -186,7 +199,10 @@ impl Simulation {
             let later = self.dice.between(1_000, 6_000);
             self.at(self.now + later, Event::ClusterChanges { pod });
         }
+        self.gateways.resize_with(self.routers.len(), Gateway::default);
+        self.at(self.now + 5_000, Event::GatewayCutOff { router: 0 });
         for router in 0..self.routers.len() {
+            self.at(self.now + 300, Event::GatewayBeats { router });
             self.at(self.now + 100, Event::FlushDeferred { router });
         }
         let first = [Event::Election, Event::NewCall, Event::OperatorActs, Event::Sweep];
@@ -249,6 +265,9 @@ impl Simulation {
                     self.router_crashes(router);
                 }
             }
+            Event::StreamOpens { router, call } => self.stream_opens(router, call),
+            Event::GatewayBeats { router } => self.gateway_beats(router),
+            Event::GatewayCutOff { router } => self.gateway_cut_off(router),
             Event::Sweep => {
                 let lag = self.dice.between(1, 30);
                 self.store.sweep(self.now, lag);
@@ -275,6 +294,7 @@ impl Simulation {
             Requester::Client { sent } => self.client_receives(sent, op, reply),
             Requester::Operator { sent } => self.operator_receives(sent, op, reply),
             Requester::Leader { .. } => self.leader_receives(requester, op, reply),
+            Requester::Gateway { .. } => self.gateway_receives(requester, op, reply),
             Requester::Router => {}
         }
     }
@@ -294,8 +314,12 @@ impl Simulation {
         if repaired > 0 {
             self.checker.violated("I11", None, None, format!("an audit repaired {repaired} pods"));
         }
+        self.check_streams();
         let state = State::of(self.store.fleet());
-        for found in state.violations().into_iter().chain(state.overloads()) {
+        // A stream of a gateway that was cut off has its pod again; the other call leaves it.
+        let overloads = state.overloads().into_iter();
+        let overloads = overloads.filter(|found| !self.store.has_displaced_call(&found.subject));
+        for found in state.violations().into_iter().chain(overloads.collect::<Vec<_>>()) {
             self.checker.violated(found.invariant, None, None, found.message);
         }
     }
@@ -303,8 +327,18 @@ impl Simulation {
     /// Ends all faults, waits until all leases and drains have ended, and allocates all pods.
     fn check_final_capacity(&mut self) {
         self.is_fault_free = true;
+        let incarnations = |it: &Self| -> Vec<_> {
+            let slots = it.cluster.slots.iter();
+            slots.map(|slot| slot.state.map(|state| state.incarnation())).collect()
+        };
+        let before = incarnations(self);
         self.cluster.recover();
+        let after = incarnations(self);
+        self.gateways.iter_mut().for_each(|gateway| gateway.cut_off_until = 0);
         (0..PODS).for_each(|pod| self.notify_leaders(pod));
+        for pod in (0..PODS).filter(|pod| before[*pod] != after[*pod]) {
+            self.agent_ends(pod);
+        }
         let end = self.now + LEASE + MAX_DRAIN + 20_000;
         self.process_events(|simulation| simulation.now < end);
         self.check_store();

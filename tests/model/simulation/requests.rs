@@ -50,6 +50,27 @@ pub(crate) enum Op {
         to: &'static str,
         epoch: Option<u64>,
     },
+    /// A gateway is its router with the router's incarnation.
+    Attach {
+        call: u32,
+        gateway: (usize, u32),
+        stream: u64,
+        /// The pod of a stream that is connected, and the age of the stream.
+        connected: Option<(usize, Millis)>,
+    },
+    Detach {
+        call: u32,
+        stream: u64,
+    },
+    Heartbeat {
+        gateway: (usize, u32),
+    },
+    Failover {
+        call: u32,
+        gateway: (usize, u32),
+        stream: u64,
+        next: u64,
+    },
     /// Reads the UID of a pod in the store.
     Uid {
         pod: usize,
@@ -61,6 +82,8 @@ impl Op {
         match self {
             Self::Allocate { call, .. } | Self::Release { call, .. } => Some(*call),
             Self::Renew { call, .. } | Self::Find { call } => Some(*call),
+            Self::Attach { call, .. } | Self::Detach { call, .. } => Some(*call),
+            Self::Failover { call, .. } => Some(*call),
             _ => None,
         }
     }
@@ -77,7 +100,7 @@ impl Op {
 
     /// Whether the store may run the request only while its caller waits.
     pub(crate) fn has_deadline(&self) -> bool {
-        !matches!(self, Self::Release { .. })
+        !matches!(self, Self::Release { .. } | Self::Detach { .. })
     }
 }
 
@@ -108,6 +131,14 @@ pub(crate) enum Reply {
     Fenced,
     Uid {
         uid: Option<u32>,
+    },
+    Attached {
+        pod: usize,
+    },
+    /// The number of the gateway's calls, and its orders: is the call displaced, or has it ended.
+    Extended {
+        calls: usize,
+        ending: Vec<(u32, bool)>,
     },
     /// The request arrived after its deadline and did not run.
     Late,

@@ -27,6 +27,12 @@ pub(crate) enum Requester {
         /// The epoch was known to be superseded when the leader wrote.
         is_replaced: bool,
     },
+    /// The gateway of a router.
+    Gateway {
+        router: usize,
+        incarnation: u32,
+        sent: Millis,
+    },
     /// A router that flushes a deferred write.
     Router,
 }
@@ -56,6 +62,12 @@ pub(super) struct Router {
 
 pub(super) fn millis(duration: Duration) -> Millis {
     duration.as_millis() as Millis
+}
+
+impl Router {
+    pub(super) fn incarnation(&self) -> u32 {
+        self.incarnation
+    }
 }
 
 impl Simulation {
@@ -170,6 +182,9 @@ impl Simulation {
             }
         }
         let is_duplicated = defect == Some(InjectedDefect::DuplicateExecution);
+        if self.now < self.gateways[router].cut_off_until {
+            return;
+        }
         if let Some(delay) = self.delay() {
             let op = op.clone();
             self.at(self.now + delay, Event::StoreReceives { ticket, op, not_after });
@@ -244,7 +259,7 @@ impl Simulation {
             Op::Allocate { call, request_id, .. } if may_have_run => {
                 Some(Op::Release { call, pod: None, request_id: Some(request_id) })
             }
-            Op::Release { .. } => Some(op),
+            Op::Release { .. } | Op::Detach { .. } => Some(op),
             _ => None,
         };
         let due = self.now;
@@ -267,7 +282,9 @@ impl Simulation {
                 }
             }
             // A leader is part of the router process.
-            Requester::Leader { .. } => self.response_arrives(requester, op, reply),
+            Requester::Leader { .. } | Requester::Gateway { .. } => {
+                self.response_arrives(requester, op, reply);
+            }
             Requester::Client { .. } | Requester::Operator { .. } => {
                 for _ in 0..self.copies() {
                     if let Some(delay) = self.delay() {
@@ -295,6 +312,7 @@ impl Simulation {
         it.deferred.clear();
         let pending = std::mem::take(&mut it.pending);
         self.log(None, None, || format!("r{router}: crashed"));
+        self.gateway_dies(router);
         for pending in pending.into_values() {
             match (pending.op, pending.requester) {
                 (Op::Allocate { call, .. }, _) => {

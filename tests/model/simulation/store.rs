@@ -36,9 +36,9 @@ struct ReplicatedWrite {
 
 /// A fleet, and for each unconfirmed call the ids of the requests that may have been answered with
 /// it.
-struct Facts {
-    fleet: Fleet,
-    request_ids: HashMap<u32, Vec<u64>>,
+pub(super) struct Facts {
+    pub(super) fleet: Fleet,
+    pub(super) request_ids: HashMap<u32, Vec<u64>>,
 }
 
 impl Facts {
@@ -63,14 +63,14 @@ impl Facts {
 }
 
 pub(super) struct Store {
-    facts: Facts,
+    pub(super) facts: Facts,
     replica: Option<Facts>,
     backlog: VecDeque<ReplicatedWrite>,
     acknowledged: Acknowledged,
-    pods: Vec<PodName>,
+    pub(super) pods: Vec<PodName>,
     calls: Vec<CallSid>,
     merchant: MerchantId,
-    defect: Option<InjectedDefect>,
+    pub(super) defect: Option<InjectedDefect>,
     /// Counts failovers: replies of the old primary are lost.
     pub generation: u32,
     pub writes: u64,
@@ -110,7 +110,7 @@ impl Store {
         &self.facts.fleet
     }
 
-    fn sid(&mut self, call: u32) -> CallSid {
+    pub(super) fn sid(&mut self, call: u32) -> CallSid {
         while self.calls.len() <= call as usize {
             let name = format!("c{}", self.calls.len());
             self.calls.push(name.parse().expect("valid name"));
@@ -118,7 +118,7 @@ impl Store {
         self.calls[call as usize].clone()
     }
 
-    fn number_of(&self, pod: &PodName) -> usize {
+    pub(super) fn number_of(&self, pod: &PodName) -> usize {
         pod.as_str()[1..].parse().expect("pods are named p0, p1, …")
     }
 
@@ -199,6 +199,9 @@ impl Store {
                     _ => None,
                 };
                 Reply::Found { pod }
+            }
+            Op::Attach { .. } | Op::Detach { .. } | Op::Heartbeat { .. } | Op::Failover { .. } => {
+                self.stream_step(op, now)
             }
             Op::Drain { pod, ttl } => match self.facts.fleet.drain(&self.pods[*pod], *ttl, now) {
                 Ok(drained) => Reply::Drained { until: drained.until },
@@ -347,6 +350,7 @@ fn facts_of(state: &PodState) -> PodFacts {
         address: "a:1".into(),
         ready: state.is_ready,
         terminating: state.is_terminating,
+        at_risk: false,
         restarts: state.restarts,
         pin: None,
     }

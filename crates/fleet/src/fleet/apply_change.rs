@@ -1,6 +1,8 @@
 //! Applies changes: the only code that changes facts.
 
-use super::{AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call};
+use super::{
+    AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call, failover::Moved,
+};
 use crate::{
     Millis,
     merchant::MerchantConfig,
@@ -49,7 +51,9 @@ impl Fleet {
                 self.remove(&pod);
                 self.drained.push(pod);
             }
-            Change::Draining { pod, until } => self.set_draining(&pod, until),
+            Change::Draining { pod, until, surplus } => {
+                self.set_draining(&pod, until, surplus);
+            }
             Change::Health { pod, failures, quarantined_until } => {
                 self.set_health(&pod, failures, quarantined_until);
             }
@@ -73,11 +77,22 @@ impl Fleet {
                 let stream = self.calls.get_mut(&call).and_then(|call| call.stream.as_mut());
                 stream.into_iter().for_each(|stream| stream.ending = Some(cause));
             }
+            Change::FailedOver {
+                call, pod, pool, tried, stream, gateway, is_lost, until, ..
+            } => {
+                let moved = Moved { call, pod, pool, tried, stream, gateway, is_lost, until };
+                self.move_stream(moved);
+            }
             Change::Heartbeat { gateway, until, lease } => {
                 let known = self.gateways.entry(gateway).or_default();
                 (known.until, known.lease) = (until, lease);
             }
             Change::GatewayGone { gateway } => drop(self.gateways.remove(&gateway)),
+            Change::CapacityState { pool, at, state } => self.capacity.set_state(pool, at, state),
+            Change::Prescale { order, .. } => self.capacity.set_order(order),
+            Change::PrescaleDeleted { id, .. } | Change::PrescaleExpired { id } => {
+                self.capacity.remove_order(&id);
+            }
             Change::MediaSecret { secret } => self.media_secret = Some(secret),
             Change::PendingExtended { call, until } => self.set_lease(&call, until),
             Change::Ended { call, at, cause } => self.remove_call(call, at, cause),
@@ -105,7 +120,7 @@ impl Fleet {
     fn insert_call(&mut self, call: CallSid, facts: Call) {
         let name = facts.pod.clone();
         if let Some(pod) = self.pods.get_mut(&name) {
-            pod.calls.push(call.clone());
+            pod.calls.insert(call.clone());
             if self.queue.remove(&call).is_none() {
                 self.count_call(facts.merchant.as_ref());
             }
@@ -125,7 +140,7 @@ impl Fleet {
         if let Some(ended) = self.calls.remove(&call) {
             self.uncount_call(ended.merchant.as_ref());
             if let Some(pod) = self.pods.get_mut(&ended.pod) {
-                pod.calls.retain(|other| *other != call);
+                pod.calls.remove(&call);
             }
             self.leases.remove(&(ended.until, call.clone()));
             let gateway = ended.stream.as_ref().map(|stream| &stream.gateway);
@@ -145,12 +160,13 @@ impl Fleet {
         known.stream = Some(stream);
     }
 
-    fn set_draining(&mut self, name: &PodName, until: Option<Millis>) {
+    fn set_draining(&mut self, name: &PodName, until: Option<Millis>, surplus: bool) {
         if until.is_none() {
             self.drained.push(name.clone());
         }
         if let Some(known) = self.pods.get_mut(name) {
             let before = std::mem::replace(&mut known.draining_until, until);
+            known.is_surplus = surplus && until.is_some();
             before.map(|before| self.drains.remove(&(before, name.clone())));
             until.map(|until| self.drains.insert((until, name.clone())));
         }
@@ -167,7 +183,7 @@ impl Fleet {
         self.place(name);
     }
 
-    fn set_lease(&mut self, call: &CallSid, until: Millis) {
+    pub(super) fn set_lease(&mut self, call: &CallSid, until: Millis) {
         if let Some(known) = self.calls.get_mut(call) {
             self.leases.remove(&(known.until, call.clone()));
             known.until = until;

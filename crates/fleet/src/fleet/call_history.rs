@@ -7,7 +7,7 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use super::calls::Call;
+use super::{calls::Call, change::is_default};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName},
@@ -41,6 +41,8 @@ pub enum EndCause {
     Unreachable,
     /// The gateway lost the connection to the pod.
     PodLost,
+    /// The pod serves an older stream of a gateway that was cut off from the store.
+    Displaced,
     /// The pod was removed, replaced or restarted.
     PodGone,
     /// A handed-off call did not accept the hand-off in time, or a compensating release ended the
@@ -49,7 +51,7 @@ pub enum EndCause {
 }
 
 impl EndCause {
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 14] = [
         Self::Agent,
         Self::Provider,
         Self::Operator,
@@ -61,6 +63,7 @@ impl EndCause {
         Self::Gateway,
         Self::Unreachable,
         Self::PodLost,
+        Self::Displaced,
         Self::PodGone,
         Self::Abandoned,
     ];
@@ -78,6 +81,7 @@ impl EndCause {
             Self::Gateway => "gateway",
             Self::Unreachable => "unreachable",
             Self::PodLost => "pod_lost",
+            Self::Displaced => "displaced",
             Self::PodGone => "pod_gone",
             Self::Abandoned => "abandoned",
         }
@@ -124,6 +128,9 @@ pub struct CallEnd {
     pub(super) cause: EndCause,
     #[serde(rename = "attempts")]
     pub(super) pod_attempt: u32,
+    /// Failovers of the stream since that pod attempt began.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) failovers: u32,
     pub(super) lasted: Millis,
     pub(super) merchant: Option<MerchantId>,
     pub(super) at: Millis,
@@ -142,8 +149,13 @@ impl CallHistory {
     pub(super) fn record(&mut self, call: CallSid, facts: &Call, cause: EndCause, at: Millis) {
         let may_return = match cause {
             EndCause::Unconfirmed | EndCause::Unattached | EndCause::Gateway => true,
-            // The gateway may have been cut off for the whole lease.
-            EndCause::Lease if facts.stream.is_some() => true,
+            // The gateway may have been cut off for the whole lease, or holds the provider's side of
+            // the stream until a pod is free.
+            EndCause::Lease | EndCause::PodLost | EndCause::Unreachable | EndCause::Displaced
+                if facts.stream.is_some() =>
+            {
+                true
+            }
             _ => facts.pod_attempt > 0,
         };
         // A hand-off that was never accepted is no pod attempt.
@@ -154,6 +166,7 @@ impl CallHistory {
             pod: facts.pod.clone(),
             cause,
             pod_attempt: facts.pod_attempt,
+            failovers: facts.failovers,
             lasted: at.saturating_sub(facts.at),
             merchant: facts.merchant.clone(),
             at,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AttachedStream, Change, EndCause, Fleet, Hold, QueueEntry, Release, SignedRequest, SkipReason,
-    SkippedStep, change::is_default, pod_health::early_failure,
+    SkippedStep, change::is_default, indexes::is_lowest_of_sample, pod_health::early_failure,
 };
 use crate::{
     Millis,
@@ -34,12 +34,18 @@ pub struct Call {
     /// Ordinal of the pod that the call has been given; 0 if the call may not return.
     #[serde(rename = "attempts", default, skip_serializing_if = "is_default")]
     pub(super) pod_attempt: u32,
+    /// Pods that the stream has lost in mid-call since that pod attempt began.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) failovers: u32,
     /// The queue entry of a handed-off call, until it accepts the hand-off.
     #[serde(rename = "place", default, skip_serializing_if = "Option::is_none")]
     pub(super) queue_entry: Option<QueueEntry>,
     /// The stream that a gateway relays.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) stream: Option<AttachedStream>,
+    /// The call is no new one: the store had lost it or ended it early.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub(super) is_returned: bool,
 }
 
 impl Call {
@@ -88,9 +94,9 @@ pub struct PreviousPod {
 }
 
 impl PreviousPod {
-    /// Whether no reconnect is left.
-    fn is_last(&self) -> bool {
-        self.pod_attempt > self.max_retries
+    /// Whether no reconnect is left after `failovers` of this pod attempt.
+    fn is_last(&self, failovers: u32) -> bool {
+        self.pod_attempt.max(1) + failovers > self.max_retries
     }
 }
 
@@ -110,10 +116,11 @@ impl Allocate {
         }
     }
 
-    /// The pod attempt that this request begins; 0 if the call may not return.
-    pub fn pod_attempt(&self) -> u32 {
-        let before = self.previous.as_ref().map_or(0, |previous| previous.pod_attempt);
-        if self.may_return { before + 1 } else { 0 }
+    /// The pod attempt that this request begins, after `failovers` of the previous one; 0 if the
+    /// call may not return.
+    pub fn pod_attempt(&self, failovers: u32) -> u32 {
+        let before = self.previous.as_ref().map_or(0, |previous| previous.pod_attempt.max(1));
+        if self.may_return { before + failovers + 1 } else { 0 }
     }
 }
 
@@ -181,18 +188,21 @@ impl RefusalReason {
     }
 }
 
-/// Whether a request continues a known call.
-#[derive(PartialEq)]
-enum Continuation {
-    NewCall,
+/// How a request continues a call; the default is a new call.
+#[derive(Default)]
+pub(super) struct Continuation {
     /// The call has or had a pod, or waits.
-    KnownCall,
-    /// This request ended the previous attempt, on this pod.
-    LeftPod(PodName),
+    pub(super) is_known: bool,
+    /// The pod of the previous attempt, which this request ended.
+    left: Option<PodName>,
+    /// The pod that gets the call again if it can: the stream ended, and not because of the pod.
+    pub(super) keeps: Option<PodName>,
+    /// Failovers of the previous pod attempt.
+    pub(super) failovers: u32,
 }
 
 /// The chosen pod, its pool, the skipped steps, and the error in the merchant's document.
-type Choice = (PodName, Pool, Vec<SkippedStep>, Option<Malformed>);
+pub(super) type Choice = (PodName, Pool, Vec<SkippedStep>, Option<Malformed>);
 
 impl Fleet {
     /// Allocates a pod to the call. Idempotent: a live call keeps its pod.
@@ -211,7 +221,7 @@ impl Fleet {
             return Err(refusal(RefusalReason::Replayed));
         }
         let continuation = match &request.previous {
-            None => Continuation::NewCall,
+            None => Continuation::default(),
             Some(previous) => {
                 self.settle_previous(&request.call, previous, now).map_err(refusal)?
             }
@@ -231,16 +241,15 @@ impl Fleet {
         if let Some(refusal) = self.poll_queue(request, now) {
             return Err(refusal);
         }
-        let is_reconnect = continuation != Continuation::NewCall;
-        let outcome = match self.choose_pod(request, is_reconnect, now) {
-            Ok(choice) => Ok(self.allocate_pod(request, choice, is_reconnect, now)),
+        let outcome = match self.choose_pod(request, &continuation, now) {
+            Ok(choice) => Ok(self.allocate_pod(request, choice, &continuation, now)),
             Err(refusal) if refusal.reason == RefusalReason::NoPods => {
-                Err(self.enqueue(request, refusal, is_reconnect, now))
+                Err(self.enqueue(request, refusal, &continuation, now))
             }
             Err(refusal) => Err(refusal),
         };
         // The previous pod is handed to waiting calls only now: the call may have needed it again.
-        if let Continuation::LeftPod(pod) = continuation {
+        if let Some(pod) = continuation.left {
             self.reassign_and_hand_off(&pod);
         }
         outcome
@@ -254,51 +263,91 @@ impl Fleet {
         previous: &PreviousPod,
         now: Millis,
     ) -> Result<Continuation, RefusalReason> {
+        let known = Continuation { is_known: true, ..Continuation::default() };
         if let Some(live) = self.calls.get(call) {
-            let is_current = live.pod == previous.pod && live.pod_attempt == previous.pod_attempt;
+            // A failover, or a stream that came late, changes the pod of a pod attempt.
+            let has_gateway = live.stream.is_some() || live.expects_stream;
+            let is_current = live.pod_attempt == previous.pod_attempt
+                && (has_gateway || live.pod == previous.pod);
             if !is_current || live.queue_entry.is_some() {
-                return Ok(Continuation::KnownCall);
+                return Ok(known);
+            }
+            if has_gateway {
+                return self.settle_stream(call, previous, now);
             }
             if !previous.is_settled {
                 return Err(RefusalReason::Unsettled);
             }
-            if live.stream.is_some() {
-                // The pod serves the stream until the gateway detaches it.
-                let cause = EndCause::Stream;
-                self.end_stream(&Release { cause, ..Release::new(call.clone(), None) }, now);
-                return Err(RefusalReason::CallEnded);
-            }
             if let Some(ended) = self.end(call, EndCause::Broken, now) {
                 self.record_outcome(&ended.pod, early_failure(ended.lasted), now);
-                if previous.is_last() {
+                if previous.is_last(0) {
                     self.reassign_and_hand_off(&ended.pod);
                     return Err(RefusalReason::RetriesExhausted);
                 }
                 self.assign_pool(&ended.pod);
-                return Ok(Continuation::LeftPod(ended.pod));
+                return Ok(Continuation { left: Some(ended.pod), ..known });
             }
         }
         if self.queue.get(call).is_some() {
-            return Ok(Continuation::KnownCall);
+            return Ok(known);
         }
-        // A call without history is new.
-        let mut continuation = Continuation::NewCall;
-        if let Some(end) = self.history.get(call, now) {
-            continuation = Continuation::KnownCall;
-            if end.pod_attempt != previous.pod_attempt || end.cause.is_final() {
+        let Some(end) = self.history.get(call, now).cloned() else {
+            // A call without history is new.
+            let is_last = previous.is_last(0);
+            let new = Continuation::default();
+            return if is_last { Err(RefusalReason::RetriesExhausted) } else { Ok(new) };
+        };
+        if end.pod_attempt != previous.pod_attempt || end.cause.is_final() {
+            return Err(RefusalReason::CallEnded);
+        }
+        if end.cause.may_be_updated() && !previous.is_settled {
+            return Err(RefusalReason::Unsettled);
+        }
+        if end.cause == EndCause::Stream {
+            let end = super::CallEnd { cause: EndCause::Broken, ..end.clone() };
+            let (pod, lasted) = (end.pod.clone(), end.lasted);
+            self.record(Change::CallEndRecorded { call: call.clone(), end });
+            self.record_outcome(&pod, early_failure(lasted), now);
+        }
+        if previous.is_last(end.failovers) {
+            return Err(RefusalReason::RetriesExhausted);
+        }
+        let is_pod_fine = matches!(end.cause, EndCause::Gateway | EndCause::Unattached);
+        let keeps = is_pod_fine.then_some(end.pod);
+        Ok(Continuation { keeps, failovers: end.failovers, ..known })
+    }
+
+    /// Settles the pod attempt of a live call whose stream a gateway relays, or was to relay. Only
+    /// the gateway knows how the stream ended: it is asked, and counts as lost if it does not
+    /// answer in time. The pod has not failed, and keeps the call.
+    fn settle_stream(
+        &mut self,
+        call: &CallSid,
+        previous: &PreviousPod,
+        now: Millis,
+    ) -> Result<Continuation, RefusalReason> {
+        let live = &self.calls[call];
+        let (failovers, mut cause) = (live.failovers, EndCause::Unattached);
+        if let Some(stream) = &live.stream {
+            if stream.ending.is_some_and(EndCause::is_final) {
                 return Err(RefusalReason::CallEnded);
             }
-            if end.cause.may_be_updated() && !previous.is_settled {
+            if !previous.is_settled {
+                let cause = EndCause::Stream;
+                self.end_stream(&Release { cause, ..Release::new(call.clone(), None) }, now);
                 return Err(RefusalReason::Unsettled);
             }
-            if end.cause == EndCause::Stream {
-                let end = super::CallEnd { cause: EndCause::Broken, ..end.clone() };
-                let (pod, lasted) = (end.pod.clone(), end.lasted);
-                self.record(Change::CallEndRecorded { call: call.clone(), end });
-                self.record_outcome(&pod, early_failure(lasted), now);
-            }
+            cause = EndCause::Gateway;
         }
-        if previous.is_last() { Err(RefusalReason::RetriesExhausted) } else { Ok(continuation) }
+        let pod = live.pod.clone();
+        self.end(call, cause, now);
+        if previous.is_last(failovers) {
+            self.reassign_and_hand_off(&pod);
+            return Err(RefusalReason::RetriesExhausted);
+        }
+        self.assign_pool(&pod);
+        let (left, keeps) = (Some(pod.clone()), Some(pod));
+        Ok(Continuation { is_known: true, left, keeps, failovers })
     }
 
     /// Allocates the chosen pod to the call.
@@ -306,11 +355,11 @@ impl Fleet {
         &mut self,
         request: &Allocate,
         choice: Choice,
-        is_reconnect: bool,
+        continuation: &Continuation,
         now: Millis,
     ) -> Allocation {
         let (pod, pool, tried, malformed_merchant) = choice;
-        if !is_reconnect {
+        if !continuation.is_known {
             self.count_admission(request, now);
         }
         let facts = Call {
@@ -322,9 +371,11 @@ impl Fleet {
             tried,
             provisional: request.provisional,
             expects_stream: request.provisional && request.expects_stream,
-            pod_attempt: request.pod_attempt(),
+            pod_attempt: request.pod_attempt(continuation.failovers),
+            failovers: 0,
             queue_entry: None,
             stream: None,
+            is_returned: false,
         };
         let allocation =
             Allocation { was_existing: false, malformed_merchant, ..facts.allocation() };
@@ -341,12 +392,12 @@ impl Fleet {
         }
     }
 
-    /// Walks the chain to the first free pod. A reconnect gets its previous pod again only if no
-    /// other pod is free.
+    /// Walks the chain to the first free pod. A reconnect gets its previous pod again if that has
+    /// not failed, otherwise only if no other pod is free.
     pub(super) fn choose_pod(
         &self,
         request: &Allocate,
-        is_reconnect: bool,
+        continuation: &Continuation,
         now: Millis,
     ) -> Result<Choice, Refusal> {
         let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
@@ -356,28 +407,56 @@ impl Fleet {
             malformed_merchant: malformed_merchant.clone(),
             reason,
         };
-        if !is_reconnect && let Some(limit) = self.exceeded_limit(request, now) {
+        if !continuation.is_known
+            && let Some(limit) = self.exceeded_limit(request, now)
+        {
             return Err(refusal(Vec::new(), RefusalReason::Limit(limit)));
         }
-        let mut tried = Vec::new();
-        let config = self.merchant_config_of(request.merchant.as_ref());
+        if let Some((pod, pool)) = self.kept_pod(continuation) {
+            return Ok((pod, pool, Vec::new(), malformed_merchant));
+        }
         let avoided = request.previous.as_ref().map(|previous| Some(&previous.pod));
+        let mut skipped = Vec::new();
         for avoid in avoided.into_iter().chain([None]) {
-            tried.clear();
-            for step in merchant::chain(&self.tiers, config) {
-                let drawn = match self.tiers.resolve(step) {
-                    None => Err(SkipReason::Unknown),
-                    Some(pool) => {
-                        self.draw(&pool, avoid, &request.call).map(|pod| (pod.clone(), pool))
-                    }
-                };
-                match drawn {
-                    Ok((pod, pool)) => return Ok((pod, pool, tried, malformed_merchant)),
-                    Err(reason) => tried.push(SkippedStep { step: step.clone(), reason }),
-                }
+            match self.walk_chain(&request.call, request.merchant.as_ref(), avoid) {
+                Ok((pod, pool, tried)) => return Ok((pod, pool, tried, malformed_merchant)),
+                Err(tried) => skipped = tried,
             }
         }
-        Err(refusal(tried, RefusalReason::NoPods))
+        Err(refusal(skipped, RefusalReason::NoPods))
+    }
+
+    /// The pod that keeps its call, and its pool. A pod that the call leaves in the same step may be
+    /// out of service: it serves the call already.
+    fn kept_pod(&self, continuation: &Continuation) -> Option<(PodName, Pool)> {
+        let pod = continuation.keeps.as_ref()?;
+        let pool = match continuation.left {
+            Some(_) => self.pool_below_cap(pod).filter(|pool| self.tiers.kind(pool).is_some()),
+            None => self.pool_with_free_slot(pod),
+        };
+        Some((pod.clone(), pool?))
+    }
+
+    /// Walks the chain of a merchant to the first free pod other than `avoid`; the skipped steps if
+    /// there is none.
+    pub(super) fn walk_chain(
+        &self,
+        call: &CallSid,
+        merchant: Option<&MerchantId>,
+        avoid: Option<&PodName>,
+    ) -> Result<(PodName, Pool, Vec<SkippedStep>), Vec<SkippedStep>> {
+        let mut tried = Vec::new();
+        for step in merchant::chain(&self.tiers, self.merchant_config_of(merchant)) {
+            let drawn = match self.tiers.resolve(step) {
+                None => Err(SkipReason::Unknown),
+                Some(pool) => self.draw(&pool, avoid, call).map(|pod| (pod.clone(), pool)),
+            };
+            match drawn {
+                Ok((pod, pool)) => return Ok((pod, pool, tried)),
+                Err(reason) => tried.push(SkippedStep { step: step.clone(), reason }),
+            }
+        }
+        Err(tried)
     }
 
     /// The pod of a pool that takes the next call.
@@ -395,10 +474,12 @@ impl Fleet {
                 (max_concurrent as usize, strategy == Strategy::Pack)
             }
         };
-        let mut candidates =
-            index.available.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
-        let drawn = if is_pack { candidates.next_back() } else { candidates.next() };
-        let Some(((calls, _), drawn)) = drawn else {
+        let drawn = index.choices().into_iter().find_map(|pods| {
+            let mut candidates = pods.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
+            let drawn = if is_pack { candidates.next_back() } else { candidates.next() };
+            drawn.map(|((calls, _), pod)| (pods, *calls, pod))
+        });
+        let Some((pods, calls, drawn)) = drawn else {
             return Err(match (index.in_service(), index.leaving) {
                 (0, 0) => SkipReason::Empty,
                 (0, _) => SkipReason::AllDraining,
@@ -406,10 +487,14 @@ impl Fleet {
             });
         };
         let Some(preferred) = self.preferred.get(call) else { return Ok(drawn) };
-        let equivalent = index.available.range((*calls, 0)..(*calls + 1, 0)).map(|(_, pod)| pod);
+        // Pods at risk are the last choice in any order.
+        let is_ordered =
+            self.tiers.prefers_low_ordinals(pool) && std::ptr::eq(pods, &index.available);
+        let equivalent = pods.range((calls, 0)..(calls + 1, 0)).map(|(_, pod)| pod);
         Ok(equivalent
             .filter(|pod| Some(*pod) != avoid)
             .find(|pod| *pod == preferred)
+            .filter(|pod| !is_ordered || is_lowest_of_sample(index, pod, avoid))
             .unwrap_or(drawn))
     }
 }

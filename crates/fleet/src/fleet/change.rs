@@ -2,11 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{AttachedStream, Call, CallEnd, EndCause, Event, Fleet, PodOrigin, QueueEntry};
+use super::{
+    AttachedStream, Call, CallEnd, EndCause, Event, Fleet, PodOrigin, PrescaleOrder, QueueEntry,
+    SkippedStep,
+};
 use crate::{
     Millis,
     merchant::Step,
-    names::{CallSid, Fingerprint, GatewayId, MerchantId, PodName, Pool},
+    names::{CallSid, Fingerprint, GatewayId, MerchantId, OrderId, PodName, Pool, StreamId},
     tiers::Tiers,
 };
 
@@ -21,6 +24,10 @@ pub struct PodFacts {
     /// The pod is being deleted; unlike a drain this state is permanent.
     #[serde(default, skip_serializing_if = "is_default")]
     pub terminating: bool,
+    /// The cluster is about to disrupt the pod: its node is cordoned, or its eviction is announced.
+    /// It serves, as the last choice of its pool for new calls.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub at_risk: bool,
     /// Restart count of the agent's container.
     #[serde(default, skip_serializing_if = "is_default")]
     pub restarts: u32,
@@ -76,6 +83,9 @@ pub enum Change {
         pod: PodName,
         #[serde(default, skip_serializing_if = "Option::is_none")]
         until: Option<Millis>,
+        /// The drain takes a surplus pod out of service; no request asked for it.
+        #[serde(default, skip_serializing_if = "is_default")]
+        surplus: bool,
     },
     /// A pod was allocated to a call, or handed off to a waiting call.
     Call {
@@ -101,14 +111,46 @@ pub enum Change {
     PendingExtended { call: CallSid, until: Millis },
     /// The stream of a call was attached; the call is no longer provisional.
     Attached { call: CallSid, stream: AttachedStream, until: Millis },
-    /// An attached call was released.
+    /// The gateway of an attached call got an order: see [`AttachedStream::ending`].
     Ending { call: CallSid, cause: EndCause },
+    /// The stream of a call moved to another pod.
+    FailedOver {
+        call: CallSid,
+        pod: PodName,
+        pool: Pool,
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        tried: Vec<SkippedStep>,
+        stream: StreamId,
+        gateway: GatewayId,
+        /// The former pod was lost in mid-call.
+        #[serde(default, skip_serializing_if = "is_default")]
+        is_lost: bool,
+        until: Millis,
+        cause: EndCause,
+    },
     /// The lease of a gateway was extended.
     Heartbeat { gateway: GatewayId, until: Millis, lease: Millis },
     /// A gateway without calls was removed after its lease expired.
     GatewayGone { gateway: GatewayId },
     /// The key of stream tokens.
     MediaSecret { secret: String },
+    /// The learned capacity state of a pool.
+    CapacityState { pool: Pool, at: Millis, state: String },
+    /// A prescale order.
+    Prescale {
+        #[serde(flatten)]
+        order: PrescaleOrder,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
+    },
+    /// An operator deleted a prescale order.
+    PrescaleDeleted {
+        id: OrderId,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
+    },
+    /// An expired prescale order was removed.
+    PrescaleExpired { id: OrderId },
     /// A call ended.
     Ended {
         call: CallSid,
@@ -181,7 +223,11 @@ impl Fleet {
                 changes.push(Change::PoolAssigned { pod: name.clone(), pool });
             }
             if pod.draining_until.is_some() {
-                changes.push(Change::Draining { pod: name.clone(), until: pod.draining_until });
+                changes.push(Change::Draining {
+                    pod: name.clone(),
+                    until: pod.draining_until,
+                    surplus: pod.is_surplus,
+                });
             }
             if pod.failures > 0 {
                 let (failures, quarantined_until) = (pod.failures, pod.quarantined_until);
@@ -202,6 +248,7 @@ impl Fleet {
             let (gateway, until, lease) = (gateway.clone(), known.until, known.lease);
             changes.push(Change::Heartbeat { gateway, until, lease });
         }
+        changes.extend(self.capacity.facts());
         changes.extend(self.media_secret.clone().map(|secret| Change::MediaSecret { secret }));
         for (call, facts) in &self.calls {
             changes.push(Change::Call { call: call.clone(), facts: facts.clone() });

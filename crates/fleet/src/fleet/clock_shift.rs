@@ -35,6 +35,7 @@ impl Fleet {
         shift_deadlines(&mut self.quarantines, by);
         self.history.shift(by);
         self.queue.shift(by);
+        self.capacity.shift(by);
     }
 }
 

@@ -41,7 +41,11 @@ impl Fleet {
             active_calls: pod.calls.len(),
             until: pod.draining_until.unwrap_or(0).max(now + ttl),
         };
-        self.record(Change::Draining { pod: name.clone(), until: Some(drained.until) });
+        self.record(Change::Draining {
+            pod: name.clone(),
+            until: Some(drained.until),
+            surplus: false,
+        });
         Ok(drained)
     }
 
@@ -51,7 +55,7 @@ impl Fleet {
         let (was_draining, is_terminating) = (pod.draining_until.is_some(), pod.facts.terminating);
         let was_quarantined = pod.quarantined_until.is_some();
         if was_draining {
-            self.record(Change::Draining { pod: name.clone(), until: None });
+            self.record(Change::Draining { pod: name.clone(), until: None, surplus: false });
         }
         self.reset_health(name);
         self.reassign_and_hand_off(name);

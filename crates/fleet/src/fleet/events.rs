@@ -29,7 +29,7 @@ macro_rules! kinds {
 }
 
 kinds! {
-    /// A pod was allocated to a call; detail: the skipped steps.
+    /// A pod was allocated to a call; detail: the skipped steps, or `returned`.
     Allocated "allocated"
     /// A free pod was handed off to a waiting call.
     HandedOff "handed"
@@ -39,8 +39,12 @@ kinds! {
     Confirmed "confirmed"
     /// A gateway attached the stream of a call; detail: the gateway.
     Attached "attached"
-    /// An attached call was released; detail: the cause. The call ends with its stream.
+    /// The gateway of a call has to close its stream, or to fail over; detail: the cause.
     Ending "ending"
+    /// The stream of a call moved to another pod; detail: the cause and the former pod.
+    FailedOver "failed_over"
+    /// A pod could not be connected to the stream of its call, or was lost; detail: the reason.
+    PodFailed "pod_failed"
     /// A call joined the queue; detail: the skipped steps.
     Waiting "waiting"
     /// A call left the queue without a pod.
@@ -49,7 +53,7 @@ kinds! {
     Refused "refused"
     /// A call ended; detail: the cause and its duration (ms).
     Ended "ended"
-    /// A pod is draining; detail: until when (s).
+    /// A pod is draining; detail: until when (s), and `surplus` if no request asked for it.
     Drained "drained"
     Undrained "undrained"
     /// A pod is new or replaced; detail: its address.
@@ -70,8 +74,18 @@ kinds! {
     Origin "origin"
     /// A different tier table is in force.
     Tiers "tiers"
+    /// The number of pods of a workload changed, or would have; detail: the workload, the number
+    /// before and after, the reason, and `dry_run` if nothing was written.
+    Scaled "scaled"
     MerchantSet "merchant_set"
     MerchantDeleted "merchant_deleted"
+    /// The number of pods that a pool should have changed; detail: the new number, the one before,
+    /// and the reason.
+    Desired "desired"
+    /// A prescale order; detail: pods, until when (s), and by whom.
+    PrescaleSet "prescale_set"
+    /// A prescale order was deleted; detail: pods, and by whom.
+    PrescaleDeleted "prescale_deleted"
 }
 
 impl FromStr for EventKind {
@@ -100,7 +114,7 @@ pub struct Event {
 }
 
 impl Event {
-    fn new(kind: EventKind) -> Self {
+    pub(super) fn new(kind: EventKind) -> Self {
         Self { kind, call: None, pod: None, pool: None, merchant: None, detail: String::new() }
     }
 
@@ -108,7 +122,7 @@ impl Event {
         Self { call: Some(call.clone()), merchant: merchant.cloned(), ..Self::new(kind) }
     }
 
-    fn of_live_call(kind: EventKind, call: &CallSid, facts: &Call) -> Self {
+    pub(super) fn of_live_call(kind: EventKind, call: &CallSid, facts: &Call) -> Self {
         let pod = Some(facts.pod.clone());
         Self { pod, ..Self::of_call(kind, call, facts.merchant.as_ref()) }
     }
@@ -117,7 +131,11 @@ impl Event {
         Self { pod: Some(pod.clone()), ..Self::new(kind) }
     }
 
-    fn with_detail(self, detail: impl Into<String>) -> Self {
+    pub(super) fn of_pool(kind: EventKind, pool: &Pool) -> Self {
+        Self { pool: Some(pool.clone()), ..Self::new(kind) }
+    }
+
+    pub(super) fn with_detail(self, detail: impl Into<String>) -> Self {
         Self { detail: detail.into(), ..self }
     }
 
@@ -136,6 +154,9 @@ impl Event {
         })
     }
 }
+
+/// Detail of the allocation of a call that the store had lost or ended early: no new call.
+pub const RETURNED: &str = "returned";
 
 /// Id of an event: its time (ms) and a sequence number within that time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -263,8 +284,11 @@ impl Fleet {
                     EventKind::Allocated
                 };
                 let pool = Some(facts.pool.clone());
-                Event { pool, ..Event::of_live_call(kind, call, facts) }
-                    .with_detail(skipped_text(&facts.tried))
+                let detail = match facts.is_returned {
+                    true => RETURNED.to_owned(),
+                    false => skipped_text(&facts.tried),
+                };
+                Event { pool, ..Event::of_live_call(kind, call, facts) }.with_detail(detail)
             }
             Change::HandoffAccepted { call, .. } => {
                 let facts = self.calls.get(call)?;
@@ -284,6 +308,13 @@ impl Fleet {
                 let facts = self.calls.get(call)?;
                 Event::of_live_call(EventKind::Ending, call, facts).with_detail(cause.as_str())
             }
+            Change::FailedOver { call, pod, pool, cause, .. } => {
+                let facts = self.calls.get(call)?;
+                let detail = format!("{} {}", cause.as_str(), facts.pod);
+                let (pod, pool) = (Some(pod.clone()), Some(pool.clone()));
+                let event = Event::of_live_call(EventKind::FailedOver, call, facts);
+                Event { pod, pool, ..event }.with_detail(detail)
+            }
             Change::Ended { call, at, cause } => {
                 let facts = self.calls.get(call)?;
                 let lasted = at.saturating_sub(facts.at);
@@ -298,10 +329,18 @@ impl Fleet {
                 let entry = self.queue.get(call)?;
                 Event::of_call(EventKind::LeftQueue, call, entry.merchant.as_ref())
             }
-            Change::Draining { pod, until: Some(until) } => {
-                Event::of_pod(EventKind::Drained, pod).with_detail((until / 1_000).to_string())
+            // The scaler extends its drains while a pod is surplus.
+            Change::Draining { pod, surplus: true, .. }
+                if self.pods.get(pod).is_some_and(|pod| pod.is_surplus) =>
+            {
+                return None;
             }
-            Change::Draining { pod, until: None } => Event::of_pod(EventKind::Undrained, pod),
+            Change::Draining { pod, until: Some(until), surplus } => {
+                let by = if *surplus { " surplus" } else { "" };
+                let detail = format!("{}{by}", until / 1_000);
+                Event::of_pod(EventKind::Drained, pod).with_detail(detail)
+            }
+            Change::Draining { pod, until: None, .. } => Event::of_pod(EventKind::Undrained, pod),
             Change::Pod { pod, facts } => return self.pod_event(pod, facts),
             Change::PoolAssigned { pod, pool } => {
                 Event { pool: Some(pool.clone()), ..Event::of_pod(EventKind::Moved, pod) }
@@ -323,12 +362,24 @@ impl Fleet {
                 };
                 Event { merchant: Some(id.clone()), ..Event::new(kind).with_detail(by) }
             }
+            Change::Prescale { order, by } => {
+                let detail = format!("{} {} {by}", order.pods, order.until / 1_000);
+                let pool = Some(order.pool.clone());
+                Event { pool, ..Event::new(EventKind::PrescaleSet) }.with_detail(detail)
+            }
+            Change::PrescaleDeleted { id, by } => {
+                let order = self.capacity.order(id)?;
+                let (pool, detail) = (Some(order.pool.clone()), format!("{} {by}", order.pods));
+                Event { pool, ..Event::new(EventKind::PrescaleDeleted) }.with_detail(detail)
+            }
             Change::Began { .. }
             | Change::List { .. }
             | Change::PendingExtended { .. }
             | Change::Heartbeat { .. }
             | Change::GatewayGone { .. }
             | Change::MediaSecret { .. }
+            | Change::CapacityState { .. }
+            | Change::PrescaleExpired { .. }
             | Change::CallEndRecorded { .. }
             | Change::CallEndDropped { .. }
             | Change::RequestSeen { .. }

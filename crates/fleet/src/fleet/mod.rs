@@ -8,13 +8,16 @@
 mod apply_change;
 mod call_history;
 mod calls;
+mod capacity;
 mod change;
 mod clock_shift;
 mod drain;
 mod events;
+mod failover;
 mod fencing;
 mod indexes;
 mod limits;
+mod pod_failure;
 mod pod_health;
 mod pods;
 #[cfg(test)]
@@ -26,6 +29,7 @@ mod release;
 mod renew;
 mod signed_requests;
 mod streams;
+mod surplus;
 mod sweep;
 #[cfg(test)]
 mod tests;
@@ -36,6 +40,7 @@ use serde::{Deserialize, Serialize};
 
 use self::{
     call_history::CallHistory,
+    capacity::CapacityFacts,
     fencing::PodList,
     indexes::{IndexedPod, PoolIndex},
     queue::Queue,
@@ -45,12 +50,15 @@ use self::{
 pub use self::{
     call_history::{CallEnd, EndCause},
     calls::{Allocate, Allocation, Call, PreviousPod, Refusal, RefusalReason},
+    capacity::{CapacityRecord, CapacityRefused, CapacityUpdate, PrescaleOrder, TooManyOrders},
     change::{Change, PodFacts},
     drain::{Drained, Undrained, UnknownPod},
-    events::{Event, EventId, EventKind, EventLog, LoggedEvent},
+    events::{Event, EventId, EventKind, EventLog, LoggedEvent, RETURNED},
+    failover::{Failover, FailoverRefused},
     fencing::{
         Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, SIMULATED_DIGEST, WriteRefused,
     },
+    pod_failure::PodFailure,
     pods::{Conflict, Edit, MoveRefused, Observed, RemovalMode, Removed},
     queries::{
         CallCursor, CallLookup, CallPage, CallQuery, CallStatus, GatewayStatus, PodCall, PodStatus,
@@ -61,7 +69,10 @@ pub use self::{
     release::{CallNotFound, NotReleased, Release, Released},
     renew::{Confirm, Confirmed, Renew, Renewed},
     signed_requests::SignedRequest,
-    streams::{Attach, AttachRefused, Attached, AttachedStream, Detach, Heartbeat},
+    streams::{
+        Attach, AttachRefused, Attached, AttachedStream, ConnectedStream, Detach, Heartbeat,
+    },
+    surplus::Surplus,
     sweep::{Audited, Swept},
 };
 use crate::{
@@ -118,10 +129,13 @@ struct Pod {
     facts: PodFacts,
     pool: Option<Pool>,
     draining_until: Option<Millis>,
+    /// The drain takes a surplus pod out of service; no request asked for it.
+    is_surplus: bool,
     /// Consecutive failures: calls that never connected or broke early.
     failures: u32,
     quarantined_until: Option<Millis>,
-    calls: Vec<CallSid>,
+    /// A shared pod may have thousands.
+    calls: BTreeSet<CallSid>,
     /// The pod's entry in the indexes; written by `place` only.
     indexed: Option<IndexedPod>,
 }
@@ -132,9 +146,10 @@ impl Pod {
             facts,
             pool: None,
             draining_until: None,
+            is_surplus: false,
             failures: 0,
             quarantined_until: None,
-            calls: Vec::new(),
+            calls: BTreeSet::new(),
             indexed: None,
         }
     }
@@ -205,6 +220,7 @@ pub struct Fleet {
     swept_at: Option<Millis>,
     /// The key of stream tokens.
     media_secret: Option<String>,
+    capacity: CapacityFacts,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
@@ -242,6 +258,7 @@ impl Fleet {
             ending: Vec::new(),
             swept_at: None,
             media_secret: None,
+            capacity: CapacityFacts::default(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),

@@ -92,7 +92,7 @@ impl Fleet {
             self.reset_health(name);
         }
         if replaced && self.pods.get(name).is_some_and(|pod| pod.draining_until.is_some()) {
-            self.record(Change::Draining { pod: name.clone(), until: None });
+            self.record(Change::Draining { pod: name.clone(), until: None, surplus: false });
         }
         let mut facts = facts.clone();
         if let Some(pod) = self.pods.get(name).filter(|_| !replaced) {
@@ -111,8 +111,7 @@ impl Fleet {
     /// Ends the calls of a pod. Returns the ended calls, and the handed-off calls that were
     /// requeued instead.
     fn end_calls_of(&mut self, name: &PodName, now: Millis) -> (Vec<EndedCall>, Vec<CallSid>) {
-        let mut calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
-        calls.sort();
+        let calls = self.pods.get(name).map(|pod| pod.calls.clone()).unwrap_or_default();
         let (mut ended, mut requeued) = (Vec::new(), Vec::new());
         for call in calls {
             if self.requeue(&call, now) {

@@ -1,8 +1,13 @@
 //! Read models of pools, pods and calls.
 
-use std::{collections::BTreeSet, ops::Bound};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::Bound,
+};
 
-use super::{AttachedStream, Call, Fleet, Pod, PodFacts, QueueEntry, SkippedStep};
+use super::{
+    AttachedStream, Call, Fleet, Pod, PodFacts, QueueEntry, SkippedStep, indexes::PoolIndex,
+};
 use crate::{
     Millis,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
@@ -45,6 +50,8 @@ pub struct PodStatus {
     pub facts: PodFacts,
     pub pool: Option<Pool>,
     pub draining_until: Option<Millis>,
+    /// The drain takes a surplus pod out of service; no request asked for it.
+    pub is_surplus: bool,
     pub quarantined_until: Option<Millis>,
     /// Live calls, the latest lease deadline first.
     pub calls: Vec<PodCall>,
@@ -194,10 +201,20 @@ impl Fleet {
         }
     }
 
+    /// The pods of each pool of [`Self::status`]: those in service, not ready, and available.
+    pub fn pool_pods(&self) -> Vec<(Pool, usize, usize, usize)> {
+        let pods = |status: PoolStatus| {
+            let out = status.draining + status.not_ready + status.quarantined;
+            let ready = status.assigned.saturating_sub(out);
+            (status.pool, ready, status.not_ready, status.available)
+        };
+        self.status().pools.into_iter().map(pods).collect()
+    }
+
     fn pool_status(&self, pool: Pool) -> PoolStatus {
         let kind = self.tiers.kind(&pool);
         let index = self.pools.get(&pool);
-        let available = index.map(|index| &index.available);
+        let available = || index.into_iter().flat_map(PoolIndex::choices).flatten();
         let cap = match kind {
             Some(TierKind::Shared { max_concurrent, .. }) => max_concurrent as usize,
             _ => 1,
@@ -207,13 +224,13 @@ impl Fleet {
             kind,
             target: self.tiers.target(&pool),
             assigned: index.map_or(0, |index| index.assigned),
-            available: available.map_or(0, |pods| pods.len()),
+            available: available().count(),
             draining: index.map_or(0, |index| index.leaving),
             not_ready: index.map_or(0, |index| index.unready),
             quarantined: index.map_or(0, |index| index.quarantined),
             waiting: self.queue.len_of(&pool),
             active_calls: index.map_or(0, |index| index.calls),
-            free_slots: available.map_or(0, |pods| pods.iter().map(free_slots).sum()),
+            free_slots: available().map(free_slots).sum(),
             pool,
         }
     }
@@ -245,6 +262,7 @@ impl Fleet {
             facts: pod.facts.clone(),
             pool: pod.pool.clone(),
             draining_until: pod.draining_until,
+            is_surplus: pod.is_surplus,
             quarantined_until: pod.quarantined_until,
             calls,
         }
@@ -334,9 +352,17 @@ impl Fleet {
 
     /// The availability index of a pool: its pods and their live calls, by name.
     pub fn available(&self, pool: &Pool) -> Vec<(PodName, usize)> {
-        let available = self.pools.get(pool).into_iter().flat_map(|index| &index.available);
-        let mut pods: Vec<_> = available.map(|((calls, _), pod)| (pod.clone(), *calls)).collect();
-        pods.sort();
-        pods
+        self.pools.get(pool).map_or_else(Vec::new, |index| by_name(&index.available))
     }
+
+    /// The index of available pods at risk, as [`Self::available`].
+    pub fn at_risk(&self, pool: &Pool) -> Vec<(PodName, usize)> {
+        self.pools.get(pool).map_or_else(Vec::new, |index| by_name(&index.at_risk))
+    }
+}
+
+fn by_name(index: &BTreeMap<(usize, u64), PodName>) -> Vec<(PodName, usize)> {
+    let mut pods: Vec<_> = index.iter().map(|((calls, _), pod)| (pod.clone(), *calls)).collect();
+    pods.sort();
+    pods
 }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Allocate, Allocation, Change, EndCause, Fleet, Pod, Refusal, SkippedStep,
-    calls::{Call, RefusalReason},
+    calls::{Call, Continuation, RefusalReason},
     clock_shift::shift_deadlines,
 };
 use crate::rules::REQUEUE_ADVANTAGE;
@@ -172,7 +172,7 @@ impl Fleet {
         &mut self,
         request: &Allocate,
         refusal: Refusal,
-        is_reconnect: bool,
+        continuation: &Continuation,
         now: Millis,
     ) -> Refusal {
         let Some(hold) = &request.hold else { return refusal };
@@ -190,6 +190,7 @@ impl Fleet {
         {
             return Refusal { reason: RefusalReason::QueueFull, ..refusal };
         }
+        let is_reconnect = continuation.is_known;
         if !is_reconnect {
             self.count_admission(request, now);
         }
@@ -204,7 +205,7 @@ impl Fleet {
             until,
             poll_by: hold.poll_by(until, now),
             tried: refusal.tried.clone(),
-            pod_attempt: request.pod_attempt(),
+            pod_attempt: request.pod_attempt(continuation.failovers),
         };
         self.record(Change::Queued { call: request.call.clone(), entry });
         Refusal { reason: RefusalReason::Waiting { is_new: true, until }, ..refusal }
@@ -302,8 +303,10 @@ impl Fleet {
             provisional: false,
             expects_stream: false,
             pod_attempt: entry.pod_attempt,
+            failovers: 0,
             queue_entry: Some(entry),
             stream: None,
+            is_returned: false,
         };
         self.record(Change::Call { call, facts });
     }

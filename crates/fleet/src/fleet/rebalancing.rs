@@ -119,6 +119,7 @@ mod tests {
                 address: "h:1".into(),
                 ready: true,
                 terminating: false,
+                at_risk: false,
                 restarts: 0,
                 pin: None,
             };

@@ -85,8 +85,10 @@ impl Fleet {
                 provisional: false,
                 expects_stream: false,
                 pod_attempt: 0,
+                failovers: 0,
                 queue_entry: None,
                 stream: None,
+                is_returned: true,
             },
         });
         Ok(())
@@ -181,8 +183,10 @@ impl Fleet {
                 provisional: false,
                 expects_stream: false,
                 pod_attempt,
+                failovers: 0,
                 queue_entry: None,
                 stream: None,
+                is_returned: true,
             },
         });
         Confirmed::Reallocated { pool }

@@ -1,9 +1,7 @@
 //! The sweep ends overdue queue entries, leases of calls and gateways, drains and quarantines. The audit derives the
 //! indexes again.
 
-use super::{
-    AbandonedCall, AttachedStream, Call, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of,
-};
+use super::{AbandonedCall, Call, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of};
 use crate::{
     Millis,
     names::{CallSid, PodName},
@@ -56,10 +54,8 @@ impl Fleet {
                 Some(facts) if facts.queue_entry.is_some() => EndCause::Abandoned,
                 Some(facts) if facts.expects_stream => EndCause::Unattached,
                 Some(facts) if facts.provisional => EndCause::Unconfirmed,
-                // The call was released; its gateway did not detach the stream.
-                Some(Call { stream: Some(AttachedStream { ending: Some(cause), .. }), .. }) => {
-                    *cause
-                }
+                // The call may have been released; its gateway did not detach the stream.
+                Some(Call { stream: Some(stream), .. }) => stream.end_cause(EndCause::Lease),
                 _ => EndCause::Lease,
             };
             if let Some(ended) = self.end(&call, cause, now) {
@@ -74,7 +70,7 @@ impl Fleet {
             else {
                 break;
             };
-            self.record(Change::Draining { pod: pod.clone(), until: None });
+            self.record(Change::Draining { pod: pod.clone(), until: None, surplus: false });
             self.reassign_and_hand_off(&pod);
             swept.undrained.push(pod);
         }

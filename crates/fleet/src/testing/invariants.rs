@@ -55,6 +55,7 @@ impl State {
         let mut state = Self::default();
         for pool in fleet.status().pools {
             let available = fleet.available(&pool.pool).into_iter();
+            let available = available.chain(fleet.at_risk(&pool.pool));
             let available = available.map(|(pod, calls)| (pod.to_string(), calls)).collect();
             let shown = PoolState { kind: pool.kind, assigned: BTreeSet::new(), available };
             state.pools.insert(pool.pool.to_string(), shown);

@@ -2,9 +2,10 @@
 
 use super::dice::Dice;
 use crate::{
-    Allocate, Attach, Claim, Claimant, Confirm, Detach, EndCause, Fleet, Hold, Millis, PodFacts,
-    PodOrigin, PodWriter, PreviousPod, Release, RemovalMode, Renew, SignedRequest,
-    names::{CallSid, GatewayId, MerchantId, PodName, Pool, StreamId},
+    Allocate, Attach, CapacityUpdate, Claim, Claimant, Confirm, ConnectedStream, Detach, EndCause,
+    Failover, Fleet, Hold, Millis, PodFacts, PodFailure, PodOrigin, PodWriter, PrescaleOrder,
+    PreviousPod, Release, RemovalMode, Renew, SignedRequest,
+    names::{CallSid, GatewayId, MerchantId, OrderId, PodName, Pool, StreamId},
     tiers::{DocumentSource, Tiers},
 };
 
@@ -14,15 +15,21 @@ pub const GATEWAY_LEASE: Millis = 4_000;
 /// Lasts for a large part of a test run.
 pub const REREGISTRATION_WINDOW: Millis = 300_000;
 
-const TABLES: [&str; 5] = [
-    r#"{"tiers": {"gold": {"target": 2}, "basic": {"type": "shared", "target": 2, "max_concurrent": 3},
-        "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
+const TABLES: [&str; 7] = [
+    r#"{"tiers": {"gold": {"target": 2, "min": 1, "max": 4}, "basic": {"type": "shared", "target": 2,
+        "max_concurrent": 3}, "acme": {"target": 1}}, "default_chain": ["gold", "basic"]}"#,
     r#"{"tiers": {"gold": {"type": "shared", "target": 2, "max_concurrent": 2, "strategy": "pack"},
         "basic": {"target": 2}}, "default_chain": ["basic", "gold"]}"#,
     r#"{"basic": {"type": "shared", "target": 9, "max_concurrent": 1}}"#,
     r#"{"gold": 1, "silver": 1, "basic": 1}"#,
+    // As the one before, with bounds.
+    r#"{"gold": {"target": 1, "inbound_reserve": 1}, "silver": {"target": 1}, "basic": {"target": 1, "max": 2}}"#,
     r#"{"tiers": {"gold": {"target": 1}, "basic": {"target": 3},
         "loose": {"type": "shared", "target": 1}}, "default_chain": ["gold"]}"#,
+    r#"{"tiers": {"gold": {"target": 2, "workload": "statefulset/gold"}, "basic": {"target": 1},
+        "acme": {"target": 3, "workload": "statefulset/acme"},
+        "iron": {"type": "shared", "target": 9, "workload": "deployment/iron"}},
+        "default_chain": ["gold", "basic", "iron"]}"#,
 ];
 
 const MERCHANTS: [Option<&str>; 24] = [
@@ -52,7 +59,16 @@ const MERCHANTS: [Option<&str>; 24] = [
     Some(r#"{"priority": "1"}"#),
 ];
 
-const PINS: [Option<&str>; 5] = [None, None, Some("basic"), Some("merchant:m1"), Some("nowhere")];
+const PINS: [Option<&str>; 8] = [
+    None,
+    None,
+    Some("basic"),
+    Some("gold"),
+    Some("acme"),
+    Some("acme"),
+    Some("merchant:m1"),
+    Some("nowhere"),
+];
 
 /// An operation of a client, an agent, a leader or an operator, or the passage of time.
 #[derive(Debug, Clone)]
@@ -61,21 +77,71 @@ pub enum Operation {
     Release(Release),
     Renew(Renew),
     Confirm(Confirm),
-    ExtendPending { time: Millis },
+    ExtendPending {
+        time: Millis,
+    },
     Attach(Attach),
+    Failover(Failover),
     Detach(Detach),
-    Heartbeat { gateway: GatewayId },
-    Drain { pod: PodName, ttl: Millis },
-    Undrain { pod: PodName },
-    Observe { pod: PodName, facts: PodFacts, writer: Writer },
-    Remove { pod: PodName, uid: String, mode: RemovalMode, writer: Writer },
-    Move { pod: PodName, uid: String, to: Pool, writer: Writer },
+    Heartbeat {
+        gateway: GatewayId,
+    },
+    Drain {
+        pod: PodName,
+        ttl: Millis,
+    },
+    Undrain {
+        pod: PodName,
+    },
+    /// `None` returns the pod.
+    Surplus {
+        pod: PodName,
+        uid: String,
+        ttl: Option<Millis>,
+        writer: Writer,
+    },
+    Observe {
+        pod: PodName,
+        facts: PodFacts,
+        writer: Writer,
+    },
+    Remove {
+        pod: PodName,
+        uid: String,
+        mode: RemovalMode,
+        writer: Writer,
+    },
+    Move {
+        pod: PodName,
+        uid: String,
+        to: Pool,
+        writer: Writer,
+    },
     Claim(Claim),
-    Tiers { tiers: Tiers, expected: Option<Tiers> },
-    Merchant { id: MerchantId, document: Option<&'static str>, expected: Option<&'static str> },
-    Sweep { limit: usize },
+    Tiers {
+        tiers: Tiers,
+        expected: Option<Tiers>,
+    },
+    Merchant {
+        id: MerchantId,
+        document: Option<&'static str>,
+        expected: Option<&'static str>,
+    },
+    Capacity {
+        update: CapacityUpdate,
+        writer: Writer,
+    },
+    Prescale(PrescaleOrder),
+    DeletePrescale {
+        id: OrderId,
+    },
+    Sweep {
+        limit: usize,
+    },
     Audit,
-    Advance { time: Millis },
+    Advance {
+        time: Millis,
+    },
 }
 
 /// The owned form of [`PodWriter`].
@@ -94,7 +160,7 @@ impl Writer {
 impl Dice {
     /// The next operation on a fleet.
     pub fn operation(&mut self, fleet: &mut Fleet, now: Millis) -> Operation {
-        match self.roll(60) {
+        match self.roll(69) {
             0..=13 => Operation::Allocate(self.allocate(fleet)),
             14..=20 => Operation::Release(self.release()),
             21..=23 => {
@@ -145,8 +211,44 @@ impl Dice {
             47..=50 => Operation::Attach(self.attach(fleet)),
             51..=53 => Operation::Detach(self.detach(fleet)),
             54..=55 => Operation::Heartbeat { gateway: self.gateway() },
+            56..=59 => Operation::Failover(self.failover(fleet)),
+            60 => {
+                let update = self.capacity_update();
+                Operation::Capacity { update, writer: self.writer(fleet, now) }
+            }
+            61 if self.roll(3) > 0 => Operation::Prescale(self.prescale(now)),
+            61 => Operation::DeletePrescale { id: self.order_id() },
+            62..=64 => {
+                let (pod, uid) = (self.pod(), format!("u{}", self.roll(8) / 7));
+                let ttl = (self.roll(3) > 0).then(|| 1 + self.roll(15_000) as u64);
+                Operation::Surplus { pod, uid, ttl, writer: self.writer(fleet, now) }
+            }
             _ => Operation::Advance { time: 1 + self.roll(2_000) as u64 },
         }
+    }
+
+    fn capacity_update(&mut self) -> CapacityUpdate {
+        let text = |number: usize| format!("{{\"number\": {number}}}");
+        CapacityUpdate {
+            holder: format!("r{}", self.roll(3)),
+            lease: self.roll(4_000) as Millis,
+            decisions: text(self.roll(100)),
+            states: (0..self.roll(3)).map(|_| (self.pool(), text(self.roll(100)))).collect(),
+            events: (0..self.roll(3)).map(|_| (self.pool(), "3 2 forecast".into())).collect(),
+        }
+    }
+
+    fn prescale(&mut self, now: Millis) -> PrescaleOrder {
+        let (id, pool, pods) = (self.order_id(), self.pool(), self.roll(50) as u32);
+        PrescaleOrder { id, pool, pods, until: now + self.roll(20_000) as Millis }
+    }
+
+    fn order_id(&mut self) -> OrderId {
+        format!("{:08x}", self.roll(6)).parse().unwrap()
+    }
+
+    fn pool(&mut self) -> Pool {
+        ["gold", "basic", "merchant:acme"][self.roll(3)].parse().unwrap()
     }
 
     fn table(&mut self) -> Tiers {
@@ -159,6 +261,7 @@ impl Dice {
             address: "a:1".into(),
             ready: self.roll(5) > 0,
             terminating: self.roll(10) == 0,
+            at_risk: self.roll(4) == 0,
             restarts: (self.roll(10) / 9) as u32,
             pin: PINS[self.roll(PINS.len())].map(|pin| pin.parse().unwrap()),
         }
@@ -189,7 +292,38 @@ impl Dice {
             gateway_lease: GATEWAY_LEASE,
             stream: self.stream(),
             lease_ttl: LEASE_TTL,
-            connected: self.sometimes(pod),
+            connected: (self.roll(3) == 0).then(|| self.connected(pod)),
+        }
+    }
+
+    fn connected(&mut self, pod: PodName) -> ConnectedStream {
+        let (age, failovers) = (self.roll(20_000) as Millis, (self.roll(6) / 4) as u32);
+        ConnectedStream { pod, age, failovers }
+    }
+
+    fn pod_failure(&mut self) -> PodFailure {
+        const REASONS: [&str; 3] = ["", "the agent answered 404", "no connection to a:1: é"];
+        PodFailure::new(&REASONS[self.roll(REASONS.len())])
+    }
+
+    /// A failover, mostly of the stream that is attached.
+    fn failover(&mut self, fleet: &Fleet) -> Failover {
+        const CAUSES: [EndCause; 3] =
+            [EndCause::Unreachable, EndCause::PodLost, EndCause::Displaced];
+        let (call, other) = (self.call(), self.stream());
+        let attached = fleet.call(&call).and_then(|call| call.stream);
+        let stream =
+            attached.filter(|_| self.roll(6) > 0).map_or(other, |attached| attached.stream);
+        Failover {
+            call,
+            stream,
+            next: self.stream(),
+            gateway: self.gateway(),
+            gateway_lease: GATEWAY_LEASE,
+            cause: CAUSES[self.roll(3)],
+            failure: self.pod_failure(),
+            max_retries: self.roll(4) as u32,
+            lease_ttl: LEASE_TTL,
         }
     }
 
@@ -206,7 +340,8 @@ impl Dice {
         let attached = fleet.call(&call).and_then(|call| call.stream);
         let stream =
             attached.filter(|_| self.roll(6) > 0).map_or(other, |attached| attached.stream);
-        Detach { call, stream, cause: CAUSES[self.roll(CAUSES.len())] }
+        let cause = CAUSES[self.roll(CAUSES.len())];
+        Detach { call, stream, cause, failure: self.pod_failure() }
     }
 
     fn gateway(&mut self) -> GatewayId {
@@ -218,7 +353,7 @@ impl Dice {
     }
 
     fn pod(&mut self) -> PodName {
-        format!("p{}", self.roll(7)).parse().unwrap()
+        format!("p-{}", self.roll(7)).parse().unwrap()
     }
 
     fn call(&mut self) -> CallSid {
@@ -273,14 +408,16 @@ impl Dice {
             max_waiting: 3 + self.roll(3),
             max_waiting_per_merchant: 1 + self.roll(2),
         };
-        // Mostly the pod attempt that is live, as a provider reports its end.
-        let live = fleet.call(&call);
-        let (pod, pod_attempt) = match live.filter(|_| self.roll(4) > 0) {
-            Some(live) => (live.pod, live.pod_attempt),
-            None => (self.pod(), self.roll(4) as u32),
+        // Mostly the pod attempt that is live or has ended, as a provider reports its end.
+        let live = fleet.call(&call).map(|live| (live.pod, live.pod_attempt));
+        let known = live.or(fleet.last_pod_attempt(&call)).filter(|_| self.roll(4) > 0);
+        let (pod, pod_attempt) = known.unwrap_or((self.pod(), self.roll(4) as u32));
+        let previous = PreviousPod {
+            pod,
+            pod_attempt,
+            is_settled: self.roll(2) == 0,
+            max_retries: self.roll(4) as u32,
         };
-        let previous =
-            PreviousPod { pod, pod_attempt, is_settled: self.roll(2) == 0, max_retries: 2 };
         let (may_return, is_reconnect) = (self.roll(2) == 0, self.roll(4) == 0);
         // Few fingerprints, so that calls share them.
         let signed = SignedRequest {
@@ -305,7 +442,7 @@ impl Dice {
     }
 }
 
-/// One of five tier tables.
+/// One of seven tier tables.
 pub fn table(index: usize) -> Tiers {
     Tiers::parse(TABLES[index], DocumentSource::Settings).unwrap().0
 }

@@ -99,6 +99,25 @@ fn media_secrets(text: &str) -> Result<Vec<Secret>, String> {
     }
 }
 
+/// Shortest secret in the URLs of streams without a webhook.
+const MIN_CONNECT_SECRET: usize = 16;
+
+/// Secrets that are a segment of a URL: no character of theirs needs an escape.
+fn connect_secrets(text: &str) -> Result<Vec<Secret>, String> {
+    let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
+    let secrets = telephony::secrets::list(text)?;
+    let is_valid = |secret: &Secret| {
+        secret.as_bytes().len() >= MIN_CONNECT_SECRET
+            && secret.as_bytes().iter().all(|byte| is_plain(*byte))
+    };
+    match secrets.iter().all(is_valid) {
+        true => Ok(secrets),
+        false => Err(format!(
+            "secrets of at least {MIN_CONNECT_SECRET} letters, digits, hyphens, dots, underscores or tildes"
+        )),
+    }
+}
+
 /// Sources of the provider keys and API tokens, with their variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AccessConfig {
@@ -106,6 +125,8 @@ pub struct AccessConfig {
     pub api_tokens: Option<(&'static str, Source)>,
     /// Keys of stream tokens.
     pub media: Option<(&'static str, Source)>,
+    /// Secrets in the URLs of streams without a webhook.
+    pub connect: Option<(&'static str, Source)>,
 }
 
 /// The keys and tokens in force.
@@ -114,6 +135,7 @@ pub struct Access {
     providers: BTreeMap<Provider, Watched<Vec<Secret>>>,
     tokens: Option<Watched<Tokens>>,
     media: Option<Watched<Vec<Secret>>>,
+    connect: Option<Watched<Vec<Secret>>>,
 }
 
 /// An unusable source of secrets: its variable, its printable part, and what was expected.
@@ -154,7 +176,17 @@ impl Access {
             access.media =
                 Some(secrets.map_err(|expected| BadSource::new(name, source, expected))?);
         }
+        if let Some((name, source)) = &config.connect {
+            let secrets = Watched::new(name, source, Arc::new(connect_secrets));
+            access.connect =
+                Some(secrets.map_err(|expected| BadSource::new(name, source, expected))?);
+        }
         Ok(access)
+    }
+
+    /// Returns the secrets in the URLs of streams without a webhook; `None` if there are none.
+    pub fn connect_secrets(&self) -> Option<Arc<Vec<Secret>>> {
+        self.connect.as_ref().map(Watched::current)
     }
 
     /// Returns the configured keys of stream tokens; `None` if the store keeps the key.
@@ -177,6 +209,7 @@ impl Access {
         self.providers.values().for_each(Watched::reload_if_changed);
         self.tokens.iter().for_each(Watched::reload_if_changed);
         self.media.iter().for_each(Watched::reload_if_changed);
+        self.connect.iter().for_each(Watched::reload_if_changed);
     }
 
     /// Logs a warning for webhooks and an API without authentication.
@@ -224,6 +257,22 @@ mod tests {
         for bad in ["", ",", "secret", "root:secret", "admin:", "admin:a b", "admin:x,agent:x"] {
             let error = Tokens::parse(bad).unwrap_err();
             assert!(!error.contains("secret"), "{error}");
+        }
+    }
+
+    #[test]
+    fn connect_secrets_are_long_and_need_no_escape_in_a_url() {
+        let secrets = connect_secrets("0123456789abcdef, A-._~6789abcdef0").unwrap();
+        assert_eq!(secrets.len(), 2);
+        for bad in [
+            "",
+            "0123456789abcde",
+            "0123456789abcdef,short",
+            "0123456789/abcdef",
+            "0123456789%2Fabcdef",
+        ] {
+            let error = connect_secrets(bad).unwrap_err();
+            assert!(bad.is_empty() || !error.contains(bad), "{error}");
         }
     }
 

@@ -25,10 +25,38 @@ fn detail_words(kind: &str, detail: &str) -> String {
         Ok(EventKind::Ending) => {
             format!("its stream is being closed: {}", end_cause_words(detail))
         }
+        Ok(EventKind::FailedOver) => {
+            let (cause, former) = detail.split_once(' ').unwrap_or((detail, ""));
+            format!("moved from {former}: {}", end_cause_words(cause))
+        }
+        Ok(EventKind::PodFailed) => format!("the pod failed: {detail}"),
         Ok(EventKind::Ended) => end_words(detail),
+        Ok(EventKind::Desired) => desired_words(detail),
+        Ok(EventKind::Scaled) => scaled_words(detail),
         Ok(EventKind::Origin) => format!("new origin of the pods: {detail}"),
         _ => detail.to_owned(),
     }
+}
+
+/// A changed decision: `12 10 forecast` as `12 pods desired instead of 10: forecast`.
+fn desired_words(detail: &str) -> String {
+    let mut parts = detail.splitn(3, ' ');
+    match (parts.next(), parts.next(), parts.next()) {
+        (Some(desired), Some(before), Some(reason)) => {
+            let reason = reason.replace('_', " ");
+            format!("{desired} pods desired instead of {before}: {reason}")
+        }
+        _ => detail.to_owned(),
+    }
+}
+
+/// A change of a workload: `deployment/gold 2 5 forecast` as `deployment/gold scaled from 2 to 5
+/// pods: forecast`.
+fn scaled_words(detail: &str) -> String {
+    let parts: Vec<&str> = detail.split(' ').collect();
+    let [workload, from, to, reason, rest @ ..] = &parts[..] else { return detail.to_owned() };
+    let verb = if rest.contains(&"dry_run") { "would be scaled" } else { "scaled" };
+    format!("{workload} {verb} from {from} to {to} pods: {}", reason.replace('_', " "))
 }
 
 /// The end of a call: `agent 53000` as `released by the agent, after 53s`.
@@ -57,6 +85,7 @@ fn end_cause_words(cause: &str) -> &str {
         EndCause::Gateway => "its gateway stopped or was lost",
         EndCause::Unreachable => "the pod could not be connected",
         EndCause::PodLost => "the connection to the pod was lost",
+        EndCause::Displaced => "the pod serves an earlier stream",
         EndCause::PodGone => "pod removed",
         EndCause::Abandoned => "hand-off not accepted",
     }
@@ -82,7 +111,22 @@ mod tests {
             ("ended", "gateway 240000", "its gateway stopped or was lost, after 4m"),
             ("ended", "unreachable 120", "the pod could not be connected, after 0.1s"),
             ("ended", "pod_lost 9999", "the connection to the pod was lost, after 10.0s"),
+            (
+                "failed_over",
+                "pod_lost voice-agent-3",
+                "moved from voice-agent-3: the connection to the pod was lost",
+            ),
+            ("pod_failed", "closed with 1011", "the pod failed: closed with 1011"),
             ("ended", "agent", "released by the agent"),
+            ("desired", "12 10 pods_not_ready", "12 pods desired instead of 10: pods not ready"),
+            ("desired", "12", "12"),
+            ("scaled", "deployment/a 2 5 min", "deployment/a scaled from 2 to 5 pods: min"),
+            (
+                "scaled",
+                "deployment/a 5 2 keep dry_run",
+                "deployment/a would be scaled from 5 to 2 pods: keep",
+            ),
+            ("scaled", "7", "7"),
             ("origin", "list", "new origin of the pods: list"),
             // Causes and kinds of later versions, and details without a fixed format.
             ("ended", "new_cause 20000", "new_cause, after 20s"),

@@ -3,6 +3,7 @@
 use std::{
     fmt::{self, Write},
     path::PathBuf,
+    sync::Arc,
     time::Duration,
 };
 
@@ -17,8 +18,11 @@ use crate::{
     human_duration::HumanDuration,
     tls::Trust,
     tools::{
-        load::{self, Arrivals, Format, Latency, LoadFailure, Plan, Progress, Report, Target},
-        provider_stream::{Dialer, MediaFormat},
+        load::{
+            self, Arrivals, AudioReport, Format, Latency, LoadFailure, MediaReport, Plan, Progress,
+            Report, Target,
+        },
+        provider_stream::{Clip, Dialer, MediaFormat},
     },
 };
 use telephony::Secret;
@@ -62,7 +66,8 @@ pub(super) struct LoadArgs {
     /// its last one has ended (closed loop)
     #[arg(long, value_name = "NUMBER", value_parser = rate)]
     rate: Option<f64>,
-    /// Duration of a call. Default: release at once; with --media 5s
+    /// Duration of a call. Default: release at once; with --media 5s, with --audio that of the
+    /// longest file
     #[arg(long, value_name = "DURATION")]
     hold: Option<HumanDuration>,
     /// Open the stream of each call, send audio at the provider's rate, and check its echo: no
@@ -73,6 +78,11 @@ pub(super) struct LoadArgs {
     /// vonage or jambonz. Default: that of --format, else twilio
     #[arg(long, value_name = "NAME", requires = "media")]
     provider: Option<MediaFormat>,
+    /// Send this audio (WAV) instead of marked frames, and compare the agents' audio with it: the
+    /// correlation of the waveforms must be 0.95. For agents that decode and encode audio. May be
+    /// repeated: calls take the files in turn
+    #[arg(long, value_name = "FILE", requires = "media")]
+    audio: Vec<PathBuf>,
     /// Duration of the load
     #[arg(short, long, value_name = "DURATION", default_value = "10s")]
     duration: HumanDuration,
@@ -126,7 +136,11 @@ impl LoadArgs {
             );
         }
         let media = self.media();
-        let hold = if media.is_some() { MEDIA_HOLD } else { Duration::ZERO };
+        let read = |path: &PathBuf| Clip::read(path, media.unwrap_or_default()).map(Arc::new);
+        let clips = self.audio.iter().map(read).collect::<anyhow::Result<Vec<_>>>()?;
+        let longest = clips.iter().map(|clip| clip.duration()).max();
+        let usual = if media.is_some() { MEDIA_HOLD } else { Duration::ZERO };
+        let hold = longest.unwrap_or(usual);
         let open = |per_second| Arrivals::Open { per_second };
         Ok(Plan {
             target,
@@ -136,6 +150,7 @@ impl LoadArgs {
             connections: self.connections(),
             hold: self.hold.map_or(hold, |hold| hold.0),
             media,
+            clips,
             duration: self.duration.0,
             calls: self.calls,
             repeat: self.repeat,
@@ -197,19 +212,7 @@ fn describe(out: &mut String, report: &Report) -> fmt::Result {
         report.calls, report.seconds, report.requests_per_second, report.overlap, report.repeated
     )?;
     if let Some(media) = &report.media {
-        let frames = &media.frames;
-        writeln!(
-            out,
-            "{} streams ({}), {} frames sent, {} echoed, {} lost, {} out of order, {} duplicated, {} from another call",
-            media.streams,
-            media.provider,
-            frames.sent,
-            frames.echoed,
-            frames.lost,
-            frames.out_of_order,
-            frames.duplicated,
-            frames.foreign
-        )?;
+        describe_streams(out, media)?;
     }
     writeln!(out, "ms             p50      p90      p99    p99.9      max")?;
     let mut rows = vec![
@@ -230,4 +233,29 @@ fn describe(out: &mut String, report: &Report) -> fmt::Result {
         writeln!(out, "{count} × {kind}")?;
     }
     Ok(())
+}
+
+fn describe_streams(out: &mut String, media: &MediaReport) -> fmt::Result {
+    let frames = &media.frames;
+    match media.audio {
+        Some(AudioReport { compared, differing, lowest_correlation }) => writeln!(
+            out,
+            "{} streams ({}), {compared} compared, {differing} with another audio, lowest correlation {:.3}",
+            media.streams,
+            media.provider,
+            lowest_correlation.unwrap_or_default()
+        ),
+        None => writeln!(
+            out,
+            "{} streams ({}), {} frames sent, {} echoed, {} lost, {} out of order, {} duplicated, {} from another call",
+            media.streams,
+            media.provider,
+            frames.sent,
+            frames.echoed,
+            frames.lost,
+            frames.out_of_order,
+            frames.duplicated,
+            frames.foreign
+        ),
+    }
 }

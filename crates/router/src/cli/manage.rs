@@ -176,7 +176,9 @@ pub(super) async fn tiers(args: TiersArgs) -> anyhow::Result<()> {
             let chain = tiers["default_chain"].as_array().into_iter().flatten();
             let chain: Vec<String> = chain.map(text).collect();
             let table = table(&["TIER", "TYPE", "TARGET", "CALLS/POD", "STRATEGY"], &rows);
-            print(&format!("{table}\ndefault chain: {}\n", chain.join(", ")))
+            let owner = tiers["managed_by"].as_str();
+            let owner = owner.map(|owner| format!("managed by {owner}\n")).unwrap_or_default();
+            print(&format!("{table}\ndefault chain: {}\n{owner}", chain.join(", ")))
         }
         Some(TierAction::Set { file, dry_run }) => {
             let path = if dry_run { "/tiers?dry_run=true" } else { "/tiers" };

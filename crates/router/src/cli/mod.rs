@@ -2,12 +2,14 @@
 
 mod agent;
 mod call;
+mod capacity;
 mod drain;
 mod errors;
 mod event_line;
 mod inspect;
 mod load;
 mod manage;
+mod plan;
 mod router_client;
 mod serve;
 mod table;
@@ -23,7 +25,7 @@ use std::{
 use anyhow::Context;
 use clap::{Arg, Args, Command, CommandFactory, FromArgMatches, Parser, Subcommand};
 
-use crate::config::{self, Config, Settings};
+use crate::config::{self, Config, ProcessRole, Settings};
 
 /// A call router for voice agents: gives every phone call a pod, exactly once.
 ///
@@ -42,6 +44,8 @@ pub struct Cli {
 enum Action {
     /// Serve requests (default)
     Serve(Settings),
+    /// Serve only the media streams of routers on the same Redis, with probes and metrics
+    Media(Settings),
     /// Print the effective configuration, or the first invalid setting
     CheckConfig(CheckConfigArgs),
     /// Show all pools with their pods and calls
@@ -64,6 +68,10 @@ enum Action {
     Merchants(manage::MerchantsArgs),
     /// Show the tiers in force, or set them
     Tiers(manage::TiersArgs),
+    /// Show the pods that each pool should have, and why
+    Capacity(capacity::CapacityArgs),
+    /// List prescale orders, or set or delete one
+    Prescale(capacity::PrescaleArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
     /// Run one simulated agent
@@ -72,6 +80,8 @@ enum Action {
     Call(call::CallArgs),
     /// Generate load on a running router, and check that no pod is allocated twice
     Load(load::LoadArgs),
+    /// Calculate how many pods a demand needs: Erlang tables, a simulated trace, or a filter
+    Plan(plan::PlanArgs),
 }
 
 #[derive(Debug, Args)]
@@ -79,6 +89,9 @@ struct CheckConfigArgs {
     /// Print the reference of all settings (Markdown) instead
     #[arg(long)]
     reference: bool,
+    /// Check the settings of `smart-router media`
+    #[arg(long)]
+    media: bool,
     #[command(flatten)]
     settings: Settings,
 }
@@ -96,13 +109,13 @@ pub fn main() -> ExitCode {
         Err(error) => return errors::report(&error),
     };
     let done = match cli.command {
-        None => configure(cli.settings).and_then(|config| block_on(serve::serve(config))),
-        Some(Action::Serve(settings)) => {
-            configure(settings).and_then(|config| block_on(serve::serve(config)))
-        }
+        None => run(cli.settings, ProcessRole::Router),
+        Some(Action::Serve(settings)) => run(settings, ProcessRole::Router),
+        Some(Action::Media(settings)) => run(settings, ProcessRole::Media),
         Some(Action::CheckConfig(args)) if args.reference => print(&config::reference()),
         Some(Action::CheckConfig(args)) => {
-            configure(args.settings).and_then(|config| print_config(&config))
+            let role = if args.media { ProcessRole::Media } else { ProcessRole::Router };
+            configure(args.settings, role).and_then(|config| print_config(&config))
         }
         Some(Action::Status(args)) => block_on(inspect::status(args)),
         Some(Action::Pods(args)) => block_on(inspect::pods(args)),
@@ -114,6 +127,8 @@ pub fn main() -> ExitCode {
         Some(Action::Release(args)) => block_on(manage::release(args)),
         Some(Action::Merchants(args)) => block_on(manage::merchants(args)),
         Some(Action::Tiers(args)) => block_on(manage::tiers(args)),
+        Some(Action::Capacity(args)) => block_on(capacity::capacity(args)),
+        Some(Action::Prescale(args)) => block_on(capacity::prescale(args)),
         Some(Action::Completions { shell }) => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "smart-router", &mut text);
@@ -122,6 +137,7 @@ pub fn main() -> ExitCode {
         Some(Action::Agent(args)) => block_on(agent::agent(args)),
         Some(Action::Call(args)) => block_on(call::call(args)),
         Some(Action::Load(args)) => block_on(load::load(args)),
+        Some(Action::Plan(args)) => plan::plan(&args),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
@@ -157,8 +173,13 @@ fn with_hidden_values(command: Command) -> Command {
     command.mut_args(adapt).mut_subcommands(with_hidden_values)
 }
 
-fn configure(settings: Settings) -> anyhow::Result<Config> {
-    Ok(Config::new(settings)?)
+fn configure(settings: Settings, role: ProcessRole) -> anyhow::Result<Config> {
+    Ok(Config::for_role(settings, role)?)
+}
+
+/// Serves the role until a signal stops it.
+fn run(settings: Settings, role: ProcessRole) -> anyhow::Result<()> {
+    block_on(serve::serve(configure(settings, role)?))
 }
 
 fn block_on(work: impl Future<Output = anyhow::Result<()>>) -> anyhow::Result<()> {

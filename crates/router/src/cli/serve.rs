@@ -1,9 +1,9 @@
-//! `smart-router serve`
+//! `smart-router serve` and `smart-router media`
 
 use std::{io::Write, time::Duration};
 
 use anyhow::Context;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use crate::{
     app::{self, Running},
@@ -11,31 +11,55 @@ use crate::{
     telemetry::logs,
 };
 
+/// The signals that stop the program.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn install() -> anyhow::Result<Self> {
+        let install = |kind| signal(kind).context("cannot install a signal handler");
+        let terminate = install(SignalKind::terminate())?;
+        Ok(Self { terminate, interrupt: install(SignalKind::interrupt())? })
+    }
+
+    async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}
+
 pub(super) async fn serve(config: Config) -> anyhow::Result<()> {
     let logging = logs::init(config.log);
-    let mut terminate =
-        signal(SignalKind::terminate()).context("cannot install a signal handler")?;
-    let mut interrupt =
-        signal(SignalKind::interrupt()).context("cannot install a signal handler")?;
+    let mut signals = Signals::install()?;
     let running = app::start(config).await?;
     if running.has_simulated_agents() {
         // A closed standard output is no error.
         let _ = write!(std::io::stdout(), "{}", welcome(&running));
     }
+    let metrics = running.context.metrics.clone();
+    let drain = running.stream_drain();
+    let mut stop = std::pin::pin!(async {
+        signals.next().await;
+        let mut stopping = std::pin::pin!(running.stop());
+        loop {
+            tokio::select! {
+                () = &mut stopping => return Ok(()),
+                () = signals.next() => if !drain.end() {
+                    anyhow::bail!("another signal received; stopping without a graceful shutdown")
+                }
+            }
+        }
+    });
     let mut second = tokio::time::interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            _ = terminate.recv() => break,
-            _ = interrupt.recv() => break,
-            _ = second.tick() => {
-                running.context.metrics.log_lines_dropped.set(logging.dropped() as i64);
-            }
-        }
-    }
-    tokio::select! {
-        () = running.stop() => Ok(()),
-        _ = terminate.recv() => anyhow::bail!("second signal received; stopping without a graceful shutdown"),
-        _ = interrupt.recv() => anyhow::bail!("second signal received; stopping without a graceful shutdown"),
+            stopped = &mut stop => return stopped,
+            _ = second.tick() => metrics.log_lines_dropped.set(logging.dropped() as i64),
+        };
     }
 }
 

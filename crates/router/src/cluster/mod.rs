@@ -3,11 +3,15 @@
 
 mod api_errors;
 pub mod lease;
+mod manifests;
+mod nodes;
+mod pod_events;
 mod pod_view;
 pub mod pods;
 mod watch;
+pub mod workloads;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use anyhow::Context;
 use fleet::PodOrigin;
@@ -19,12 +23,18 @@ use kube::{
     runtime::watcher::{self, Event},
 };
 
-pub(crate) use self::watch::PodWatch;
 pub use self::{
     api_errors::{ApiErrors, FORBIDDEN_GRACE},
     lease::{Lock, Renewal},
-    pod_view::{PodState, PodView, Sighting},
+    pod_view::{PodState, PodView, Sighting, StartingPod, WorkloadPod},
     pods::ClusterPod,
+    workloads::{Replicas, ScaleError, Workloads},
+};
+pub(crate) use self::{
+    manifests::{ManifestKind, ManifestList, ManifestWatch},
+    nodes::NodeWatch,
+    pod_events::{PodEvent, PodEvents},
+    watch::PodWatch,
 };
 
 /// Pods per page of a list.
@@ -34,11 +44,18 @@ const API_CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Selection of the pods to watch, and how to read them.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterConfig {
+    /// The router's own namespace: it identifies the cluster, and holds the manifests.
     pub namespace: String,
+    /// The namespaces whose pods are watched.
+    pub namespaces: Vec<String>,
     pub selector: String,
     /// The container whose restart ends a pod's calls; `None` for the first.
     pub agent_container: Option<String>,
     pub agent_port: u16,
+    /// Time after its Ready transition from which a pod gets calls.
+    pub settle_time: Duration,
+    /// VoiceTier and VoiceMerchant objects are applied.
+    pub has_manifests: bool,
 }
 
 /// The leader election.
@@ -56,7 +73,7 @@ pub struct LeaderConfig {
 #[derive(Clone)]
 pub struct Cluster {
     client: Client,
-    pub config: ClusterConfig,
+    pub config: Arc<ClusterConfig>,
 }
 
 impl Cluster {
@@ -72,7 +89,7 @@ impl Cluster {
         };
         found.connect_timeout = Some(API_CONNECT_TIMEOUT);
         let client = Client::try_from(found).context("cannot reach the cluster")?;
-        Ok(Self { client, config })
+        Ok(Self { client, config: Arc::new(config) })
     }
 
     /// Reads the UID of the namespace, which distinguishes it from a namespace of the same name
@@ -95,11 +112,13 @@ impl Cluster {
         (explain(error, &rule), is_status(Some(error), 403))
     }
 
-    /// Lists all pods, then streams their changes. After an error, polling the stream retries.
+    /// Lists all pods of a namespace, then streams their changes. After an error, polling the
+    /// stream retries.
     pub fn watch(
         &self,
+        namespace: &str,
     ) -> impl Stream<Item = Result<Event<ClusterPod>, watcher::Error>> + Send + use<> {
-        let pods: Api<ClusterPod> = Api::namespaced(self.client.clone(), &self.config.namespace);
+        let pods: Api<ClusterPod> = Api::namespaced(self.client.clone(), namespace);
         let selected =
             watcher::Config::default().labels(&self.config.selector).page_size(PAGE_SIZE);
         watcher::watcher(pods, selected)
@@ -111,9 +130,9 @@ impl Cluster {
         Lock::new(leases, config.lock_name.clone(), identity, config.duration)
     }
 
-    /// Names the permissions that the watch needs.
-    pub fn watch_rule(&self) -> String {
-        format!("list and watch on pods in the namespace {}", self.config.namespace)
+    /// Names the permissions that the watch of pods needs.
+    pub fn watch_rule(namespace: &str) -> String {
+        format!("list and watch on pods in the namespace {namespace}")
     }
 }
 

@@ -3,14 +3,16 @@
 use std::borrow::Cow;
 
 use k8s_openapi::{
-    NamespaceResourceScope, api::core::v1::Pod, apimachinery::pkg::apis::meta::v1::ObjectMeta,
+    NamespaceResourceScope,
+    api::core::v1::{Pod, PodCondition},
+    apimachinery::pkg::apis::meta::v1::ObjectMeta,
 };
 use kube::Resource;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
-use super::ClusterConfig;
-use fleet::{PodFacts, merchant::Step, names::PodName};
+use super::{ClusterConfig, workloads};
+use fleet::{PodFacts, merchant::Step, names::PodName, workload::Workload};
 
 const TIER_LABEL: &str = "smart-router/tier";
 const MERCHANT_LABEL: &str = "smart-router/merchant";
@@ -27,9 +29,24 @@ pub struct ClusterPod {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum PodObject {
     /// Exists and may serve.
-    Present { name: PodName, facts: PodFacts, warnings: Vec<String> },
+    Present { name: PodName, facts: PodFacts, details: PodDetails, warnings: Vec<String> },
     /// Ran to completion and never serves again.
     Finished { name: PodName, uid: String },
+}
+
+/// Properties of a pod object that the store does not record.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct PodDetails {
+    /// When the API server created the object (s).
+    pub created: Option<i64>,
+    pub node: Option<String>,
+    /// When the pod last became ready, by the clock of its node (s).
+    pub ready_at: Option<i64>,
+    /// The workload that runs the pod, and the revision of its template.
+    pub workload: Option<Workload>,
+    pub revision: Option<String>,
+    /// Its deletion cost is that of a surplus pod.
+    pub is_marked: bool,
 }
 
 impl<'de> Deserialize<'de> for ClusterPod {
@@ -106,12 +123,23 @@ impl ClusterPod {
         if matches!(phase, "Succeeded" | "Failed") {
             return Ok(PodObject::Finished { name, uid });
         }
-        let ip = status.pod_ip.filter(|ip| !ip.is_empty());
-        let is_ready = status
-            .conditions
-            .iter()
-            .flatten()
-            .any(|condition| condition.type_ == "Ready" && condition.status == "True");
+        let ip = status.pod_ip.clone().filter(|ip| !ip.is_empty());
+        let condition = |kind: &str| {
+            let is_it = |it: &&PodCondition| it.type_ == kind && it.status == "True";
+            status.conditions.iter().flatten().find(is_it)
+        };
+        let ready = condition("Ready");
+        let is_ready = ready.is_some();
+        let details = PodDetails {
+            created: self.metadata.creation_timestamp.as_ref().map(|time| time.0.as_second()),
+            node: pod.spec.as_ref().and_then(|spec| spec.node_name.clone()),
+            ready_at: ready
+                .and_then(|it| it.last_transition_time.as_ref())
+                .map(|time| time.0.as_second()),
+            workload: workloads::workload_of(&self.metadata),
+            revision: workloads::revision_of(&self.metadata),
+            is_marked: workloads::is_marked(&self.metadata),
+        };
         let first = pod.spec.as_ref().and_then(|spec| spec.containers.first());
         let agent = config.agent_container.as_deref().or(first.map(|it| it.name.as_str()));
         let restarts = status
@@ -133,10 +161,11 @@ impl ClusterPod {
             ready: phase == "Running" && is_ready && ip.is_some(),
             address: ip.map(|ip| address(&ip, config.agent_port)).unwrap_or_default(),
             terminating: self.metadata.deletion_timestamp.is_some(),
+            at_risk: condition("DisruptionTarget").is_some(),
             restarts: u32::try_from(restarts).unwrap_or(0),
             pin,
         };
-        Ok(PodObject::Present { name, facts, warnings })
+        Ok(PodObject::Present { name, facts, details, warnings })
     }
 
     /// Returns the pool that the labels pin the pod to, and warnings about them.
@@ -163,6 +192,8 @@ fn address(ip: &str, port: u16) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;
@@ -170,9 +201,12 @@ mod tests {
     fn config() -> ClusterConfig {
         ClusterConfig {
             namespace: "default".into(),
+            namespaces: vec!["default".into()],
             selector: "app=voice-agent".into(),
             agent_container: None,
             agent_port: 8000,
+            settle_time: Duration::ZERO,
+            has_manifests: true,
         }
     }
 
@@ -227,6 +261,18 @@ mod tests {
         for change in not_ready {
             assert!(!facts(change).ready);
         }
+    }
+
+    #[test]
+    fn a_pod_whose_eviction_is_announced_is_at_risk() {
+        let disrupted = |status: &'static str| {
+            facts(move |pod| {
+                let condition = json!({"type": "DisruptionTarget", "status": status});
+                pod["status"]["conditions"].as_array_mut().unwrap().push(condition);
+            })
+        };
+        assert!(disrupted("True").at_risk && disrupted("True").ready);
+        assert!(!disrupted("False").at_risk && !facts(|_| {}).at_risk);
     }
 
     #[test]

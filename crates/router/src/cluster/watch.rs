@@ -19,7 +19,10 @@ use fleet::names::PodName;
 use prometheus_client::metrics::gauge::Gauge;
 
 use super::{
-    ApiErrors, Cluster, ClusterPod, PodState, PodView, Sighting, is_expired, pods::PodObject,
+    ApiErrors, Cluster, ClusterPod, PodState, PodView, Sighting,
+    api_errors::Report,
+    is_expired,
+    pods::{PodDetails, PodObject},
 };
 use crate::lifecycle::Lifecycle;
 
@@ -55,6 +58,8 @@ impl Fresh {
 struct Watching<'a> {
     cluster: &'a Cluster,
     view: &'a PodView,
+    /// The index of the namespace in the view.
+    namespace: usize,
     /// The watch in use.
     current: Option<Events>,
     fresh: Option<Fresh>,
@@ -74,20 +79,32 @@ async fn next(events: Option<&mut Events>) -> Vec<WatchEvent> {
     }
 }
 
-/// Updates a view from the pods of the cluster.
+/// Updates a view from the pods of one namespace.
 pub(crate) struct PodWatch {
     pub(crate) cluster: Cluster,
+    /// Its index in the settings.
+    pub(crate) namespace: usize,
     pub(crate) view: Arc<PodView>,
     pub(crate) lifecycle: Arc<Lifecycle>,
     pub(crate) ready_pods: Gauge,
 }
 
 impl PodWatch {
+    fn namespace_name(&self) -> &str {
+        &self.cluster.config.namespaces[self.namespace]
+    }
+
+    /// The name of this watch's problem on the dashboard.
+    fn problem(&self) -> String {
+        format!("pods of {}", self.namespace_name())
+    }
+
     /// Watches until shutdown.
     pub(crate) async fn run(self: Arc<Self>) {
         let mut watching = Watching {
             cluster: &self.cluster,
             view: &self.view,
+            namespace: self.namespace,
             current: None,
             fresh: None,
             touched: HashSet::new(),
@@ -129,9 +146,10 @@ impl PodWatch {
                     tracing::warn!("the list of pods makes no progress; starting a new one");
                     watching.start_list();
                 }
-                () = watching.view.relist.notified() => if !has_fresh { watching.start_list() },
+                () = watching.view.list_requested(self.namespace) => if !has_fresh { watching.start_list() },
             }
             self.ready_pods.set(watching.view.in_service() as i64);
+            self.lifecycle.set_problem("pod names", watching.view.name_conflict());
         }
     }
 
@@ -153,13 +171,15 @@ impl PodWatch {
                 Ok(Event::InitDone) => {
                     let fresh =
                         watching.fresh.take().expect("the fresh watch has just sent this event");
-                    watching.view.replace(fresh.listed, &watching.touched);
+                    watching.view.replace(self.namespace, fresh.listed, &watching.touched);
                     watching.current = Some(fresh.events);
                     watching.backoff = MIN_BACKOFF;
                     self.lifecycle.is_cluster_lost.store(false, Ordering::Relaxed);
+                    self.lifecycle.set_problem(&self.problem(), None);
                     if let Some(time) = watching.errors.clear() {
                         let after_ms = time.as_millis() as u64;
-                        tracing::info!(after_ms, "the watch of pods works again");
+                        let namespace = self.namespace_name();
+                        tracing::info!(after_ms, namespace, "the watch of pods works again");
                     }
                 }
                 other => rest.push(other),
@@ -180,11 +200,11 @@ impl PodWatch {
                     None
                 }
             };
-            let Some((name, (state, version))) = seen else { continue };
-            if watching.view.apply(&name, state, version) {
+            let Some((name, sighting)) = seen else { continue };
+            if watching.view.apply(self.namespace, &name, sighting) {
                 watching.touched.insert(name);
             } else {
-                tracing::debug!(pod = %name, version, "ignoring an event older than the view");
+                tracing::debug!(pod = %name, "ignoring an event older than the view");
             }
         }
     }
@@ -192,11 +212,19 @@ impl PodWatch {
     /// Handles a failed watch. The current one tries to resume while a new list is read; its
     /// completion shows that the watch works again.
     fn watch_failed(&self, watching: &mut Watching<'_>, error: &watcher::Error, from: usize) {
-        let rule = watching.cluster.watch_rule();
-        if let Some(report) = watching.errors.record_watch_error(error, &rule) {
-            report.log("cannot watch the pods of the cluster; retrying");
+        let namespace = self.namespace_name();
+        if let Some(report) =
+            watching.errors.record_watch_error(error, &Cluster::watch_rule(namespace))
+        {
+            report.log(&format!("cannot watch the pods of the namespace {namespace}; retrying"));
+            if let Report::Lasting(text) = report {
+                let problem =
+                    format!("the pods of the namespace {namespace} are not watched: {text}");
+                self.lifecycle.set_problem(&self.problem(), Some(problem));
+            }
         }
-        self.lifecycle.is_cluster_lost.store(true, Ordering::Relaxed);
+        let is_lost = watching.view.list_failed(self.namespace);
+        self.lifecycle.is_cluster_lost.store(is_lost, Ordering::Relaxed);
         watching.retry_at[from] = Instant::now() + watching.backoff;
         if is_expired(error) && from == CURRENT {
             // The API no longer has the version to resume from.
@@ -212,7 +240,8 @@ impl PodWatch {
 
 impl Watching<'_> {
     fn start_list(&mut self) {
-        let events = Box::pin(self.cluster.watch().ready_chunks(MAX_EVENTS));
+        let namespace = &self.cluster.config.namespaces[self.namespace];
+        let events = Box::pin(self.cluster.watch(namespace).ready_chunks(MAX_EVENTS));
         self.fresh = Some(Fresh::new(events));
         self.touched.clear();
     }
@@ -221,11 +250,13 @@ impl Watching<'_> {
 impl Cluster {
     /// Reads a pod object; logs one that is malformed.
     fn sighting(&self, pod: &ClusterPod) -> Option<(PodName, Sighting)> {
+        let mut details = PodDetails::default();
         let (name, state) = match pod.read(&self.config) {
-            Ok(PodObject::Present { name, facts, warnings }) => {
+            Ok(PodObject::Present { name, facts, details: read, warnings }) => {
                 for warning in warnings {
                     tracing::warn!(pod = %name, warning);
                 }
+                details = read;
                 (name, PodState::Present(facts))
             }
             Ok(PodObject::Finished { name, uid }) => (name, PodState::Gone { uid }),
@@ -235,12 +266,13 @@ impl Cluster {
                 (pod.parse().ok()?, PodState::Unreadable)
             }
         };
-        Some((name, (state, pod.version())))
+        Some((name, Sighting { state, version: pod.version(), details }))
     }
 }
 
 /// Reads a delete event: the pod was deleted, or is no longer selected.
 fn deleted(pod: &ClusterPod) -> Option<(PodName, Sighting)> {
     let (name, uid) = (pod.display_name().parse().ok()?, pod.uid()?);
-    Some((name, (PodState::Gone { uid }, pod.version())))
+    let (state, version) = (PodState::Gone { uid }, pod.version());
+    Some((name, Sighting { state, version, details: PodDetails::default() }))
 }

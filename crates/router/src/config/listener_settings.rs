@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{ConfigError, Settings, media_settings};
+use super::{ConfigError, ProcessRole, Settings, media_settings};
 use crate::{
     auth::{Access, AccessConfig},
     tls::{Tls, TlsConfig},
@@ -35,9 +35,18 @@ pub(super) fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAd
 }
 
 /// Checks that every secret can be read, and that `PUBLIC_URL` is set if a setting needs it.
-pub(super) fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
+pub(super) fn access(settings: &Settings, role: ProcessRole) -> Result<AccessConfig, ConfigError> {
     let config = settings.secrets.access()?;
     Access::new(&config).map_err(|bad| ConfigError::new(bad.name, bad.shown, bad.expected))?;
+    match role {
+        ProcessRole::Router => check_public_url(settings, &config)?,
+        // It serves no webhooks, and writes no URLs into documents.
+        ProcessRole::Media => {}
+    }
+    Ok(config)
+}
+
+fn check_public_url(settings: &Settings, config: &AccessConfig) -> Result<(), ConfigError> {
     let signs_urls = config.providers.iter().find(|(provider, _)| provider.dialect().signs_urls());
     let needs_url = match signs_urls {
         Some((_, (name, _))) => Some(format!("{name} is set and its signatures cover the URL")),
@@ -57,7 +66,7 @@ pub(super) fn access(settings: &Settings) -> Result<AccessConfig, ConfigError> {
             "",
             format!("the URL under which providers reach this router, because {reason}"),
         )),
-        _ => Ok(config),
+        _ => Ok(()),
     }
 }
 

@@ -20,6 +20,8 @@ pub struct MediaConfig {
     pub max_frame: u64,
     pub idle_timeout: Duration,
     pub lease: Duration,
+    /// How long open streams are relayed once the process stops.
+    pub drain_time: Duration,
     pub wrap_up: Duration,
     /// `None`: derived from the limit of open files.
     pub max_streams: Option<usize>,
@@ -66,6 +68,7 @@ pub(super) fn media(settings: &Settings) -> Result<Option<MediaConfig>, ConfigEr
         max_frame: streams.media_max_frame,
         idle_timeout: streams.media_idle_timeout.0,
         lease: streams.media_lease.0,
+        drain_time: streams.media_drain_time.0,
         wrap_up: streams.wrap_up_time.0,
         max_streams: streams.max_streams.map(|number| number.get()),
         agent_tls: streams.agent_tls.then(|| AgentTls { authority: streams.agent_ca_file.clone() }),

@@ -1,8 +1,12 @@
 //! The configuration: settings checked individually and against each other, in one small struct
 //! per concern.
 
+mod capacity_settings;
+mod cluster_settings;
+mod hold_settings;
 mod listener_settings;
 mod media_settings;
+mod process_role;
 mod reference;
 mod secret_settings;
 mod settings;
@@ -24,8 +28,11 @@ use store::Ttls;
 
 use serde_json::Value;
 
+pub(crate) use self::capacity_settings::capacity_target;
+use self::hold_settings::{hold, hold_config, max_waiting_per_merchant};
 pub use self::{
     media_settings::{AgentTls, MediaConfig},
+    process_role::ProcessRole,
     reference::reference,
     secret_settings::SecretSettings,
     settings::Settings,
@@ -33,6 +40,7 @@ pub use self::{
 };
 use crate::{
     auth::AccessConfig,
+    capacity::CapacityConfig,
     cluster::ClusterConfig,
     control::{
         ListFile,
@@ -85,6 +93,8 @@ pub enum PodSource {
     List(Vec<ListedPod>),
     File(PathBuf),
     Cluster(ClusterConfig),
+    /// The store only: routers write the pods, and this process writes none.
+    Routers,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -99,25 +109,10 @@ pub struct HttpConfig {
     pub shutdown_timeout: Duration,
 }
 
-fn hold_config(settings: &Settings) -> Option<HoldConfig> {
-    let message = settings.calls.hold_message.trim();
-    Some(HoldConfig {
-        time: settings.calls.hold_time?.millis(),
-        poll_interval: settings.calls.hold_poll.0,
-        max_waiting: settings.calls.hold_max,
-        max_waiting_per_merchant: max_waiting_per_merchant(settings),
-        message: if message == "none" { String::new() } else { message.to_owned() },
-        audio: settings.calls.hold_audio.clone(),
-    })
-}
-
-fn max_waiting_per_merchant(settings: &Settings) -> usize {
-    settings.calls.hold_max_per_merchant.unwrap_or(settings.calls.hold_max.div_ceil(2))
-}
-
 /// The checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
+    pub role: ProcessRole,
     pub http: HttpConfig,
     pub store: StoreConfig,
     pub pods: PodSource,
@@ -155,6 +150,7 @@ pub struct Config {
     pub ttls: Ttls,
     pub tiers: Tiers,
     pub leader: LeaderConfig,
+    pub capacity: CapacityConfig,
     pub log: LogConfig,
     /// Ignored parts of the settings, with the reason.
     pub warnings: Vec<String>,
@@ -162,22 +158,33 @@ pub struct Config {
 }
 
 impl PodSource {
-    /// Returns the origin of these pods, as far as the settings define it.
-    pub fn origin(&self) -> PodOrigin {
+    /// Returns the origin of these pods, as far as the settings define it; `None` for a process
+    /// without pods of its own.
+    pub fn origin(&self) -> Option<PodOrigin> {
         match self {
-            Self::Simulated => PodOrigin::Simulated,
-            Self::List(_) | Self::File(_) => PodOrigin::List,
+            Self::Simulated => Some(PodOrigin::Simulated),
+            Self::List(_) | Self::File(_) => Some(PodOrigin::List),
             Self::Cluster(cluster) => {
                 let namespace = cluster.namespace.clone();
-                PodOrigin::Kubernetes { namespace, cluster: String::new() }
+                Some(PodOrigin::Kubernetes { namespace, cluster: String::new() })
             }
+            Self::Routers => None,
         }
     }
 }
 
 impl Config {
+    /// The configuration of a router.
     pub fn new(settings: Settings) -> Result<Self, ConfigError> {
-        let pods = pod_source(&settings)?;
+        Self::for_role(settings, ProcessRole::Router)
+    }
+
+    pub fn for_role(settings: Settings, role: ProcessRole) -> Result<Self, ConfigError> {
+        role.check(&settings)?;
+        let pods = match role {
+            ProcessRole::Router => pod_source(&settings)?,
+            ProcessRole::Media => PodSource::Routers,
+        };
         let simulated = pods == PodSource::Simulated;
         let in_cluster = matches!(pods, PodSource::Cluster(_));
         let default_bind = if simulated { Ipv4Addr::LOCALHOST } else { Ipv4Addr::UNSPECIFIED };
@@ -191,6 +198,7 @@ impl Config {
         let connect_timeout = media_settings::connect_timeout(&settings);
         let identity = settings.cluster.pod_name.clone().unwrap_or_else(host_name);
         Ok(Self {
+            role,
             http: HttpConfig {
                 api: SocketAddr::new(bind, settings.http.http_port),
                 // Metrics are not public either.
@@ -211,7 +219,7 @@ impl Config {
             agent_base_url: settings.streams.voice_agent_base_url.clone(),
             ws_path: settings.streams.ws_path_template.clone(),
             providers: listener_settings::providers(&settings)?,
-            access: listener_settings::access(&settings)?,
+            access: listener_settings::access(&settings, role)?,
             tls: listener_settings::tls(&settings)?,
             rate_limit: settings.edge.rate_limit,
             trusted_proxies: settings.edge.trusted_proxies.clone().unwrap_or_default(),
@@ -236,7 +244,8 @@ impl Config {
                 poll_timeout: hold_config(&settings).map(|hold| hold.poll_timeout()),
             },
             tiers,
-            leader: leader(&settings, in_cluster)?,
+            leader: cluster_settings::leader(&settings, in_cluster)?,
+            capacity: settings.capacity.config(),
             log: LogConfig {
                 level: settings.log.log_level,
                 format: settings.log.log_format.unwrap_or_else(|| {
@@ -288,6 +297,7 @@ impl Config {
             ("MEDIA_MAX_FRAME", s.streams.media_max_frame.to_string()),
             ("MEDIA_IDLE_TIMEOUT", s.streams.media_idle_timeout.to_string()),
             ("MEDIA_LEASE", s.streams.media_lease.to_string()),
+            ("MEDIA_DRAIN_TIME", duration_or_off(s.streams.media_drain_time)),
             ("WRAP_UP_TIME", s.streams.wrap_up_time.to_string()),
             ("MAX_STREAMS", s.streams.max_streams.map(|it| it.to_string()).unwrap_or_default()),
             ("AGENT_TLS", if s.streams.agent_tls { "on" } else { "off" }.into()),
@@ -318,9 +328,9 @@ impl Config {
             ("HOLD_AUDIO", text(&s.calls.hold_audio)),
             ("EVENTS", number_or_off(s.calls.events)),
             ("RETRY_ON_DISCONNECT", self.retries.to_string()),
-            ("NAMESPACE", s.cluster.namespace.clone()),
-            ("POD_LABEL_SELECTOR", s.cluster.pod_label_selector.clone()),
-            ("AGENT_CONTAINER", text(&s.cluster.agent_container)),
+        ];
+        described.extend(cluster_settings::describe(s));
+        described.extend([
             ("POD_NAME", self.identity.clone()),
             ("CLEANUP_INTERVAL", s.fleet.cleanup_interval.to_string()),
             ("RECONCILE_INTERVAL", s.fleet.reconcile_interval.to_string()),
@@ -328,15 +338,13 @@ impl Config {
             ("DRAINING_TTL", s.fleet.draining_ttl.to_string()),
             ("CALL_INFO_TTL", s.fleet.call_info_ttl.to_string()),
             ("TIER_CONFIG", Value::from(self.tiers.clone()).to_string()),
-            ("LEADER_ELECTION_ENABLED", self.leader.enabled.to_string()),
-            ("LEADER_ELECTION_NAMESPACE", self.leader.namespace.clone()),
-            ("LEADER_ELECTION_LOCK_NAME", s.leader.leader_election_lock_name.clone()),
-            ("LEADER_ELECTION_DURATION", s.leader.leader_election_duration.to_string()),
-            ("LEADER_ELECTION_RENEW_DEADLINE", s.leader.leader_election_renew_deadline.to_string()),
-            ("LEADER_ELECTION_RETRY_PERIOD", s.leader.leader_election_retry_period.to_string()),
+        ]);
+        described.extend(s.capacity.describe());
+        described.extend(cluster_settings::describe_leader(self));
+        described.extend([
             ("LOG_LEVEL", s.log.log_level.to_string()),
             ("LOG_FORMAT", format!("{:?}", self.log.format).to_lowercase()),
-        ];
+        ]);
         described.extend(s.traces.describe());
         described.extend(s.secrets.describe());
         described
@@ -347,16 +355,8 @@ fn number_or_off(number: usize) -> String {
     if number == 0 { "off".into() } else { number.to_string() }
 }
 
-fn hold(settings: &Settings) -> Result<Option<HoldConfig>, ConfigError> {
-    let hold = hold_config(settings);
-    match settings.calls.hold_time {
-        Some(time) if settings.calls.hold_poll > time => Err(ConfigError::new(
-            "HOLD_POLL",
-            settings.calls.hold_poll,
-            format!("at most HOLD_TIME, which is {time}"),
-        )),
-        _ => Ok(hold),
-    }
+fn duration_or_off(duration: HumanDuration) -> String {
+    if duration.0.is_zero() { "off".into() } else { duration.to_string() }
 }
 
 fn store(settings: &Settings) -> Result<StoreConfig, ConfigError> {
@@ -406,12 +406,7 @@ fn pod_source(settings: &Settings) -> Result<PodSource, ConfigError> {
         ));
     }
     if !host.is_empty() || is_set("KUBECONFIG") {
-        return Ok(PodSource::Cluster(ClusterConfig {
-            namespace: settings.cluster.namespace.clone(),
-            selector: settings.cluster.pod_label_selector.clone(),
-            agent_container: settings.cluster.agent_container.clone(),
-            agent_port: settings.streams.voice_agent_port,
-        }));
+        return cluster_settings::cluster(settings).map(PodSource::Cluster);
     }
     Ok(PodSource::Simulated)
 }
@@ -424,38 +419,6 @@ fn tiers(settings: &Settings, simulated: bool) -> Result<(Tiers, Vec<String>), C
     })?;
     let warnings = warnings.into_iter().map(|warning| format!("TIER_CONFIG: {warning}")).collect();
     Ok((tiers, warnings))
-}
-
-fn leader(settings: &Settings, in_cluster: bool) -> Result<LeaderConfig, ConfigError> {
-    let (duration, deadline, retry) = (
-        settings.leader.leader_election_duration,
-        settings.leader.leader_election_renew_deadline,
-        settings.leader.leader_election_retry_period,
-    );
-    if deadline >= duration {
-        return Err(ConfigError::new(
-            "LEADER_ELECTION_RENEW_DEADLINE",
-            deadline,
-            format!("less than LEADER_ELECTION_DURATION, which is {duration}"),
-        ));
-    }
-    if retry >= deadline {
-        return Err(ConfigError::new(
-            "LEADER_ELECTION_RETRY_PERIOD",
-            retry,
-            format!("less than LEADER_ELECTION_RENEW_DEADLINE, which is {deadline}"),
-        ));
-    }
-    let namespace =
-        settings.leader.leader_election_namespace.as_ref().unwrap_or(&settings.cluster.namespace);
-    Ok(LeaderConfig {
-        enabled: settings.leader.leader_election_enabled.unwrap_or(in_cluster),
-        namespace: namespace.clone(),
-        lock_name: settings.leader.leader_election_lock_name.clone(),
-        duration: duration.0,
-        renew_deadline: deadline.0,
-        retry_period: retry.0,
-    })
 }
 
 fn host_name() -> String {

@@ -80,6 +80,17 @@ pub struct SecretSettings {
     #[arg(long, env, value_name = "PATH")]
     pub media_secret_file: Option<PathBuf>,
 
+    /// Secrets, one of which the URLs of streams without a webhook must have
+    /// (/connect/{provider}/{secret}), separated by commas; at least 16 letters, digits, hyphens,
+    /// dots, underscores or tildes. Unset: only streams of providers that sign handshakes, if their
+    /// secret is set
+    #[arg(long, env, value_name = "SECRETS")]
+    pub connect_secret: Option<Secret>,
+
+    /// File with CONNECT_SECRET, separated by commas or lines; reloaded when it changes
+    #[arg(long, env, value_name = "PATH")]
+    pub connect_secret_file: Option<PathBuf>,
+
     /// Tokens of the API as role:token, separated by commas; the roles are viewer, agent and
     /// admin. Unset: the API needs no authentication
     #[arg(long, env, value_name = "SECRETS")]
@@ -104,11 +115,12 @@ struct Pair<'a> {
 enum SecretOf {
     Webhooks(Provider),
     StreamTokens,
+    StreamUrls,
     Api,
 }
 
 impl SecretSettings {
-    fn pairs(&self) -> [Pair<'_>; 9] {
+    fn pairs(&self) -> [Pair<'_>; 10] {
         macro_rules! pair {
             ($name:literal, $text:ident, $file:ident, $of:expr) => {
                 Pair {
@@ -164,6 +176,7 @@ impl SecretSettings {
                 SecretOf::Webhooks(Provider::Jambonz)
             ),
             pair!("MEDIA_SECRET", media_secret, media_secret_file, SecretOf::StreamTokens),
+            pair!("CONNECT_SECRET", connect_secret, connect_secret_file, SecretOf::StreamUrls),
             pair!("API_TOKENS", api_tokens, api_tokens_file, SecretOf::Api),
         ]
     }
@@ -184,6 +197,7 @@ impl SecretSettings {
             match pair.of {
                 SecretOf::Webhooks(provider) => drop(config.providers.insert(provider, given)),
                 SecretOf::StreamTokens => config.media = Some(given),
+                SecretOf::StreamUrls => config.connect = Some(given),
                 SecretOf::Api => config.api_tokens = Some(given),
             }
         }

@@ -14,7 +14,10 @@ use std::{
 use clap::{ArgAction, Args};
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{secret_settings::SecretSettings, trace_settings::TraceSettings, value_parsers};
+use super::{
+    capacity_settings::CapacitySettings, secret_settings::SecretSettings,
+    trace_settings::TraceSettings, value_parsers,
+};
 use crate::{
     http::BusyAction, human_duration::HumanDuration, telemetry::logs::LogFormat,
     trusted_proxies::TrustedProxies,
@@ -39,6 +42,8 @@ pub struct Settings {
     pub cluster: ClusterSettings,
     #[command(flatten)]
     pub fleet: FleetSettings,
+    #[command(flatten)]
+    pub capacity: CapacitySettings,
     #[command(flatten)]
     pub leader: LeaderSettings,
     #[command(flatten)]
@@ -159,6 +164,14 @@ pub struct StreamSettings {
     /// are free again. At least 3s
     #[arg(long, env, value_name = "DURATION", default_value = "30s")]
     pub media_lease: HumanDuration,
+
+    /// How long a stopping process goes on to relay its open streams; it closes the rest with 1012.
+    /// A second signal closes them at once, and so does off
+    #[arg(
+        long, env, value_name = "off|DURATION", default_value = "5m",
+        value_parser = value_parsers::duration_or_off
+    )]
+    pub media_drain_time: HumanDuration,
 
     /// How long an agent may take to close its side once the provider has ended the stream
     #[arg(long, env, value_name = "DURATION", default_value = "5s")]
@@ -338,9 +351,15 @@ pub struct CallSettings {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Kubernetes")]
 pub struct ClusterSettings {
-    /// Namespace of the pods to watch
+    /// Namespace of the router, which identifies the store's pods and holds the VoiceTier and
+    /// VoiceMerchant objects
     #[arg(long, env, value_name = "NAME", default_value = "default")]
     pub namespace: String,
+
+    /// Namespaces of the pods to watch, separated by commas; a pod name may occur in one of them
+    /// only. Default: NAMESPACE
+    #[arg(long, env, value_name = "LIST")]
+    pub namespaces: Option<String>,
 
     /// Label selector of the pods to watch
     #[arg(long, env, value_name = "TEXT", default_value = "app=voice-agent")]
@@ -350,6 +369,22 @@ pub struct ClusterSettings {
     /// the first container. Default: the first container
     #[arg(long, env, value_name = "NAME")]
     pub agent_container: Option<String>,
+
+    /// Time after its Ready transition from which a pod gets calls: for a proxy that caches DNS;
+    /// off for none
+    #[arg(
+        long, env, value_name = "DURATION", default_value = "off",
+        value_parser = value_parsers::settle_time
+    )]
+    pub pod_settle_time: HumanDuration,
+
+    /// Apply VoiceTier and VoiceMerchant objects of NAMESPACE; with off they are ignored, and the
+    /// API may change what they manage
+    #[arg(
+        long, env, value_name = "on|off", default_value = "on",
+        value_parser = value_parsers::on_off, action = ArgAction::Set
+    )]
+    pub manifests: bool,
 
     /// Identity of this replica. Default: the host name
     #[arg(long, env, value_name = "NAME")]

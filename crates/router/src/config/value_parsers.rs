@@ -1,6 +1,6 @@
 //! Parsers of single values. Each error names what was expected.
 
-use std::ops::RangeInclusive;
+use std::{ops::RangeInclusive, time::Duration};
 
 use hyper::Uri;
 
@@ -42,6 +42,22 @@ fn number_or_off(text: &str, range: RangeInclusive<u32>) -> Result<u32, String> 
     }
     let number = text.parse().ok().filter(|number| range.contains(number));
     number.ok_or_else(|| format!("off, or a number from {} to {}", range.start(), range.end()))
+}
+
+/// Returns zero for off.
+pub(super) fn duration_or_off(text: &str) -> Result<HumanDuration, String> {
+    match text {
+        "off" => Ok(HumanDuration(Duration::ZERO)),
+        _ => text.parse().map_err(|expected| format!("off, or {expected}")),
+    }
+}
+
+/// The settle time of pods; zero for 0 and off.
+pub(super) fn settle_time(text: &str) -> Result<HumanDuration, String> {
+    const MAX: Duration = Duration::from_secs(3_600);
+    let time = if text == "0" { "off" } else { text };
+    let time = duration_or_off(time)?;
+    if time.0 <= MAX { Ok(time) } else { Err("off, or a duration of at most 1h".into()) }
 }
 
 pub(super) fn on_off(text: &str) -> Result<bool, String> {

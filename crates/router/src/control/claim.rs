@@ -15,7 +15,8 @@ impl Control {
         let force = self.force_origin.load(Ordering::Relaxed);
         let claim = Claim { origin: self.origin().clone(), by, force };
         let claimed = self.store.claim_pods(&claim).await?;
-        if claimed.is_ok() {
+        if let Ok(epoch) = claimed {
+            self.claimed_epoch.store(epoch, Ordering::Relaxed);
             // Only the first claim takes over: later ones must not compete with another router.
             self.force_origin.store(false, Ordering::Relaxed);
         }

@@ -1,17 +1,25 @@
 //! Background tasks: sweep, audit, reconciliation of pods, leader election, reload of secrets.
 
+mod capacity;
 mod claim;
 mod leader;
+mod manifests;
+mod pod_events;
 pub mod pod_list;
 mod reconcile_cluster;
 mod reconcile_list;
+mod scaling;
+mod settling;
 mod stale_pods;
 mod sweep;
 
 use std::{
     future::Future,
     panic::AssertUnwindSafe,
-    sync::{Arc, OnceLock, atomic::AtomicBool},
+    sync::{
+        Arc, OnceLock,
+        atomic::{AtomicBool, AtomicU64},
+    },
     time::Duration,
 };
 
@@ -28,7 +36,8 @@ pub use self::{
 };
 use crate::{
     auth::Access,
-    cluster::{Cluster, LeaderConfig, PodView, PodWatch},
+    capacity::{Capacity, CapacityConfig},
+    cluster::{Cluster, LeaderConfig, NodeWatch, PodEvents, PodView, PodWatch},
     lifecycle::Lifecycle,
     telemetry::metrics::Metrics,
     tls::Tls,
@@ -39,6 +48,9 @@ use store::Store;
 /// Interval of the sweep of expired leases and drains.
 const SWEEP_INTERVAL: Duration = Duration::from_secs(1);
 
+/// Interval at which a process that writes no pods checks whether the store can be used.
+const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
+
 /// Interval at which files of secrets are read; a change takes effect when two reads agree.
 const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 
@@ -48,12 +60,21 @@ pub enum Source {
     Feed(PodFeed),
     /// A cluster, which every replica watches and the leader writes to the store.
     Cluster { cluster: Cluster, view: Arc<PodView>, leader: LeaderConfig, identity: String },
+    /// Routers, which write the pods and keep the store; this process does neither.
+    Routers,
 }
 
 /// State of the background tasks.
 pub struct Control {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
+    pub capacity: Arc<Capacity>,
+    /// Settings of the capacity policy; `None` without the events that it counts.
+    pub capacity_config: Option<CapacityConfig>,
+    /// The name of this router.
+    pub identity: String,
+    /// The fencing epoch of the last claim.
+    pub claimed_epoch: AtomicU64,
     pub lifecycle: Arc<Lifecycle>,
     /// Notified when the pods must be reconciled at once, such as after a change of tiers.
     pub reconcile_now: Arc<Notify>,
@@ -61,6 +82,8 @@ pub struct Control {
     pub tls: Option<Arc<Tls>>,
     pub cleanup_interval: Duration,
     pub reconcile_interval: Duration,
+    /// Time after its Ready transition from which a pod of a cluster gets calls.
+    pub settle_time: Duration,
     /// The origin of this router's pods; empty until its cluster is identified.
     pub origin: OnceLock<PodOrigin>,
     /// The key under which the store records the origin, for messages.
@@ -73,10 +96,25 @@ impl Control {
     /// Starts all tasks; they end at shutdown.
     pub fn start(self: Arc<Self>, source: Source) -> TaskTracker {
         let tasks = TaskTracker::new();
-        tasks.spawn(self.clone().supervise("sweep", Self::run_sweeps));
-        tasks.spawn(self.clone().supervise("audit", Self::run_audits));
         tasks.spawn(self.clone().supervise("secrets", Self::reload_secrets));
+        if !matches!(source, Source::Routers) {
+            tasks.spawn(self.clone().supervise("sweep", Self::run_sweeps));
+            tasks.spawn(self.clone().supervise("audit", Self::run_audits));
+        }
+        if let Some(config) = self.capacity_config.clone() {
+            let view = match &source {
+                Source::Routers => None,
+                Source::Feed(_) => Some(None),
+                Source::Cluster { view, .. } => Some(Some(view.clone())),
+            };
+            if let Some(view) = view {
+                tasks.spawn(self.clone().supervise("capacity", move |control| {
+                    control.run_capacity(config.clone(), view.clone())
+                }));
+            }
+        }
         match source {
+            Source::Routers => tasks.spawn(self.supervise("store", Self::await_store)),
             Source::Feed(feed) => {
                 let is_new = !self.lifecycle.is_ready();
                 tasks.spawn(
@@ -84,17 +122,13 @@ impl Control {
                 )
             }
             Source::Cluster { cluster, view, leader, identity } => {
-                let watch = Arc::new(PodWatch {
-                    cluster: cluster.clone(),
-                    view: view.clone(),
-                    lifecycle: self.lifecycle.clone(),
-                    ready_pods: self.metrics.cluster_ready_pods.clone(),
-                });
-                tasks.spawn(self.clone().supervise("watch", move |_| watch.clone().run()));
-                let stale_view = view.clone();
-                tasks.spawn(self.clone().supervise("stale pods", move |control| {
-                    control.drain_stale_pods(stale_view.clone())
-                }));
+                if let Some(config) = &self.capacity_config {
+                    let (mode, cluster, view) = (config.scaling, cluster.clone(), view.clone());
+                    tasks.spawn(self.clone().supervise("scaling", move |control| {
+                        control.run_scaling(cluster.clone(), view.clone(), mode)
+                    }));
+                }
+                self.clone().watch_cluster(&tasks, &cluster, &view, &identity);
                 tasks.spawn(self.supervise("leader", move |control| {
                     let lock = cluster.lock(&leader, identity.clone());
                     let (cluster, view, leader) = (cluster.clone(), view.clone(), leader.clone());
@@ -109,6 +143,49 @@ impl Control {
         tasks
     }
 
+    /// Starts the tasks that every replica in a cluster has: watches, and work that only the leader
+    /// does.
+    fn watch_cluster(
+        self: Arc<Self>,
+        tasks: &TaskTracker,
+        cluster: &Cluster,
+        view: &Arc<PodView>,
+        identity: &str,
+    ) {
+        for namespace in 0..cluster.config.namespaces.len() {
+            let watch = Arc::new(PodWatch {
+                cluster: cluster.clone(),
+                namespace,
+                view: view.clone(),
+                lifecycle: self.lifecycle.clone(),
+                ready_pods: self.metrics.cluster_ready_pods.clone(),
+            });
+            tasks.spawn(self.clone().supervise("watch", move |_| watch.clone().run()));
+        }
+        let nodes = Arc::new(NodeWatch {
+            cluster: cluster.clone(),
+            view: view.clone(),
+            lifecycle: self.lifecycle.clone(),
+        });
+        tasks.spawn(self.clone().supervise("nodes", move |_| nodes.clone().run()));
+        let stale_view = view.clone();
+        tasks.spawn(
+            self.clone().supervise("stale pods", move |control| {
+                control.drain_stale_pods(stale_view.clone())
+            }),
+        );
+        let (events, view) = (PodEvents::new(cluster.clone(), identity.into()), view.clone());
+        tasks.spawn(self.clone().supervise("pod events", move |control| {
+            control.report_pod_events(view.clone(), events.clone())
+        }));
+        if cluster.config.has_manifests {
+            let cluster = cluster.clone();
+            tasks.spawn(
+                self.supervise("manifests", move |control| control.run_manifests(cluster.clone())),
+            );
+        }
+    }
+
     /// Restarts a task that panics: a router without its sweep would look healthy and lose pods.
     async fn supervise<F>(self: Arc<Self>, name: &'static str, run: impl Fn(Arc<Self>) -> F + Send)
     where
@@ -120,6 +197,16 @@ impl Control {
             tokio::select! {
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
                 () = self.lifecycle.stopping.cancelled() => return,
+            }
+        }
+    }
+
+    /// Reports ready once the store can be used. Routers do so with their first claim of pods.
+    async fn await_store(self: Arc<Self>) {
+        let mut ticks = ticks(STORE_CHECK_INTERVAL);
+        while self.next_tick(&mut ticks).await {
+            if self.store.outage().is_none() {
+                return self.lifecycle.store_reached();
             }
         }
     }

@@ -22,6 +22,7 @@ impl ListedPod {
             address: self.address.clone(),
             ready: true,
             terminating: false,
+            at_risk: false,
             restarts: 0,
             pin: None,
         }

@@ -9,6 +9,7 @@ use super::{
     Control,
     leader::{Halt, MIN_BACKOFF},
     reconcile_list::{CLAIM_INTERVAL, MAX_CONCURRENT},
+    settling::Settling,
 };
 use crate::cluster::{PodState, PodView};
 use fleet::{Claimant, PodStatus, PodWriter, RemovalMode, Removed, names::PodName};
@@ -29,10 +30,11 @@ impl Control {
         let mut list_at = view.lists().1.unwrap_or_else(Instant::now) + self.reconcile_interval;
         let mut rebalance_at: Option<Instant> = None;
         let mut claim_at = Instant::now() + CLAIM_INTERVAL;
+        let mut settling = Settling::new(self.settle_time);
         loop {
             let (lists, listed_at) = view.lists();
             if let Some(listed_at) = listed_at.filter(|_| is_due || lists != reconciled) {
-                self.reconcile_all(view, writer).await?;
+                self.reconcile_all(view, writer, &mut settling).await?;
                 // The metric is the age of the list, not of the comparison.
                 self.metrics.reconciled(listed_at.elapsed());
                 if lists != reconciled {
@@ -42,12 +44,17 @@ impl Control {
             } else {
                 let changes = view.take_changes();
                 if listed_at.is_some() && !changes.is_empty() {
-                    self.apply(changes, writer).await?;
+                    let admit = |(name, state)| admitted(&mut settling, view, name, state);
+                    self.apply(changes.into_iter().map(admit).collect(), writer).await?;
                     rebalance_at = rebalance_at.or_else(|| Some(Instant::now() + REBALANCE_DELAY));
                 }
             }
+            let settled_at = settling.next_due();
             tokio::select! {
                 () = view.changed.notified() => {}
+                () = sleep_until(settled_at.unwrap_or(list_at)), if settled_at.is_some() => {
+                    view.touch(settling.take_due(Instant::now()));
+                }
                 () = self.reconcile_now.notified() => is_due = true,
                 // Without changes there are no writes. The claim records a lost origin again, and
                 // detects that another origin took the store over.
@@ -59,7 +66,7 @@ impl Control {
                     }
                 }
                 () = sleep_until(list_at) => {
-                    view.relist.notify_one();
+                    view.request_lists();
                     list_at = Instant::now() + self.reconcile_interval;
                 }
                 () = sleep_until(rebalance_at.unwrap_or(list_at)), if rebalance_at.is_some() => {
@@ -72,17 +79,33 @@ impl Control {
     }
 
     /// Reconciles the pods of the store with the view, then the pools with their targets.
-    async fn reconcile_all(&self, view: &PodView, writer: PodWriter<'_>) -> Result<(), Halt> {
+    async fn reconcile_all(
+        &self,
+        view: &PodView,
+        writer: PodWriter<'_>,
+        settling: &mut Settling,
+    ) -> Result<(), Halt> {
         let started = Instant::now();
         let tiers = self.store.tiers().await?;
+        view.set_workloads(&tiers);
         let known: HashMap<PodName, PodStatus> =
             self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        let pods = view.all();
+        let (is_complete, pods) = (view.is_complete(), view.all());
         let mut changes = Vec::new();
-        for (name, pod) in known.iter().filter(|(name, _)| !pods.contains_key(*name)) {
-            changes.push((name.clone(), PodState::Gone { uid: pod.facts.uid.clone() }));
+        let missing: Vec<&PodStatus> =
+            known.values().filter(|pod| !pods.contains_key(&pod.name)).collect();
+        if is_complete {
+            let gone = |pod: &&PodStatus| {
+                (pod.name.clone(), PodState::Gone { uid: pod.facts.uid.clone() })
+            };
+            changes.extend(missing.iter().map(gone));
+        } else {
+            // They may be in a namespace that can't be listed: their calls go on.
+            self.remove_all(&missing, writer.epoch).await?;
         }
+        known.iter().for_each(|(name, pod)| settling.trust(name, &pod.facts));
         for (name, state) in pods {
+            let (name, state) = admitted(settling, view, name, state);
             let is_known = match &state {
                 PodState::Unreadable => true,
                 PodState::Gone { .. } => !known.contains_key(&name),
@@ -155,4 +178,16 @@ impl Control {
             Ok(Removed::Gone { .. } | Removed::Busy) => Ok(false),
         }
     }
+}
+
+/// Returns the state of a pod to write: not ready while it settles.
+fn admitted(
+    settling: &mut Settling,
+    view: &PodView,
+    name: PodName,
+    state: PodState,
+) -> (PodName, PodState) {
+    let ready_since = view.ready_since(&name);
+    let state = settling.admit(&name, state, ready_since, Instant::now());
+    (name, state)
 }

@@ -208,7 +208,7 @@ impl Control {
 
     /// Removes pods that left the list; returns the busy ones, which remain until their last call
     /// ends.
-    async fn remove_all(
+    pub(crate) async fn remove_all(
         &self,
         pods: &[&PodStatus],
         epoch: u64,

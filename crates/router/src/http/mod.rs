@@ -19,13 +19,16 @@ pub use self::{
     api::events::CallTimelines,
     hold_config::{BusyAction, HoldConfig},
     reply::{ApiError, RequestLog},
-    routes::{admin_routes, metrics_routes, public_routes, routes},
+    routes::{admin_routes, health_only_routes, metrics_routes, public_routes, routes},
 };
 use self::{
     api::{live::Live, snapshots::Snapshots},
     middleware::{rate_limit::RateLimiter, stream_limit::StreamLimiter},
 };
-use crate::{auth::Access, lifecycle::Lifecycle, media::Gateway, telemetry::metrics::Metrics};
+use crate::{
+    auth::Access, capacity::Capacity, lifecycle::Lifecycle, media::Gateway,
+    telemetry::metrics::Metrics,
+};
 use fleet::{Allocation, Millis, PreviousPod};
 use spans::Tracer;
 use store::{Store, Ttls};
@@ -50,6 +53,8 @@ pub struct Context {
     pub hold: Option<HoldConfig>,
     /// Reconnects of a call whose stream disconnected.
     pub max_retries: u32,
+    /// Tiers and merchants that an object of the cluster manages can't be changed by the API.
+    pub honours_owners: bool,
     pub ttls: Ttls,
     /// Time for which fingerprints of signed requests are kept, for replay protection.
     pub replay_window: Millis,
@@ -61,6 +66,8 @@ pub struct Context {
     pub snapshots: Arc<Snapshots>,
     /// Data of the dashboard.
     pub live: Arc<Live>,
+    /// The decisions of the capacity policy.
+    pub capacity: Arc<Capacity>,
     pub timelines: CallTimelines,
     pub stream_limiter: Arc<StreamLimiter>,
     /// Limits unauthenticated requests.
@@ -91,7 +98,8 @@ impl StreamUrls {
     fn url(&self, request: &CallRequest, given: &Allocation) -> Option<String> {
         match self {
             Self::Gateway { gateway, path } => {
-                gateway.url(&request.call, given.pod_attempt, &path.fill(request))
+                let path = path.fill(request);
+                gateway.url(&request.call, given.pod_attempt, &path, &request.parameters)
             }
             Self::Direct(urls) => Some(urls.url(&given.pod, request)),
         }
@@ -140,11 +148,11 @@ impl Context {
     }
 
     fn webhook_url(&self, request: &CallRequest, endpoint: &str, query: &str) -> String {
-        let CallRequest { merchant, provider, flow, template, .. } = request;
+        let CallRequest { merchant, provider, flow, template, parameters, .. } = request;
         let merchant = merchant.as_ref().map(|id| format!("&merchant_id={id}")).unwrap_or_default();
-        let base = &self.public_url;
+        let (base, parameters) = (&self.public_url, parameters.to_query());
         format!(
-            "{base}/api/v1/{provider}/{endpoint}?{query}{merchant}&flow={flow}&template={template}"
+            "{base}/api/v1/{provider}/{endpoint}?{query}{merchant}&flow={flow}&template={template}{parameters}"
         )
     }
 }
@@ -180,6 +188,7 @@ impl Context {
         Arc::new(Self {
             live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), info),
             snapshots,
+            capacity: Arc::new(Capacity::new(metrics.clone(), true)),
             timelines: CallTimelines::default(),
             stream_limiter: StreamLimiter::new(metrics.clone()),
             rate_limiter: Arc::new(RateLimiter::new(0, Default::default())),
@@ -198,6 +207,7 @@ impl Context {
             hold: None,
             max_retries: 0,
             providers: Provider::ALL.into(),
+            honours_owners: true,
             ttls: Ttls {
                 lease: 1_000,
                 draining: 1_000,

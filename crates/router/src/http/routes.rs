@@ -7,11 +7,11 @@ use axum::{Router, extract::Request, middleware::from_fn_with_state};
 use super::{
     Context, Shared,
     api::{
-        allocate, calls, drain, events, live, merchants, metrics, pod, pods, probes, release,
-        renew, status, tiers, whoami,
+        allocate, calls, capacity, drain, events, live, merchants, metrics, pod, pods, prescale,
+        probes, release, renew, status, tiers, whoami,
     },
     dashboard, middleware,
-    openapi::{self, Route, Routes, get, post, put},
+    openapi::{self, Route, Routes, delete, get, post, put},
     reply,
     webhooks::{
         self,
@@ -39,6 +39,11 @@ pub fn admin_routes(context: &Arc<Context>) -> Router {
 /// Metrics and health checks, for the metrics port.
 pub fn metrics_routes(context: &Arc<Context>) -> Router {
     finish(probe_routes(), context, None)
+}
+
+/// Health checks, for the address of a media process: it is public, so metrics are elsewhere.
+pub fn health_only_routes(context: &Arc<Context>) -> Router {
+    finish(health_routes(), context, None)
 }
 
 /// A path of the API. (Prefixes are joined once here; a nested router joins them per request.)
@@ -91,6 +96,13 @@ fn api_routes(context: &Arc<Context>) -> Routes {
         .route(&api("/pods"), viewer(get(pods::list, pods::list_endpoint())))
         .route(&api("/calls"), viewer(get(calls::list, calls::list_endpoint())))
         .route(&api("/calls/{sid}"), viewer(get(calls::call, calls::call_endpoint())))
+        .route(&api("/capacity"), viewer(get(capacity::capacity, capacity::endpoint())))
+        .route(
+            &api("/prescale"),
+            viewer(get(prescale::list, prescale::list_endpoint()))
+                .merge(admin(post(prescale::post, prescale::post_endpoint()))),
+        )
+        .route(&api("/prescale/{id}"), admin(delete(prescale::delete, prescale::delete_endpoint())))
         .route(&api("/events"), viewer(get(events::events, events::endpoint())))
         .route(&api("/live"), viewer(get(live::live, live::endpoint())))
         .route(

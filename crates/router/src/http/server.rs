@@ -63,10 +63,14 @@ impl Service {
         peer: SocketAddr,
         slot: Arc<Slot>,
     ) -> Response<Body> {
-        if let Some(gateway) = &self.media
-            && request.uri().path().starts_with(media::PATH_PREFIX)
-        {
-            return gateway.serve(request, peer).await;
+        if let Some(gateway) = &self.media {
+            let path = request.uri().path();
+            if path.starts_with(media::PATH_PREFIX) {
+                return gateway.serve(request, peer).await;
+            }
+            if path.starts_with(media::CONNECT_PREFIX) {
+                return gateway.serve_connect(request, peer).await;
+            }
         }
         request.extensions_mut().insert(peer);
         let request = request.map(|body| Body::new(request_body(body, slot)));

@@ -3,6 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 
 use axum::{body::Body, http::HeaderMap};
+use data_encoding::BASE64URL_NOPAD;
 use hyper::{
     Method, Request, Response, StatusCode, Version,
     body::Incoming,
@@ -13,6 +14,7 @@ use hyper::{
 use super::{Gateway, PATH_PREFIX, empty};
 use fleet::{AttachRefused, names::CallSid};
 use media::{handshake, token::TokenError};
+use telephony::Parameters;
 
 /// An admitted request for a stream.
 pub(super) struct Admission {
@@ -22,12 +24,14 @@ pub(super) struct Admission {
     pub(super) target: String,
     /// The provider's offer of subprotocols.
     pub(super) protocols: Option<String>,
+    /// Custom values for the agent.
+    pub(super) parameters: Parameters,
     /// Address of the client, behind trusted proxies.
     pub(super) from: IpAddr,
     /// `traceparent` and `tracestate` of the request.
     pub(super) trace_headers: HeaderMap,
     pub(super) upgrade: OnUpgrade,
-    accept: String,
+    pub(super) accept: String,
 }
 
 /// A refused request for a stream.
@@ -35,7 +39,7 @@ pub(super) struct NotAdmitted {
     pub(super) call: Option<CallSid>,
     pub(super) status: StatusCode,
     pub(super) from: IpAddr,
-    reason: &'static str,
+    pub(super) reason: &'static str,
 }
 
 impl NotAdmitted {
@@ -49,7 +53,9 @@ impl NotAdmitted {
             AttachRefused::NotFound => (StatusCode::FORBIDDEN, "unknown_call"),
             AttachRefused::OtherAttempt => (StatusCode::FORBIDDEN, "other_attempt"),
             AttachRefused::AlreadyAttached => (StatusCode::FORBIDDEN, "already_attached"),
-            AttachRefused::NoPods => (StatusCode::SERVICE_UNAVAILABLE, "no_pods"),
+            AttachRefused::NoPods | AttachRefused::UnknownPod => {
+                (StatusCode::SERVICE_UNAVAILABLE, "no_pods")
+            }
         };
         Self { call: Some(admission.call.clone()), status, from: admission.from, reason }
     }
@@ -70,7 +76,7 @@ impl Gateway {
         let from = source.unwrap_or(peer.ip());
         let mut refused =
             NotAdmitted { call: None, status: StatusCode::FORBIDDEN, from, reason: "" };
-        let (call, pod_attempt, target) = match self.check_url(&request) {
+        let (call, pod_attempt, target, parameters) = match self.check_url(&request) {
             Ok(checked) => checked,
             Err(reason) => {
                 refused.reason = reason;
@@ -95,29 +101,31 @@ impl Gateway {
             return Err(refused);
         }
         let headers = request.headers();
-        let mut trace_headers = HeaderMap::new();
-        for name in TRACE_HEADERS {
-            trace_headers.extend(
-                headers
-                    .get(name)
-                    .map(|value| (Some(header::HeaderName::from_static(name)), value.clone())),
-            );
-        }
-        let protocols = protocols(headers);
+        let (trace_headers, protocols) = (trace_headers(headers), protocols(headers));
         let upgrade = hyper::upgrade::on(&mut request);
-        Ok(Admission { call, pod_attempt, target, protocols, from, trace_headers, upgrade, accept })
+        Ok(Admission {
+            call,
+            pod_attempt,
+            target,
+            protocols,
+            parameters,
+            from,
+            trace_headers,
+            upgrade,
+            accept,
+        })
     }
 
-    /// The call and the pod attempt of a stream URL with a valid token, and the target for the
-    /// agent.
+    /// The call and the pod attempt of a stream URL with a valid token, the target for the agent
+    /// and its parameters.
     fn check_url(
         &self,
         request: &Request<Incoming>,
-    ) -> Result<(CallSid, u32, String), &'static str> {
+    ) -> Result<(CallSid, u32, String, Parameters), &'static str> {
         let path = request.uri().path().strip_prefix(PATH_PREFIX).unwrap_or_default();
         let (call, rest) = path.split_once('/').ok_or("malformed_token")?;
         let (token, path) = rest.split_at(rest.find('/').unwrap_or(rest.len()));
-        let attempt = self.keys.verify(token, call, path).map_err(|error| match error {
+        let verified = self.keys.verify(token, call, path).map_err(|error| match error {
             TokenError::Malformed => "malformed_token",
             TokenError::Wrong => "wrong_token",
             TokenError::Expired => "expired_token",
@@ -128,12 +136,41 @@ impl Gateway {
             Some(query) => format!("{path}?{query}"),
             None => path.to_owned(),
         };
-        Ok((call, attempt, target))
+        let parameters = decode_parameters(verified.parameters).ok_or("malformed_token")?;
+        Ok((call, verified.attempt, target, parameters))
     }
 }
 
+/// The parameters as text for a token.
+pub(super) fn encode_parameters(parameters: &Parameters) -> String {
+    match parameters.is_empty() {
+        true => String::new(),
+        false => BASE64URL_NOPAD.encode(parameters.to_lines().as_bytes()),
+    }
+}
+
+fn decode_parameters(text: &str) -> Option<Parameters> {
+    if text.is_empty() {
+        return Some(Parameters::NONE);
+    }
+    let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).ok()?;
+    Parameters::from_lines(std::str::from_utf8(&bytes).ok()?)
+}
+
+/// The headers of a request that continue a trace.
+pub(super) fn trace_headers(headers: &HeaderMap) -> HeaderMap {
+    let mut found = HeaderMap::new();
+    for name in TRACE_HEADERS {
+        let value = headers.get(name);
+        found.extend(
+            value.map(|value| (Some(header::HeaderName::from_static(name)), value.clone())),
+        );
+    }
+    found
+}
+
 /// The `Sec-WebSocket-Accept` of a valid WebSocket handshake.
-fn accept_key(request: &Request<Incoming>) -> Option<String> {
+pub(super) fn accept_key(request: &Request<Incoming>) -> Option<String> {
     let headers = request.headers();
     let text = |name| headers.get(name).and_then(|it: &HeaderValue| it.to_str().ok());
     let has_token = |name, token| {
@@ -153,27 +190,25 @@ fn accept_key(request: &Request<Incoming>) -> Option<String> {
 }
 
 /// All offers of subprotocols as one header value.
-fn protocols(headers: &HeaderMap) -> Option<String> {
+pub(super) fn protocols(headers: &HeaderMap) -> Option<String> {
     let offers = headers.get_all(header::SEC_WEBSOCKET_PROTOCOL).iter();
     let offers: Vec<&str> = offers.filter_map(|offer| offer.to_str().ok()).collect();
     (!offers.is_empty()).then(|| offers.join(", "))
 }
 
-impl Admission {
-    /// The response that opens the provider's WebSocket.
-    pub(super) fn accept(&self, protocol: Option<&str>) -> Response<Body> {
-        let mut response = empty(StatusCode::SWITCHING_PROTOCOLS);
-        let headers = response.headers_mut();
-        headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
-        headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
-        let value = |text: &str| HeaderValue::try_from(text).ok();
-        let chosen = [
-            (header::SEC_WEBSOCKET_ACCEPT, value(&self.accept)),
-            (header::SEC_WEBSOCKET_PROTOCOL, protocol.and_then(value)),
-        ];
-        for (name, value) in chosen {
-            headers.extend(value.map(|value| (Some(name), value)));
-        }
-        response
+/// The response that opens the provider's WebSocket.
+pub(super) fn accepted(accept: &str, protocol: Option<&str>) -> Response<Body> {
+    let mut response = empty(StatusCode::SWITCHING_PROTOCOLS);
+    let headers = response.headers_mut();
+    headers.insert(header::UPGRADE, HeaderValue::from_static("websocket"));
+    headers.insert(header::CONNECTION, HeaderValue::from_static("Upgrade"));
+    let value = |text: &str| HeaderValue::try_from(text).ok();
+    let chosen = [
+        (header::SEC_WEBSOCKET_ACCEPT, value(accept)),
+        (header::SEC_WEBSOCKET_PROTOCOL, protocol.and_then(value)),
+    ];
+    for (name, value) in chosen {
+        headers.extend(value.map(|value| (Some(name), value)));
     }
+    response
 }

@@ -1,8 +1,14 @@
 //! Connections to agents.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use hyper::header::HeaderValue;
+use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
@@ -11,13 +17,11 @@ use tokio::{
 };
 use tokio_rustls::TlsConnector;
 
-use super::{
-    admission::Admission,
-    sockets::{AgentSocket, Socket},
-};
+use super::sockets::{AgentSocket, Socket};
 use crate::{config::AgentTls, tls::Trust};
-use fleet::Attached;
+use fleet::{Attached, names::CallSid};
 use media::handshake::{self, AgentRequest, MAX_RESPONSE_HEAD, Refused};
+use telephony::Parameters;
 
 /// Time from the first packet to the agent's 101.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
@@ -37,6 +41,43 @@ pub(super) struct AgentConnection {
     pub(super) protocol: Option<String>,
 }
 
+/// The subprotocols of a stream.
+#[derive(Debug)]
+pub(super) enum Protocols {
+    /// The provider's offer; the agent chooses.
+    Offered(Option<String>),
+    /// The provider has the answer already: every further agent has to choose the same.
+    Chosen(Option<String>),
+}
+
+impl Protocols {
+    fn offer(&self) -> Option<&str> {
+        let (Self::Offered(protocols) | Self::Chosen(protocols)) = self;
+        protocols.as_deref()
+    }
+
+    fn accepts(&self, chosen: Option<&str>) -> bool {
+        match self {
+            Self::Offered(_) => true,
+            Self::Chosen(protocol) => protocol.as_deref() == chosen,
+        }
+    }
+}
+
+/// The request that every agent of a stream gets.
+#[derive(Debug)]
+pub(super) struct AgentTarget {
+    pub(super) call: CallSid,
+    /// Path and query.
+    pub(super) path: String,
+    pub(super) protocols: Protocols,
+    /// Custom values, for headers.
+    pub(super) parameters: Parameters,
+    /// Address of the provider, behind trusted proxies.
+    pub(super) from: IpAddr,
+    pub(super) traceparent: Option<HeaderValue>,
+}
+
 /// The reason why an agent could not be connected; the text is for its author.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ConnectError {
@@ -48,6 +89,8 @@ pub(super) enum ConnectError {
     Tls { address: String, error: io::Error },
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error("the agent did not choose the subprotocol that the provider was answered")]
+    OtherProtocol,
     #[error("the agent closed the connection before it answered the handshake")]
     Closed,
     #[error("the agent did not answer the handshake within {} s", CONNECT_TIMEOUT.as_secs())]
@@ -74,19 +117,21 @@ impl AgentConnector {
     /// Opens the WebSocket of a stream to its pod.
     pub(super) async fn connect(
         &self,
-        admission: &Admission,
+        target: &AgentTarget,
         attached: &Attached,
-        traceparent: Option<&HeaderValue>,
     ) -> Result<AgentConnection, ConnectError> {
         let connect = async {
             let mut socket = self.open(&attached.address).await?;
             let key = random_key();
-            let request = request(admission, attached, traceparent, &key);
+            let request = request(target, attached, &key);
             let tcp = |error| ConnectError::Tcp { address: attached.address.clone(), error };
             socket.write_all(&request).await.map_err(tcp)?;
             socket.flush().await.map_err(tcp)?;
             let (early, protocol) =
-                read_response(&mut socket, &key, admission.protocols.as_deref()).await?;
+                read_response(&mut socket, &key, target.protocols.offer()).await?;
+            if !target.protocols.accepts(protocol.as_deref()) {
+                return Err(ConnectError::OtherProtocol);
+            }
             Ok(AgentConnection { socket, early, protocol })
         };
         timeout(CONNECT_TIMEOUT, connect).await.unwrap_or(Err(ConnectError::Timeout))
@@ -116,30 +161,37 @@ impl AgentConnector {
     }
 }
 
-fn request(
-    admission: &Admission,
-    attached: &Attached,
-    traceparent: Option<&HeaderValue>,
-    key: &str,
-) -> Vec<u8> {
-    let (attempt, from) = (admission.pod_attempt.max(1).to_string(), admission.from.to_string());
+fn request(target: &AgentTarget, attached: &Attached, key: &str) -> Vec<u8> {
+    let (attempt, from) = (attached.ordinal.to_string(), target.from.to_string());
     let merchant = attached.merchant.as_ref().map(|id| ("X-Merchant-Id", id.as_str()));
-    let traceparent = traceparent.and_then(|it| it.to_str().ok()).map(|it| ("traceparent", it));
+    let traceparent = target.traceparent.as_ref().and_then(|it| it.to_str().ok());
+    let traceparent = traceparent.map(|it| ("traceparent", it));
     let own = [
-        ("X-Call-Sid", admission.call.as_str()),
+        ("X-Call-Sid", target.call.as_str()),
         ("X-Pod-Attempt", attempt.as_str()),
         ("X-Forwarded-For", from.as_str()),
     ];
-    let headers: Vec<(&str, &str)> = own.into_iter().chain(merchant).chain(traceparent).collect();
+    let parameters: Vec<(String, String)> =
+        target.parameters.iter().map(parameter_header).collect();
+    let parameters = parameters.iter().map(|(name, value)| (name.as_str(), value.as_str()));
+    let headers: Vec<(&str, &str)> =
+        own.into_iter().chain(merchant).chain(traceparent).chain(parameters).collect();
     let host = if attached.address == SIMULATED { "localhost" } else { &attached.address };
     AgentRequest {
-        target: &admission.target,
+        target: &target.path,
         host,
         key,
-        protocols: admission.protocols.as_deref(),
+        protocols: target.protocols.offer(),
         headers: &headers,
     }
     .to_bytes()
+}
+
+/// The header of a parameter. Characters that a header cannot carry are percent-encoded.
+fn parameter_header((name, value): (&str, &str)) -> (String, String) {
+    // Everything but visible ASCII, which excludes space.
+    const ESCAPED: &AsciiSet = &CONTROLS.add(b' ').add(b'%');
+    (format!("X-Param-{name}"), utf8_percent_encode(value, ESCAPED).to_string())
 }
 
 /// Reads the response to the handshake. Returns the bytes after it, and the subprotocol.

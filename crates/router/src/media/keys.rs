@@ -9,7 +9,7 @@ use aws_lc_rs::rand;
 
 use crate::auth::Access;
 use fleet::names::CallSid;
-use media::token::{Claims, LIFETIME, TokenError, TokenKeys};
+use media::token::{Claims, LIFETIME, TokenError, TokenKeys, Verified};
 use store::{Store, StoreError};
 use telephony::Secret;
 
@@ -78,14 +78,25 @@ impl Keys {
         keys
     }
 
-    pub(super) fn sign(&self, call: &CallSid, attempt: u32, path: &str) -> Option<String> {
+    pub(super) fn sign(
+        &self,
+        call: &CallSid,
+        attempt: u32,
+        path: &str,
+        parameters: &str,
+    ) -> Option<String> {
         let expiry = unix_seconds() + LIFETIME;
-        let claims = Claims { call: call.as_str(), attempt, expiry, path };
+        let claims = Claims { call: call.as_str(), attempt, expiry, path, parameters };
         Some(self.keys()?.sign(&claims))
     }
 
-    /// The pod attempt that a valid token names.
-    pub(super) fn verify(&self, token: &str, call: &str, path: &str) -> Result<u32, TokenError> {
+    /// The content of a valid token.
+    pub(super) fn verify<'t>(
+        &self,
+        token: &'t str,
+        call: &str,
+        path: &str,
+    ) -> Result<Verified<'t>, TokenError> {
         let keys = self.keys().ok_or(TokenError::Wrong)?;
         keys.verify(token, call, path, unix_seconds())
     }

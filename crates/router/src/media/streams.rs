@@ -6,16 +6,15 @@ use std::{
     str::FromStr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
 
-use super::admission::Admission;
 use crate::telemetry::metrics::{StreamMetrics, StreamTotals};
 use fleet::{
     Attached,
-    names::{CallSid, PodName, StreamId},
+    names::{CallSid, MerchantId, PodName, Pool, StreamId},
 };
 use media::{
     opening::Dialect,
@@ -61,16 +60,51 @@ impl FromStr for StreamFigures {
     }
 }
 
+/// The connection of a stream to its pod; a failover replaces it.
+#[derive(Debug, Clone)]
+pub(super) struct PodConnection {
+    pub(super) stream: StreamId,
+    pub(super) pod: PodName,
+    pub(super) pool: Pool,
+    pub(super) merchant: Option<MerchantId>,
+    /// Ordinal of the pod in the conversation.
+    pub(super) ordinal: u32,
+    /// The pod attempt of the call in the store.
+    pub(super) pod_attempt: u32,
+}
+
+impl PodConnection {
+    pub(super) fn new(stream: StreamId, pod_attempt: u32, attached: &Attached) -> Self {
+        Self {
+            stream,
+            pod: attached.pod.clone(),
+            pool: attached.pool.clone(),
+            merchant: attached.merchant.clone(),
+            ordinal: attached.ordinal,
+            pod_attempt,
+        }
+    }
+
+    /// Pods that the stream has lost since its pod attempt began.
+    pub(super) fn failovers(&self) -> u32 {
+        self.ordinal.saturating_sub(self.pod_attempt.max(1))
+    }
+}
+
 /// An open stream.
 pub(super) struct OpenStream {
     pub(super) call: CallSid,
-    pub(super) stream: StreamId,
-    pub(super) pod: PodName,
-    pub(super) pod_attempt: u32,
+    connection: Mutex<PodConnection>,
+    /// Failovers of this stream, including those from pods that could not be reached.
+    pub(super) moves: AtomicU32,
     pub(super) opened: Instant,
     /// Time of the last renewal of the call's lease, since `opened` (ms).
     renewed: AtomicU64,
     pub(super) is_detached: AtomicBool,
+    /// A failover is under way: the store may know the stream by another id already.
+    is_moving: AtomicBool,
+    /// The id that a failover, or the attach after it, gives to the stream, until its reply.
+    next: Mutex<Option<StreamId>>,
     pub(super) handle: Arc<StreamHandle>,
 }
 
@@ -83,10 +117,37 @@ impl OpenStream {
         }
     }
 
+    pub(super) fn connection(&self) -> PodConnection {
+        self.connection.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_connection(&self, connection: PodConnection) {
+        *self.connection.lock().unwrap_or_else(PoisonError::into_inner) = connection;
+        self.set_next(None);
+    }
+
+    pub(super) fn set_next(&self, next: Option<StreamId>) {
+        *self.next.lock().unwrap_or_else(PoisonError::into_inner) = next;
+    }
+
+    /// The id of a failover without a reply: the store may know the stream by it.
+    pub(super) fn take_next(&self) -> Option<StreamId> {
+        self.next.lock().unwrap_or_else(PoisonError::into_inner).take()
+    }
+
+    pub(super) fn set_moving(&self, is_moving: bool) {
+        self.is_moving.store(is_moving, Ordering::SeqCst);
+    }
+
+    /// Whether the stream has, and keeps, the connection that it had with this id.
+    pub(super) fn is_settled_as(&self, stream: &StreamId) -> bool {
+        !self.is_moving.load(Ordering::SeqCst) && self.connection().stream == *stream
+    }
+
     /// The payload of pings to the agent.
     pub(super) fn ping(&self) -> [u8; 8] {
         let mut ping = [0; 8];
-        ping.copy_from_slice(&self.stream.as_str().as_bytes()[..8]);
+        ping.copy_from_slice(&self.connection().stream.as_str().as_bytes()[..8]);
         ping
     }
 
@@ -104,6 +165,8 @@ impl OpenStream {
 pub(super) struct Streams {
     max: usize,
     open: Mutex<HashMap<CallSid, Arc<OpenStream>>>,
+    /// Streams whose call is not known yet.
+    opening: Mutex<Vec<Arc<StreamHandle>>>,
     metrics: StreamMetrics,
     pub(super) gaps: Arc<dyn GapSink>,
 }
@@ -112,7 +175,7 @@ impl Streams {
     pub(super) fn new(max: usize, metrics: StreamMetrics) -> Self {
         metrics.set_limit(max);
         let gaps = metrics.gaps.clone();
-        Self { max, open: Mutex::default(), metrics, gaps }
+        Self { max, open: Mutex::default(), opening: Mutex::default(), metrics, gaps }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<CallSid, Arc<OpenStream>>> {
@@ -123,35 +186,70 @@ impl Streams {
         self.lock().len()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.count() >= self.max
+    fn lock_opening(&self) -> MutexGuard<'_, Vec<Arc<StreamHandle>>> {
+        self.opening.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn open(
+    /// The number of streams that the store certainly had at a time, and has to have now: those
+    /// that were attached before it, and are not detached.
+    pub(super) fn attached_since(&self, then: Instant) -> usize {
+        let open = self.lock();
+        let is_attached = |stream: &&Arc<OpenStream>| {
+            stream.opened <= then && !stream.is_detached.load(Ordering::Relaxed)
+        };
+        open.values().filter(is_attached).count()
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.count() + self.lock_opening().len() >= self.max
+    }
+
+    /// Adds a stream whose call is not known yet; `None` if there are too many streams.
+    pub(super) fn begin_opening(&self) -> Option<Arc<StreamHandle>> {
+        let count = self.count();
+        let mut opening = self.lock_opening();
+        (count + opening.len() < self.max).then(|| {
+            let handle: Arc<StreamHandle> = Arc::default();
+            opening.push(handle.clone());
+            handle
+        })
+    }
+
+    /// Removes a stream whose call is known now, or that has ended without one.
+    pub(super) fn end_opening(&self, handle: &Arc<StreamHandle>) {
+        self.lock_opening().retain(|other| !Arc::ptr_eq(other, handle));
+    }
+
+    pub(super) fn open(&self, call: CallSid, connection: PodConnection) -> Arc<OpenStream> {
+        self.open_with(call, connection, Arc::default())
+    }
+
+    pub(super) fn open_with(
         &self,
-        admission: &Admission,
-        stream: StreamId,
-        attached: &Attached,
+        call: CallSid,
+        connection: PodConnection,
+        handle: Arc<StreamHandle>,
     ) -> Arc<OpenStream> {
         let open = Arc::new(OpenStream {
-            call: admission.call.clone(),
-            stream,
-            pod: attached.pod.clone(),
-            pod_attempt: admission.pod_attempt,
+            call,
+            connection: Mutex::new(connection),
+            moves: AtomicU32::new(0),
             opened: Instant::now(),
             renewed: AtomicU64::new(0),
             is_detached: AtomicBool::new(false),
-            handle: Arc::default(),
+            is_moving: AtomicBool::new(false),
+            next: Mutex::default(),
+            handle,
         });
         self.lock().insert(open.call.clone(), open.clone());
         open
     }
 
     /// Removes a stream, and adds its figures to the totals.
-    pub(super) fn close(&self, stream: &OpenStream) {
+    pub(super) fn close(&self, stream: &Arc<OpenStream>) {
         let mut open = self.lock();
         // The call may have a newer stream already.
-        if open.get(&stream.call).is_some_and(|known| known.stream == stream.stream) {
+        if open.get(&stream.call).is_some_and(|known| Arc::ptr_eq(known, stream)) {
             open.remove(&stream.call);
         }
         self.metrics.ended.add(&stream.figures());
@@ -167,6 +265,7 @@ impl Streams {
 
     pub(super) fn order_all(&self, order: Order) {
         self.lock().values().for_each(|stream| stream.handle.order(order));
+        self.lock_opening().iter().for_each(|handle| handle.order(order));
     }
 
     /// Streams whose calls are due for a renewal.
@@ -202,6 +301,45 @@ pub(super) fn new_stream_id() -> StreamId {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn attached(stream: &str) -> PodConnection {
+        PodConnection {
+            stream: stream.parse().unwrap(),
+            pod: "gold-0".parse().unwrap(),
+            pool: "pool:gold".parse().unwrap(),
+            merchant: None,
+            ordinal: 1,
+            pod_attempt: 1,
+        }
+    }
+
+    #[test]
+    fn streams_that_begin_or_end_are_not_missed_in_the_store() {
+        let streams = Streams::new(9, StreamMetrics::default());
+        let first = streams.open("CA1".parse().unwrap(), attached("0123456789abcdef"));
+        let second = streams.open("CA2".parse().unwrap(), attached("1123456789abcdef"));
+        let heartbeat = Instant::now();
+        assert_eq!(streams.attached_since(heartbeat), 2);
+        // The last bytes of a stream may take a while after the detach.
+        second.is_detached.store(true, Ordering::Relaxed);
+        assert_eq!(streams.attached_since(heartbeat), 1);
+        assert_eq!(streams.attached_since(first.opened - Duration::from_millis(1)), 0);
+        assert_eq!(streams.count(), 2);
+    }
+
+    #[test]
+    fn a_stream_that_moves_has_no_settled_connection() {
+        let streams = Streams::new(9, StreamMetrics::default());
+        let open = streams.open("CA1".parse().unwrap(), attached("0123456789abcdef"));
+        let before = open.connection().stream;
+        assert!(open.is_settled_as(&before));
+        open.set_moving(true);
+        assert!(!open.is_settled_as(&before));
+        open.set_connection(attached("1123456789abcdef"));
+        open.set_moving(false);
+        assert!(!open.is_settled_as(&before));
+        assert!(open.is_settled_as(&open.connection().stream));
+    }
 
     #[test]
     fn figures_are_read_as_they_were_published() {

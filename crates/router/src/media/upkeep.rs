@@ -1,10 +1,16 @@
 //! Upkeep of the gateway's streams in the store: heartbeats, renewals, released calls, and the
 //! key of stream tokens.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Arc, atomic::Ordering},
+    time::{Duration, Instant},
+};
 
 use super::{Gateway, OpenStream};
-use fleet::{Attach, AttachRefused, Millis, Renew, names::CallSid};
+use fleet::{
+    Attach, AttachRefused, ConnectedStream, EndCause, Millis, Release, Renew, names::CallSid,
+};
 use media::stats::Order;
 use store::StoreError;
 
@@ -71,18 +77,37 @@ impl Gateway {
         if self.streams.count() == 0 {
             return Ok(());
         }
+        let sent_at = Instant::now();
         let beat = self.store.heartbeat(&self.id, self.lease).await?;
-        for call in &beat.ending {
+        for (call, cause) in &beat.ending {
             if let Some(stream) = self.streams.get(call) {
-                stream.handle.order(Order::End);
+                self.carry_out(&stream, *cause).await?;
             }
         }
         // A store that knows fewer streams has lost some: their pods would count as free.
-        let has_lost = beat.calls < self.streams.count();
+        let has_lost = beat.calls < self.streams.attached_since(sent_at);
         let interval = Duration::from_millis(self.call_lease / 3);
         let due = self.streams.due(if has_lost { Duration::ZERO } else { interval });
         for batch in due.chunks(RENEWAL_BATCH) {
             self.renew(batch, has_lost).await?;
+        }
+        Ok(())
+    }
+
+    /// Carries out the order of the store for a stream.
+    async fn carry_out(&self, stream: &OpenStream, cause: EndCause) -> Result<(), StoreError> {
+        match cause {
+            EndCause::Displaced => stream.handle.order(Order::Move),
+            // The provider asks what follows a stream that it has ended itself, while the agent
+            // finishes: nothing follows.
+            EndCause::Stream if stream.handle.has_provider_ended() => {
+                let release = Release {
+                    cause: EndCause::Provider,
+                    ..Release::new(stream.call.clone(), Some(stream.connection().pod))
+                };
+                let _ = self.store.release(&release).await?;
+            }
+            _ => stream.handle.order(Order::End),
         }
         Ok(())
     }
@@ -110,26 +135,65 @@ impl Gateway {
     }
 
     async fn attach_again(&self, stream: &OpenStream) -> Result<(), StoreError> {
+        let connection = stream.connection();
+        if !stream.is_settled_as(&connection.stream) || stream.is_detached.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let connected = ConnectedStream {
+            pod: connection.pod.clone(),
+            age: stream.opened.elapsed().as_millis() as Millis,
+            failovers: connection.failovers(),
+        };
         let attach = Attach {
             call: stream.call.clone(),
-            pod_attempt: stream.pod_attempt,
+            pod_attempt: connection.pod_attempt,
             gateway: self.id.clone(),
             gateway_lease: self.lease,
-            stream: stream.stream.clone(),
+            stream: connection.stream.clone(),
             lease_ttl: self.call_lease,
-            connected: Some(stream.pod.clone()),
+            connected: Some(connected),
         };
-        let (call_sid, pod) = (&stream.call, &stream.pod);
+        let (call_sid, pod) = (&stream.call, &connection.pod);
         match self.store.attach(&attach).await? {
-            Ok(attached) if attached.is_reallocated => {
-                tracing::warn!(%call_sid, %pod, "the store had lost a stream; attached it again");
+            // The call had ended, and was allocated again by a repeated request of its provider.
+            Ok(attached) if attached.pod != connection.pod => {
+                tracing::warn!(
+                    %call_sid, %pod, other = %attached.pod,
+                    "the call of an open stream has another pod by now; moving the stream"
+                );
+                stream.handle.order(Order::Move);
             }
-            Ok(_) => {}
-            Err(AttachRefused::NotFound) => {
-                tracing::warn!(%call_sid, %pod, "the call of an open stream has ended in the store");
+            Ok(attached) => {
+                for other in &attached.displaced {
+                    self.stream_metrics().conflicts.inc();
+                    tracing::error!(
+                        %call_sid, %pod, displaced = %other,
+                        "two calls had one exclusive pod; the later one moves to another pod"
+                    );
+                }
+                if attached.is_reallocated {
+                    tracing::warn!(%call_sid, %pod, "the store had lost a stream; attached it again");
+                }
+            }
+            // A failover was faster: the store knows the stream by its next id.
+            Err(_) if !stream.is_settled_as(&connection.stream) => {}
+            // The pods of a store that began empty are not known yet; the next heartbeat retries.
+            Err(AttachRefused::UnknownPod) => {}
+            Err(AttachRefused::NoPods) => {
+                self.stream_metrics().conflicts.inc();
+                tracing::error!(
+                    %call_sid, %pod,
+                    "the pod of an open stream was given to an earlier call; moving to another pod"
+                );
+                stream.handle.order(Order::Move);
             }
             Err(refused) => {
-                tracing::warn!(%call_sid, %pod, %refused, "an open stream could not be attached again");
+                tracing::warn!(
+                    %call_sid, %pod, %refused,
+                    "the call of an open stream has ended in the store; closing the stream"
+                );
+                stream.is_detached.store(true, Ordering::Relaxed);
+                stream.handle.order(Order::End);
             }
         }
         Ok(())

@@ -1,5 +1,7 @@
-//! Programs to try the router with: a simulated agent, a simulated provider and a load generator.
+//! Programs to try the router with: a simulated agent, a simulated provider, a load generator and
+//! a capacity planner.
 
 pub mod agent;
 pub mod load;
+pub mod plan;
 pub mod provider_stream;

@@ -114,6 +114,7 @@ end
 local function chain_of(merchant)
   local chain = try('HGET', K.tiers, ':chain')
   if type(chain) ~= 'string' then return nil end
+  ordered_merchants = parse_ordered(chain)
   local document = merchant ~= '' and try('HGET', K.merchant_config, merchant)
   local config = document and merchant_config_of(document) or DEFAULT_CONFIG
   return steps_of(config, chain), config, document

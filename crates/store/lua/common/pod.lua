@@ -10,10 +10,10 @@ end
 local function readable_facts_of(pod_name, ending_call)
   local key, calls_key, draining_key = K.pod .. pod_name, K.pod_calls .. pod_name, K.pod_draining .. pod_name
   local tier, fields = try('HGET', key, 'plain'), nil
-  local ready, terminating, pin, failures, quarantined_until
+  local ready, terminating, pin, failures, quarantined_until, at_risk
   if not tier or tier == '' or tier.err then
-    fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until')
-    ready, terminating, pin, failures, quarantined_until = unpack(fields)
+    fields = try('HMGET', key, 'ready', 'terminating', 'pin', 'failures', 'quarantined_until', 'at_risk')
+    ready, terminating, pin, failures, quarantined_until, at_risk = unpack(fields)
     if not ready then return nil, fields.err and key .. ': ' .. fields.err end
     tier = try('GET', K.pod_tier .. pod_name)
     if type(tier) ~= 'string' then tier = nil end
@@ -49,6 +49,7 @@ local function readable_facts_of(pod_name, ending_call)
   if pin and pin ~= '' then pod.pin = pin end
   if failures and failures ~= '0' then pod.failures = tonumber(failures) end
   if quarantined_until and quarantined_until ~= '' then pod.quarantined = true end
+  if at_risk == '1' then pod.at_risk = true end
   return pod
 end
 
@@ -65,6 +66,11 @@ local function uid_of(pod)
   return read('HGET', pod.key, 'uid') or ''
 end
 
+-- Returns whether the drain of a pod takes a surplus pod out of service, and no request asked for it.
+local function is_surplus(pod_name)
+  return try('GET', K.pod_draining .. pod_name) == 'surplus'
+end
+
 local function is_leaving(pod)
   return pod.draining or pod.terminating
 end
@@ -79,12 +85,19 @@ local function publish_drain(pod_name)
   redis.pcall('PUBLISH', K.drained, pod_name)
 end
 
--- Returns the pool of a pod whose other facts are all defaults: ready, not terminating, no failures, not pinned to
--- another pool; else ''. The field `plain` caches it, so that most reads need no other fact.
+-- Returns the pool of a pod whose other facts are all defaults: ready, not terminating, not at risk, no failures, not
+-- pinned to another pool; else ''. The field `plain` caches it, so that most reads need no other fact.
 local function plain_pool(pod)
   local is_pinned_elsewhere = pod.pin and pod.pin ~= pod.tier and 'merchant:' .. pod.pin ~= pod.tier
-  local is_plain = pod.is_plain or not (pod.unready or pod.terminating or pod.quarantined or is_pinned_elsewhere)
+  local is_plain = pod.is_plain
+    or not (pod.unready or pod.terminating or pod.at_risk or pod.quarantined or is_pinned_elsewhere)
   return is_plain and (pod.failures or 0) == 0 and pod.tier or ''
+end
+
+-- Derives the entry of a pod at risk in the index of the last choices of its pool.
+local function place_at_risk(pod, takes_calls)
+  local key = pool_keys_of(pod.tier).at_risk
+  if takes_calls then run_index('ZADD', key, text_of(pod.calls), pod.name) else run_index('ZREM', key, pod.name) end
 end
 
 -- Derives the indexes that follow from a pod's calls: its availability, its lease, its status. `call` is its only call
@@ -94,7 +107,10 @@ local function place_calls(pod, call, deadline, at, pool)
   local serves, kind = is_serving(pod), pod.tier and not pod.keeps_count and kind_of(pod.tier)
   if kind then
     local key = pool_keys_of(pod.tier).available
-    if kind.kind == 'shared' then
+    if pod.at_risk then
+      local takes_calls = serves and (kind.kind == 'shared' or pod.calls == 0)
+      place_at_risk(pod, takes_calls)
+    elseif kind.kind == 'shared' then
       if serves then run_index('ZADD', key, text_of(pod.calls), pod.name) else run_index('ZREM', key, pod.name) end
     elseif serves and pod.calls == 0 then
       run_index('SADD', key, pod.name)
@@ -127,10 +143,22 @@ local function place_calls(pod, call, deadline, at, pool)
   run('HSET', pod.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
 
+-- Removes a pod from an index of either type.
+local function remove_from_index(key, pod_name)
+  local kind = run('TYPE', key).ok
+  if kind == 'set' then run('SREM', key, pod_name) end
+  if kind == 'zset' then run('ZREM', key, pod_name) end
+end
+
 -- Derives the indexes that follow from a pod's pool and service state.
 local function place_service(pod)
   run('HSET', pod.key, 'plain', plain_pool(pod))
   if not pod.tier then return end
+  if pod.at_risk then
+    remove_from_index(pool_keys_of(pod.tier).available, pod.name)
+  elseif not pod.is_plain then
+    run_index('ZREM', pool_keys_of(pod.tier).at_risk, pod.name)
+  end
   run_index('SADD', K.pools, pod.tier)
   run_index('SADD', pool_keys_of(pod.tier).assigned, pod.name)
   if is_serving(pod) then
@@ -146,19 +174,13 @@ local function place(pod)
   place_calls(pod)
 end
 
--- Removes a pod from an index of either type.
-local function remove_from_index(key, pod_name)
-  local kind = run('TYPE', key).ok
-  if kind == 'set' then run('SREM', key, pod_name) end
-  if kind == 'zset' then run('ZREM', key, pod_name) end
-end
-
 -- Removes a pod from all indexes of its pool.
 local function remove_from_pool(pod)
   if not pod.tier then return end
   remove_from_index(pool_keys_of(pod.tier).assigned, pod.name)
   remove_from_index(pool_keys_of(pod.tier).out, pod.name)
   remove_from_index(pool_keys_of(pod.tier).available, pod.name)
+  remove_from_index(pool_keys_of(pod.tier).at_risk, pod.name)
 end
 
 -- Assigns a pod to a pool; place must follow.
@@ -183,14 +205,16 @@ local function pinned(pod)
 end
 
 -- Returns the pool for a pod without one: a merchant pool below its target, else the first tier of the chain below its
--- target, else the last tier of the chain.
+-- target, else the last tier of the chain. Tiers with a workload take the pods of that workload only.
 local function default_pool()
   local fields = run('HGETALL', K.tiers)
-  local tiers, names, chain = {}, {}, ''
+  local tiers, names, chain, workloads = {}, {}, '', ''
   for i = 1, #fields, 2 do
     local name, text = fields[i], fields[i + 1]
     if name == ':chain' then
       chain = text
+    elseif name == ':workloads' then
+      workloads = text
     elseif string.sub(name, 1, 1) ~= ':' then
       tiers[name] = parse_entry(text) or nil
       if tiers[name] then names[#names + 1] = name end
@@ -198,6 +222,10 @@ local function default_pool()
   end
   local function is_below(tier, target)
     return count('SCARD', pool_keys_of(tier).assigned) < target
+  end
+  for name in string.gmatch(workloads, '(%S+)=') do
+    -- The pool of a tier of the chain, or of a merchant.
+    if tiers[name] then tiers[name] = {kind = '', has_workload = true} end
   end
   table.sort(names)
   for _, name in ipairs(names) do
@@ -207,7 +235,7 @@ local function default_pool()
   end
   local last
   for name in string.gmatch(chain, '(%S+)=') do
-    if tiers[name] then
+    if tiers[name] and not tiers[name].has_workload then
       if is_below(name, tiers[name].target) then return name end
       last = name
     end
@@ -251,7 +279,8 @@ local function cap_of(pod)
 end
 
 -- Allocates a pod to a call. `fields` has the fields of the record (merchant, request_id, stage, pod_attempt, tried),
--- and `record` if the call has a record already. `life` is the lifetime of the record.
+-- and `record` if the call has a record already. A call without `tried` is no new one: the store had lost it or ended
+-- it early. `life` is the lifetime of the record.
 local function allocate_pod(pod, call, fields, deadline, life)
   local key, pool = K.call .. call, pool_keys_of(pod.tier).source
   set_deadline(pod, call, deadline, nil, fields.merchant)
@@ -264,17 +293,19 @@ local function allocate_pod(pod, call, fields, deadline, life)
       'stage', fields.stage or '', POD_ATTEMPT, fields.pod_attempt or '')
   end
   run('PEXPIRE', key, life)
-  record_event('allocated', call, pod.name, pool, fields.merchant, fields.tried)
+  record_event('allocated', call, pod.name, pool, fields.merchant, fields.tried or 'returned')
   pod.calls = pod.calls + 1
   if pod.calls == 1 then place_calls(pod, call, deadline, seconds, pool) else place_calls(pod) end
   return pool
 end
 
 -- Adds the end of a call that may reconnect to the call history.
-local function record_call_end(call, pod_name, cause, pod_attempt, lasted_for, merchant)
+local function record_call_end(call, pod_name, cause, pod_attempt, lasted_for, merchant, failovers)
   if pod_attempt == '' then pod_attempt = '0' end
   if merchant == '' then merchant = '-' end
   local text = table.concat({pod_name, cause, pod_attempt, lasted_for, merchant}, ' ')
+  -- Routers of the previous version read entries without this number only.
+  if (tonumber(failovers) or 0) > 0 then text = text .. ' ' .. failovers end
   run('SET', K.call_end .. call, text, 'PX', RULES.CALL_HISTORY_TTL)
 end
 
@@ -282,21 +313,26 @@ end
 local function call_end_of(call)
   local text = try('GET', K.call_end .. call)
   if type(text) ~= 'string' then return nil end
-  local pod_name, cause, pod_attempt, lasted_for, merchant = string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+)$')
+  local pod_name, cause, pod_attempt, lasted_for, merchant, failovers =
+    string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+) ?(%d*)$')
   return pod_name and {pod_name = pod_name, cause = cause, pod_attempt = tonumber(pod_attempt),
-    lasted = tonumber(lasted_for), merchant = merchant ~= '-' and merchant or ''}
+    lasted = tonumber(lasted_for), merchant = merchant ~= '-' and merchant or '', failovers = tonumber(failovers) or 0}
 end
 
 -- Changes the cause in the call history; the entry expires at the same time as before.
 local function update_call_end(call, call_end, cause)
   local left = run('PTTL', K.call_end .. call)
-  record_call_end(call, call_end.pod_name, cause, tostring(call_end.pod_attempt), call_end.lasted, call_end.merchant)
+  record_call_end(call, call_end.pod_name, cause, tostring(call_end.pod_attempt), call_end.lasted, call_end.merchant,
+    call_end.failovers)
   run('PEXPIRE', K.call_end .. call, max(1, left))
 end
 
--- Causes after which any call may return: its stream may start or attach late. So may a call whose gateway was cut off
--- for the whole lease.
+-- Causes after which any call may return: its stream may start or attach late.
 local MAY_RETURN = {unconfirmed = true, unattached = true, gateway = true}
+
+-- Causes after which an attached call may return: its gateway was cut off for the whole lease, or holds the provider's
+-- side of the stream until a pod is free.
+local MAY_ATTACH_AGAIN = {lease = true, pod_lost = true, unreachable = true, displaced = true}
 
 -- Ends a call that its pod's indexes no longer contain: its record, its lease. `pod` is nil for an unknown pod.
 local function end_call(pod, call, record, cause)
@@ -314,9 +350,9 @@ local function end_call(pod, call, record, cause)
   if attached then run_index('ZREM', K.gateway .. attached.gateway, call) end
   record_event('ended', call, pod_name or '', '', merchant, cause .. ' ' .. text_of(time))
   -- The caller never learnt of a hand-off that was taken back.
-  if (pod_attempt ~= '' or MAY_RETURN[cause] or cause == 'lease' and attached) and pod_name and record.stage ~= 'handed'
-    and cause ~= 'abandoned' then
-    record_call_end(call, pod_name, cause, pod_attempt, time, merchant)
+  if (pod_attempt ~= '' or MAY_RETURN[cause] or attached and MAY_ATTACH_AGAIN[cause]) and pod_name
+    and record.stage ~= 'handed' and cause ~= 'abandoned' then
+    record_call_end(call, pod_name, cause, pod_attempt, time, merchant, record.failovers)
   end
   if now < trusting_until then
     -- Sweeps trim this index.

@@ -12,6 +12,7 @@ local seconds -- time (s), as text
 local is_read_only -- the function may not write
 local tier_entries -- cached entries of the tier table: kind, cap, strategy, target
 local chain_kinds -- kinds of the tiers of the default chain
+local ordered_merchants -- kinds of the merchant pools whose calls prefer low ordinals
 local trusting_until -- end of the re-registration window (ms)
 local has_waiting_calls -- false only if no call waits; nil before the tier table was read
 
@@ -108,8 +109,8 @@ end
 -- another type is an empty record with the error in `err`.
 local function record_of(call)
   local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
-    POD_ATTEMPT, 'tried', 'stream')
-  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream = unpack(reply)
+    POD_ATTEMPT, 'tried', 'stream', 'failovers')
+  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream, failovers = unpack(reply)
   if not request_ids and not pod_attempt and (pod_name or stage) then
     request_ids, pod_attempt = fields_of_other_schema(call)
   end
@@ -123,6 +124,7 @@ local function record_of(call)
     pod_attempt = pod_attempt or '',
     tried = tried or '',
     stream = stream or nil,
+    failovers = failovers or '',
     err = reply.err,
   }
 end
@@ -138,12 +140,19 @@ end
 -- through a gateway, so that a stream that never came is no failure of the pod.
 local PROVISIONAL = {provisional = 'unconfirmed', unattached = 'unattached'}
 
--- Returns the stream that a gateway relays for a call, from its record: gateway, stream id, start (ms) and the cause
--- with which the call was released ('' if it was not); nil for a call without a stream, or with a malformed one.
+-- Returns the stream that a gateway relays for a call, from its record: gateway, stream id, start (ms) and the order
+-- for the gateway ('' for none): the cause with which the call was released, 'stream' if its provider reports the end
+-- of the stream, or 'displaced' if the stream has to leave its pod. Returns nil for a call without a stream, or with a
+-- malformed one.
 local function stream_of(record)
   if not record.stream or not record.pod_name then return nil end
   local gateway, id, since, ending = string.match(record.stream, '^([%l%d.-]+) (%x+) (%d+) ([%l_]*)$')
   return gateway and {gateway = gateway, id = id, since = since, ending = ending}
+end
+
+-- Returns the ordinal of a call's pod in its conversation: more than 1 if the call had another pod before.
+local function ordinal_of(record)
+  return max(1, tonumber(record.pod_attempt) or 0) + (tonumber(record.failovers) or 0)
 end
 
 -- Returns the duration (ms) of a call that began `at` (ms); 0 after a backward clock step.
@@ -156,8 +165,9 @@ local merchant_of = memoized(function(tier)
 end)
 
 -- Returns a function from the tier value of pods (`gold`, `merchant:acme`) to the source pool of their calls and the
--- keys of their pool. `out` has the pods out of service: score 1 leaving, 2 not ready, 3 quarantined. `queue` has the
--- waiting calls that may use the pool, in the order of their turn.
+-- keys of their pool. `at_risk` has the available pods that the cluster is about to disrupt, by live calls. `out` has
+-- the pods out of service: score 1 leaving, 2 not ready, 3 quarantined. `queue` has the waiting calls that may use the
+-- pool, in the order of their turn.
 local function pool_keys_under(prefix)
   return memoized(function(tier)
     local id = merchant_of(tier)
@@ -165,6 +175,7 @@ local function pool_keys_under(prefix)
     return {
       source = id and tier or 'pool:' .. tier,
       available = stem .. (id and ':pods' or ':available'),
+      at_risk = stem .. ':at_risk',
       assigned = stem .. ':assigned',
       out = stem .. ':out',
       queue = prefix .. 'queue:' .. tier,
@@ -219,6 +230,15 @@ local function tier_entry(name)
   return tier_entries[name] or nil
 end
 
+-- Parses the merchant pools whose calls prefer low ordinals, which follow the chain in its text: their kinds by tier.
+local parse_ordered = memoized(function(chain)
+  local kinds = {}
+  for name in string.gmatch(chain, '~(%S+)') do
+    kinds['merchant:' .. name] = {kind = 'dedicated', cap = 1, strategy = 'ordinal'}
+  end
+  return kinds
+end)
+
 local NONE = {}
 local DEDICATED = {kind = 'dedicated', cap = 1}
 
@@ -226,7 +246,7 @@ local DEDICATED = {kind = 'dedicated', cap = 1}
 local function kind_of(tier)
   local kind = chain_kinds[tier]
   if kind then return kind end
-  if merchant_of(tier) then return DEDICATED end
+  if merchant_of(tier) then return ordered_merchants[tier] or DEDICATED end
   kind = tier_entry(tier)
   return kind and kind.kind ~= 'dedicated' and kind or nil
 end
@@ -255,7 +275,7 @@ local function operation(name, work)
       seconds = clock[1]
       now = seconds * 1000 + floor(clock[2] / 1000)
       if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end
-      tier_entries, chain_kinds, trusting_until, has_waiting_calls = nil, NONE, 0, nil
+      tier_entries, chain_kinds, ordered_merchants, trusting_until, has_waiting_calls = nil, NONE, NONE, 0, nil
       is_read_only = flags[1] == 'no-writes'
       return work(args)
     end,

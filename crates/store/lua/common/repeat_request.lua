@@ -14,7 +14,7 @@ local function parse_request(ARGV)
   if previous and previous ~= '' then
     local pod_name, attempt, is_settled, max_retries = string.match(previous, '^(%S+) (%d+) (%d) (%d+)$')
     request.previous = {pod_name = pod_name, pod_attempt = tonumber(attempt), is_settled = is_settled == '1',
-      is_last = tonumber(attempt) > tonumber(max_retries)}
+      max_retries = tonumber(max_retries)}
   end
   return request
 end
@@ -97,35 +97,66 @@ function answer_repeat(request)
   return {'refused', now, entry.tried, '', 'waiting', entry.ends, 0}
 end
 
+-- Adds the failovers of the previous pod attempt to the one that the request begins. Returns whether no reconnect is
+-- left.
+local function count_failovers(request, failovers)
+  if request.pod_attempt ~= '' then request.pod_attempt = tostring(tonumber(request.pod_attempt) + failovers) end
+  return max(1, request.previous.pod_attempt) + failovers > request.previous.max_retries
+end
+
+-- Ends the previous pod attempt of a call. Returns the reply if no reconnect is left.
+local function end_previous(request, cause, is_last)
+  local call, record = request.call, request.record
+  local pod = facts_of(record.pod_name, call)
+  end_call(pod, call, record, cause)
+  if pod then
+    local service_changed = cause == 'broken' and lasted(record.at) < RULES.EARLY_FAILURE and record_failure(pod)
+    if is_last then
+      reassign_and_hand_off(pod, service_changed)
+    elseif assign_pool(pod) or service_changed then
+      place(pod)
+    else
+      place_calls(pod)
+    end
+  end
+  request.released_pod, request.record = pod, {}
+  if is_last then return {'refused', now, '', '', 'spent'} end
+end
+
+-- Settles the pod attempt of a live call whose stream a gateway relays (`attached`), or was to relay. Only the gateway
+-- knows how the stream ended: it is asked, and counts as lost if it does not answer in time. The pod has not failed,
+-- and keeps the call. Returns the reply if the call gets no pod.
+local function settle_stream(request, attached)
+  local record, cause = request.record, 'unattached'
+  if attached then
+    if is_final[attached.ending] then return {'refused', now, '', '', 'over'} end
+    if not request.previous.is_settled then
+      end_stream(request.call, record, attached, 'stream')
+      return {'refused', now, '', '', 'unsettled'}
+    end
+    cause = 'gateway'
+  end
+  request.keeps_pod, request.keeps_leaving = record.pod_name, true
+  return end_previous(request, cause, count_failovers(request, tonumber(record.failovers) or 0))
+end
+
 -- Ends the previous pod attempt of a call whose stream has ended. Returns the reply if the call gets no other pod. Sets
--- `is_reconnect` if the call is known to have had a pod, and `released_pod` to the pod that it has left.
+-- `is_reconnect` if the call is known to have had a pod, `released_pod` to the pod that it has left, and `keeps_pod` to
+-- a pod that has not failed and keeps the call, with `keeps_leaving` in service or not.
 local function settle_previous(request)
   local previous, record, call = request.previous, request.record or {}, request.call
+  local is_last = false
   if record.pod_name then
     request.is_reconnect = true
-    local is_that = record.pod_name == previous.pod_name
+    local attached = stream_of(record)
+    -- A failover, or a stream that came late, changes the pod of a pod attempt.
+    local has_gateway = attached or record.stage == 'unattached'
+    local is_that = (has_gateway or record.pod_name == previous.pod_name)
       and (tonumber(record.pod_attempt) or 0) == previous.pod_attempt
     if not is_that or record.stage == 'handed' then return nil end
+    if has_gateway then return settle_stream(request, attached) end
     if not previous.is_settled then return {'refused', now, '', '', 'unsettled'} end
-    local attached = stream_of(record)
-    if attached then
-      -- The pod serves the stream until the gateway detaches it.
-      end_stream(call, record, attached, 'stream')
-      return {'refused', now, '', '', 'over'}
-    end
-    local pod = facts_of(record.pod_name, call)
-    end_call(pod, call, record, 'broken')
-    if pod then
-      local service_changed = lasted(record.at) < RULES.EARLY_FAILURE and record_failure(pod)
-      if previous.is_last then
-        reassign_and_hand_off(pod, service_changed)
-      elseif assign_pool(pod) or service_changed then
-        place(pod)
-      else
-        place_calls(pod)
-      end
-    end
-    request.released_pod, request.record = pod, {}
+    return end_previous(request, 'broken', count_failovers(request, 0))
   elseif record.stage == 'waiting' then
     request.is_reconnect = true
     return nil
@@ -142,8 +173,12 @@ local function settle_previous(request)
       local pod = call_end.lasted < RULES.EARLY_FAILURE and facts_of(call_end.pod_name)
       if pod and record_failure(pod) then place(pod) end
     end
+    if call_end and (call_end.cause == 'gateway' or call_end.cause == 'unattached') then
+      request.keeps_pod = call_end.pod_name
+    end
+    is_last = count_failovers(request, call_end and call_end.failovers or 0)
   end
-  if previous.is_last then return {'refused', now, '', '', 'spent'} end
+  if is_last then return {'refused', now, '', '', 'spent'} end
 end
 
 -- Hands the pod that a reconnecting call has left off to waiting calls, once the call itself cannot get it.

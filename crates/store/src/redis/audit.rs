@@ -66,7 +66,7 @@ impl Redis {
                 self.command::<()>(cmd("SREM").arg(self.key(keys::POOLS)).arg(pool)).await?;
                 continue;
             }
-            for index in ["available", "assigned", "out"] {
+            for index in ["available", "at_risk", "assigned", "out"] {
                 let function = &self.functions().audit_pool;
                 all.repaired += self.audit_scan(function, &[pool, index]).await?;
             }

@@ -37,7 +37,7 @@ impl Redis {
             (false, _) => "",
         };
         let (pod_attempt, hold, previous, signed) = (
-            pod_attempt_text(Some(request.pod_attempt()).filter(|number| *number > 0)),
+            pod_attempt_text(Some(request.pod_attempt(0)).filter(|number| *number > 0)),
             hold(request),
             previous_pod(request),
             signed(request),

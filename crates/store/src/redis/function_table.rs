@@ -17,12 +17,15 @@ functions! {
     audit_pool          AllowOom   Essential
     call                Reads      Sheddable
     calls               Reads      Sheddable
+    capacity            Reads      Sheddable
     claim_pods          AllowOom   Essential
     confirm             AllowOom   Deferrable
     delete_merchant     AllowOom   Essential
+    delete_prescale     AllowOom   Essential
     detach              AllowOom   Deferrable
     drain               AllowOom   Essential
     extend_pending      AllowOom   Essential   => "spare"
+    failover            AllowOom   Essential
     heartbeat           AllowOom   Essential
     migrate             AllowOom   Essential
     migrate_calls       AllowOom   Essential
@@ -32,12 +35,16 @@ functions! {
     pod                 Reads      Sheddable
     pods                Reads      Essential
     pool_load           Reads      Sheddable
+    prescale            Grows      Essential
     record_figures      Grows      Sheddable
+    record_scaling      AllowOom   Essential
     release             AllowOom   Deferrable
     remove_pod          AllowOom   Essential
     renew               AllowOom   Essential
     set_merchant        Grows      Essential
+    set_surplus         AllowOom   Essential
     status              Reads      Sheddable
     sweep               AllowOom   Essential
     undrain             AllowOom   Essential
+    update_capacity     Grows      Essential
 }

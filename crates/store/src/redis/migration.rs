@@ -166,7 +166,9 @@ impl Redis {
         if self.layout.schema() != PREVIOUS_SCHEMA {
             return None;
         }
-        if let Err(error) = self.try_migrate(progress).await {
+        if self.may_set_up
+            && let Err(error) = self.try_migrate(progress).await
+        {
             progress.guarded_since = None;
             let error = error.to_string();
             if progress.is_news(&error) {

@@ -5,6 +5,7 @@ mod address;
 mod adoption;
 mod audit;
 mod calls;
+mod capacity;
 mod client;
 mod clock;
 mod concurrency_limit;
@@ -19,6 +20,7 @@ mod paging;
 mod recovery;
 mod reply;
 pub mod retry;
+mod scaling;
 mod streams;
 mod subscriber;
 mod tier_table;
@@ -68,6 +70,10 @@ pub struct RedisConfig {
     pub origin: Option<PodOrigin>,
     /// Accepts a store with another origin until the first claim replaces its origin.
     pub force_origin: bool,
+    /// Routers set an empty store up, adopt and migrate its layout, write its tiers, extend pending
+    /// calls, and delete the functions of other versions. A process without this right uses a store
+    /// only after a router has set it up, so that its settings cannot become those of the routers.
+    pub may_set_up: bool,
 }
 
 /// A permanent reason why a Redis cannot be used.
@@ -106,6 +112,7 @@ pub struct Redis {
     /// The origin of the latest claim: a cluster may be identified after the start.
     origin: RwLock<Option<PodOrigin>>,
     force_origin: AtomicBool,
+    may_set_up: bool,
     /// The origin in Redis, while it differs from this router's.
     foreign_origin: Mutex<Option<String>>,
     reconcile_now: Arc<Notify>,
@@ -136,7 +143,7 @@ impl Redis {
             prefix: config.key_prefix,
             lease_ttl: config.ttls.lease,
             draining_ttl: config.ttls.draining,
-            pending_ttl: config.ttls.pending(),
+            pending_ttl: config.ttls.pending().filter(|_| config.may_set_up),
             record_ttl: config.ttls.call_info.max(config.ttls.lease),
             tiers: RwLock::new(config.tiers),
             placement_due: AtomicBool::new(false),
@@ -147,6 +154,7 @@ impl Redis {
             permanent_error: OnceLock::new(),
             origin: RwLock::new(config.origin),
             force_origin: AtomicBool::new(config.force_origin),
+            may_set_up: config.may_set_up,
             foreign_origin: Mutex::default(),
             reconcile_now: config.reconcile_now,
             reregistration_until: Mutex::default(),

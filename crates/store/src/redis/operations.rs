@@ -16,9 +16,9 @@ use crate::{Notifier, Reply, Store, StoreError, wall_clock};
 use fleet::{
     AbandonedCall, Allocate, Allocation, Attach, AttachRefused, Attached, Audited, CallLookup,
     CallPage, CallQuery, Claim, ClaimRefused, Claimant, Confirm, Confirmed, Conflict, Detach,
-    Drained, Edit, EventId, Heartbeat, LoggedEvent, Millis, MoveRefused, NotReleased, Observed,
-    PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode, Removed, Renew,
-    Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
+    Drained, Edit, EventId, Failover, FailoverRefused, Heartbeat, LoggedEvent, Millis, MoveRefused,
+    NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode,
+    Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
     merchant::Step,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
@@ -42,7 +42,7 @@ pub(super) fn unexpected(reply: &FunctionReply) -> StoreError {
 
 impl Redis {
     /// The reason why a write of pods was refused; `None` if it was not.
-    fn write_refused(
+    pub(super) fn write_refused(
         &self,
         reply: &mut FunctionReply,
         epoch: u64,
@@ -85,6 +85,13 @@ impl Store for Redis {
 
     fn attach<'a>(&'a self, request: &'a Attach) -> Reply<'a, Result<Attached, AttachRefused>> {
         Box::pin(self.attach_stream(request))
+    }
+
+    fn failover<'a>(
+        &'a self,
+        request: &'a Failover,
+    ) -> Reply<'a, Result<Attached, FailoverRefused>> {
+        Box::pin(self.move_stream(request))
     }
 
     fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>> {
@@ -213,6 +220,7 @@ impl Store for Redis {
                 &facts.address,
                 flag(facts.ready),
                 flag(facts.terminating),
+                flag(facts.at_risk),
                 &restarts,
                 &pin,
             ];
@@ -353,9 +361,11 @@ impl Store for Redis {
         Box::pin(async move {
             let mut reply = self.run(&self.functions().status, &[]).await?;
             let (active_calls, waiting) = (reply.number()? as usize, reply.number()? as usize);
-            let tiers = tier_table::read(&reply.texts()?)?;
+            let table = reply.texts()?;
+            let rows = reply.texts()?;
+            let tiers = tier_table::read(&table, &reply.texts()?)?;
             let mut counts = BTreeMap::new();
-            for row in reply.texts()?.chunks_exact(7) {
+            for row in rows.chunks_exact(7) {
                 let Ok(pool) = row[0].parse::<Pool>() else {
                     tracing::warn!(
                         pool = row[0],
@@ -386,7 +396,9 @@ impl Store for Redis {
             let mut reply = self.run(&self.functions().status, &[]).await?;
             reply.number()?;
             reply.number()?;
-            tier_table::read(&reply.texts()?)
+            let table = reply.texts()?;
+            reply.list()?;
+            tier_table::read(&table, &reply.texts()?)
         })
     }
 

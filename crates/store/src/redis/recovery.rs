@@ -13,7 +13,7 @@ use super::{
     errors::is_wrong_type,
     functions::SCHEMA,
     keys,
-    operations::unexpected,
+    operations::{flag, unexpected},
     reply::FunctionReply,
     retry::Deadline,
     tier_table::{self, DependsOn},
@@ -67,7 +67,8 @@ impl Redis {
                         reported.clear();
                         self.warn_about_settings().await;
                         self.client.close_circuit();
-                        if !std::mem::replace(&mut is_tidy, true)
+                        if self.may_set_up
+                            && !std::mem::replace(&mut is_tidy, true)
                             && let Err(error) = self.tidy_libraries().await
                         {
                             tracing::warn!(%error, "cannot delete function libraries of other versions");
@@ -134,7 +135,8 @@ impl Redis {
         let lease = self.lease_ttl.to_string();
         let is_forced = self.force_origin.load(Ordering::Relaxed);
         let origin = self.origin().filter(|_| !is_forced).as_ref().map(PodOrigin::to_string);
-        let args = [lease.as_str(), origin.as_deref().unwrap_or_default()];
+        let origin = origin.as_deref().unwrap_or_default();
+        let args = [lease.as_str(), origin, flag(self.may_set_up)];
         let schema = self.layout.schema();
         let function = &self.functions().open_store;
         let reply = self.client.run_unchecked(function, &args, Deadline::Enforced).await;
@@ -173,6 +175,10 @@ impl Redis {
             "older" => {
                 self.layout.set(schema);
                 self.adopt().await?;
+            }
+            "absent" => {
+                let error = "no router has set the store up yet; waiting for one";
+                return Err(StoreError::Failed(error.into()));
             }
             _ => return Err(unexpected(&reply)),
         }
@@ -243,9 +249,9 @@ impl Redis {
         }
     }
 
-    /// Puts tiers in force in a recovery: those of a usable document, else of the tier table, else
-    /// of this router.
-    async fn take_tiers(&self) -> Result<(), StoreError> {
+    /// The tiers in force in the store: those of a usable document, else of the tier table, else of
+    /// this router. Also returns whether there is no document.
+    async fn stored_tiers(&self) -> Result<(Tiers, bool), StoreError> {
         let document = self.tier_document().await?;
         // A table of the wrong type is rewritten.
         let fields = self.client.command(cmd("HGETALL").arg(self.key(keys::TIERS))).await;
@@ -253,12 +259,27 @@ impl Redis {
             Err(error) if is_wrong_type(&error) => Vec::new(),
             fields => fields.map_err(|error| StoreError::Unavailable(error.to_string()))?,
         };
+        let key = self.key(keys::TIER_BOUNDS);
+        let bounds: Vec<String> = match self.client.command(cmd("HGETALL").arg(&key)).await {
+            Err(error) if is_wrong_type(&error) => Vec::new(),
+            bounds => bounds.map_err(|error| StoreError::Unavailable(error.to_string()))?,
+        };
         let is_absent = matches!(document, Document::Absent);
-        let tiers = match (document, tier_table::read(&fields)) {
+        let tiers = match (document, tier_table::read(&fields, &bounds)) {
             (Document::Good { tiers, .. }, _) => tiers,
             (Document::Absent | Document::Bad(_), Ok(table)) => table,
             (Document::Absent | Document::Bad(_), Err(_)) => self.in_force(),
         };
+        Ok((tiers, is_absent))
+    }
+
+    /// Puts the stored tiers in force.
+    async fn take_tiers(&self) -> Result<(), StoreError> {
+        let (tiers, is_absent) = self.stored_tiers().await?;
+        if !self.may_set_up {
+            *self.tiers.write().unwrap_or_else(PoisonError::into_inner) = tiers;
+            return Ok(());
+        }
         // An existing document stays, even a malformed one: operators edit it.
         let text = if is_absent { text_of(&tiers) } else { String::new() };
         let _ = self.put_tiers(&tiers, &text, "", DependsOn::Nothing).await?;
@@ -267,6 +288,9 @@ impl Redis {
 
     /// Puts a changed tier document in force, and rewrites a malformed table.
     async fn follow_tiers(&self) -> Result<(), StoreError> {
+        if !self.may_set_up {
+            return self.take_tiers().await;
+        }
         let (tiers, document) = match self.tier_document().await? {
             Document::Good { text, tiers, warnings } => {
                 if tiers != self.in_force() {
@@ -344,7 +368,7 @@ impl Redis {
         let (chain, entries) = (tier_table::chain(tiers), tier_table::entries(tiers));
         let depends_on = depends_on.text();
         let mut args = vec![by, document, &chain, stage, &depends_on];
-        args.extend(entries.iter().flat_map(|(name, entry)| [name.as_str(), entry.as_str()]));
+        args.extend(entries.iter().flatten().map(String::as_str));
         let function = &self.functions().apply_tiers;
         Ok(self.client.run_unchecked(function, &args, Deadline::Enforced).await?)
     }

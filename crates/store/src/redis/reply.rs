@@ -175,6 +175,7 @@ pub(super) fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
         address: text()?,
         ready: text()? == "1",
         terminating: text()? == "1",
+        at_risk: text()? == "1",
         restarts: parse(&text()?)?,
         pin: Some(text()?).filter(|pin| !pin.is_empty()).map(|pin| parse(&pin)).transpose()?,
     };
@@ -190,11 +191,13 @@ pub(super) fn pod_row(value: Value) -> Result<PodStatus, StoreError> {
         })
         .collect::<Result<_, StoreError>>()?;
     calls.sort_by(|a, b| (b.lease_until, &b.call).cmp(&(a.lease_until, &a.call)));
+    let is_surplus = text_of(row.next())? == "1";
     Ok(PodStatus {
         name,
         facts,
         pool: Some(tier).filter(|tier| !tier.is_empty()).map(|tier| parse(&tier)).transpose()?,
         draining_until: some_millis(&draining)?,
+        is_surplus,
         quarantined_until: some_millis(&quarantined)?,
         calls,
     })

@@ -2,11 +2,12 @@
 
 use super::{
     Redis, calls::released, deferred_writes::DeferredWrite, keys, operations::unexpected,
-    retry::Deadline,
+    reply::FunctionReply, retry::Deadline,
 };
 use crate::StoreError;
 use fleet::{
-    Attach, AttachRefused, Attached, Detach, Heartbeat, Millis, NotReleased, Released,
+    Attach, AttachRefused, Attached, Detach, Failover, FailoverRefused, Heartbeat, Millis,
+    NotReleased, Released,
     names::{CallSid, GatewayId},
 };
 
@@ -22,6 +23,9 @@ impl Redis {
         let [attempt, gateway_lease, lease] =
             [u64::from(request.pod_attempt), request.gateway_lease, request.lease_ttl]
                 .map(|number| number.to_string());
+        let connected = request.connected.as_ref().map_or_else(String::new, |connected| {
+            format!("{} {} {}", connected.pod, connected.age, connected.failovers)
+        });
         let args = [
             request.call.as_str(),
             &attempt,
@@ -30,22 +34,51 @@ impl Redis {
             request.stream.as_str(),
             &lease,
             &self.record_expiry(request.lease_ttl),
-            request.connected.as_ref().map_or("", |pod| pod.as_str()),
+            &connected,
         ];
         let mut reply = self.run(&self.functions().attach, &args).await?;
         match reply.word.as_str() {
-            "attached" => Ok(Ok(Attached {
-                pod: reply.parse()?,
-                address: reply.text()?,
-                pool: reply.parse()?,
-                merchant: reply.parse_some()?,
-                is_reallocated: reply.flag()?,
-            })),
+            "attached" => attached(&mut reply).map(Ok),
             "refused" => Ok(Err(match reply.text()?.as_str() {
                 "not_found" => AttachRefused::NotFound,
                 "other_attempt" => AttachRefused::OtherAttempt,
                 "already_attached" => AttachRefused::AlreadyAttached,
                 "no_pods" => AttachRefused::NoPods,
+                "unknown_pod" => AttachRefused::UnknownPod,
+                _ => return Err(unexpected(&reply)),
+            })),
+            _ => Err(unexpected(&reply)),
+        }
+    }
+
+    /// A failed failover may have taken effect: a repeat with the same stream ids is safe.
+    pub(super) async fn move_stream(
+        &self,
+        request: &Failover,
+    ) -> Result<Result<Attached, FailoverRefused>, StoreError> {
+        let [gateway_lease, max_retries, lease] =
+            [request.gateway_lease, u64::from(request.max_retries), request.lease_ttl]
+                .map(|number| number.to_string());
+        let args = [
+            request.call.as_str(),
+            request.stream.as_str(),
+            request.next.as_str(),
+            request.gateway.as_str(),
+            &gateway_lease,
+            request.cause.as_str(),
+            &max_retries,
+            &lease,
+            &self.record_expiry(request.lease_ttl),
+            request.failure.as_str(),
+        ];
+        let mut reply = self.run(&self.functions().failover, &args).await?;
+        match reply.word.as_str() {
+            "attached" => attached(&mut reply).map(Ok),
+            "refused" => Ok(Err(match reply.text()?.as_str() {
+                "not_found" => FailoverRefused::NotFound,
+                "ending" => FailoverRefused::Ending,
+                "spent" => FailoverRefused::RetriesExhausted,
+                "no_pods" => FailoverRefused::NoPods,
                 _ => return Err(unexpected(&reply)),
             })),
             _ => Err(unexpected(&reply)),
@@ -73,8 +106,10 @@ impl Redis {
     ) -> Result<Heartbeat, StoreError> {
         let args = [gateway.as_str(), &lease.to_string()];
         let mut reply = self.run(&self.functions().heartbeat, &args).await?;
+        let orders = reply.texts()?;
         // Skip invalid names, which only a manual edit can have written.
-        let ending = reply.texts()?.iter().filter_map(|call| call.parse().ok()).collect();
+        let order = |pair: &[String]| Some((pair[0].parse().ok()?, pair[1].parse().ok()?));
+        let ending = orders.chunks_exact(2).filter_map(order).collect();
         Ok(Heartbeat { ending, calls: reply.number()? as usize })
     }
 
@@ -106,6 +141,19 @@ impl Redis {
     }
 }
 
-pub(super) fn detach_args(request: &Detach) -> [&str; 3] {
-    [request.call.as_str(), request.stream.as_str(), request.cause.as_str()]
+fn attached(reply: &mut FunctionReply) -> Result<Attached, StoreError> {
+    Ok(Attached {
+        pod: reply.parse()?,
+        address: reply.text()?,
+        pool: reply.parse()?,
+        merchant: reply.parse_some()?,
+        is_reallocated: reply.flag()?,
+        ordinal: reply.number()? as u32,
+        displaced: reply.texts()?.iter().filter_map(|call| call.parse().ok()).collect(),
+    })
+}
+
+pub(super) fn detach_args(request: &Detach) -> [&str; 4] {
+    let Detach { call, stream, cause, failure } = request;
+    [call.as_str(), stream.as_str(), cause.as_str(), failure.as_str()]
 }

@@ -94,6 +94,7 @@ fn documents_carry_the_trace_context_where_the_format_allows_it() {
         status_url: None,
         after_stream_url: None,
         traceparent: None,
+        parameters: &Parameters::NONE,
     };
     let traced = Stream { traceparent: Some(traceparent), ..untraced };
     for (provider, expected) in [
@@ -118,6 +119,37 @@ fn documents_carry_the_trace_context_where_the_format_allows_it() {
 }
 
 #[test]
+fn documents_carry_parameters_in_the_way_of_their_provider() {
+    let call = "c1".parse().unwrap();
+    let parameters = Parameters::new([("name", "\"A\" & <B> ü"), ("order", "17")]).unwrap();
+    let stream = Stream {
+        url: "wss://a/b",
+        call: &call,
+        status_url: None,
+        after_stream_url: None,
+        traceparent: Some("00-1-2-01"),
+        parameters: &parameters,
+    };
+    let xml = concat!(
+        r#"<Parameter name="name" value="&quot;A&quot; &amp; &lt;B&gt; ü"/>"#,
+        r#"<Parameter name="order" value="17"/><Parameter name="traceparent" value="00-1-2-01"/>"#
+    );
+    let json = r#""name":"\"A\" & <B> ü","order":"17","traceparent":"00-1-2-01"}"#;
+    for (provider, expected) in [
+        (Provider::Twilio, xml),
+        (Provider::SignalWire, xml),
+        (Provider::Telnyx, xml),
+        (Provider::Vonage, &format!(r#""headers":{{"call_sid":"c1",{json}"#)),
+        (Provider::Jambonz, &format!(r#""metadata":{{{json}"#)),
+        (Provider::Plivo, r#" extraHeaders="order=17">"#),
+        (Provider::Exotel, r#"{"url":"wss://a/b"}"#),
+    ] {
+        let body = provider.dialect().connect(&stream).body;
+        assert!(body.contains(expected), "{provider}: {expected} is not in {body}");
+    }
+}
+
+#[test]
 fn signalwire_telnyx_vonage_and_jambonz_get_their_own_documents() {
     let call = "c1".parse().unwrap();
     let stream = Stream {
@@ -126,6 +158,7 @@ fn signalwire_telnyx_vonage_and_jambonz_get_their_own_documents() {
         status_url: None,
         after_stream_url: None,
         traceparent: None,
+        parameters: &Parameters::NONE,
     };
     let body = |provider: Provider| provider.dialect().connect(&stream).body;
     assert_eq!(body(Provider::SignalWire), body(Provider::Twilio));
@@ -212,7 +245,7 @@ proptest! {
                 let url = urls.url(&"pod-1".parse().unwrap(), &call_request);
                 let target = Some(request.target.as_str());
                 let stream =
-                    Stream { url: &url, call: &call_request.call, status_url: target, after_stream_url: target, traceparent: None };
+                    Stream { url: &url, call: &call_request.call, status_url: target, after_stream_url: target, traceparent: None, parameters: &call_request.parameters };
                 prop_assert!(well_formed(&provider.dialect().connect(&stream)));
                 let hold = HoldOptions {
                     sentence: Some(&sentence), audio: target, pause_seconds: 5, url: &request.target,

@@ -1,6 +1,6 @@
 //! Allocate requests, checked against the oracle.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
 use super::oracle::{Oracle, Waiter, free_slots};
@@ -8,8 +8,11 @@ use crate::tiers::{Strategy as Fill, TierKind};
 
 pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Allocate) {
     let call = &request.call;
-    let packed = fullest_with_free_slot(fleet);
+    let before = Choices { packed: fullest_with_free_slot(fleet), safe: with_safe_pod(fleet) };
     let ends_attempt = ends_live_attempt(fleet, oracle, request);
+    // A pod that has not failed keeps the call in the same step, in service or not.
+    let kept = ends_attempt.filter(|ends| *ends && has_gateway(fleet, call));
+    let kept = kept.and_then(|_| oracle.calls.get(call).cloned());
     let lost_service = oracle.lost_service(call, fleet);
     let outcome = fleet.allocate(request, now);
     let is_refused = matches!(outcome, Err(Refusal { reason: RefusalReason::Replayed, .. }));
@@ -28,8 +31,11 @@ pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, requ
     }
     let was_handed =
         oracle.handed.contains_key(call) || lost_service && oracle.waiting.contains_key(call);
-    if ends_attempt && !oracle.end_stream(call, EndCause::Stream) {
-        oracle.remove(call);
+    match ends_attempt {
+        // The gateway is asked how the stream ended.
+        Some(false) => drop(oracle.end_stream(call, EndCause::Stream)),
+        Some(true) => drop(oracle.remove(call)),
+        None => {}
     }
     match &outcome {
         Ok(got) => {
@@ -39,36 +45,47 @@ pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, requ
             }
             assert_eq!(got.waited.is_some(), was_handed, "only a hand-off reports a waiting time");
             if !got.was_existing && got.waited.is_none() {
-                check_choice(fleet, request, got, &packed);
+                check_choice(fleet, request, got, &before);
             }
-            check_allocated(fleet, oracle, now, request, got);
+            check_allocated(fleet, oracle, now, request, got, kept.as_ref());
         }
         Err(refusal) => check_refused(fleet, oracle, request, refusal),
     }
     oracle.record_signed_request(request, &outcome, now);
 }
 
-/// Whether the request reports the end of the live pod attempt.
-fn ends_live_attempt(fleet: &Fleet, oracle: &Oracle, request: &Allocate) -> bool {
-    let (Some(previous), Some(live)) = (&request.previous, fleet.call(&request.call)) else {
-        return false;
-    };
-    let is_live_attempt = previous.pod == live.pod && previous.pod_attempt == live.pod_attempt;
-    is_live_attempt && previous.is_settled && !oracle.handed.contains_key(&request.call)
+/// Whether the stream of a live call comes, or is to come, through a gateway.
+fn has_gateway(fleet: &Fleet, call: &CallSid) -> bool {
+    fleet.calls.get(call).is_some_and(|call| call.stream.is_some() || call.expects_stream)
 }
 
-/// Pack selects the fullest pod with a free slot; a reconnect gets its previous pod last.
-fn check_choice(
-    fleet: &Fleet,
-    request: &Allocate,
-    got: &Allocation,
-    packed: &BTreeMap<Pool, usize>,
-) {
+/// Whether the request ends the live pod attempt; `None` if it reports another one, or nothing.
+fn ends_live_attempt(fleet: &Fleet, oracle: &Oracle, request: &Allocate) -> Option<bool> {
+    let (previous, live) = (request.previous.as_ref()?, fleet.call(&request.call)?);
+    let has_gateway = has_gateway(fleet, &request.call);
+    let is_live_attempt =
+        (has_gateway || previous.pod == live.pod) && previous.pod_attempt == live.pod_attempt;
+    if !is_live_attempt || oracle.handed.contains_key(&request.call) {
+        return None;
+    }
+    match live.stream {
+        // A released call stays over.
+        Some(stream) if stream.ending.is_some_and(EndCause::is_final) => None,
+        Some(_) => Some(previous.is_settled),
+        None => Some(previous.is_settled || has_gateway),
+    }
+}
+
+/// Pack selects the fullest pod with a free slot, a pod at risk is the last choice of its pool, and
+/// a reconnect gets its previous pod last.
+fn check_choice(fleet: &Fleet, request: &Allocate, got: &Allocation, before: &Choices) {
     let Some(previous) = &request.previous else {
         if let Some(TierKind::Shared { strategy: Fill::Pack, .. }) = fleet.tiers.kind(&got.pool) {
             let calls = fleet.pods[&got.pod].calls.len() - 1;
-            assert_eq!(Some(calls), packed.get(&got.pool).copied());
+            assert_eq!(Some(calls), before.packed.get(&got.pool).copied());
         }
+        let is_at_risk = fleet.pods[&got.pod].facts.at_risk;
+        assert!(!is_at_risk || !before.safe.contains(&got.pool), "{} is at risk", got.pod);
         return;
     };
     if previous.pod == got.pod {
@@ -89,6 +106,7 @@ fn check_allocated(
     now: Millis,
     request: &Allocate,
     got: &Allocation,
+    kept: Option<&PodName>,
 ) {
     let (call, until) = (&request.call, now + request.lease_ttl);
     if got.waited.is_some() {
@@ -105,7 +123,12 @@ fn check_allocated(
         return;
     } else {
         assert!(!got.was_existing, "an ended call is reported as existing");
-        oracle.check_allocation(&got.pod, &got.pool, fleet, now);
+        if kept == Some(&got.pod) {
+            let cap = fleet.tiers.kind(&got.pool).expect("the pool exists").cap();
+            assert!(oracle.calls_on(&got.pod) < cap as usize, "I1, I3: kept beyond the cap");
+        } else {
+            oracle.check_allocation(&got.pod, &got.pool, fleet, now);
+        }
         oracle.insert(call.clone(), got.pod.clone(), until);
     }
     if request.provisional {
@@ -133,15 +156,33 @@ fn check_refused(fleet: &Fleet, oracle: &mut Oracle, request: &Allocate, refusal
     }
 }
 
+/// The pods to choose from before a request.
+struct Choices {
+    packed: BTreeMap<Pool, usize>,
+    /// Pools with a free slot on a pod that is not at risk.
+    safe: BTreeSet<Pool>,
+}
+
+/// The pools with a free slot on a pod that is not at risk.
+fn with_safe_pod(fleet: &Fleet) -> BTreeSet<Pool> {
+    let is_safe = |pod: &&Pod| {
+        let kind = pod.pool.as_ref().and_then(|pool| fleet.tiers.kind(pool));
+        let has_slot = kind.is_some_and(|kind| pod.calls.len() < kind.cap() as usize);
+        pod.is_serving() && !pod.facts.at_risk && has_slot
+    };
+    fleet.pods.values().filter(is_safe).filter_map(|pod| pod.pool.clone()).collect()
+}
+
 /// The number of calls of the fullest pod with a free slot, by shared pool.
 fn fullest_with_free_slot(fleet: &Fleet) -> BTreeMap<Pool, usize> {
     let fullest = |pool: &Pool, index: &PoolIndex| match fleet.tiers.kind(pool) {
-        Some(TierKind::Shared { max_concurrent, .. }) => index
-            .available
-            .keys()
-            .map(|(calls, _)| *calls)
-            .filter(|calls| *calls < max_concurrent as usize)
-            .max(),
+        Some(TierKind::Shared { max_concurrent, .. }) => {
+            let has_slot = |calls: &usize| *calls < max_concurrent as usize;
+            let fullest = |pods: &BTreeMap<(usize, u64), PodName>| {
+                pods.keys().map(|(calls, _)| *calls).filter(has_slot).max()
+            };
+            index.choices().into_iter().find_map(fullest)
+        }
         _ => None,
     };
     let all = fleet.pools.iter();

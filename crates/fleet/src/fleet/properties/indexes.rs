@@ -1,6 +1,6 @@
 //! The private indexes of a fleet, compared with a full derivation from the facts.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::super::*;
 
@@ -45,8 +45,13 @@ pub(super) fn check_indexes(fleet: &Fleet) {
 fn check_counts(fleet: &Fleet, pool: &Pool, index: &PoolIndex) {
     let members: Vec<&Pod> =
         fleet.pods.values().filter(|pod| pod.pool.as_ref() == Some(pool)).collect();
-    let available: BTreeSet<&PodName> = index.available.values().collect();
-    assert_eq!(index.available.len(), available.len(), "I11: a pod is indexed twice in {pool}");
+    let indexed = index.choices().into_iter().flat_map(BTreeMap::values);
+    let available: BTreeSet<&PodName> = indexed.clone().collect();
+    assert_eq!(indexed.count(), available.len(), "I11: a pod is indexed twice in {pool}");
+    for (pods, at_risk) in index.choices().into_iter().zip([false, true]) {
+        let is_misplaced = |name: &&PodName| fleet.pods[*name].facts.at_risk != at_risk;
+        assert_eq!(pods.values().find(is_misplaced), None, "I11: the wrong index of {pool}");
+    }
     assert!(
         available.iter().all(|name| fleet.pods[*name].pool.as_ref() == Some(pool)),
         "I11: {pool}"

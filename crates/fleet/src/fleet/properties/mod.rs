@@ -103,6 +103,7 @@ fn step(fleet: &mut Fleet, oracle: &mut Oracle, now: &mut Millis, operation: Ope
             oracle.extend_pending(*now + time);
         }
         Operation::Attach(request) => streams::attach(fleet, oracle, *now, &request),
+        Operation::Failover(request) => streams::failover(fleet, oracle, *now, &request),
         Operation::Detach(request) => streams::detach(fleet, oracle, *now, &request),
         Operation::Heartbeat { gateway } => streams::heartbeat(fleet, oracle, *now, &gateway),
         Operation::Drain { pod, ttl } => {
@@ -138,6 +139,28 @@ fn step(fleet: &mut Fleet, oracle: &mut Oracle, now: &mut Millis, operation: Ope
             let is_done = is_known || document == present.as_deref();
             let edit = Edit { expected, by: "" };
             assert_eq!(fleet.set_merchant(&id, document, edit).is_ok(), is_done);
+        }
+        Operation::Capacity { update, writer } => {
+            let before = fleet.capacity(*now);
+            let outcome = fleet.update_capacity(&update, writer.get(), *now);
+            let refused = match &outcome {
+                Err(CapacityRefused::Write(refused)) => Some(refused),
+                _ => None,
+            };
+            oracle.check_write(&writer, refused);
+            match outcome {
+                Ok(_) => assert_eq!(fleet.capacity(*now).holder, update.holder),
+                Err(_) => assert_eq!(fleet.capacity(*now), before, "a refused update"),
+            }
+        }
+        Operation::Prescale(order) => {
+            assert_eq!(fleet.prescale(&order, "", *now), Ok(()));
+            let orders = fleet.capacity(*now).orders;
+            assert_eq!(orders.contains(&order), order.until > *now);
+        }
+        Operation::DeletePrescale { id } => {
+            let known = fleet.capacity(*now).orders.iter().any(|order| order.id == id);
+            assert_eq!(fleet.delete_prescale(&id, "", *now), known);
         }
         pods => write_pods(fleet, oracle, *now, pods),
     }
@@ -258,6 +281,28 @@ fn write_pods(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, operation: Op
             };
             oracle.check_write(&writer, refused);
             assert!(outcome.is_err() || !is_busy, "moved a busy or draining pod");
+        }
+        Operation::Surplus { pod, uid, ttl, writer } => {
+            let before = fleet.pod(&pod).filter(|pod| pod.facts.uid == uid);
+            let is_requested = |pod: &PodStatus| pod.draining_until.is_some() && !pod.is_surplus;
+            let outcome = fleet.set_surplus(&pod, &uid, ttl, writer.get(), now);
+            oracle.check_write(&writer, outcome.as_ref().err());
+            let after = fleet.pod(&pod);
+            match outcome {
+                Err(_) | Ok(Surplus::NotOurs | Surplus::NotFound) => {
+                    assert!(before.is_none() || before == after, "a refused change had an effect")
+                }
+                Ok(Surplus::Drained { .. } | Surplus::Returned) => {
+                    assert!(!before.as_ref().is_some_and(is_requested), "ended a requested drain");
+                    let until = after.as_ref().and_then(|pod| pod.draining_until);
+                    assert_eq!(until.is_some(), ttl.is_some());
+                    assert_eq!(after.is_some_and(|pod| pod.is_surplus), ttl.is_some());
+                    match until {
+                        Some(until) => drop(oracle.drains.insert(pod, until)),
+                        None => drop(oracle.drains.remove(&pod)),
+                    }
+                }
+            }
         }
         Operation::Claim(claim) => oracle.check_claim(&claim, fleet.claim_pods(&claim, now)),
         other => unreachable!("{other:?} writes no pods"),

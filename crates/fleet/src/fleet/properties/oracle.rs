@@ -92,13 +92,30 @@ impl Oracle {
         }
     }
 
-    /// An attached call was released. Returns false for any other call.
+    /// An attached call was released, or its provider reports the end of the stream. The first
+    /// final cause holds. Returns false for any other call.
     pub(super) fn end_stream(&mut self, call: &CallSid, cause: EndCause) -> bool {
         let stream = self.streams.get_mut(call);
         stream.is_some_and(|stream| {
-            stream.ending.get_or_insert(cause);
+            let is_kept = stream.ending.is_some_and(|known| known.is_final() || !cause.is_final());
+            stream.ending = if is_kept { stream.ending } else { Some(cause) };
             true
         })
+    }
+
+    /// These calls have to leave their pod: with a stream when its gateway reacts, the others at
+    /// once.
+    pub(super) fn displace(&mut self, calls: &[CallSid]) {
+        for call in calls {
+            if let Some(stream) = self.streams.get_mut(call) {
+                stream.ending.get_or_insert(EndCause::Displaced);
+            } else if self.handed.contains_key(call) {
+                self.requeue(call);
+            } else {
+                assert!(self.provisional.contains(call), "{call} has begun on its pod");
+                self.remove(call);
+            }
+        }
     }
 
     pub(super) fn extend_pending(&mut self, until: Millis) {
@@ -219,6 +236,8 @@ impl Oracle {
         let waiter = self.handed.remove(call).expect("the call was handed off");
         self.calls.remove(call);
         self.leases.remove(call);
+        // An earlier end of the call counts again: a late stream may still come.
+        self.ended.insert(call.clone());
         self.waiting.insert(call.clone(), waiter);
     }
 

@@ -77,6 +77,20 @@ fn no_call_of_a_gateway_ends_within_its_lease_after_a_gap_without_sweeps() {
 }
 
 #[test]
+fn a_short_lease_survives_a_gap_in_which_it_would_end() {
+    const LEASE: Millis = 5 * SECOND;
+    let mut fleet = attached_fleet(1);
+    fleet.heartbeat(&name("g1"), LEASE, NOW);
+    sweep_between(&mut fleet, NOW, NOW + SECOND);
+    let back = NOW + 7 * SECOND;
+    assert!(back - NOW < SWEEP_GAP);
+    assert_eq!(sweep_between(&mut fleet, back, back + LEASE - 1), []);
+    // Sweeps that are a second or two apart are no gap.
+    let end = back + LEASE;
+    assert_eq!(sweep_between(&mut fleet, end, end), [("c1".into(), EndCause::Gateway)]);
+}
+
+#[test]
 fn a_short_pause_of_the_sweeps_does_not_extend_the_lease_of_a_gateway() {
     let mut fleet = attached_fleet(1);
     let last = NOW + GATEWAY_LEASE - 2 * SECOND;

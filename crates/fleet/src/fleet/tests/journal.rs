@@ -120,7 +120,7 @@ fn changes_of_a_removed_pod_have_no_effect() {
     end(&mut fleet, "c1", EndCause::Agent, NOW);
     fleet.remove_pod(&name("p1"), "u1", RemovalMode::Immediate, WRITER, NOW).unwrap();
     changes.into_iter().for_each(|change| fleet.apply(change));
-    fleet.apply(Change::Draining { pod: name("p1"), until: Some(NOW) });
+    fleet.apply(Change::Draining { pod: name("p1"), until: Some(NOW), surplus: false });
     assert_eq!((fleet.active_calls(), fleet.pods()), (0, vec![]));
     assert!(fleet.drains.is_empty() && fleet.leases.is_empty());
 }

@@ -1,7 +1,9 @@
 //! Unit tests of the fleet, one rule at a time.
 
+mod at_risk;
 mod calls;
 mod clock_shift;
+mod failover;
 mod gateways;
 mod health;
 mod journal;
@@ -45,6 +47,7 @@ fn ready() -> PodFacts {
         address: "a:1".into(),
         ready: true,
         terminating: false,
+        at_risk: false,
         restarts: 0,
         pin: None,
     }

@@ -15,9 +15,9 @@ fn unsettled_request(call: &str, pod: &str, pod_attempt: u32) -> Allocate {
 
 #[test]
 fn pod_attempts_count_only_for_calls_that_may_return() {
-    assert_eq!(plain_request("c1").pod_attempt(), 0);
-    assert_eq!(returning_request("c1").pod_attempt(), 1);
-    assert_eq!(reconnect_request("c1", "p1", 2).pod_attempt(), 3);
+    assert_eq!(plain_request("c1").pod_attempt(0), 0);
+    assert_eq!(returning_request("c1").pod_attempt(0), 1);
+    assert_eq!(reconnect_request("c1", "p1", 2).pod_attempt(0), 3);
 }
 
 #[test]

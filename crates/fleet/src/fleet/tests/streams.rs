@@ -10,7 +10,7 @@ pub(super) fn stream_request(call: &str) -> Allocate {
     Allocate { expects_stream: true, may_return: true, ..provisional_request(call) }
 }
 
-fn stream_id(number: u8) -> StreamId {
+pub(super) fn stream_id(number: u8) -> StreamId {
     name(&format!("{number:016x}"))
 }
 
@@ -29,11 +29,12 @@ pub(super) fn attach_request(call: &str, stream: u8) -> Attach {
 
 /// A repeated attach of a stream that is connected to a pod.
 pub(super) fn connected_request(call: &str, pod: &str) -> Attach {
-    Attach { connected: Some(name(pod)), ..attach_request(call, 1) }
+    let connected = ConnectedStream { pod: name(pod), age: 0, failovers: 0 };
+    Attach { connected: Some(connected), ..attach_request(call, 1) }
 }
 
-fn detach_request(call: &str, stream: u8, cause: EndCause) -> Detach {
-    Detach { call: name(call), stream: stream_id(stream), cause }
+pub(super) fn detach_request(call: &str, stream: u8, cause: EndCause) -> Detach {
+    Detach { call: name(call), stream: stream_id(stream), cause, failure: PodFailure::default() }
 }
 
 /// A fleet with this number of pods and an attached call `c1` on `p1`.
@@ -65,6 +66,8 @@ fn an_attach_confirms_a_provisional_call() {
         pool: name("gold"),
         merchant: Some(name("m")),
         is_reallocated: false,
+        ordinal: 1,
+        displaced: Vec::new(),
     };
     assert_eq!(attached, expected);
     let call = fleet.call(&name("c1")).unwrap();
@@ -239,7 +242,7 @@ fn a_released_call_keeps_its_pod_until_its_stream_is_detached() {
     let again = fleet.release(&Release::new(name("c1"), None), NOW + 20).unwrap();
     assert!(again.is_ending && fleet.take_ending().is_empty());
     let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, NOW + 30);
-    assert_eq!(heartbeat, Heartbeat { ending: vec![name("c1")], calls: 1 });
+    assert_eq!(heartbeat, Heartbeat { ending: vec![(name("c1"), EndCause::Operator)], calls: 1 });
 
     let released = fleet.detach(&detach_request("c1", 1, EndCause::PodLost), NOW + 40).unwrap();
     assert_eq!(released, Released { lasted: 40, is_ending: false, ..expected });
@@ -299,31 +302,17 @@ fn a_connected_stream_registers_an_unknown_call_within_the_window() {
     fleet.drain(&name("p1"), LEASE_TTL, NOW).unwrap();
     let request = connected_request("c1", "p1");
     let unknown_pod = fleet.attach(&connected_request("c1", "p9"), NOW);
-    assert_eq!(unknown_pod, Err(AttachRefused::NoPods), "it may be observed soon");
+    assert_eq!(unknown_pod, Err(AttachRefused::UnknownPod), "it may be observed soon");
     assert_eq!(fleet.attach(&attach_request("c1", 1), NOW), Err(AttachRefused::NotFound));
     assert_eq!(fleet.attach(&request, NOW + 100), Err(AttachRefused::NotFound), "window over");
     let attached = fleet.attach(&request, NOW + 99).unwrap();
     assert_eq!((attached.pod, attached.is_reallocated), (name("p1"), true));
     let call = fleet.call(&name("c1")).unwrap();
     assert_eq!((call.pod_attempt, call.stream.unwrap().gateway), (1, name("g1")));
-    let second = fleet.attach(&connected_request("c2", "p1"), NOW);
+    let second = fleet.attach(&connected_request("c2", "p1"), NOW + 99);
     assert_eq!(second, Err(AttachRefused::NoPods), "the pod is busy");
     fleet.detach(&detach_request("c1", 1, EndCause::Abandoned), NOW).unwrap();
     assert_eq!(fleet.attach(&request, NOW), Err(AttachRefused::NotFound), "the call has ended");
-}
-
-#[test]
-fn a_reconnect_during_a_stream_ends_the_call() {
-    let mut fleet = attached_fleet(2);
-    let previous = previous_pod("p1", 1);
-    let unsettled = PreviousPod { is_settled: false, ..previous.clone() };
-    let request = |previous| Allocate { previous: Some(previous), ..stream_request("c1") };
-    let reason = refusal_reason(&mut fleet, &request(unsettled), NOW);
-    assert_eq!((reason, fleet.take_ending().len()), (RefusalReason::Unsettled, 0));
-    let reason = refusal_reason(&mut fleet, &request(previous), NOW);
-    assert_eq!((reason, fleet.take_ending().len()), (RefusalReason::CallEnded, 1));
-    let stream = stream_of(&fleet, "c1").unwrap();
-    assert_eq!(stream.ending, Some(EndCause::Stream), "the pod serves the stream until the detach");
 }
 
 #[test]

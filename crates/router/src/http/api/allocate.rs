@@ -1,6 +1,6 @@
 //! `POST /allocate`: allocates a pod to a call.
 
-use std::{pin::pin, time::Duration};
+use std::{collections::BTreeMap, pin::pin, time::Duration};
 
 use axum::{
     Json,
@@ -23,7 +23,7 @@ use fleet::{
     names::{Carrier, Fingerprint},
 };
 use store::StoreError;
-use telephony::{CallParts, CallRequest, Provider};
+use telephony::{CallParts, CallRequest, Parameters, Provider};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Allocate)]
@@ -38,6 +38,9 @@ pub struct Body {
     flow: Option<String>,
     #[schema(schema_with = schemas::optional_name)]
     template: Option<String>,
+    /// Custom values for the agent.
+    #[schema(schema_with = schemas::parameters)]
+    parameters: Option<BTreeMap<String, String>>,
     /// Maximum hold time (`20s`).
     #[schema(schema_with = schemas::wait_for_pod)]
     wait: Option<String>,
@@ -284,7 +287,9 @@ pub async fn allocate(
         flow: body.flow.as_deref(),
         template: body.template.as_deref(),
     };
-    let request = CallRequest { carrier, ..CallRequest::new(provider, parts)? };
+    let values = body.parameters.iter().flatten();
+    let parameters = Parameters::new(values.map(|(name, value)| (name.as_str(), value.as_str())))?;
+    let request = CallRequest { carrier, parameters, ..CallRequest::new(provider, parts)? };
     let wait: Option<HumanDuration> = match body.wait.as_deref() {
         None | Some("" | "0" | "0s") => None,
         Some(text) => Some(text.parse().map_err(|expected| {

@@ -10,9 +10,12 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::{PartialSchema, ToSchema};
 
-use super::etag::{self, IfMatch, conditional, etag};
+use super::{
+    etag::{self, IfMatch, conditional, etag},
+    managed_elsewhere,
+};
 use crate::http::{
-    ApiError, RequestLog, Shared,
+    ApiError, Context, RequestLog, Shared,
     middleware::{auth::Caller, body::JsonBody},
     openapi::{
         Endpoint, Group,
@@ -23,6 +26,7 @@ use crate::http::{
 };
 use fleet::{
     Edit, PoolStatus,
+    manifests::{MANAGED_BY, owner_of},
     merchant::{FIELDS, MerchantConfig},
     names::{MerchantId, Pool},
     tiers::Tiers,
@@ -145,8 +149,13 @@ pub async fn put(
     let document = body.to_string();
     let config = MerchantConfig::parse(&document)
         .map_err(|error| ApiError::bad_request(format!("not a merchant document: {error}")))?;
+    if body.get(MANAGED_BY).is_some() {
+        let error = format!("not a merchant document: the router itself sets {MANAGED_BY}");
+        return Err(ApiError::bad_request(error));
+    }
     let current = context.store.merchant(&id).await?;
     if_match.check(current.as_deref())?;
+    check_owner(&context, current.as_deref())?;
     let tiers = context.store.tiers().await?;
     if let Some(step) = config.unknown_tier(&tiers) {
         let error = format!("not a merchant document: fallback: unknown tier {step}");
@@ -171,6 +180,7 @@ pub async fn delete(
 ) -> Result<Response, ApiError> {
     let current = context.store.merchant(&id).await?.ok_or_else(unknown)?;
     if_match.check(Some(&current))?;
+    check_owner(&context, Some(&current))?;
     let edit = Edit { expected: Some(current.as_str()), by: &caller.to_string() };
     let deleted = context.store.set_merchant(&id, None, edit).await?;
     deleted.map_err(|_| etag::conflict(StatusCode::CONFLICT))?;
@@ -201,6 +211,14 @@ fn document_warnings(
 
 fn empty_pool(pool: &str) -> String {
     format!("the pool {pool} has no pods yet")
+}
+
+/// Refuses to change a document that an object of the cluster manages.
+fn check_owner(context: &Context, current: Option<&str>) -> Result<(), ApiError> {
+    match current.and_then(owner_of) {
+        Some(owner) => managed_elsewhere(context, "the merchant is", &owner),
+        None => Ok(()),
+    }
 }
 
 fn unknown() -> ApiError {

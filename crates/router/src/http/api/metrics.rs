@@ -23,6 +23,7 @@ pub fn endpoint() -> Endpoint {
 }
 
 pub async fn metrics(State(context): Shared) -> Response {
+    context.metrics.cluster.problems.set(context.lifecycle.problems().len() as i64);
     let text = context.metrics.render(context.snapshots.recent_status().await);
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
 }

@@ -24,6 +24,8 @@ pub struct Pod {
     #[schema(required)]
     draining_until: Option<u64>,
     has_active_lease: bool,
+    /// Whether the pod is the last choice: its node is cordoned, or its eviction is announced.
+    is_at_risk: bool,
     is_draining: bool,
     is_quarantined: bool,
     is_ready: bool,
@@ -44,6 +46,7 @@ pub fn endpoint() -> Endpoint {
         calls: vec![CallOnPod::example()],
         draining_until: None,
         has_active_lease: true,
+        is_at_risk: false,
         is_draining: false,
         is_quarantined: false,
         is_ready: true,
@@ -71,6 +74,7 @@ pub async fn pod(
         calls: calls_of(&pod),
         draining_until: pod.draining_until.map(|until| until / 1_000),
         has_active_lease: !pod.calls.is_empty(),
+        is_at_risk: pod.facts.at_risk,
         is_draining: pod.is_leaving(),
         is_quarantined: pod.quarantined_until.is_some(),
         is_ready: pod.facts.ready,

@@ -48,6 +48,8 @@ pub struct ListedPod {
     cap: u32,
     #[schema(required)]
     draining_until: Option<u64>,
+    /// Whether the pod is the last choice: its node is cordoned, or its eviction is announced.
+    is_at_risk: bool,
     #[schema(value_type = schemas::PodName)]
     pod_name: PodName,
     /// `available`, `busy`, `draining`, `not_ready`, `terminating` or `quarantined`.
@@ -69,6 +71,7 @@ pub fn list_endpoint() -> Endpoint {
         calls: vec![CallOnPod::example()],
         cap: 1,
         draining_until: None,
+        is_at_risk: false,
         pod_name: "voice-agent-0".parse().expect("a name"),
         state: "busy",
         tier: "gold".into(),
@@ -107,6 +110,7 @@ pub fn pod_json(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
         calls: calls_of(pod),
         cap,
         draining_until: pod.draining_until.map(|until| until / 1_000),
+        is_at_risk: pod.facts.at_risk,
         pod_name: pod.name.clone(),
         state: state(pod),
         tier: pod.pool.as_ref().map(Pool::as_tier_value).unwrap_or_default(),

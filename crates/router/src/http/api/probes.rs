@@ -31,6 +31,10 @@ struct Ready {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     reason: Option<String>,
+    /// Open media streams of a stopping router, which it relays for up to `MEDIA_DRAIN_TIME`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    draining_streams: Option<usize>,
 }
 
 pub fn health_endpoint() -> Endpoint {
@@ -39,12 +43,17 @@ pub fn health_endpoint() -> Endpoint {
 
 pub fn ready_endpoint() -> Endpoint {
     Endpoint::new(Group::Router, "Readiness")
-        .responds(Ready { status: "ready", store: "up", reason: None })
+        .responds(Ready { status: "ready", store: "up", reason: None, draining_streams: None })
         .responds_with(
             503,
             "The store was not reached yet or holds pods of another origin, or the router is \
              shutting down.",
-            Ready { status: "starting", store: "down", reason: Some("unreachable".into()) },
+            Ready {
+                status: "stopping",
+                store: "down",
+                reason: Some("unreachable".into()),
+                draining_streams: Some(2),
+            },
         )
 }
 
@@ -68,5 +77,8 @@ pub async fn ready(State(context): Shared) -> Response {
     };
     let reason = context.store.outage();
     let store = if reason.is_none() { "up" } else { "down" };
-    (status, Json(Ready { status: state, store, reason })).into_response()
+    let is_stopping = context.lifecycle.stopping.is_cancelled();
+    let draining_streams =
+        context.urls.gateway().filter(|_| is_stopping).map(|it| it.stream_count());
+    (status, Json(Ready { status: state, store, reason, draining_streams })).into_response()
 }

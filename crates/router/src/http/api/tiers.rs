@@ -10,7 +10,10 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use utoipa::ToSchema;
 
-use super::etag::{IfMatch, conditional, conflict, etag};
+use super::{
+    etag::{IfMatch, conditional, conflict, etag},
+    managed_elsewhere,
+};
 use crate::http::{
     ApiError, Context, RequestLog, Shared,
     middleware::{auth::Caller, body::JsonBody},
@@ -75,7 +78,8 @@ pub fn put_endpoint() -> Endpoint {
         .uses_store();
     conditional(endpoint).error(
         409,
-        "The document has no tier for some pods, or another request changed it at the same time.",
+        "The document has no tier for some pods, objects of the cluster manage it, or another \
+         request changed it at the same time.",
     )
 }
 
@@ -172,6 +176,9 @@ pub async fn put(
         });
         let moves = Some(moves.collect());
         return Ok(Json(TiersResponse { moves, success: None, tiers, warnings }).into_response());
+    }
+    if let Some(owner) = current.managed_by() {
+        managed_elsewhere(&context, "the tiers are", owner)?;
     }
     let edit = Edit { expected: Some(&current), by: &caller.to_string() };
     let applied = context.store.apply_tiers(&tiers, edit).await?;

@@ -22,8 +22,8 @@ macro_rules! files {
     };
 }
 
-const FILES: [(&str, &str); 16] = files! {
-    "access.js" "actions.js" "api.js" "calls.js" "charts.js" "confirm.js" "detail.js" "dom.js"
+const FILES: [(&str, &str); 17] = files! {
+    "access.js" "actions.js" "api.js" "calls.js" "capacity.js" "charts.js" "confirm.js" "detail.js" "dom.js"
     "edit.js" "feed.js" "format.js" "page.css" "page.js" "pods.js" "pools.js" "time.js"
 };
 

@@ -22,6 +22,7 @@ use futures_util::FutureExt;
 
 use super::spans;
 use crate::http::{ApiError, Context, RequestLog};
+use crate::media;
 use crate::telemetry::metrics::{Endpoint, Request as RequestLabels};
 use ::spans::RequestSpan;
 
@@ -51,7 +52,7 @@ pub async fn observe(
         ["/health", "/ready", "/metrics"].iter().any(|probe| endpoint.as_str().ends_with(probe));
     let mut span = context.tracer.as_ref().filter(|_| !is_probe).map(|tracer| {
         tracer.request(request.headers(), |span| {
-            spans::begin(span, context.scheme, label, endpoint.0.as_ref(), uri.path(), peer);
+            spans::begin(span, context.scheme, label, endpoint.0.as_ref(), shown(uri.path()), peer);
         })
     });
     let handler = AssertUnwindSafe(next.run(request)).catch_unwind();
@@ -86,7 +87,7 @@ pub async fn observe(
     }
     let line = LogLine {
         method: method.as_str(),
-        path: &uri.path()[..uri.path().floor_char_boundary(MAX_PATH_BYTES)],
+        path: shown(uri.path()),
         status,
         took,
         id: id.to_str().unwrap_or_default(),
@@ -96,6 +97,14 @@ pub async fn observe(
     };
     line.write(&log);
     response
+}
+
+/// The part of a path that is logged. Stream URLs contain tokens and secrets; one that reaches
+/// another listener than the gateway's is shown without them.
+fn shown(path: &str) -> &str {
+    let prefixes = [media::PATH_PREFIX, media::CONNECT_PREFIX];
+    let prefix = prefixes.into_iter().find(|prefix| path.starts_with(prefix));
+    prefix.unwrap_or(&path[..path.floor_char_boundary(MAX_PATH_BYTES)])
 }
 
 /// A line of the access log.

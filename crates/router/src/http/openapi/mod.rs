@@ -24,7 +24,7 @@ use utoipa::openapi::{
 
 pub(super) use self::{
     endpoint::{Endpoint, Group},
-    route::{Route, Routes, get, post, put},
+    route::{Route, Routes, delete, get, post, put},
 };
 
 const DESCRIPTION: &str = "Allocates a pod to every phone call, exactly once. Errors are \

@@ -50,7 +50,7 @@ macro_rules! stand_ins {
     ($($type:ident)*) => {$(pub(crate) struct $type;)*};
 }
 
-stand_ins! { PodName CallSid MerchantId Pool EventKind Reason Strategy }
+stand_ins! { PodName CallSid MerchantId Pool EventKind Reason Strategy CapacityReason OrderId }
 
 macro_rules! named {
     ($($type:ty, $name:literal: $schema:expr;)*) => {$(
@@ -93,6 +93,17 @@ named! {
         "type": "string",
         "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Unknown],
         "description": "Reason for which a step of the chain was skipped.",
+    });
+    OrderId, "OrderId": json!({
+        "type": "string",
+        "pattern": "^[0-9a-f]{8}$",
+        "description": "A prescale order.",
+        "examples": ["5f3a09c2"],
+    });
+    CapacityReason, "CapacityReason": json!({
+        "type": "string",
+        "enum": fleet::capacity::Reason::ALL,
+        "description": "Reason of a capacity decision.",
     });
     Strategy, "Strategy": json!({"type": "string", "enum": [tiers::Strategy::Spread, tiers::Strategy::Pack]});
 }
@@ -144,6 +155,19 @@ pub(crate) fn optional_name() -> RefOr<Schema> {
     optional(NAME, "A name.")
 }
 
+/// Custom values of a call.
+pub(crate) fn parameters() -> RefOr<Schema> {
+    schema(json!({
+        "type": ["object", "null"],
+        "description": "Custom values for the agent: at most 512 bytes, names included. A name \
+            occurs once, whatever its case; traceparent, call_sid, callsid, event and \
+            content-type are reserved.",
+        "maxProperties": telephony::MAX_PARAMETERS,
+        "propertyNames": {"pattern": "^[A-Za-z][A-Za-z0-9_-]{0,31}$"},
+        "additionalProperties": {"type": "string", "maxLength": telephony::MAX_VALUE},
+    }))
+}
+
 /// Hold time of a call.
 pub(crate) fn wait_for_pod() -> RefOr<Schema> {
     const PART: &str = "([1-9][0-9]{0,8}ms|[1-9][0-9]{0,5}s|[1-9][0-9]{0,4}m|[1-9][0-9]{0,2}h)";
@@ -155,6 +179,23 @@ pub(crate) fn wait_for_calls() -> RefOr<Schema> {
     const SECONDS: &str = "[1-9][0-9]{0,2}|[12][0-9]{3}|3[0-5][0-9]{2}|3600";
     let pattern = format!("^([1-9][0-9]{{0,5}}ms|({SECONDS})s|([1-9]|[1-5][0-9]|60)m|1h)$");
     optional(&pattern, "Maximum time to wait for the pod's calls to end, up to `1h`.")
+}
+
+pub(crate) fn prescale_pods() -> RefOr<Schema> {
+    schema(json!({"type": "integer", "minimum": 1, "maximum": 1_000_000}))
+}
+
+/// The end of a prescale order.
+pub(crate) fn prescale_until() -> RefOr<Schema> {
+    schema(json!({
+        "type": ["integer", "string", "null"],
+        "description": "End of the order: unix seconds, or a time such as 2025-11-16T18:00:00Z.",
+    }))
+}
+
+/// The length of a prescale order.
+pub(crate) fn prescale_for() -> RefOr<Schema> {
+    optional("^([1-9][0-9]{0,5}s|[1-9][0-9]{0,4}m|[1-9][0-9]{0,2}h)$", "Length of the order.")
 }
 
 pub(crate) fn optional_provider() -> RefOr<Schema> {
@@ -175,6 +216,10 @@ named! {
             "properties": {
                 "tiers": {"anyOf": [tiers(tier()), tiers(pods())]},
                 "default_chain": {"type": ["array", "null"], "items": {"type": "string"}},
+                "managed_by": {
+                    "readOnly": true,
+                    "description": "The objects of the cluster that manage the tiers; ignored in requests.",
+                },
             },
         },
         // An object with a key `tiers` is parsed as the first shape.
@@ -199,6 +244,8 @@ named! {
             "max_calls": {"type": ["integer", "null"], "minimum": 0, "maximum": 1_000_000},
             "max_rate": {"type": ["integer", "null"], "minimum": 0, "maximum": 1_000},
             "priority": {"type": ["integer", "null"], "minimum": -100, "maximum": 100},
+            // The router adds it to a document that an object of the cluster manages.
+            "managed_by": {"not": {}},
         },
     });
 }
@@ -225,17 +272,34 @@ fn pods() -> Value {
 fn tier() -> Value {
     let integer =
         |least: u32| json!({"type": ["integer", "null"], "minimum": least, "maximum": 1_000_000});
+    let named = |kind: &str| {
+        let label = "[a-z0-9]([a-z0-9-]*[a-z0-9])?";
+        let pattern = format!("^{kind}/{label}(\\.{label})*$");
+        json!({"type": "string", "maxLength": kind.len() + 1 + 253, "pattern": pattern})
+    };
+    let workload = json!({"anyOf": [named("deployment"), named("statefulset"), {"type": "null"}]});
     json!({"anyOf": [
         {
             "type": "object",
-            "properties": {"type": {"enum": ["exclusive", null]}, "target": integer(0)},
+            "properties": {
+                "workload": workload,
+                "type": {"enum": ["exclusive", null]},
+                "target": integer(0),
+                "min": integer(0),
+                "max": integer(0),
+                "inbound_reserve": integer(0),
+            },
         },
         {
             "type": "object",
             "required": ["type"],
             "properties": {
+                "workload": workload,
                 "type": {"enum": ["shared"]},
                 "target": integer(0),
+                "min": integer(0),
+                "max": integer(0),
+                "inbound_reserve": integer(0),
                 "max_concurrent": integer(1),
                 "strategy": {"enum": ["spread", "pack", null]},
             },

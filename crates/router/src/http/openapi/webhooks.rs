@@ -8,7 +8,7 @@ use utoipa::openapi::{
 
 use super::{Endpoint, Group, schemas};
 use crate::http::webhooks::callbacks::CallbackKind;
-use telephony::{Document, Provider, Stream};
+use telephony::{Document, Parameters, Provider, Stream};
 
 const FORM: &str = "application/x-www-form-urlencoded";
 const JSON: &str = "application/json";
@@ -68,6 +68,7 @@ pub(crate) fn allocate(provider: Provider) -> [Endpoint; 2] {
         status_url: None,
         after_stream_url: None,
         traceparent: None,
+        parameters: &Parameters::NONE,
     };
     let response = provider.dialect().connect(&stream);
     let summary = "Allocate a pod to a call";

@@ -189,6 +189,7 @@ fn respond(
                 status_url: status_url.as_deref(),
                 after_stream_url: after_stream_url.as_deref(),
                 traceparent: traceparent.as_deref(),
+                parameters: &call.parameters,
             };
             return log.attach(document_response(dialect.connect(&stream)));
         }

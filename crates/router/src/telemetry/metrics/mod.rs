@@ -1,7 +1,10 @@
 //! All metrics with their names and labels. Label values never contain the name of a call or a
 //! pod.
 
+mod capacity;
+mod cluster;
 mod gauges;
+mod histograms;
 mod labels;
 mod streams;
 
@@ -14,19 +17,16 @@ use store::StoreMetrics;
 
 use prometheus_client::{
     encoding::text::encode,
-    metrics::{
-        counter::Counter,
-        family::Family,
-        gauge::Gauge,
-        histogram::{Histogram, exponential_buckets},
-    },
+    metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
 
 pub(crate) use self::labels::{Denied, Endpoint, Outcome, Refused, Request, SourcePool, Waited};
 pub(crate) use self::streams::{StreamMetrics, StreamTotals};
 use self::{
+    capacity::CapacityGauges,
     gauges::{Process, StoreGauges},
+    histograms::{call_times, short_times, waiting_times},
     labels::Build,
 };
 use fleet::{
@@ -35,26 +35,12 @@ use fleet::{
 
 type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 
-/// From 50 µs to 13 s: from a store on loopback to a long poll.
-fn short_times() -> Histogram {
-    Histogram::new(exponential_buckets(0.000_05, 2.0, 19))
-}
-
-/// From 100 ms to 14 min.
-fn waiting_times() -> Histogram {
-    Histogram::new(exponential_buckets(0.1, 2.0, 14))
-}
-
-/// From 1 s to 9 h.
-fn call_times() -> Histogram {
-    Histogram::new(exponential_buckets(1.0, 2.0, 16))
-}
-
 /// All metrics of the router.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     store_gauges: StoreGauges,
+    pub capacity: CapacityGauges,
     rendering: Mutex<()>,
     requests: Family<Request, Counter>,
     request_duration: Histograms<Request>,
@@ -64,6 +50,8 @@ pub struct Metrics {
     leases_expired: Family<SourcePool, Counter>,
     unconfirmed: Family<SourcePool, Counter>,
     gateway_leases_expired: Family<SourcePool, Counter>,
+    /// The same without labels: the alert needs a series that begins with 0.
+    lost_gateway_calls: Counter,
     reconnected: Family<SourcePool, Counter>,
     wait: Histograms<Waited>,
     pub abandoned: Counter,
@@ -90,6 +78,7 @@ pub struct Metrics {
     /// Pods drained because this replica's own watch shows them out of service.
     pub stale_pods_drained: Counter,
     pub cluster_ready_pods: Gauge,
+    pub(crate) cluster: cluster::ClusterMetrics,
     certificate_ends: Gauge,
     pub store: StoreMetrics,
     pub spans: SpanMetrics,
@@ -100,6 +89,7 @@ impl Default for Metrics {
         let mut metrics = Self {
             registry: Registry::default(),
             store_gauges: StoreGauges::default(),
+            capacity: CapacityGauges::default(),
             rendering: Mutex::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(short_times),
@@ -109,6 +99,7 @@ impl Default for Metrics {
             leases_expired: Family::default(),
             unconfirmed: Family::default(),
             gateway_leases_expired: Family::default(),
+            lost_gateway_calls: Counter::default(),
             reconnected: Family::default(),
             wait: Family::new_with_constructor(waiting_times),
             abandoned: Counter::default(),
@@ -132,6 +123,7 @@ impl Default for Metrics {
             pods_refused: Gauge::default(),
             stale_pods_drained: Counter::default(),
             cluster_ready_pods: Gauge::default(),
+            cluster: Default::default(),
             store: StoreMetrics::default(),
             spans: SpanMetrics::default(),
         };
@@ -189,6 +181,11 @@ impl Metrics {
             self.gateway_leases_expired.clone(),
         );
         prefixed.register(
+            "lost_gateway_calls",
+            "Calls that ended because their media gateway sent no heartbeat",
+            self.lost_gateway_calls.clone(),
+        );
+        prefixed.register(
             "rescued",
             "Calls that got another pod after their stream disconnected",
             self.reconnected.clone(),
@@ -222,6 +219,7 @@ impl Metrics {
     }
 
     fn register_pods(&self, prefixed: &mut Registry) {
+        self.cluster.register(prefixed);
         prefixed.register("drains", "Drain requests", self.drains.clone());
         prefixed.register(
             "drains_unfinished",
@@ -267,6 +265,7 @@ impl Metrics {
 
     fn register_store(&self, prefixed: &mut Registry) {
         prefixed.register_collector(Box::new(self.store_gauges.clone()));
+        prefixed.register_collector(Box::new(self.capacity.clone()));
         prefixed.register(
             "store_duration_seconds",
             "Duration of store operations",
@@ -300,6 +299,21 @@ impl Metrics {
             "pod_connect_duration_seconds",
             "Time to connect a media stream to its pod",
             self.streams.connect_duration.clone(),
+        );
+        prefixed.register(
+            "failover_gap_seconds",
+            "Time that a stream which moved to another pod had none, by cause",
+            self.streams.failovers.clone(),
+        );
+        prefixed.register(
+            "failovers_failed",
+            "Streams that ended because no other pod took over, by cause",
+            self.streams.failed_failovers.clone(),
+        );
+        prefixed.register(
+            "pod_conflicts",
+            "Exclusive pods that were given to two calls: a gateway was cut off from the store",
+            self.streams.conflicts.clone(),
         );
     }
 
@@ -441,6 +455,7 @@ impl Metrics {
     pub fn gateway_lost(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.gateway_leases_expired.get_or_create(&labels).inc();
+        self.lost_gateway_calls.inc();
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 

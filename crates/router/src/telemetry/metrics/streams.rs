@@ -18,7 +18,7 @@ use prometheus_client::{
         MetricType,
         counter::{ConstCounter, Counter},
         family::Family,
-        gauge::ConstGauge,
+        gauge::{ConstGauge, Gauge},
     },
 };
 
@@ -34,6 +34,12 @@ use media::{
 pub struct StreamMetrics {
     pub(super) refused: Family<Denied, Counter>,
     pub(super) connect_duration: Histograms<Connect>,
+    pub(super) failovers: Histograms<Cause>,
+    pub(super) failed_failovers: Family<Cause, Counter>,
+    /// Exclusive pods that were given to two calls.
+    pub conflicts: Counter,
+    /// 1 while the streams of a stopping process are drained.
+    pub draining: Gauge,
     pub gaps: Arc<GapCounts>,
     /// What ended streams carried.
     pub ended: Arc<EndedTotals>,
@@ -45,6 +51,10 @@ impl Default for StreamMetrics {
         Self {
             refused: Family::default(),
             connect_duration: Family::new_with_constructor(short_times),
+            failovers: Family::new_with_constructor(short_times),
+            failed_failovers: Family::default(),
+            conflicts: Counter::default(),
+            draining: Gauge::default(),
             gaps: Arc::default(),
             ended: Arc::default(),
             open: OpenStreams::default(),
@@ -55,6 +65,11 @@ impl Default for StreamMetrics {
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Connect {
     result: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct Cause {
+    cause: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -76,6 +91,16 @@ impl StreamMetrics {
     pub fn connected(&self, took: Duration, is_ok: bool) {
         let result = if is_ok { "success" } else { "error" };
         self.connect_duration.get_or_create(&Connect { result }).observe(took.as_secs_f64());
+    }
+
+    /// Records a failover in mid-call, and how long the stream had no agent.
+    pub fn failed_over(&self, cause: &'static str, gap: Duration) {
+        self.failovers.get_or_create(&Cause { cause }).observe(gap.as_secs_f64());
+    }
+
+    /// Records a stream that ended because no other pod took over.
+    pub fn failover_failed(&self, cause: &'static str) {
+        self.failed_failovers.get_or_create(&Cause { cause }).inc();
     }
 
     pub fn set_limit(&self, limit: usize) {
@@ -109,6 +134,10 @@ impl StreamMetrics {
         ];
         for reason in REASONS {
             drop(self.refused.get_or_create(&Denied { reason }));
+        }
+        for cause in ["pod_lost", "displaced"] {
+            drop(self.failovers.get_or_create(&Cause { cause }));
+            drop(self.failed_failovers.get_or_create(&Cause { cause }));
         }
         for result in ["success", "error"] {
             drop(self.connect_duration.get_or_create(&Connect { result }));
@@ -203,6 +232,10 @@ impl Collector for StreamMetrics {
         let limit =
             encoder.encode_descriptor("media_streams_limit", help, None, MetricType::Gauge)?;
         ConstGauge::new(self.open.limit.load(Ordering::Relaxed) as i64).encode(limit)?;
+        let help = "1 while this process stops and relays its open media streams until they end";
+        let draining =
+            encoder.encode_descriptor("media_draining", help, None, MetricType::Gauge)?;
+        self.draining.encode(draining)?;
         let counters = [
             ("media_frames", "Frames of media streams", [open.frames, ended.frames]),
             ("media_bytes", "Bytes of media streams", [open.bytes, ended.bytes]),

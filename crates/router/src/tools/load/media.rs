@@ -1,7 +1,7 @@
 //! Media streams of a load, and their measurements.
 
 use std::{
-    sync::{Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -10,7 +10,7 @@ use serde::Serialize;
 
 use super::report::{Latency, histogram};
 use crate::tools::provider_stream::{
-    Dialer, Echo, Echoes, MediaFormat, ProviderStream, StreamError,
+    Clip, Dialer, Echo, Echoes, MediaFormat, ProviderStream, StreamError,
 };
 
 /// Measurements of the streams while a load runs.
@@ -22,6 +22,27 @@ struct Measurements {
     gap: Histogram<u64>,
     open: u64,
     frames: Frames,
+    audio: AudioMeasurements,
+}
+
+/// Correlation of the agents' audio with the clip below which an echo counts as another audio.
+const SAME_AUDIO: f64 = 0.95;
+
+#[derive(Default)]
+struct AudioMeasurements {
+    compared: u64,
+    differing: u64,
+    lowest: Option<f64>,
+}
+
+/// Results of streams that sent a clip.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct AudioReport {
+    /// Streams whose audio was compared with the clip.
+    pub compared: u64,
+    /// Streams whose audio was another one: their correlation is below 0.95.
+    pub differing: u64,
+    pub lowest_correlation: Option<f64>,
 }
 
 /// Counts of frames.
@@ -54,7 +75,11 @@ pub struct MediaReport {
     pub provider: String,
     /// Streams that opened.
     pub streams: u64,
+    /// Counts of frames with a marker; a clip has none.
     pub frames: Frames,
+    /// With a clip.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub audio: Option<AudioReport>,
     /// From the beginning of the connection to the end of the handshake.
     pub connect: Latency,
     /// From the sending of a frame to its echo.
@@ -67,7 +92,8 @@ impl Default for MediaCounts {
     fn default() -> Self {
         let [connect, round_trip, gap] = [histogram(), histogram(), histogram()];
         let frames = Frames::default();
-        Self(Mutex::new(Measurements { connect, round_trip, gap, open: 0, frames }))
+        let audio = AudioMeasurements::default();
+        Self(Mutex::new(Measurements { connect, round_trip, gap, open: 0, frames, audio }))
     }
 }
 
@@ -105,6 +131,28 @@ impl MediaCounts {
         talked
     }
 
+    /// Sends a clip through a stream and compares the agent's audio with it.
+    pub(super) async fn play(
+        &self,
+        stream: &mut ProviderStream,
+        clip: &Arc<Clip>,
+        hold: Duration,
+        offset: Duration,
+    ) -> Result<(), StreamError> {
+        let (heard, played) = stream.play(clip, hold, offset).await;
+        played?;
+        let clip = clip.clone();
+        // The comparison takes milliseconds of CPU, in which no other stream could send.
+        let compared = tokio::task::spawn_blocking(move || clip.compare(&heard)).await;
+        let correlation = compared.map_err(|error| StreamError::Other(error.to_string()))?;
+        let correlation = correlation.correlation;
+        let audio = &mut self.lock().audio;
+        audio.compared += 1;
+        audio.differing += u64::from(correlation < SAME_AUDIO);
+        audio.lowest = Some(audio.lowest.map_or(correlation, |lowest| lowest.min(correlation)));
+        Ok(())
+    }
+
     pub(super) fn closed(&self) {
         self.lock().open -= 1;
     }
@@ -123,12 +171,15 @@ impl MediaCounts {
         (measured.open, measured.round_trip.len())
     }
 
-    pub(super) fn report(&self, format: MediaFormat) -> MediaReport {
+    pub(super) fn report(&self, format: MediaFormat, has_clip: bool) -> MediaReport {
         let measured = self.lock();
+        let AudioMeasurements { compared, differing, lowest } = measured.audio;
+        let audio = AudioReport { compared, differing, lowest_correlation: lowest };
         MediaReport {
             provider: format.to_string(),
             streams: measured.connect.len(),
             frames: measured.frames,
+            audio: has_clip.then_some(audio),
             connect: Latency::of(&measured.connect),
             round_trip: Latency::of(&measured.round_trip),
             gap: Latency::of(&measured.gap),

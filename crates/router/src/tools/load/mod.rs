@@ -27,10 +27,10 @@ use self::{
 pub use self::{
     http_client::{Format, Target},
     invariants::Violation,
-    media::{Frames, MediaReport},
+    media::{AudioReport, Frames, MediaReport},
     report::{Latency, LoadFailure, Progress, Report},
 };
-use crate::tools::provider_stream::MediaFormat;
+use crate::tools::provider_stream::{Clip, MediaFormat};
 
 /// Pause after a refusal if calls have streams: calls are long, and a caller does not redial at
 /// once.
@@ -58,6 +58,9 @@ pub struct Plan {
     pub hold: Duration,
     /// Open a stream for each call, in this format, and send audio while the call lasts.
     pub media: Option<MediaFormat>,
+    /// Audio to send instead of marked frames. Calls take them in turn: with different clips,
+    /// audio that reaches another call is noticed.
+    pub clips: Vec<Arc<Clip>>,
     pub duration: Duration,
     /// Stop after this many calls, if earlier.
     pub calls: Option<u64>,
@@ -177,7 +180,8 @@ pub async fn run(plan: Plan, progress: impl Fn(&Progress)) -> anyhow::Result<Rep
     }
     run.await_end(workers, progress).await?;
     let mut report = run.counts.report(run.started.elapsed(), &run.invariants);
-    report.media = run.plan.media.map(|format| run.media.report(format));
+    report.media =
+        run.plan.media.map(|format| run.media.report(format, !run.plan.clips.is_empty()));
     Ok(report)
 }
 
@@ -398,7 +402,11 @@ impl Run {
         // Streams that open together do not send together.
         let frame = format.frame_duration();
         let offset = frame * (active.number % 20) as u32 / 20;
-        let talked = self.media.talk(&mut stream, self.plan.hold, offset).await;
+        let clips = &self.plan.clips;
+        let talked = match clips.get(active.number as usize % clips.len().max(1)) {
+            Some(clip) => self.media.play(&mut stream, clip, self.plan.hold, offset).await,
+            None => self.media.talk(&mut stream, self.plan.hold, offset).await,
+        };
         self.invariants.record_release(active.pod.as_deref(), &active.call);
         let ended = match talked {
             Ok(()) => stream.hang_up().await,

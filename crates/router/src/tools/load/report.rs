@@ -216,6 +216,14 @@ impl Report {
             let text = format!("{} of {} frames did not come back", frames.lost, frames.sent);
             return Err(LoadFailure::Requests(text));
         }
+        let audio = self.media.as_ref().and_then(|media| media.audio);
+        if let Some(audio) = audio.filter(|audio| audio.differing > 0) {
+            let text = format!(
+                "the audio of {} of {} streams did not come back",
+                audio.differing, audio.compared
+            );
+            return Err(LoadFailure::Requests(text));
+        }
         if self.calls == 0 {
             return Err(LoadFailure::Check("no call got a pod".into()));
         }

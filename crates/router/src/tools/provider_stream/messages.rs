@@ -95,17 +95,23 @@ enum Slot {
     Sequence,
     Chunk,
     Time,
-    Marker,
+    Audio,
 }
 
 /// A media message, serialised except for its slots.
 enum Template {
     /// Each text is followed by its slot; the last text has none.
-    Text {
-        parts: Vec<(String, Slot)>,
-        rest: String,
-    },
-    Binary(Vec<u8>),
+    Text { parts: Vec<(String, Slot)>, rest: String },
+    /// The message is the audio itself.
+    Binary,
+}
+
+/// Audio of a media message.
+#[derive(Clone, Copy)]
+enum Audio<'a> {
+    /// Silence with a marker.
+    Marked(Marker),
+    Plain(&'a [u8]),
 }
 
 /// Messages of one stream, in the provider's format.
@@ -114,6 +120,9 @@ pub(super) struct ProviderMessages {
     call: String,
     stream: String,
     template: Template,
+    silence: Vec<u8>,
+    /// Base64 of the silence after a marker.
+    silence_text: String,
     /// Number of media messages so far.
     sent: u32,
     /// Time of the first message in the provider's count (milliseconds).
@@ -170,7 +179,9 @@ impl ProviderMessages {
         };
         let call = escaped(call);
         let template = template(format, &call, &stream);
-        Self { format, call, stream, template, sent: 0, first_time }
+        let silence = format.silence();
+        let silence_text = BASE64.encode(&silence[MARKER_LEN..]);
+        Self { format, call, stream, template, silence, silence_text, sent: 0, first_time }
     }
 
     /// Messages before the first audio.
@@ -179,34 +190,49 @@ impl ProviderMessages {
         texts.map(|text| Message::text(fill(text, &self.call, &self.stream))).collect()
     }
 
-    /// The next media message, sent at this time since the beginning of the stream.
+    /// The next media message, with a marker, sent at this time since the beginning of the stream.
     pub(super) fn media(&mut self, sent: Duration) -> Message {
         let marker = Marker { call: call_tag(&self.call), sequence: self.sent, sent };
+        self.next_media(Audio::Marked(marker))
+    }
+
+    /// The next media message, with this audio.
+    pub(super) fn media_with(&mut self, audio: &[u8]) -> Message {
+        self.next_media(Audio::Plain(audio))
+    }
+
+    fn next_media(&mut self, audio: Audio<'_>) -> Message {
         let time = self.time();
         self.sent += 1;
-        match &self.template {
-            Template::Binary(silence) => {
-                let mut audio = silence.clone();
-                audio[..MARKER_LEN].copy_from_slice(&marker.to_bytes());
-                Message::Binary(Bytes::from(audio))
-            }
-            Template::Text { parts, rest } => {
-                let len: usize = parts.iter().map(|(text, _)| text.len()).sum();
-                let mut text = String::with_capacity(len + rest.len() + MARKER_TEXT_LEN + 40);
-                for (part, slot) in parts {
-                    text.push_str(part);
-                    match slot {
-                        // The start message has number 1.
-                        Slot::Sequence => push_number(&mut text, u64::from(self.sent) + 1),
-                        Slot::Chunk => push_number(&mut text, u64::from(self.sent)),
-                        Slot::Time => push_number(&mut text, time),
-                        Slot::Marker => marker.write_base64(&mut text),
-                    }
+        let Template::Text { parts, rest } = &self.template else {
+            return Message::Binary(Bytes::from(match audio {
+                Audio::Marked(marker) => {
+                    let mut marked = self.silence.clone();
+                    marked[..MARKER_LEN].copy_from_slice(&marker.to_bytes());
+                    marked
                 }
-                text.push_str(rest);
-                Message::text(text)
+                Audio::Plain(audio) => audio.to_vec(),
+            }));
+        };
+        let len: usize = parts.iter().map(|(text, _)| text.len()).sum();
+        let audio_len = MARKER_TEXT_LEN + self.silence_text.len();
+        let mut text = String::with_capacity(len + rest.len() + audio_len + 40);
+        for (part, slot) in parts {
+            text.push_str(part);
+            match (slot, audio) {
+                // The start message has number 1.
+                (Slot::Sequence, _) => push_number(&mut text, u64::from(self.sent) + 1),
+                (Slot::Chunk, _) => push_number(&mut text, u64::from(self.sent)),
+                (Slot::Time, _) => push_number(&mut text, time),
+                (Slot::Audio, Audio::Marked(marker)) => {
+                    marker.write_base64(&mut text);
+                    text.push_str(&self.silence_text);
+                }
+                (Slot::Audio, Audio::Plain(audio)) => BASE64.encode_append(audio, &mut text),
             }
         }
+        text.push_str(rest);
+        Message::text(text)
     }
 
     /// The end of the stream; `None` if the provider only closes the WebSocket.
@@ -242,6 +268,17 @@ impl ProviderMessages {
         }
     }
 
+    /// Returns the decoded audio of an agent's message; `None` for a message that plays nothing.
+    pub(super) fn audio(&self, message: &Message) -> Option<Vec<u8>> {
+        match message {
+            Message::Binary(audio) if self.format.is_binary() => Some(audio.to_vec()),
+            Message::Text(text) if !self.format.is_binary() => {
+                BASE64.decode(self.payload(text)?.as_bytes()).ok()
+            }
+            _ => None,
+        }
+    }
+
     /// Returns the audio of an agent's message if the provider would play it.
     fn payload<'a>(&self, text: &'a str) -> Option<Cow<'a, str>> {
         let message: AgentJson<'_> = serde_json::from_str(text).ok()?;
@@ -269,19 +306,16 @@ fn fill(text: &str, call: &str, stream: &str) -> String {
 }
 
 fn template(format: MediaFormat, call: &str, stream: &str) -> Template {
-    let silence = format.silence();
     let text = texts(format.provider).media;
     if text.is_empty() {
-        return Template::Binary(silence);
+        return Template::Binary;
     }
-    let audio = BASE64.encode(&silence);
-    let marked = format!("$marker{}", &audio[MARKER_TEXT_LEN..]);
-    let text = fill(text, call, stream).replace("$audio", &marked);
+    let text = fill(text, call, stream);
     let slots = [
         ("$sequence", Slot::Sequence),
         ("$chunk", Slot::Chunk),
         ("$time", Slot::Time),
-        ("$marker", Slot::Marker),
+        ("$audio", Slot::Audio),
     ];
     let (mut parts, mut rest) = (Vec::new(), text.as_str());
     let next = |rest: &str| {
@@ -398,6 +432,21 @@ mod tests {
             assert_eq!(messages.read(&media), AgentMessage::Echo(marker), "{provider}: unchanged");
             for opening in messages.opening() {
                 assert_eq!(messages.read(&opening), AgentMessage::Other, "{provider}");
+            }
+        }
+    }
+
+    #[test]
+    fn audio_of_a_clip_comes_back_as_it_was_sent() {
+        for provider in Provider::ALL {
+            let mut messages = messages(provider);
+            let len = MediaFormat::from(provider).silence().len();
+            let audio: Vec<u8> = (0..len).map(|it| it as u8).collect();
+            let media = messages.media_with(&audio);
+            let echo = played(provider, &messages, &media);
+            assert_eq!(messages.audio(&echo), Some(audio), "{provider}");
+            for opening in messages.opening() {
+                assert_eq!(messages.audio(&opening), None, "{provider}");
             }
         }
     }

@@ -3,16 +3,22 @@
 //!
 //! The section "Media stream" of `docs/providers/*.md` describes the messages and their sources.
 
+mod clip;
 mod dialer;
 mod echoes;
 mod format;
 mod marker;
 mod messages;
+mod mulaw;
 mod session;
+mod similarity;
+mod wav;
 
 pub use self::{
+    clip::{Clip, Heard, Recording},
     dialer::Dialer,
     echoes::Echoes,
     format::MediaFormat,
     session::{Echo, ProviderStream, StreamError},
+    similarity::Similarity,
 };

@@ -17,6 +17,7 @@ use tokio_tungstenite::{
 };
 
 use super::{
+    clip::{Clip, Heard},
     echoes::Echoes,
     format::MediaFormat,
     messages::{AgentMessage, ProviderMessages},
@@ -27,6 +28,10 @@ use crate::client::Wire;
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the peer may take to close after a hang-up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
+/// An agent that sends nothing for this long after the caller's last audio has no more to say.
+const QUIET: Duration = Duration::from_secs(2);
+/// How long the rest of an echo may take after the caller's last audio.
+const TAIL: Duration = Duration::from_secs(10);
 /// The library's default of 128 KiB per stream is for bulk data.
 const BUFFER_SIZE: usize = 4 << 10;
 
@@ -64,7 +69,9 @@ impl From<Error> for StreamError {
             Error::Http(response) => Self::Refused(response.status().as_u16()),
             Error::Io(error) => Self::NoConnection(error.kind()),
             Error::ConnectionClosed | Error::AlreadyClosed => Self::Closed(None),
-            Error::Protocol(ProtocolError::ResetWithoutClosingHandshake) => Self::Closed(None),
+            Error::Protocol(
+                ProtocolError::ResetWithoutClosingHandshake | ProtocolError::SendAfterClosing,
+            ) => Self::Closed(None),
             other => Self::Other(other.to_string()),
         }
     }
@@ -138,6 +145,59 @@ impl ProviderStream {
         Ok(())
     }
 
+    /// Sends a clip and then silence, in all for `talk`, beginning after `offset`. Then goes on
+    /// with silence, as a provider does, until as much audio has come back or no more comes.
+    /// Returns the agent's audio, also of a stream that failed.
+    pub async fn play(
+        &mut self,
+        clip: &Clip,
+        talk: Duration,
+        offset: Duration,
+    ) -> (Heard, Result<(), StreamError>) {
+        let mut heard = Heard { format: self.format, encoded: Vec::new() };
+        let played = self.play_into(clip, talk, offset, &mut heard).await;
+        (heard, played)
+    }
+
+    async fn play_into(
+        &mut self,
+        clip: &Clip,
+        talk: Duration,
+        offset: Duration,
+        heard: &mut Heard,
+    ) -> Result<(), StreamError> {
+        let frames = self.format.frames_in(talk);
+        let expected = frames as usize * self.format.silence().len();
+        let mut pace = interval_at(Instant::now() + offset, self.format.frame_duration());
+        pace.set_missed_tick_behavior(MissedTickBehavior::Burst);
+        let (mut sent, mut last_sent, mut last_activity) = (0, Instant::now(), Instant::now());
+        loop {
+            let is_tail = sent >= frames;
+            if is_tail && heard.encoded.len() >= expected {
+                return Ok(());
+            }
+            let end = (last_activity + QUIET).min(last_sent + TAIL);
+            tokio::select! {
+                _ = pace.tick() => {
+                    let media = self.messages.media_with(&clip.frame(sent));
+                    sent += 1;
+                    self.send(media).await?;
+                    if !is_tail {
+                        (last_sent, last_activity) = (Instant::now(), Instant::now());
+                    }
+                }
+                message = self.socket.next() => {
+                    let message = open_message(message)?;
+                    if let Some(audio) = self.messages.audio(&message) {
+                        heard.encoded.extend(audio);
+                        last_activity = Instant::now();
+                    }
+                }
+                () = sleep_until(end), if is_tail => return Ok(()),
+            }
+        }
+    }
+
     /// Ends the call as the provider does, and waits until the peer has closed the stream.
     pub async fn hang_up(&mut self) -> Result<(), StreamError> {
         let close = async {
@@ -171,10 +231,7 @@ impl ProviderStream {
         message: Option<Result<Message, Error>>,
         observe: &mut impl FnMut(Echo),
     ) -> Result<(), StreamError> {
-        let message = message.ok_or(StreamError::Closed(None))??;
-        if let Message::Close(frame) = &message {
-            return Err(StreamError::Closed(frame.as_ref().map(|frame| frame.code.into())));
-        }
+        let message = open_message(message)?;
         match self.messages.read(&message) {
             AgentMessage::Echo(marker) => {
                 if self.echoes.record(marker) {
@@ -188,6 +245,14 @@ impl ProviderStream {
             AgentMessage::Other => {}
         }
         Ok(())
+    }
+}
+
+/// Returns the message of a stream that is still open.
+fn open_message(message: Option<Result<Message, Error>>) -> Result<Message, StreamError> {
+    match message.ok_or(StreamError::Closed(None))?? {
+        Message::Close(frame) => Err(StreamError::Closed(frame.map(|frame| frame.code.into()))),
+        message => Ok(message),
     }
 }
 

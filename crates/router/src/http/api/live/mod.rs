@@ -356,7 +356,7 @@ impl Live {
             "latency_ms": latencies,
             // Media streams of this router; null without a gateway.
             "streams": self.metrics.streams.open_count(),
-            "warnings": warnings(starts, feed.rates.recent(), status.as_deref(), self.lifecycle.pods_refused()),
+            "warnings": warnings(starts, feed.rates.recent(), status.as_deref(), &self.lifecycle),
         });
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);

@@ -8,6 +8,7 @@ use std::{
 use serde_json::{Value, json};
 
 use super::event_rates::EventCounts;
+use crate::lifecycle::Lifecycle;
 use fleet::{PoolStatus, Status, names::Pool};
 
 /// Time for which a pool may be full without a warning.
@@ -43,7 +44,7 @@ pub(super) fn warnings(
     starts: &ProblemStarts,
     recent: EventCounts,
     status: Option<&Status>,
-    pods_refused: Option<String>,
+    lifecycle: &Lifecycle,
 ) -> Vec<Value> {
     let mut found = Vec::new();
     let mut warn = |level: &str, text: String| found.push(json!({"level": level, "text": text}));
@@ -51,8 +52,11 @@ pub(super) fn warnings(
         let time = format_duration(since.elapsed());
         warn("error", format!("the store has been unavailable for {time}; calls are refused"));
     }
-    if let Some(reason) = pods_refused {
+    if let Some(reason) = lifecycle.pods_refused() {
         warn("error", format!("the store refuses this router's pods: {reason}"));
+    }
+    for problem in lifecycle.problems() {
+        warn("warning", problem);
     }
     let Some(status) = status else { return found };
     for pool in &status.pools {

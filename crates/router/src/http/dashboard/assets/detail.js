@@ -172,6 +172,7 @@ function podFacts(pod) {
     ["Draining until", untilNode(pod.draining_until)],
     ["Quarantined until", untilNode(pod.quarantined_until)],
     ["Ready", pod.is_ready === false ? "no" : null],
+    ["At risk", pod.is_at_risk ? "yes: its node is cordoned, or its eviction is announced" : null],
   ];
 }
 

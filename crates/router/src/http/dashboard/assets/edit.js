@@ -20,6 +20,10 @@ async function loadTiers() {
     loadedTiers = pretty(tiers);
     byId("tiers-text").value = loadedTiers;
     resetCheck();
+    if (tiers.managed_by) {
+      const note = `Managed by ${tiers.managed_by}: change them there.`;
+      byId("tiers-result").replaceChildren(el("p", { class: "note" }, note));
+    }
     return true;
   } catch (error) {
     showText(byId("tiers-error"), error.message);
@@ -156,11 +160,15 @@ function merchantItem({ merchant_id: id, document }) {
   const act = (text, name) =>
     el("button", { type: "button", "data-act": name, "aria-label": `${text} ${id}` }, text);
   const words = el("span", { class: "soft small" }, `calls ${describeMerchant(document ?? {})}`);
+  const owner = document?.managed_by;
+  const buttons = owner
+    ? el("span", { class: "soft small" }, `managed by ${owner}`)
+    : el("div", { class: "buttons" }, act("Edit", "edit"), act("Delete…", "delete"));
   return el(
     "li",
     { "data-merchant": id },
     el("div", {}, el("strong", {}, id), " ", words),
-    el("div", { class: "buttons" }, act("Edit", "edit"), act("Delete…", "delete")),
+    buttons,
   );
 }
 

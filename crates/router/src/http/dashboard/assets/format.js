@@ -132,6 +132,7 @@ const END_CAUSES = {
   gateway: "its gateway stopped or was lost",
   unreachable: "the pod could not be connected",
   pod_lost: "the connection to the pod was lost",
+  displaced: "the pod serves an earlier stream",
   abandoned: "hand-off not accepted",
   pod_gone: "pod removed",
 };
@@ -147,6 +148,12 @@ function describeEnd(detail) {
     : text;
 }
 
+/** The failover of a stream: ` from voice-agent-0: the connection to the pod was lost`. */
+function describeFailover(detail) {
+  const [cause, former] = (detail ?? "").split(" ");
+  return former ? [" from ", { pod: former }, `: ${describeCause(cause)}`] : [];
+}
+
 function describeRefusal(detail) {
   const [reason] = (detail ?? "").split(" ");
   return REFUSALS[reason] ?? reason;
@@ -157,6 +164,25 @@ const throughGateway = ({ detail }) => (detail ? ` through ${detail}` : "");
 const inPool = (event) => (event.pool ? ` in ${poolName(event.pool)}` : "");
 const drainedUntil = (detail) =>
   Number(detail) > 0 ? ` until ${formatTime(Number(detail) * 1000)}` : "";
+
+/** A changed decision: `12 10 forecast`. */
+function describeDesired(detail) {
+  const [desired, before, reason] = (detail ?? "").split(" ");
+  return `${desired} pods desired instead of ${before} (${(reason ?? "?").replaceAll("_", " ")})`;
+}
+
+/** A prescale order: `40 1763280000 admin (token 2)`. */
+function describeOrder(detail) {
+  const [pods, until] = (detail ?? "").split(" ");
+  return `at least ${pods} pods ordered until ${formatTime(Number(until) * 1000)}`;
+}
+
+/** A change of a workload: `deployment/gold 2 5 forecast`, with `dry_run` at its end if not made. */
+function describeScaling(detail) {
+  const [workload, from, to, reason, mode] = (detail ?? "").split(" ");
+  const verb = mode === "dry_run" ? "would be scaled" : "is scaled";
+  return `${workload} ${verb} from ${from} to ${to} pods (${(reason ?? "?").replaceAll("_", " ")})`;
+}
 
 // Tone and sentence of each event kind. Sentences are lists of parts, so that calls and pods can
 // become links.
@@ -177,6 +203,11 @@ const KINDS = {
   confirmed: ["plain", (e, call, pod) => [call, " is connected to ", pod]],
   attached: ["good", (e, call, pod) => [call, " opened its stream to ", pod, throughGateway(e)]],
   ending: ["wait", (e, call) => [call, " is ending: ", describeCause(e.detail)]],
+  failed_over: [
+    "wait",
+    (e, call, pod) => [call, " moved to ", pod, ...describeFailover(e.detail)],
+  ],
+  pod_failed: ["bad", (e, call, pod) => [pod, " failed for ", call, ": ", e.detail ?? "?"]],
   ended: ["plain", (e, call, pod) => [call, " on ", pod, " ended: ", describeEnd(e.detail)]],
   drained: ["wait", (e, call, pod) => [pod, " is draining", drainedUntil(e.detail)]],
   undrained: ["plain", (e, call, pod) => [pod, " is no longer draining"]],
@@ -193,6 +224,10 @@ const KINDS = {
   tiers: ["plain", () => ["Tiers changed"]],
   merchant_set: ["plain", (e) => [`Merchant ${e.merchant_id ?? "?"} was saved`]],
   merchant_deleted: ["plain", (e) => [`Merchant ${e.merchant_id ?? "?"} was deleted`]],
+  desired: ["plain", (e) => [`${poolName(e.pool)}: ${describeDesired(e.detail)}`]],
+  scaled: ["plain", (e) => [`${poolName(e.pool)}: ${describeScaling(e.detail)}`]],
+  prescale_set: ["plain", (e) => [`${poolName(e.pool)}: ${describeOrder(e.detail)}`]],
+  prescale_deleted: ["plain", (e) => [`${poolName(e.pool)}: a prescale order was deleted`]],
 };
 
 const ABNORMAL_CAUSES = new Set([
@@ -203,6 +238,7 @@ const ABNORMAL_CAUSES = new Set([
   "gateway",
   "unreachable",
   "pod_lost",
+  "displaced",
   "abandoned",
   "pod_gone",
 ]);
@@ -241,6 +277,8 @@ const TIMELINE = {
   confirmed: (e, pod) => [["connected to ", pod]],
   attached: (e, pod) => [["opened its stream to ", pod, throughGateway(e)]],
   ending: (e) => [["ending, its stream is being closed: ", describeCause(e.detail)]],
+  failed_over: (e, pod) => [["moved to ", pod, ...describeFailover(e.detail)]],
+  pod_failed: (e, pod) => [[pod, " failed: ", e.detail ?? "?"]],
   ended: (e) => [["ended: ", describeEnd(e.detail)]],
 };
 

@@ -3,6 +3,7 @@
 import { askForToken, isLocked, loadRole, startAccess } from "./access.js";
 import { setDrainTtl } from "./actions.js";
 import { offerPools, refreshCalls, startCalls } from "./calls.js";
+import { startCapacity } from "./capacity.js";
 import { addToCharts, fillCharts, startCharts } from "./charts.js";
 import { byId, callLink, el, podLink, setAttribute, setText, showText } from "./dom.js";
 import { startEdit } from "./edit.js";
@@ -159,7 +160,10 @@ let isStarted = false;
 // Runs once the token is accepted; requests before would only be rejected.
 function startLive() {
   live.start();
-  if (!isStarted) startCalls();
+  if (!isStarted) {
+    startCalls();
+    startCapacity();
+  }
   isStarted = true;
   refreshCalls();
   openFromHash();

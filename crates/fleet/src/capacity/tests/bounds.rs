@@ -1,0 +1,58 @@
+//! Bounds, orders, and pods that do not become ready.
+
+use super::*;
+use crate::capacity::{Bounds, Prescale, Reason};
+
+fn decide(bounds: Bounds, live: u64) -> Decision {
+    let settings = Settings { bounds, ..Settings::default() };
+    let seen = Observation { at: MONDAY * 1_000, live, ready: live, ..Observation::default() };
+    Policy::new(settings).step(&seen)
+}
+
+#[test]
+fn the_number_stays_between_min_and_max() {
+    let bounds = Bounds { min: 25, max: 30, ..Bounds::default() };
+    let decision = decide(bounds.clone(), 0);
+    assert_eq!((decision.desired, decision.reason), (25, Reason::Min));
+    let decision = decide(bounds, 50);
+    assert_eq!((decision.desired, decision.reason), (30, Reason::Max));
+    assert!(decision.needed > 50);
+}
+
+#[test]
+fn a_min_above_max_gives_way() {
+    assert_eq!(decide(Bounds { min: 50, max: 5, ..Bounds::default() }, 0).desired, 5);
+}
+
+#[test]
+fn the_inbound_reserve_stays_free() {
+    let decision = decide(Bounds { inbound_reserve: 500, ..Bounds::default() }, 100);
+    assert_eq!((decision.desired, decision.reason), (600, Reason::Reserve));
+}
+
+#[test]
+fn a_prescale_order_holds_until_it_expires() {
+    let order =
+        |until| Bounds { prescale: vec![Prescale { pods: 40, until }], ..Bounds::default() };
+    let decision = decide(order(MONDAY * 1_000 + 1), 0);
+    assert_eq!((decision.desired, decision.reason), (40, Reason::Prescale));
+    assert!(decide(order(MONDAY * 1_000), 0).desired < 40);
+}
+
+#[test]
+fn pods_that_never_become_ready_end_the_scale_up() {
+    let mut pool = pool();
+    pool.pods_start = false;
+    pool.run(20 * 60, 0.5);
+    let decision = pool.run(HOUR, 2.0);
+    assert_eq!(decision.reason, Reason::PodsNotReady);
+    let bound = decision.desired;
+    assert!(bound < 200, "{decision:?}");
+    let decision = pool.run(4 * HOUR, 5.0);
+    assert_eq!((decision.desired, decision.reason), (bound, Reason::PodsNotReady));
+    assert!(decision.needed > bound);
+    pool.pods_start = true;
+    let decision = pool.run(HOUR, 5.0);
+    assert_ne!(decision.reason, Reason::PodsNotReady);
+    assert!(decision.desired > bound);
+}

@@ -1,0 +1,490 @@
+//! The calls of each pool, from the event log. Every operation writes its event, whichever replica
+//! runs it, so the log has the arrivals of all replicas without a further command per request.
+
+use std::{
+    collections::{HashMap, HashSet},
+    time::{Duration, Instant},
+};
+
+use fleet::{
+    CallLookup, CallQuery, Event, EventId, EventKind, LoggedEvent, RETURNED,
+    merchant::Step,
+    names::{CallSid, Pool},
+    tiers::Tiers,
+};
+use store::{Store, StoreError};
+
+/// Events, and calls, per read.
+const PAGE_SIZE: usize = 1_000;
+const CALL_PAGE: usize = 500;
+/// Events per update; more follow with the next one.
+const MAX_EVENTS: usize = 50_000;
+/// Durations of a pool between two observations, at most.
+const MAX_DURATIONS: usize = 1_000;
+/// Interval between warnings about lost events.
+const WARNING_INTERVAL: Duration = Duration::from_secs(60);
+
+/// The traffic of a pool since it was last taken.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Traffic {
+    pub arrivals: u64,
+    /// Calls that were refused, or left the queue, for lack of a pod.
+    pub refusals: u64,
+    /// Durations of ended calls, in seconds.
+    pub durations: Vec<f64>,
+    /// Events were lost: the numbers are too low.
+    pub gap: bool,
+}
+
+#[derive(Debug, Clone, PartialEq)]
+struct Tracked {
+    pool: Pool,
+    is_waiting: bool,
+}
+
+/// Live and waiting calls by the first pool of their chain, and the traffic of each pool.
+#[derive(Debug, Default)]
+pub struct CallTracker {
+    /// The last event that was read; `None` before the first read.
+    cursor: Option<EventId>,
+    calls: HashMap<CallSid, Tracked>,
+    traffic: HashMap<Pool, Traffic>,
+    /// Live and waiting calls.
+    counts: HashMap<Pool, (u64, u64)>,
+    /// The last warning about lost events.
+    warned: Option<Instant>,
+}
+
+/// The pools that calls can be attributed to.
+pub struct Pools<'a> {
+    pub tiers: &'a Tiers,
+    pub known: &'a HashSet<Pool>,
+}
+
+impl Pools<'_> {
+    /// The first known pool of a chain: of the skipped steps, then the pool that the call got.
+    fn first(&self, detail: &str, own: Option<&Pool>) -> Option<Pool> {
+        let steps = detail.split(' ').filter_map(|word| word.split_once('='));
+        let steps = steps.filter_map(|(step, _)| step.parse::<Step>().ok());
+        self.first_of(steps, own)
+    }
+
+    fn first_of(&self, steps: impl Iterator<Item = Step>, own: Option<&Pool>) -> Option<Pool> {
+        let pools = steps.filter_map(|step| self.tiers.resolve(&step)).chain(own.cloned());
+        pools.into_iter().find(|pool| self.known.contains(pool))
+    }
+}
+
+/// The largest id before this one.
+fn before(id: EventId) -> EventId {
+    match id {
+        EventId { at, number: 0 } => EventId { at: at.saturating_sub(1), number: u64::MAX },
+        EventId { at, number } => EventId { at, number: number - 1 },
+    }
+}
+
+impl CallTracker {
+    pub fn cursor(&self) -> EventId {
+        self.cursor.unwrap_or_default()
+    }
+
+    /// Starts over: counts the traffic since each pool's `cursors`, then lists the live calls.
+    /// Pools without a cursor count from now on.
+    pub async fn start(
+        &mut self,
+        store: &dyn Store,
+        pools: &Pools<'_>,
+        cursors: &HashMap<Pool, EventId>,
+    ) -> Result<(), StoreError> {
+        *self = Self { warned: self.warned, ..Self::default() };
+        let newest = store.events_before(None, 1).await?.first().map(|event| event.id);
+        let newest = newest.unwrap_or_default();
+        if let Some(oldest) = cursors.values().min().copied() {
+            self.cursor = Some(oldest);
+            let mut lost_before = None;
+            if !self.has_event(store, oldest).await? {
+                // The oldest event that is left: pools with an earlier cursor have a gap.
+                let first = store.events_after(EventId::default(), 1).await?;
+                lost_before = Some(first.first().map_or(newest, |event| event.id));
+            }
+            self.replay(store, pools, cursors, newest).await?;
+            for (pool, cursor) in cursors {
+                let is_lost = lost_before.is_some_and(|lost| *cursor < lost) || *cursor > newest;
+                let traffic = self.traffic.entry(pool.clone()).or_default();
+                traffic.gap = is_lost;
+                // The durations of calls from before the replay are missing: the rest is biased.
+                traffic.durations.clear();
+            }
+        }
+        self.cursor = Some(newest);
+        self.list_calls(store, pools).await
+    }
+
+    /// Counts the events up to `newest`, for each pool those after its cursor.
+    async fn replay(
+        &mut self,
+        store: &dyn Store,
+        pools: &Pools<'_>,
+        cursors: &HashMap<Pool, EventId>,
+        newest: EventId,
+    ) -> Result<(), StoreError> {
+        while self.cursor() < newest {
+            let page = store.events_after(self.cursor(), PAGE_SIZE).await?;
+            let Some(last) = page.last() else { return Ok(()) };
+            self.cursor = Some(last.id);
+            for logged in page.iter().filter(|logged| logged.id <= newest) {
+                let is_new =
+                    |pool: &Pool| cursors.get(pool).is_some_and(|cursor| logged.id > *cursor);
+                self.record(&logged.event, pools, is_new);
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the log still has the event with this id, and so all events after it.
+    async fn has_event(&self, store: &dyn Store, id: EventId) -> Result<bool, StoreError> {
+        if id == EventId::default() {
+            return Ok(true);
+        }
+        let found = store.events_after(before(id), 1).await?;
+        Ok(found.first().is_some_and(|event| event.id == id))
+    }
+
+    /// Reads the events since the last update. If some were lost, all pools have a gap, and the
+    /// live calls are listed again.
+    pub async fn update(&mut self, store: &dyn Store, pools: &Pools<'_>) -> Result<(), StoreError> {
+        if !self.has_event(store, self.cursor()).await? {
+            return self.start_after_gap(store, pools).await;
+        }
+        for _ in 0..MAX_EVENTS / PAGE_SIZE {
+            let page = store.events_after(self.cursor(), PAGE_SIZE).await?;
+            let Some(LoggedEvent { id, .. }) = page.last() else { break };
+            self.cursor = Some(*id);
+            page.iter().for_each(|logged| self.record(&logged.event, pools, |_| true));
+            if page.len() < PAGE_SIZE {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts over after lost events. The tracker stays as it is if the store fails meanwhile.
+    async fn start_after_gap(
+        &mut self,
+        store: &dyn Store,
+        pools: &Pools<'_>,
+    ) -> Result<(), StoreError> {
+        if self.warned.is_none_or(|at| at.elapsed() >= WARNING_INTERVAL) {
+            self.warned = Some(Instant::now());
+            tracing::warn!(
+                "events were lost before they were counted; the capacity policy does not learn \
+                 from this interval: raise EVENTS if it happens under load"
+            );
+        }
+        let mut fresh = Self { warned: self.warned, ..Self::default() };
+        fresh.start(store, pools, &HashMap::new()).await?;
+        fresh.traffic = std::mem::take(&mut self.traffic);
+        for pool in pools.known {
+            fresh.traffic.entry(pool.clone()).or_default().gap = true;
+        }
+        *self = fresh;
+        Ok(())
+    }
+
+    /// Replaces the live and waiting calls by those of the store.
+    pub async fn list_calls(
+        &mut self,
+        store: &dyn Store,
+        pools: &Pools<'_>,
+    ) -> Result<(), StoreError> {
+        let mut listed = Vec::new();
+        for is_waiting in [false, true] {
+            let mut query =
+                CallQuery { waiting: is_waiting, limit: CALL_PAGE, ..CallQuery::default() };
+            loop {
+                let page = store.calls(&query).await?;
+                for found in page.calls {
+                    let (call, tried, own) = match found {
+                        CallLookup::Live(it) => (it.call, it.tried, Some(it.source_pool)),
+                        CallLookup::Waiting(it) => (it.call, it.tried, None),
+                    };
+                    let steps = tried.into_iter().map(|skipped| skipped.step);
+                    if let Some(pool) = pools.first_of(steps, own.as_ref()) {
+                        listed.push((call, Tracked { pool, is_waiting }));
+                    }
+                }
+                query.after = page.next;
+                if query.after.is_none() {
+                    break;
+                }
+            }
+        }
+        self.calls.clear();
+        self.counts.clear();
+        listed.into_iter().for_each(|(call, tracked)| self.insert(call, tracked));
+        Ok(())
+    }
+
+    fn insert(&mut self, call: CallSid, tracked: Tracked) {
+        self.remove(&call);
+        let count = self.counts.entry(tracked.pool.clone()).or_default();
+        *(if tracked.is_waiting { &mut count.1 } else { &mut count.0 }) += 1;
+        self.calls.insert(call, tracked);
+    }
+
+    fn remove(&mut self, call: &CallSid) -> Option<Tracked> {
+        let tracked = self.calls.remove(call)?;
+        if let Some(count) = self.counts.get_mut(&tracked.pool) {
+            let count = if tracked.is_waiting { &mut count.1 } else { &mut count.0 };
+            *count = count.saturating_sub(1);
+        }
+        Some(tracked)
+    }
+
+    /// Records an event; its traffic counts if `is_counted` holds for its pool.
+    fn record(&mut self, event: &Event, pools: &Pools<'_>, is_counted: impl Fn(&Pool) -> bool) {
+        let Event { kind, call, pool: own, detail, .. } = event;
+        let Some(call) = call else { return };
+        match kind {
+            EventKind::Allocated | EventKind::HandedOff | EventKind::Waiting => {
+                let known = self.calls.get(call).map(|tracked| tracked.pool.clone());
+                let is_new = known.is_none() && detail != RETURNED;
+                let Some(pool) = known.or_else(|| pools.first(detail, own.as_ref())) else {
+                    return;
+                };
+                if is_new && is_counted(&pool) {
+                    self.traffic.entry(pool.clone()).or_default().arrivals += 1;
+                }
+                let is_waiting = *kind == EventKind::Waiting;
+                self.insert(call.clone(), Tracked { pool, is_waiting });
+            }
+            EventKind::Refused => {
+                let reason = detail.split(' ').next().unwrap_or_default();
+                // Other refusals, such as those by a merchant's limits, need no pod.
+                if !matches!(reason, "no_pods" | "queue_full") {
+                    return;
+                }
+                if let Some(pool) = pools.first(detail, None).filter(|pool| is_counted(pool)) {
+                    let traffic = self.traffic.entry(pool).or_default();
+                    traffic.arrivals += 1;
+                    traffic.refusals += 1;
+                }
+            }
+            EventKind::LeftQueue => {
+                let left = self.remove(call).map(|tracked| tracked.pool);
+                if let Some(pool) = left.filter(|pool| is_counted(pool)) {
+                    self.traffic.entry(pool).or_default().refusals += 1;
+                }
+            }
+            EventKind::Ended => {
+                let Some(Tracked { pool, .. }) = self.remove(call) else { return };
+                let lasted = detail.split(' ').nth(1).and_then(|text| text.parse::<u64>().ok());
+                let durations = &mut self.traffic.entry(pool).or_default().durations;
+                if let Some(lasted) = lasted.filter(|_| durations.len() < MAX_DURATIONS) {
+                    durations.push(lasted as f64 / 1_000.0);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Live and waiting calls of a pool.
+    pub fn calls(&self, pool: &Pool) -> (u64, u64) {
+        self.counts.get(pool).copied().unwrap_or_default()
+    }
+
+    /// Takes the traffic of a pool since the last time.
+    pub fn take(&mut self, pool: &Pool) -> Traffic {
+        self.traffic.remove(pool).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use fleet::{
+        Allocate, Claim, Claimant, Hold, PodFacts, PodOrigin, PodWriter, Release, Renew,
+        tiers::DocumentSource,
+    };
+    use store::{Embedded, StoreMetrics};
+
+    const TIERS: &str = r#"{"tiers": {"gold": {"target": 1}, "basic": {"target": 1}},
+        "default_chain": ["gold", "basic"]}"#;
+
+    struct Setup {
+        store: Embedded,
+        tiers: Tiers,
+        known: HashSet<Pool>,
+        tracker: CallTracker,
+    }
+
+    fn pool(name: &str) -> Pool {
+        name.parse().unwrap()
+    }
+
+    fn call(number: usize) -> CallSid {
+        format!("CA{number}").parse().unwrap()
+    }
+
+    impl Setup {
+        /// A store with one pod per tier, after the first update.
+        async fn new() -> Self {
+            let tiers = Tiers::parse(TIERS, DocumentSource::Settings).unwrap().0;
+            let store = Embedded::in_memory(tiers.clone(), 60_000, StoreMetrics::default());
+            store.set_event_limit(100);
+            let origin = PodOrigin::List;
+            let by = Claimant::List { digest: "d".into(), is_new: true };
+            let claim = Claim { origin: origin.clone(), by, force: false };
+            let epoch = store.claim_pods(&claim).await.unwrap().unwrap();
+            for number in 0..2 {
+                let facts = PodFacts {
+                    uid: format!("u{number}"),
+                    address: "a:1".into(),
+                    ready: true,
+                    terminating: false,
+                    restarts: 0,
+                    at_risk: false,
+                    pin: None,
+                };
+                let writer = PodWriter { origin: &origin, epoch };
+                let name = format!("p{number}").parse().unwrap();
+                store.observe_pod(&name, &facts, writer).await.unwrap().unwrap();
+            }
+            let known = HashSet::from([pool("gold"), pool("basic")]);
+            let mut setup = Self { store, tiers, known, tracker: CallTracker::default() };
+            setup.start(&HashMap::new()).await;
+            setup
+        }
+
+        async fn start(&mut self, cursors: &HashMap<Pool, EventId>) {
+            let pools = Pools { tiers: &self.tiers, known: &self.known };
+            self.tracker.start(&self.store, &pools, cursors).await.unwrap();
+        }
+
+        async fn update(&mut self) {
+            let pools = Pools { tiers: &self.tiers, known: &self.known };
+            self.tracker.update(&self.store, &pools).await.unwrap();
+        }
+
+        async fn allocate(&self, number: usize, hold: Option<Hold>) {
+            let request = Allocate {
+                call: call(number),
+                merchant: None,
+                lease_ttl: 60_000,
+                provisional: false,
+                expects_stream: false,
+                may_return: false,
+                hold,
+                previous: None,
+                signed: None,
+            };
+            let _ = self.store.allocate(&request).await.unwrap();
+        }
+
+        async fn release(&self, number: usize) {
+            let _ = self.store.release(&Release::new(call(number), None)).await.unwrap();
+        }
+    }
+
+    fn counts(traffic: &Traffic) -> (u64, u64, usize, bool) {
+        (traffic.arrivals, traffic.refusals, traffic.durations.len(), traffic.gap)
+    }
+
+    #[tokio::test]
+    async fn demand_belongs_to_the_first_pool_of_the_chain() {
+        let mut setup = Setup::new().await;
+        // The second call is served by basic, the third is refused.
+        for number in 0..3 {
+            setup.allocate(number, None).await;
+            // A repeat is no arrival.
+            setup.allocate(number, None).await;
+        }
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (2, 0));
+        assert_eq!(setup.tracker.calls(&pool("basic")), (0, 0));
+        // Each refused attempt counts: the policy cannot tell a repeat from another caller.
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (4, 2, 0, false));
+        setup.release(1).await;
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (1, 0));
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (0, 0, 1, false));
+        assert_eq!(counts(&setup.tracker.take(&pool("basic"))), (0, 0, 0, false));
+    }
+
+    #[tokio::test]
+    async fn a_waiting_call_arrives_once_and_is_refused_if_it_leaves() {
+        let mut setup = Setup::new().await;
+        let hold = Hold {
+            time: 60_000,
+            poll_timeout: 60_000,
+            max_waiting: 9,
+            max_waiting_per_merchant: 9,
+        };
+        for number in 0..4 {
+            setup.allocate(number, Some(hold)).await;
+        }
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (2, 2));
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (4, 0, 0, false));
+        // The first waiting call is handed the pod, the second hangs up.
+        setup.release(0).await;
+        setup.release(3).await;
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (2, 0));
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (0, 1, 1, false));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_registers_again_is_no_arrival() {
+        let mut setup = Setup::new().await;
+        let renew =
+            Renew { calls: vec![call(7)], pod: Some("p0".parse().unwrap()), lease_ttl: 60_000 };
+        assert_eq!(setup.store.renew(&renew).await.unwrap().registered, [call(7)]);
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (1, 0));
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (0, 0, 0, false));
+    }
+
+    #[tokio::test]
+    async fn another_router_counts_from_the_cursor_of_each_pool() {
+        let mut setup = Setup::new().await;
+        setup.allocate(0, None).await;
+        setup.update().await;
+        let cursor = setup.tracker.cursor();
+        setup.release(0).await;
+        setup.allocate(1, None).await;
+        setup.start(&HashMap::from([(pool("gold"), cursor)])).await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (1, 0));
+        // The duration of the first call is not known to the new router.
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (1, 0, 0, false));
+        setup.release(1).await;
+        setup.update().await;
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (0, 0, 1, false));
+    }
+
+    #[tokio::test]
+    async fn lost_events_are_a_gap_and_the_calls_are_listed_again() {
+        let mut setup = Setup::new().await;
+        setup.allocate(0, None).await;
+        setup.update().await;
+        let cursor = setup.tracker.cursor();
+        setup.tracker.take(&pool("gold"));
+        for number in 1..120 {
+            setup.allocate(number, None).await;
+            setup.release(number).await;
+        }
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (1, 0));
+        assert!(setup.tracker.take(&pool("gold")).gap && setup.tracker.take(&pool("basic")).gap);
+        setup.allocate(1_000, None).await;
+        setup.update().await;
+        assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (1, 0, 0, false));
+        // A router that starts from a lost event, or from one of another log.
+        setup.start(&HashMap::from([(pool("gold"), cursor)])).await;
+        assert!(setup.tracker.take(&pool("gold")).gap);
+        let later = EventId { at: u64::MAX - 1, number: 0 };
+        setup.start(&HashMap::from([(pool("gold"), later)])).await;
+        assert!(setup.tracker.take(&pool("gold")).gap);
+        assert_eq!(setup.tracker.calls(&pool("gold")), (2, 0));
+    }
+}

@@ -1,0 +1,243 @@
+//! The capacity of pools: the decisions of the policy, as the router that takes them publishes
+//! them to its own parts and to the other replicas.
+//!
+//! One router takes the decisions (`control/capacity.rs`). [`Capacity`] holds the latest ones on
+//! every replica, for the API, the metrics and the writer of workloads.
+
+mod call_tracker;
+mod pod_tracker;
+mod pool_state;
+mod scaling;
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+use tokio::sync::watch;
+
+use self::scaling::Scaled;
+pub use self::{
+    call_tracker::{CallTracker, Pools, Traffic},
+    pod_tracker::PodTracker,
+    pool_state::{FORECAST_STEP, PoolPolicy, SavedState},
+    scaling::{ScalingMode, ScalingReport},
+};
+use crate::telemetry::metrics::Metrics;
+use fleet::{
+    Millis,
+    capacity::{Reason, Zone},
+    names::Pool,
+};
+
+/// Settings of the policy.
+#[derive(Debug, Clone, PartialEq)]
+pub struct CapacityConfig {
+    /// Share of calls that find a warm pod.
+    pub target: f64,
+    pub zone: Zone,
+    /// Action of the leader on the numbers.
+    pub scaling: ScalingMode,
+}
+
+/// Age from which decisions are no longer reported: an autoscaler must not act on them.
+pub const MAX_AGE: Duration = Duration::from_secs(120);
+
+/// The decisions for all pools at one moment.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct CapacitySnapshot {
+    /// Time of the decisions by the store's clock; 0 before the first ones.
+    pub at: Millis,
+    /// The router that took them.
+    pub router: String,
+    pub pools: BTreeMap<Pool, PoolCapacity>,
+}
+
+/// The decision for one pool, and the observation behind it.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct PoolCapacity {
+    /// Pods that the policy asks for, ready and starting ones.
+    pub desired: u64,
+    pub reason: Reason,
+    /// Pods that autoscalers should keep: `desired`, or more while surplus pods are in service or
+    /// have calls ([`Capacity::set_scaling`]).
+    pub published: u64,
+    /// Pods that the forecast alone asks for.
+    pub needed: u64,
+    /// Pods in service, busy or idle.
+    pub ready: u64,
+    pub starting: u64,
+    pub live: u64,
+    pub waiting: u64,
+    /// Expected calls when a pod that starts now is ready.
+    pub expected_calls: f64,
+    /// The start-up time that the decision plans with, in seconds.
+    pub start_up: f64,
+    pub calls_per_pod: u64,
+    /// Time in which pods of the pool idled within the last day, in pod-hours.
+    pub idle_pod_hours: f64,
+    /// Expected calls and the pods that they need, one point per 5 minutes from now.
+    pub forecast: Vec<(f64, u64)>,
+    /// The scaling of the pool's workload, if it has one.
+    #[serde(default)]
+    pub scaling: Option<ScalingReport>,
+}
+
+/// The latest decisions, and the floors that the scaler sets.
+pub struct Capacity {
+    snapshot: watch::Sender<Arc<CapacitySnapshot>>,
+    scaled: Mutex<BTreeMap<Pool, Scaled>>,
+    metrics: Arc<Metrics>,
+    /// The router has the events from which decisions are taken.
+    pub is_on: bool,
+}
+
+impl Capacity {
+    pub fn new(metrics: Arc<Metrics>, is_on: bool) -> Self {
+        Self { snapshot: watch::Sender::default(), scaled: Mutex::default(), metrics, is_on }
+    }
+
+    /// Follows the decisions. A receiver always has the latest ones.
+    pub fn subscribe(&self) -> watch::Receiver<Arc<CapacitySnapshot>> {
+        self.snapshot.subscribe()
+    }
+
+    pub fn latest(&self) -> Arc<CapacitySnapshot> {
+        self.snapshot.borrow().clone()
+    }
+
+    /// Keeps the published number of a pool at `floor` or above, because that number of its pods is
+    /// in service or has calls. It applies to the latest decisions at once; the other replicas get
+    /// it with the next ones.
+    pub fn set_scaling(&self, pool: &Pool, floor: u64, report: ScalingReport) {
+        self.change(pool, Some(Scaled { floor, report: Some(report) }));
+    }
+
+    /// Publishes the policy's own number of a pool, or the last one if a workload runs it.
+    pub fn clear_scaling(&self, pool: &Pool) {
+        self.change(pool, None);
+    }
+
+    fn change(&self, pool: &Pool, to: Option<Scaled>) {
+        // The lock covers the publication: a later decision must not be replaced by this one.
+        let mut scaled = self.scaled();
+        let known = match to.clone() {
+            Some(to) => scaled.insert(pool.clone(), to),
+            None => scaled.remove(pool),
+        };
+        if known != to && to.is_some() {
+            let latest = self.latest();
+            self.publish_above(&scaled, CapacitySnapshot::clone(&latest));
+        }
+    }
+
+    /// Publishes decisions of this router: applies the floors to them.
+    pub fn publish(&self, snapshot: CapacitySnapshot) -> Arc<CapacitySnapshot> {
+        self.publish_above(&self.scaled(), snapshot)
+    }
+
+    fn publish_above(
+        &self,
+        scaled: &BTreeMap<Pool, Scaled>,
+        mut snapshot: CapacitySnapshot,
+    ) -> Arc<CapacitySnapshot> {
+        let before = self.latest();
+        for (pool, capacity) in &mut snapshot.pools {
+            let known = scaled.get(pool);
+            if let Some(report) = known.and_then(|known| known.report.clone()) {
+                capacity.scaling = Some(report);
+            }
+            // A new leader does not know the surplus pods yet: it must not publish a lower number.
+            let pods = capacity.ready + capacity.starting;
+            let last = before.pools.get(pool).map_or(pods, |last| last.published);
+            let held = if capacity.scaling.is_some() { last } else { 0 };
+            capacity.published = capacity.desired.max(known.map_or(held, |known| known.floor));
+        }
+        self.follow(Arc::new(snapshot))
+    }
+
+    /// Shows decisions as they are: those of another router.
+    pub fn follow(&self, snapshot: Arc<CapacitySnapshot>) -> Arc<CapacitySnapshot> {
+        self.metrics.capacity.set(snapshot.clone());
+        self.snapshot.send_replace(snapshot.clone());
+        snapshot
+    }
+
+    fn scaled(&self) -> MutexGuard<'_, BTreeMap<Pool, Scaled>> {
+        self.scaled.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn pool() -> Pool {
+        "gold".parse().unwrap()
+    }
+
+    fn decided(desired: u64) -> CapacitySnapshot {
+        let decision = PoolCapacity {
+            desired,
+            reason: Reason::Forecast,
+            published: 0,
+            needed: desired,
+            ready: 1,
+            starting: 0,
+            live: 0,
+            waiting: 0,
+            expected_calls: 0.0,
+            start_up: 60.0,
+            calls_per_pod: 1,
+            idle_pod_hours: 0.0,
+            forecast: Vec::new(),
+            scaling: None,
+        };
+        CapacitySnapshot { at: 1, router: "r".into(), pools: BTreeMap::from([(pool(), decision)]) }
+    }
+
+    #[test]
+    fn a_floor_holds_the_published_number_until_it_is_lowered() {
+        let capacity = Capacity::new(Arc::default(), true);
+        let mut follower = capacity.subscribe();
+        let published = |capacity: &Capacity| capacity.latest().pools[&pool()].published;
+        capacity.publish(decided(5));
+        assert_eq!(published(&capacity), 5);
+        capacity.set_scaling(&pool(), 5, ScalingReport::default());
+        capacity.publish(decided(3));
+        assert_eq!(published(&capacity), 5, "five pods are in service");
+        follower.mark_unchanged();
+        capacity.set_scaling(&pool(), 4, ScalingReport::default());
+        assert!(follower.has_changed().unwrap());
+        assert_eq!(published(&capacity), 4);
+        assert_eq!(capacity.latest().pools[&pool()].desired, 3);
+        capacity.publish(decided(9));
+        assert_eq!(published(&capacity), 9, "a floor is no ceiling");
+        capacity.clear_scaling(&pool());
+        capacity.publish(decided(2));
+        assert_eq!(published(&capacity), 2);
+    }
+    #[test]
+    fn a_new_leader_holds_the_number_of_a_workload_until_its_scaler_knows_the_pods() {
+        let capacity = Capacity::new(Arc::default(), true);
+        let published = |capacity: &Capacity| capacity.latest().pools[&pool()].published;
+        let scaled = |desired| {
+            let mut snapshot = decided(desired);
+            let scaling = Some(ScalingReport::default());
+            snapshot.pools.values_mut().for_each(|it| it.scaling.clone_from(&scaling));
+            snapshot
+        };
+        let mut former = scaled(9);
+        former.pools.values_mut().for_each(|it| it.published = 9);
+        capacity.follow(Arc::new(former));
+        capacity.publish(scaled(3));
+        assert_eq!(published(&capacity), 9);
+        capacity.set_scaling(&pool(), 4, ScalingReport::default());
+        assert_eq!(published(&capacity), 4);
+        capacity.clear_scaling(&pool());
+        capacity.publish(scaled(2));
+        assert_eq!(published(&capacity), 4, "the next leader holds it again");
+    }
+}

@@ -1,0 +1,100 @@
+//! VoiceTier objects: one tier table, applied in one step.
+
+use super::{AUTHOR, Outcome, Outcomes};
+use crate::control::Control;
+use fleet::{
+    Edit,
+    manifests::{self, FoldedTiers, Manifest, Refused},
+};
+use store::StoreError;
+
+/// Result of applying the objects to the store.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum AppliedTiers {
+    /// The table is in force already, or no object manages it.
+    Unchanged,
+    Changed,
+    /// The last table stays.
+    Refused {
+        reason: &'static str,
+        message: String,
+    },
+}
+
+impl Control {
+    /// Applies the table of the objects. Without objects, the table stays and the API may change
+    /// it again.
+    pub(super) async fn apply_tier_objects(
+        &self,
+        objects: &[Manifest],
+        namespace: &str,
+    ) -> Result<AppliedTiers, StoreError> {
+        let current = self.store.tiers().await?;
+        let FoldedTiers { table, objects: verdicts } =
+            manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
+        let table = match table {
+            Some(table) => table,
+            None if objects.is_empty() => current.clone().with_owner(None),
+            None => {
+                let refused = verdicts.iter().filter(|(_, it)| it.is_err());
+                let names: Vec<&str> = refused.map(|(name, _)| name.as_str()).collect();
+                let shown = names.iter().take(5).copied().collect::<Vec<_>>().join(", ");
+                let count = names.len();
+                let message = format!(
+                    "the last tier table stays: {count} VoiceTiers are not accepted, such as {shown}"
+                );
+                return Ok(AppliedTiers::Refused { reason: "TableRefused", message });
+            }
+        };
+        if table == current {
+            return Ok(AppliedTiers::Unchanged);
+        }
+        let pods = self.store.pods().await?;
+        let moves = fleet::moves(&table, &pods);
+        if let Some(stranded) = moves.iter().find(|it| it.to.is_none()) {
+            let pod = &stranded.pod;
+            let message = format!(
+                "the last tier table stays: the new one has no tier for pods such as {pod}"
+            );
+            return Ok(AppliedTiers::Refused { reason: "NoTierForPods", message });
+        }
+        let edit = Edit { expected: Some(&current), by: AUTHOR };
+        if self.store.apply_tiers(&table, edit).await?.is_err() {
+            // Another request changed the table; the next pass compares again.
+            return Ok(AppliedTiers::Refused {
+                reason: "Retrying",
+                message: "the tier table changed at the same time; retrying".into(),
+            });
+        }
+        match table.managed_by() {
+            Some(owner) => tracing::info!(
+                tiers = table.iter().count(),
+                moves = moves.len(),
+                "applied the tier table of {owner}"
+            ),
+            None => tracing::info!(
+                "no VoiceTier object is left; the tier table stays, and the API may change it"
+            ),
+        }
+        self.reconcile_now.notify_one();
+        Ok(AppliedTiers::Changed)
+    }
+
+    /// Returns the outcome of each object.
+    pub(super) fn tier_outcomes(
+        &self,
+        objects: &[Manifest],
+        namespace: &str,
+        applied: &AppliedTiers,
+    ) -> Outcomes {
+        let folded = manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
+        let outcome = |verdict: Result<_, Refused>| match (verdict, applied) {
+            (Err(refused), _) => Outcome::Refused(refused),
+            (Ok(tier), AppliedTiers::Refused { reason, message }) => {
+                Outcome::Pending { tier: Some(tier), pool: None, reason, message: message.clone() }
+            }
+            (Ok(tier), _) => Outcome::Applied { tier: Some(tier), pool: None },
+        };
+        folded.objects.into_iter().map(|(name, verdict)| (name, outcome(verdict))).collect()
+    }
+}

@@ -1,0 +1,126 @@
+//! The policy as a filter: one observation per line in, one decision per line out.
+
+use std::io::{BufRead, Write};
+
+use fleet::capacity::{Observation, Policy, Settings};
+use serde::Deserialize;
+
+/// The latest time of an observation, in seconds since the epoch.
+const MAX_TIME: f64 = 1e12;
+const MAX_COUNT: f64 = 1e9;
+
+/// An observation as an external simulator writes it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Line {
+    t: f64,
+    arrivals: f64,
+    live: f64,
+    #[serde(default)]
+    waiting: f64,
+    #[serde(default)]
+    refusals: f64,
+    ready: f64,
+    #[serde(default)]
+    starting: f64,
+    #[serde(default)]
+    start_ups: Vec<f64>,
+    #[serde(default)]
+    durations: Vec<f64>,
+    #[serde(default)]
+    gap: bool,
+}
+
+fn observation(text: &str) -> Result<Observation, String> {
+    let line: Line = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    if !(0.0..=MAX_TIME).contains(&line.t) {
+        return Err(format!("t is {}; expected Unix seconds", line.t));
+    }
+    let count = |name: &str, number: f64| {
+        let is_count = (0.0..=MAX_COUNT).contains(&number) && number.fract() == 0.0;
+        let expected = || format!("{name} is {number}; expected a whole number of 0 or more");
+        is_count.then_some(number as u64).ok_or_else(expected)
+    };
+    Ok(Observation {
+        at: (line.t * 1_000.0).round() as u64,
+        arrivals: count("arrivals", line.arrivals)?,
+        live: count("live", line.live)?,
+        waiting: count("waiting", line.waiting)?,
+        refusals: count("refusals", line.refusals)?,
+        ready: count("ready", line.ready)?,
+        starting: count("starting", line.starting)?,
+        start_ups: line.start_ups,
+        durations: line.durations,
+        gap: line.gap,
+    })
+}
+
+/// Answers each line of `input` with a line on `output`, flushed, until the input ends. An
+/// invalid line is an error that names it.
+pub fn run(
+    settings: Settings,
+    input: impl BufRead,
+    mut output: impl Write,
+) -> Result<(), StepError> {
+    let mut policy = Policy::new(settings);
+    for (index, text) in input.lines().enumerate() {
+        let invalid = |reason| StepError::Line { line: index + 1, reason };
+        let text = text.map_err(|error| invalid(error.to_string()))?;
+        let observation = observation(&text).map_err(invalid)?;
+        let desired = policy.step(&observation).desired;
+        writeln!(output, "{{\"desired\": {desired}}}").map_err(StepError::Output)?;
+        output.flush().map_err(StepError::Output)?;
+    }
+    Ok(())
+}
+
+/// A filter that ended early.
+#[derive(Debug, thiserror::Error)]
+pub enum StepError {
+    #[error("line {line}: {reason}")]
+    Line { line: usize, reason: String },
+    #[error("cannot write: {0}")]
+    Output(std::io::Error),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LINE: &str =
+        r#"{"t": 1000, "arrivals": 1, "live": 2, "waiting": 0, "ready": 3, "starting": 0}"#;
+
+    fn filter(text: &str) -> (Result<(), String>, String) {
+        let mut output = Vec::new();
+        let done = run(Settings::default(), text.as_bytes(), &mut output);
+        (done.map_err(|error| error.to_string()), String::from_utf8(output).unwrap())
+    }
+
+    #[test]
+    fn each_line_is_answered_by_one_line() {
+        let (done, output) = filter(&format!("{LINE}\n{LINE}\n"));
+        assert_eq!(done, Ok(()));
+        assert_eq!(output.lines().count(), 2);
+        let decision: serde_json::Value =
+            serde_json::from_str(output.lines().next().unwrap()).unwrap();
+        assert!(decision["desired"].as_u64().unwrap() >= 2, "{output}");
+    }
+
+    #[test]
+    fn an_invalid_line_is_named_after_the_answers_before_it() {
+        for bad in [
+            "",
+            "{}",
+            "[]",
+            r#"{"t": -1, "arrivals": 0, "live": 0, "ready": 0}"#,
+            r#"{"t": 1, "arrivals": -1, "live": 0, "ready": 0}"#,
+            r#"{"t": 1, "arrivals": 1.5, "live": 0, "ready": 0}"#,
+            r#"{"t": 1, "arrivals": 1e12, "live": 0, "ready": 0}"#,
+            r#"{"t": 1, "arrivals": 0, "live": 0, "ready": 0, "raedy": 1}"#,
+        ] {
+            let (done, output) = filter(&format!("{LINE}\n{bad}\n"));
+            assert!(done.unwrap_err().starts_with("line 2: "), "{bad}");
+            assert_eq!(output.lines().count(), 1);
+        }
+    }
+}

@@ -1,0 +1,78 @@
+{{/* Name of the routers and of what belongs to them. */}}
+{{- define "smart-router.name" -}}
+{{ .Values.name | default .Release.Name }}
+{{- end }}
+
+{{- define "smart-router.image" -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end }}
+
+{{/* Namespace of the agents' pods. */}}
+{{- define "smart-router.agentsNamespace" -}}
+{{ .Values.agents.namespace | default .Release.Namespace }}
+{{- end }}
+
+{{/* Labels of the agents' pods. Not a default of values.yaml, with which Helm would merge others. */}}
+{{- define "smart-router.agentLabels" -}}
+{{ .Values.agents.labels | default (dict "app" "voice-agent") | toYaml }}
+{{- end }}
+
+{{- define "smart-router.selector" -}}
+{{- $parts := list -}}
+{{- range $key, $value := include "smart-router.agentLabels" . | fromYaml -}}
+{{- $parts = append $parts (printf "%s=%s" $key $value) -}}
+{{- end -}}
+{{ join "," $parts }}
+{{- end }}
+
+{{/* Settings of the ConfigMap: values of their own, then those of `settings`, which win. */}}
+{{- define "smart-router.settings" -}}
+{{- $media := ternary .Values.media.host .Values.host .Values.media.enabled -}}
+{{- if hasKey (fromJson .Values.tierConfig) "Error" -}}
+{{- fail (printf "tierConfig is not JSON: %s" (fromJson .Values.tierConfig).Error) -}}
+{{- end -}}
+{{- $settings := dict
+  "PUBLIC_URL" (printf "https://%s" .Values.host)
+  "POD_LABEL_SELECTOR" (include "smart-router.selector" .)
+  "VOICE_AGENT_PORT" (toString .Values.agents.port)
+  "PROVIDERS" (join "," .Values.providers)
+  "TIER_CONFIG" .Values.tierConfig -}}
+{{- if not .Values.settings.VOICE_AGENT_BASE_URL -}}
+{{- $_ := set $settings "MEDIA_URL" (printf "wss://%s" $media) -}}
+{{- end -}}
+{{- if ne (include "smart-router.name" .) "smart-router" -}}
+{{- $_ := set $settings "LEADER_ELECTION_LOCK_NAME" (printf "%s-leader" (include "smart-router.name" .)) -}}
+{{- end -}}
+{{- range .Values.secrets.keys -}}
+{{- $_ := set $settings (printf "%s_FILE" .) (printf "/etc/smart-router/secrets/%s" .) -}}
+{{- end -}}
+{{- toYaml (mergeOverwrite $settings .Values.settings) -}}
+{{- end }}
+
+{{/* Egress to DNS, agents and Redis. */}}
+{{- define "smart-router.egress" -}}
+- ports:
+    - port: 53
+      protocol: UDP
+    - port: 53
+      protocol: TCP
+- to:
+    - podSelector:
+        matchLabels:
+          {{- include "smart-router.agentLabels" . | nindent 10 }}
+      {{- if .Values.agents.namespace }}
+      namespaceSelector:
+        matchLabels:
+          kubernetes.io/metadata.name: {{ .Values.agents.namespace | quote }}
+      {{- end }}
+  ports:
+    - port: {{ .Values.agents.port }}
+- ports:
+    {{- range .Values.networkPolicy.redisPorts }}
+    - port: {{ . }}
+    {{- end }}
+{{- end }}
