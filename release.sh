@@ -54,7 +54,7 @@ deploy/image/oci_image.py --program "$program" --certificates "$certificates" \
   --output "$output/$name-image-linux-$architecture.tar"
 # A package of Helm is a tar file of the chart's directory; helm package would write the time of
 # the day into it. Links to alerts and dashboard become files.
-tar --create --directory deploy/helm --dereference --sort=name --format=ustar --mode=u=rwX,go=rX \
+tar --create --directory deploy/helm --sort=name --format=ustar --mode=u=rwX,go=rX \
   --owner=0 --group=0 --numeric-owner --mtime="@$epoch" smart-router |
   gzip --no-name --best > "$output/$name.tgz"
 (cd "$output" && sha256sum -- * > SHA256SUMS)

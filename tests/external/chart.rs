@@ -288,6 +288,20 @@ fn the_schema_has_the_settings_of_the_program() {
     is_current(&chart().join("values.schema.json"), &generated);
 }
 
+/// Helm reads only files of the chart, so these are copies of the files of kustomize.
+#[test]
+fn the_files_of_the_chart_equal_those_of_kustomize() {
+    for (copy, source) in [
+        ("crds/voicemerchants.yaml", "crds/voicemerchants.yaml"),
+        ("crds/voicetiers.yaml", "crds/voicetiers.yaml"),
+        ("files/alerts.yaml", "monitoring/alerts.yaml"),
+        ("files/dashboard.json", "monitoring/dashboard.json"),
+        ("files/rbac.yaml", "base/rbac.yaml"),
+    ] {
+        is_current(&chart().join(copy), &fs::read_to_string(deploy().join(source)).unwrap());
+    }
+}
+
 /// Rows of the table of values.
 fn rows(path: &str, schema: &Value, default: &Value, found: &mut Vec<String>) {
     let properties = schema["properties"].as_object();
