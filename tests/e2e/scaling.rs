@@ -231,3 +231,74 @@ fn another_leader_continues_to_scale_down() {
     assert_eq!(second.get("/api/v1/calls/CA1").1["pod_name"], call["pod_name"]);
     assert_eq!(second.release("CA1").0, 200);
 }
+
+/// The time in which a forecast follows: the assumed start-up time of the first minutes is 60 s.
+const FORECASTS: Duration = Duration::from_secs(240);
+
+/// No bounds: the forecast alone moves the workload. Calls arrive, stay and end.
+#[test]
+fn the_forecast_alone_scales_a_workload_up_and_down() {
+    const CALLS: u64 = 20;
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "gold", 1);
+    let _controllers = kube.run_controllers(START_UP);
+    let router = scaled_router(&kube, &tiers(json!({"workload": "deployment/gold"})), "on", &[]);
+    eventually(DECISIONS, "the first pod serves", || in_service(&router) == 1);
+    let replicas = || kube.replicas(DEPLOYMENTS, "gold");
+    for call in 0..CALLS {
+        // A call arrives once the policy had the time to start a pod for it.
+        eventually(FORECASTS, "a pod is warm", || in_service(&router) > call);
+        router.allocate(&format!("CA{call}"));
+    }
+    eventually(FORECASTS, "the workload exceeds the calls", || {
+        replicas() > CALLS && gold(&router)["reason"] == "forecast"
+    });
+    let most = replicas();
+    for call in 1..CALLS {
+        assert_eq!(router.release(&format!("CA{call}")).0, 200);
+    }
+    eventually(FORECASTS, "the workload shrinks", || replicas() < most.min(CALLS));
+    assert_eq!(cut_calls(&router), [Value::Null; 0]);
+    assert_eq!(events(&router, "refused"), [Value::Null; 0]);
+    assert_eq!(router.release("CA0").0, 200, "the first call is still live");
+}
+
+/// Acts as an external autoscaler: sets the replicas to the published number.
+fn follow_published(kube: &FakeKube, router: &Router) -> u64 {
+    let published = gold(router)["desired"].as_u64();
+    if let Some(number) = published {
+        kube.set_replicas(DEPLOYMENTS, "gold", number);
+    }
+    published.unwrap_or(0)
+}
+
+#[test]
+fn an_external_autoscaler_that_follows_the_published_number_cuts_no_call() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "gold", 2);
+    kube.add_autoscaler("keda-hpa-gold", "Deployment", "gold");
+    let _controllers = kube.run_controllers(START_UP);
+    let tier = json!({"workload": "deployment/gold", "min": 2, "max": 2});
+    let router = scaled_router(&kube, &tiers(tier.clone()), "external", &[]);
+    eventually(DECISIONS, "the first pods serve", || in_service(&router) == 2);
+    set_bounds(&router, &tier, 6, 6);
+    eventually(DECISIONS, "the workload grows", || {
+        follow_published(&kube, &router) == 6 && in_service(&router) == 6
+    });
+    let calls: Vec<String> = (0..6).map(|call| format!("CA{call}")).collect();
+    calls.iter().for_each(|call| drop(router.allocate(call)));
+    set_bounds(&router, &tier, 2, 2);
+    eventually(DECISIONS, "surplus pods leave service", || {
+        assert_eq!(follow_published(&kube, &router), 6, "all pods have calls");
+        in_service(&router) == 2
+    });
+    for call in &calls {
+        assert_eq!(router.release(call).0, 200, "{call} is still live");
+    }
+    eventually(DECISIONS, "the workload shrinks", || {
+        follow_published(&kube, &router) == 2 && in_service(&router) == 2
+    });
+    assert_eq!(cut_calls(&router), [Value::Null; 0]);
+    assert_eq!(kube.scale_writes(), [], "the router writes no replicas");
+    assert!(gold(&router)["scaling"]["conflict"].is_null(), "{}", gold(&router));
+}

@@ -2,17 +2,17 @@
 
 use std::{
     collections::{HashMap, HashSet},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
-use crate::cluster::{PodView, StartingPod};
+use crate::cluster::{PodDetails, PodView, StartingPod};
 use fleet::{merchant::Step, names::PodName};
 
 #[derive(Debug)]
 struct Start {
     name: PodName,
     pin: Option<Step>,
-    /// Creation as this replica's watch saw it; `None` for a pod that was there or ready before.
+    /// First sight of a new pod; `None` for a pod that was there or ready before.
     since: Option<Instant>,
 }
 
@@ -31,6 +31,17 @@ pub struct PodTracker {
 /// Start-up times that are not taken yet, at most: a follower takes none.
 const MAX_START_UPS: usize = 1_000;
 
+/// The start-up time of a pod: from its creation until it became ready, as its object says. The
+/// object's times are whole seconds of two clocks, so that the observed time is a lower bound.
+fn start_up_time(observed: Duration, details: &PodDetails) -> Duration {
+    let seconds = details
+        .created
+        .zip(details.ready_at)
+        .and_then(|(created, ready)| ready.checked_sub(created));
+    let stated = seconds.and_then(|seconds| u64::try_from(seconds).ok()).map(Duration::from_secs);
+    stated.map_or(observed, |stated| stated.max(observed))
+}
+
 impl PodTracker {
     /// Compares the view with the last one. Called about once a second.
     pub fn update(&mut self, view: &PodView) {
@@ -45,10 +56,12 @@ impl PodTracker {
         for uid in left {
             let Some(start) = self.starting.remove(&uid) else { continue };
             // A pod that is not ready now was deleted before it was ready.
-            if let Some(since) = start.since.filter(|_| view.is_ready(&start.name, &uid))
+            let Some(details) = view.ready_details(&start.name, &uid) else { continue };
+            if let Some(since) = start.since
                 && self.start_ups.len() < MAX_START_UPS
             {
-                self.start_ups.push((start.pin, (now - since).as_secs_f64()));
+                let time = start_up_time(now - since, &details);
+                self.start_ups.push((start.pin, time.as_secs_f64()));
             }
         }
         for StartingPod { name, uid, pin, has_been_ready } in starting {
@@ -66,5 +79,24 @@ impl PodTracker {
     /// Takes the start-up times since the last time.
     pub fn take_start_ups(&mut self) -> Vec<(Option<Step>, f64)> {
         std::mem::take(&mut self.start_ups)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_start_up_time_counts_from_the_creation_of_the_pod() {
+        let details = |created, ready_at| PodDetails { created, ready_at, ..PodDetails::default() };
+        let time = |observed, details: PodDetails| {
+            start_up_time(Duration::from_secs(observed), &details).as_secs()
+        };
+        assert_eq!(time(5, details(Some(1_000), Some(1_040))), 40, "seen late");
+        assert_eq!(time(41, details(Some(1_000), Some(1_040))), 41);
+        assert_eq!(time(30, details(Some(1_000), Some(990))), 30, "the node's clock is behind");
+        assert_eq!(time(30, details(None, Some(1_040))), 30);
+        assert_eq!(time(30, details(Some(1_000), None)), 30);
+        assert_eq!(time(30, details(Some(i64::MIN), Some(i64::MAX))), 30);
     }
 }

@@ -27,7 +27,7 @@ pub use self::{
     api_errors::{ApiErrors, FORBIDDEN_GRACE},
     lease::{Lock, Renewal},
     pod_view::{PodState, PodView, Sighting, StartingPod, WorkloadPod},
-    pods::ClusterPod,
+    pods::{ClusterPod, PodDetails},
     workloads::{Replicas, ScaleError, Workloads},
 };
 pub(crate) use self::{

@@ -74,11 +74,12 @@ impl PodView {
         inner.pods.keys().filter_map(starting).collect()
     }
 
-    /// Whether the pod with this UID is ready.
-    pub fn is_ready(&self, pod: &PodName, uid: &str) -> bool {
+    /// Returns the details of the pod with this UID if it is ready.
+    pub fn ready_details(&self, pod: &PodName, uid: &str) -> Option<PodDetails> {
         let inner = self.inner();
-        let state = inner.effective(pod).map(|entry| &entry.state);
-        matches!(state, Some(PodState::Present(facts)) if facts.ready && facts.uid == uid)
+        let entry = inner.effective(pod)?;
+        let PodState::Present(facts) = &entry.state else { return None };
+        (facts.ready && facts.uid == uid).then(|| entry.details.clone())
     }
 }
 
