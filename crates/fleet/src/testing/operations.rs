@@ -59,11 +59,15 @@ const MERCHANTS: [Option<&str>; 24] = [
     Some(r#"{"priority": "1"}"#),
 ];
 
-const PINS: [Option<&str>; 8] = [
+/// Only pinned pods join the merchant pool of a tier with a workload, which needs several to choose
+/// from.
+const PINS: [Option<&str>; 10] = [
     None,
     None,
     Some("basic"),
     Some("gold"),
+    Some("acme"),
+    Some("acme"),
     Some("acme"),
     Some("acme"),
     Some("merchant:m1"),
