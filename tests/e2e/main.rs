@@ -25,6 +25,7 @@ mod leader;
 mod limits;
 mod live;
 mod load;
+mod long_polls;
 mod malformed_data;
 mod manifests;
 mod manual_edits;
