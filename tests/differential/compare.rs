@@ -186,9 +186,10 @@ impl Pair {
                 let outcome = store.detach(request).await.map_err(failed)?;
                 same!(what, outcome, fleet.detach(request, now));
             }
-            Operation::Heartbeat { gateway } => {
-                let outcome = store.heartbeat(gateway, GATEWAY_LEASE).await.map_err(failed)?;
-                same!(what, outcome, fleet.heartbeat(gateway, GATEWAY_LEASE, now));
+            Operation::Heartbeat { gateway, relayed } => {
+                let outcome = store.heartbeat(gateway, GATEWAY_LEASE, relayed).await;
+                let expected = fleet.heartbeat(gateway, GATEWAY_LEASE, relayed, now);
+                same!(what, outcome.map_err(failed)?, expected);
             }
             Operation::Drain { pod, ttl } => {
                 let outcome = store.drain(pod, *ttl).await.map_err(failed)?;

@@ -11,3 +11,13 @@ mod mutations;
 mod scaling_mutations;
 mod schema;
 mod stream_mutations;
+
+/// The nightly run applies the mutations; a change of the library must not silently disable them.
+#[test]
+fn every_broken_function_differs_from_the_library() {
+    let library = &store::Functions::default().schema_2.library;
+    for (description, from, to) in mutations::mutations() {
+        assert!(library.code.contains(from), "{description}: the library lacks {from:?}");
+        assert_ne!(from, to, "{description}");
+    }
+}

@@ -1,6 +1,21 @@
 //! Broken builds of media streams and gateways: description, text of the library, replacement.
 
-pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
+pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 27] = [
+    (
+        "a heartbeat knows every call",
+        "if not run('ZSCORE', key, ARGV[i]) then unknown",
+        "if false then unknown",
+    ),
+    (
+        "the end of an attached call is not recorded",
+        "if (attached or pod_attempt ~= '' or MAY_START_LATE[cause])",
+        "if (pod_attempt ~= '' or MAY_START_LATE[cause])",
+    ),
+    (
+        "a registered stream loses its merchant",
+        "  return connected.merchant, pod\n",
+        "  return '', pod\n",
+    ),
     (
         "a stream of another pod attempt is attached",
         "if (tonumber(record.pod_attempt) or 0) ~= tonumber(pod_attempt) then",
@@ -58,8 +73,8 @@ pub(crate) const STREAM_MUTATIONS: [(&str, &str, &str); 24] = [
     ),
     (
         "a gateway does not get back its calls",
-        "unattached = true, gateway = true}",
-        "unattached = true}",
+        "call_end.cause == 'gateway' or call_end.cause == 'lease'",
+        "call_end.cause == 'lease'",
     ),
     (
         "a detach ends the call of another stream",

@@ -166,7 +166,7 @@ async fn the_path_of_a_stream_has_a_fixed_cost() {
     let (commands, functions, attached) = counted.commands(store.attach(&attach)).await;
     assert!(attached.unwrap().is_ok());
     assert_eq!((commands, functions), (20, 1), "attach");
-    let (commands, functions, _) = counted.commands(store.heartbeat(&gateway, 30_000)).await;
+    let (commands, functions, _) = counted.commands(store.heartbeat(&gateway, 30_000, &[])).await;
     assert_eq!((commands, functions), (6, 1), "heartbeat");
     let release = Release::new(call("CA1"), None);
     let (commands, functions, released) = counted.commands(store.release(&release)).await;

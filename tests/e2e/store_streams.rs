@@ -87,7 +87,7 @@ async fn find(store: &Redis, call: &str) -> Option<CallStatus> {
 }
 
 async fn heartbeat(store: &Redis) -> Heartbeat {
-    store.heartbeat(&name("g1"), LEASE_OF_GATEWAY).await.unwrap()
+    store.heartbeat(&name("g1"), LEASE_OF_GATEWAY, &[]).await.unwrap()
 }
 
 async fn wait_until(what: &str, mut holds: impl AsyncFnMut() -> bool) {
@@ -122,7 +122,11 @@ async fn a_release_notifies_the_gateway_on_another_replica() {
     .expect("the gateway is notified");
     assert_eq!(
         heartbeat(&gateway).await,
-        Heartbeat { ending: vec![(name("CA1"), EndCause::Operator)], calls: 1 }
+        Heartbeat {
+            ending: vec![(name("CA1"), EndCause::Operator)],
+            calls: 1,
+            unknown: Vec::new()
+        }
     );
     let released = gateway.detach(&detach_request("CA1", "1")).await.unwrap().unwrap();
     assert!(!released.is_ending);
@@ -198,11 +202,12 @@ async fn a_connected_stream_is_attached_again_to_a_wiped_redis() {
     let store = start_with_pods(&server).await;
     let attached = start_stream(&store, "CA1", "1").await;
     run(&mut server.connection(), &["FLUSHALL"]);
-    let lost = store.heartbeat(&name("g1"), LEASE_OF_GATEWAY).await;
+    let lost = store.heartbeat(&name("g1"), LEASE_OF_GATEWAY, &[]).await;
     assert!(matches!(lost, Err(StoreError::Unavailable(_))), "{lost:?}");
     wait_until("the store is set up", async || store.outage().is_none()).await;
     assert_eq!(heartbeat(&store).await, Heartbeat::default(), "the store has lost the call");
-    let connected = ConnectedStream { pod: attached.pod.clone(), age: 0, failovers: 0 };
+    let connected =
+        ConnectedStream { pod: attached.pod.clone(), age: 0, failovers: 0, merchant: None };
     let connected = Attach { connected: Some(connected), ..attach_request("CA1", "1") };
     let unknown_pod = store.attach(&connected).await.unwrap();
     assert_eq!(unknown_pod, Err(AttachRefused::UnknownPod), "the pod is not observed yet");
@@ -362,7 +367,7 @@ async fn a_gateway_ends_no_call_of_another_one() {
     for _ in 0..LEASE_OF_GATEWAY / 5_000 {
         now += 5_000;
         server.set_time(now);
-        store.heartbeat(&name("g2"), LEASE_OF_GATEWAY).await.unwrap();
+        store.heartbeat(&name("g2"), LEASE_OF_GATEWAY, &[]).await.unwrap();
         ended.extend(store.sweep(10).await.unwrap().expired);
     }
     let ended: Vec<_> = ended.iter().map(|it| (it.call.as_str(), it.cause)).collect();

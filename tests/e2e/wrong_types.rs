@@ -214,14 +214,19 @@ async fn run_stream_operations(store: &Redis, key: &str) -> Result<(), String> {
     let named = |operation: &'static str| move |error| format!("{operation}: {error}");
     let attached = store.attach(&attach_request()).await.map_err(named("attach"))?;
     attached.map_err(|refused| format!("attach: {refused}"))?;
-    let heartbeat = store.heartbeat(&name("g1"), LEASE).await.map_err(named("heartbeat"))?;
-    if heartbeat != (Heartbeat { ending: Vec::new(), calls: 1 }) {
+    let heartbeat = store.heartbeat(&name("g1"), LEASE, &[]).await.map_err(named("heartbeat"))?;
+    if heartbeat != (Heartbeat { calls: 1, ..Heartbeat::default() }) {
         return Err(format!("{heartbeat:?}"));
     }
     let lost = Attach {
         call: name("lost"),
         stream: name("0000000000000002"),
-        connected: Some(ConnectedStream { pod: name("shared"), age: 0, failovers: 0 }),
+        connected: Some(ConnectedStream {
+            pod: name("shared"),
+            age: 0,
+            failovers: 0,
+            merchant: None,
+        }),
         ..attach_request()
     };
     // A rewritten tier table has no re-registration window.

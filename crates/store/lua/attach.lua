@@ -2,7 +2,8 @@
 -- heartbeat of the gateway. A call that has lost its pod gets one again if the stream proves that it goes on: the same
 -- pod or another one if no stream came in time, the connected pod if the gateway was cut off or the store was empty.
 -- ARGV[2..9]: call, pod attempt, gateway, lease of the gateway (ms), stream id, lease (ms), life of the record (ms),
---   connection of the stream ('' or: pod, time since the stream was first attached (ms), pods lost in mid-call)
+--   connection of the stream ('' or: pod, time since the stream was first attached (ms), pods lost in mid-call, merchant
+--   or '-')
 -- Replies: {attached, now, pod, address, source pool, merchant, is the pod allocated again (1, 0), ordinal of the pod,
 --            {calls that leave the pod}}
 --          {refused, now, reason}: not_found, other_attempt, already_attached, no_pods, unknown_pod
@@ -72,14 +73,15 @@ local function choose_pod_for_stream(call, pod_attempt, connected)
   local pod = readable_facts_of(connected.pod_name)
   local obstacle = reregistration_obstacle(pod, call)
   if obstacle == 'ended' then return '', nil, 'not_found' end
-  if obstacle then return '', displace(pod, connected) end
-  return '', pod
+  if obstacle then return connected.merchant, displace(pod, connected) end
+  return connected.merchant, pod
 end
 
 -- Returns the connection of the stream from its argument; nil for none.
 local function parse_connected(text)
-  local pod_name, age, failovers = string.match(text or '', '^(%S+) (%d+) (%d+)$')
-  return pod_name and {pod_name = pod_name, age = tonumber(age), failovers = failovers}
+  local pod_name, age, failovers, merchant = string.match(text or '', '^(%S+) (%d+) (%d+) (%S+)$')
+  return pod_name and {pod_name = pod_name, age = tonumber(age), failovers = failovers,
+    merchant = merchant ~= '-' and merchant or ''}
 end
 
 operation('attach', function(ARGV)
@@ -120,6 +122,9 @@ operation('attach', function(ARGV)
     local since = text_of(max(0, now - (connected and connected.age or 0)))
     set_stream(call, {gateway = gateway, id = stream, since = since, ending = ''})
     record_event('attached', call, pod_name, '', record.merchant_id, gateway)
+  elseif connected then
+    -- Its index may have been deleted by hand: each heartbeat would report the call as unknown.
+    list_stream(call, attached)
   end
   return attached_reply(record, pod, is_new and 1 or 0, displaced or {})
 end)

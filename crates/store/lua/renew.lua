@@ -13,7 +13,8 @@ operation('renew', function(ARGV)
   -- Registers an unknown call on the renewing pod. Returns the list that the call belongs in: registered, later if the
   -- pod itself is not known yet, or unknown.
   local function reregister(call)
-    if renewing_pod == '' then return unknown end
+    read_table()
+    if renewing_pod == '' or now >= trusting_until then return unknown end
     local pod = pods[renewing_pod] or readable_facts_of(renewing_pod)
     local obstacle = reregistration_obstacle(pod, call)
     if obstacle then return obstacle == 'unknown_pod' and later or unknown end

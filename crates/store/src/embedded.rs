@@ -317,8 +317,13 @@ impl Store for Embedded {
         self.step("detach", |fleet, now| fleet.detach(request, now))
     }
 
-    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat> {
-        self.step("heartbeat", move |fleet, now| fleet.heartbeat(gateway, lease, now))
+    fn heartbeat<'a>(
+        &'a self,
+        gateway: &'a GatewayId,
+        lease: Millis,
+        relayed: &'a [CallSid],
+    ) -> Reply<'a, Heartbeat> {
+        self.step("heartbeat", move |fleet, now| fleet.heartbeat(gateway, lease, relayed, now))
     }
 
     fn record_figures<'a>(&'a self, _: &'a [(CallSid, String)], _: Millis) -> Reply<'a, ()> {

@@ -119,8 +119,13 @@ pub trait Store: CapacityStore + ScalingStore + Send + Sync + 'static {
     ) -> Reply<'a, Result<Attached, FailoverRefused>>;
     /// Ends the call of a media stream that has ended.
     fn detach<'a>(&'a self, request: &'a Detach) -> Reply<'a, Result<Released, NotReleased>>;
-    /// Extends the lease of a gateway.
-    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat>;
+    /// Extends the lease of a gateway, which reports some of the calls that it relays.
+    fn heartbeat<'a>(
+        &'a self,
+        gateway: &'a GatewayId,
+        lease: Millis,
+        relayed: &'a [CallSid],
+    ) -> Reply<'a, Heartbeat>;
     /// Records figures of streams for other replicas. They are dropped after `ttl`.
     fn record_figures<'a>(&'a self, figures: &'a [(CallSid, String)], ttl: Millis)
     -> Reply<'a, ()>;

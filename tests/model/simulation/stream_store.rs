@@ -50,6 +50,7 @@ impl Store {
                     pod: self.pods[pod].clone(),
                     age,
                     failovers: 0,
+                    merchant: None,
                 });
                 let request = Attach {
                     call: self.sid(*call),
@@ -78,7 +79,7 @@ impl Store {
             Op::Heartbeat { gateway } => {
                 let has_lease = self.defect != Some(InjectedDefect::HeartbeatWithoutLease);
                 let lease = if has_lease { GATEWAY_LEASE } else { 1 };
-                let beat = self.facts.fleet.heartbeat(&gateway_id(*gateway), lease, now);
+                let beat = self.facts.fleet.heartbeat(&gateway_id(*gateway), lease, &[], now);
                 let number = |call: &str| call[1..].parse().expect("calls are named c0, c1, …");
                 let order = |(call, cause): (fleet::names::CallSid, EndCause)| {
                     (number(call.as_str()), cause == EndCause::Displaced)

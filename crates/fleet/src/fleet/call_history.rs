@@ -147,17 +147,10 @@ impl CallHistory {
     /// Records the end of a call that may reconnect, confirm late or attach late. Others are not
     /// looked up.
     pub(super) fn record(&mut self, call: CallSid, facts: &Call, cause: EndCause, at: Millis) {
-        let may_return = match cause {
-            EndCause::Unconfirmed | EndCause::Unattached | EndCause::Gateway => true,
-            // The gateway may have been cut off for the whole lease, or holds the provider's side of
-            // the stream until a pod is free.
-            EndCause::Lease | EndCause::PodLost | EndCause::Unreachable | EndCause::Displaced
-                if facts.stream.is_some() =>
-            {
-                true
-            }
-            _ => facts.pod_attempt > 0,
-        };
+        let may_start_late = matches!(cause, EndCause::Unconfirmed | EndCause::Unattached);
+        // A gateway that was cut off from the store attaches its streams again. An end in the
+        // history tells a call that ended meanwhile from one that the store has lost.
+        let may_return = may_start_late || facts.stream.is_some() || facts.pod_attempt > 0;
         // A hand-off that was never accepted is no pod attempt.
         if !may_return || facts.queue_entry.is_some() || cause == EndCause::Abandoned {
             return;

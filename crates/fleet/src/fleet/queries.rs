@@ -115,6 +115,16 @@ pub enum CallLookup {
     Waiting(WaitingCall),
 }
 
+impl CallLookup {
+    /// The call if it is live.
+    pub fn into_live(self) -> Option<CallStatus> {
+        match self {
+            Self::Live(status) => Some(status),
+            Self::Waiting(_) => None,
+        }
+    }
+}
+
 /// A query for calls.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CallQuery {

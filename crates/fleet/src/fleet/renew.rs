@@ -30,7 +30,7 @@ pub struct Renewed {
 
 /// The reason why an unknown call is not re-registered.
 pub(super) enum NotReregistered {
-    /// The call has ended, or the re-registration window is over.
+    /// The call has ended. For a renewal by a pod: or the re-registration window is over.
     CallEnded,
     /// The pod is unknown too, and may be observed soon.
     PodUnknown,
@@ -71,6 +71,9 @@ impl Fleet {
         until: Millis,
         now: Millis,
     ) -> Result<(), NotReregistered> {
+        if now >= self.trusting_until {
+            return Err(NotReregistered::CallEnded);
+        }
         let pool = self.reregistration_pool(call, pod, now)?;
         self.leave_queue(call);
         self.record(Change::Call {
@@ -102,7 +105,7 @@ impl Fleet {
         pod: &PodName,
         now: Millis,
     ) -> Result<Pool, NotReregistered> {
-        if now >= self.trusting_until || self.recently_ended.contains(call) {
+        if now < self.trusting_until && self.recently_ended.contains(call) {
             return Err(NotReregistered::CallEnded);
         }
         let known = self.pods.get(pod).ok_or(NotReregistered::PodUnknown)?;

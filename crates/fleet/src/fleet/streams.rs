@@ -47,8 +47,8 @@ pub struct Attach {
     pub stream: StreamId,
     pub lease_ttl: Millis,
     /// The stream is connected to a pod: the gateway was cut off from the store, or the store has
-    /// lost its data. It gets back a call that ended with the gateway's lease, and within the
-    /// re-registration window it registers an unknown call.
+    /// lost data. It gets back a call that ended with the gateway's lease, and registers a call of
+    /// which the store knows neither the allocation nor the end.
     pub connected: Option<ConnectedStream>,
 }
 
@@ -60,6 +60,8 @@ pub struct ConnectedStream {
     pub age: Millis,
     /// Pods that it has lost in mid-call.
     pub failovers: u32,
+    /// The merchant of its call.
+    pub merchant: Option<MerchantId>,
 }
 
 /// The pod of an attached stream.
@@ -113,6 +115,8 @@ pub struct Heartbeat {
     pub ending: Vec<(CallSid, EndCause)>,
     /// Calls of the gateway in the store: fewer than it relays if the store has lost some.
     pub calls: usize,
+    /// Reported calls that are not calls of the gateway in the store.
+    pub unknown: Vec<CallSid>,
 }
 
 /// A gateway with its lease and the calls whose streams it relays.
@@ -235,11 +239,12 @@ impl Fleet {
         let connected = request.connected.as_ref();
         let Some(end) = self.history.get(&request.call, now).cloned() else {
             let connected = connected.ok_or(AttachRefused::NotFound)?;
+            let merchant = connected.merchant.clone();
             return match self.reregistration_pool(&request.call, &connected.pod, now) {
-                Ok(pool) => Ok(ChosenPod::new(connected.pod.clone(), pool, None)),
+                Ok(pool) => Ok(ChosenPod::new(connected.pod.clone(), pool, merchant)),
                 Err(NotReregistered::CallEnded) => Err(AttachRefused::NotFound),
                 Err(NotReregistered::PodUnknown) => Err(AttachRefused::UnknownPod),
-                Err(NotReregistered::NoSlot) => self.displace(connected, None, now),
+                Err(NotReregistered::NoSlot) => self.displace(connected, merchant, now),
             };
         };
         if end.pod_attempt != request.pod_attempt {
@@ -337,14 +342,21 @@ impl Fleet {
         Released { is_ending: true, ..self.released(name, source_pool, lasted) }
     }
 
-    /// Extends the lease of a gateway.
-    pub fn heartbeat(&mut self, gateway: &GatewayId, lease: Millis, now: Millis) -> Heartbeat {
+    /// Extends the lease of a gateway, which reports some of the calls that it relays.
+    pub fn heartbeat(
+        &mut self,
+        gateway: &GatewayId,
+        lease: Millis,
+        relayed: &[CallSid],
+        now: Millis,
+    ) -> Heartbeat {
         self.record_heartbeat(gateway, lease, now);
         let Some(known) = self.gateways.get(gateway) else { return Heartbeat::default() };
         let order = |call: &CallSid| Some((call.clone(), self.ending_of(call)?));
         Heartbeat {
             ending: known.calls.iter().filter_map(order).collect(),
             calls: known.calls.len(),
+            unknown: relayed.iter().filter(|call| !known.calls.contains(*call)).cloned().collect(),
         }
     }
 

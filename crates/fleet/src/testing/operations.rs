@@ -89,6 +89,7 @@ pub enum Operation {
     Detach(Detach),
     Heartbeat {
         gateway: GatewayId,
+        relayed: Vec<CallSid>,
     },
     Drain {
         pod: PodName,
@@ -214,7 +215,10 @@ impl Dice {
             46 => Operation::ExtendPending { time: CONNECT_TIMEOUT },
             47..=50 => Operation::Attach(self.attach(fleet)),
             51..=53 => Operation::Detach(self.detach(fleet)),
-            54..=55 => Operation::Heartbeat { gateway: self.gateway() },
+            54..=55 => {
+                let relayed = (0..self.roll(4)).map(|_| self.call()).collect();
+                Operation::Heartbeat { gateway: self.gateway(), relayed }
+            }
             56..=59 => Operation::Failover(self.failover(fleet)),
             60 => {
                 let update = self.capacity_update();
@@ -302,7 +306,8 @@ impl Dice {
 
     fn connected(&mut self, pod: PodName) -> ConnectedStream {
         let (age, failovers) = (self.roll(20_000) as Millis, (self.roll(6) / 4) as u32);
-        ConnectedStream { pod, age, failovers }
+        let merchant = self.merchant();
+        ConnectedStream { pod, age, failovers, merchant: self.sometimes(merchant) }
     }
 
     fn pod_failure(&mut self) -> PodFailure {

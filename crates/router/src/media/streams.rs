@@ -6,7 +6,7 @@ use std::{
     str::FromStr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -167,6 +167,8 @@ pub(super) struct Streams {
     open: Mutex<HashMap<CallSid, Arc<OpenStream>>>,
     /// Streams whose call is not known yet.
     opening: Mutex<Vec<Arc<StreamHandle>>>,
+    /// Streams that were reported to the store in this turn.
+    reported: AtomicUsize,
     metrics: StreamMetrics,
     pub(super) gaps: Arc<dyn GapSink>,
 }
@@ -175,7 +177,14 @@ impl Streams {
     pub(super) fn new(max: usize, metrics: StreamMetrics) -> Self {
         metrics.set_limit(max);
         let gaps = metrics.gaps.clone();
-        Self { max, open: Mutex::default(), opening: Mutex::default(), metrics, gaps }
+        Self {
+            max,
+            open: Mutex::default(),
+            opening: Mutex::default(),
+            reported: AtomicUsize::new(0),
+            metrics,
+            gaps,
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<CallSid, Arc<OpenStream>>> {
@@ -198,6 +207,18 @@ impl Streams {
             stream.opened <= then && !stream.is_detached.load(Ordering::Relaxed)
         };
         open.values().filter(is_attached).count()
+    }
+
+    /// The calls to report with the next heartbeat, at most `limit`: those of attached streams,
+    /// in turns.
+    pub(super) fn next_reported(&self, limit: usize) -> Vec<CallSid> {
+        let open = self.lock();
+        let begin = self.reported.load(Ordering::Relaxed);
+        let begin = if begin < open.len() { begin } else { 0 };
+        self.reported.store(begin + limit, Ordering::Relaxed);
+        let turn = open.values().skip(begin).take(limit);
+        let attached = turn.filter(|stream| !stream.is_detached.load(Ordering::Relaxed));
+        attached.map(|stream| stream.call.clone()).collect()
     }
 
     pub(super) fn is_full(&self) -> bool {
@@ -300,6 +321,8 @@ pub(super) fn new_stream_id() -> StreamId {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::HashSet;
+
     use super::*;
 
     fn attached(stream: &str) -> PodConnection {
@@ -325,6 +348,22 @@ mod tests {
         assert_eq!(streams.attached_since(heartbeat), 1);
         assert_eq!(streams.attached_since(first.opened - Duration::from_millis(1)), 0);
         assert_eq!(streams.count(), 2);
+    }
+
+    #[test]
+    fn all_streams_are_reported_in_turns() {
+        let streams = Streams::new(99, StreamMetrics::default());
+        assert!(streams.next_reported(4).is_empty());
+        let calls = (0..10).map(|number| format!("CA{number}").parse::<CallSid>().unwrap());
+        let open: Vec<_> =
+            calls.map(|call| streams.open(call, attached("0123456789abcdef"))).collect();
+        open[3].is_detached.store(true, Ordering::Relaxed);
+        let turn = || (0..3).flat_map(|_| streams.next_reported(4)).collect::<HashSet<_>>();
+        for _ in 0..2 {
+            let turn = turn();
+            assert_eq!(turn.len(), 9);
+            assert!(!turn.contains(&open[3].call));
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! key of stream tokens.
 
 use std::{
+    collections::HashSet,
     pin::pin,
     sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
@@ -9,7 +10,9 @@ use std::{
 
 use super::{Gateway, OpenStream};
 use fleet::{
-    Attach, AttachRefused, ConnectedStream, EndCause, Millis, Release, Renew, names::CallSid,
+    Attach, AttachRefused, CallLookup, CallQuery, ConnectedStream, Detach, EndCause, Millis,
+    PodFailure, Release, Renew,
+    names::{CallSid, StreamId},
 };
 use media::stats::Order;
 use store::StoreError;
@@ -20,10 +23,37 @@ const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 const HEARTBEATS_PER_LEASE: u32 = 3;
 /// Calls per renewal.
 const RENEWAL_BATCH: usize = 500;
+/// Calls per heartbeat that the store compares with its own; all calls take turns.
+const REPORTED_CALLS: usize = 500;
+/// Heartbeats with more calls in the store than streams, between searches for those calls. Streams
+/// whose attach is under way are a few more for a moment.
+const STRAYS_INTERVAL: u32 = 2;
+/// Calls per page of such a search.
+const STRAYS_PAGE: usize = 500;
 /// Heartbeats between reads of the shared key.
 const KEY_INTERVAL: u32 = 6;
 /// Heartbeats between writes of the streams' figures.
 const FIGURES_INTERVAL: u32 = 2;
+
+/// Calls that the store lists under this gateway, and that it does not relay.
+#[derive(Default)]
+struct Strays {
+    /// Heartbeats in a row at which the store had more calls of this gateway than it relays.
+    beats: u32,
+    /// Calls and streams that the last search has found.
+    suspects: HashSet<(CallSid, StreamId)>,
+}
+
+impl Strays {
+    /// Counts a heartbeat. Returns whether the calls of the store have to be searched.
+    fn is_search_due(&mut self, has_more: bool) -> bool {
+        self.beats = if has_more { self.beats + 1 } else { 0 };
+        if !has_more {
+            self.suspects.clear();
+        }
+        self.beats > 0 && self.beats.is_multiple_of(STRAYS_INTERVAL)
+    }
+}
 
 impl Gateway {
     /// Runs until the gateway has closed its last stream.
@@ -33,7 +63,7 @@ impl Gateway {
         let listener = self.store.endings().listen(&self.id);
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (mut beats, mut has_failed) = (0u32, false);
+        let (mut beats, mut has_failed, mut strays) = (0u32, false, Strays::default());
         loop {
             let mut notified = pin!(listener.notified());
             notified.as_mut().enable();
@@ -43,7 +73,7 @@ impl Gateway {
                 tracing::debug!(%error, "cannot read the key of stream tokens; retrying");
             }
             beats = beats.wrapping_add(1);
-            match self.beat().await {
+            match self.beat(&mut strays).await {
                 Ok(()) => {
                     has_failed = false;
                     if beats.is_multiple_of(FIGURES_INTERVAL) {
@@ -73,16 +103,21 @@ impl Gateway {
 
     /// Sends one heartbeat, closes the streams of released calls, and renews leases that are due.
     /// A gateway without streams needs no lease, and to attach a stream is a heartbeat.
-    async fn beat(&self) -> Result<(), StoreError> {
+    async fn beat(&self, strays: &mut Strays) -> Result<(), StoreError> {
         if self.streams.count() == 0 {
             return Ok(());
         }
         let sent_at = Instant::now();
-        let beat = self.store.heartbeat(&self.id, self.lease).await?;
+        let relayed = self.streams.next_reported(REPORTED_CALLS);
+        let beat = self.store.heartbeat(&self.id, self.lease, &relayed).await?;
         for (call, cause) in &beat.ending {
             if let Some(stream) = self.streams.get(call) {
                 self.carry_out(&stream, *cause).await?;
             }
+        }
+        // Writes are lost when a replica of Redis takes over before it has all of them.
+        for stream in beat.unknown.iter().filter_map(|call| self.streams.get(call)) {
+            self.attach_again(&stream).await?;
         }
         // A store that knows fewer streams has lost some: their pods would count as free.
         let has_lost = beat.calls < self.streams.attached_since(sent_at);
@@ -91,6 +126,40 @@ impl Gateway {
         for batch in due.chunks(RENEWAL_BATCH) {
             self.renew(batch, has_lost).await?;
         }
+        if strays.is_search_due(beat.calls > self.streams.count()) {
+            self.detach_strays(strays).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends calls that the store lists under this gateway although it relays no stream of them:
+    /// Redis has lost their detach. A stream without a reply to its attach is one of them for a
+    /// moment, so that only those of two searches are ended.
+    async fn detach_strays(&self, strays: &mut Strays) -> Result<(), StoreError> {
+        let mut query = CallQuery { limit: STRAYS_PAGE, ..CallQuery::default() };
+        let mut found = HashSet::new();
+        loop {
+            let page = self.store.calls(&query).await?;
+            for status in page.calls.into_iter().filter_map(CallLookup::into_live) {
+                let stream = status.stream.filter(|stream| stream.gateway == self.id);
+                if let Some(stream) = stream
+                    && self.streams.get(&status.call).is_none()
+                {
+                    found.insert((status.call, stream.stream));
+                }
+            }
+            query.after = page.next;
+            if query.after.is_none() {
+                break;
+            }
+        }
+        for (call, stream) in found.intersection(&strays.suspects).cloned() {
+            tracing::warn!(call_sid = %call, "the store had lost the end of a stream; ending its call");
+            let failure = PodFailure::default();
+            let detach = Detach { call, stream, cause: EndCause::Provider, failure };
+            let _ = self.store.detach(&detach).await?;
+        }
+        strays.suspects = found;
         Ok(())
     }
 
@@ -143,6 +212,7 @@ impl Gateway {
             pod: connection.pod.clone(),
             age: stream.opened.elapsed().as_millis() as Millis,
             failovers: connection.failovers(),
+            merchant: connection.merchant.clone(),
         };
         let attach = Attach {
             call: stream.call.clone(),

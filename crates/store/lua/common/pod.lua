@@ -328,11 +328,7 @@ local function update_call_end(call, call_end, cause)
 end
 
 -- Causes after which any call may return: its stream may start or attach late.
-local MAY_RETURN = {unconfirmed = true, unattached = true, gateway = true}
-
--- Causes after which an attached call may return: its gateway was cut off for the whole lease, or holds the provider's
--- side of the stream until a pod is free.
-local MAY_ATTACH_AGAIN = {lease = true, pod_lost = true, unreachable = true, displaced = true}
+local MAY_START_LATE = {unconfirmed = true, unattached = true}
 
 -- Ends a call that its pod's indexes no longer contain: its record, its lease. `pod` is nil for an unknown pod.
 local function end_call(pod, call, record, cause)
@@ -349,9 +345,9 @@ local function end_call(pod, call, record, cause)
   local attached = record.stream and stream_of(record)
   if attached then run_index('ZREM', K.gateway .. attached.gateway, call) end
   record_event('ended', call, pod_name or '', '', merchant, cause .. ' ' .. text_of(time))
-  -- The caller never learnt of a hand-off that was taken back.
-  if (pod_attempt ~= '' or MAY_RETURN[cause] or attached and MAY_ATTACH_AGAIN[cause]) and pod_name
-    and record.stage ~= 'handed' and cause ~= 'abandoned' then
+  -- A gateway that was cut off from the store attaches its streams again: an end in the history tells a call that ended
+  -- meanwhile from one that the store has lost. The caller never learnt of a hand-off that was taken back.
+  if (attached or pod_attempt ~= '' or MAY_START_LATE[cause]) and pod_name and record.stage ~= 'handed' and cause ~= 'abandoned' then
     record_call_end(call, pod_name, cause, pod_attempt, time, merchant, record.failovers)
   end
   if now < trusting_until then

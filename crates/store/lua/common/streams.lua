@@ -11,11 +11,16 @@ local function set_gateway(gateway, ends, lease)
   run_index('HSET', K.gateways, gateway, text_of(ends) .. ' ' .. text_of(lease))
 end
 
--- Records the stream of a call, and lists the call under its gateway: score 1 once the call is released.
+-- Lists a call under the gateway of its stream: score 1 once the call is released.
+local function list_stream(call, attached)
+  run_index('ZADD', K.gateway .. attached.gateway, attached.ending == '' and '0' or '1', call)
+end
+
+-- Records the stream of a call, and lists the call under its gateway.
 local function set_stream(call, attached)
   local text = table.concat({attached.gateway, attached.id, attached.since, attached.ending}, ' ')
   run('HSET', K.call .. call, 'stage', '', REQUEST_IDS, '', 'stream', text)
-  run_index('ZADD', K.gateway .. attached.gateway, attached.ending == '' and '0' or '1', call)
+  list_stream(call, attached)
 end
 
 -- Sets the order for the stream of a call, and notifies its gateway.

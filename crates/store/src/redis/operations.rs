@@ -98,8 +98,13 @@ impl Store for Redis {
         Box::pin(self.detach_stream(request))
     }
 
-    fn heartbeat<'a>(&'a self, gateway: &'a GatewayId, lease: Millis) -> Reply<'a, Heartbeat> {
-        Box::pin(self.gateway_heartbeat(gateway, lease))
+    fn heartbeat<'a>(
+        &'a self,
+        gateway: &'a GatewayId,
+        lease: Millis,
+        relayed: &'a [CallSid],
+    ) -> Reply<'a, Heartbeat> {
+        Box::pin(self.gateway_heartbeat(gateway, lease, relayed))
     }
 
     fn record_figures<'a>(

@@ -6,8 +6,8 @@ use super::{
 };
 use crate::StoreError;
 use fleet::{
-    Attach, AttachRefused, Attached, Detach, Failover, FailoverRefused, Heartbeat, Millis,
-    NotReleased, Released,
+    Attach, AttachRefused, Attached, ConnectedStream, Detach, Failover, FailoverRefused, Heartbeat,
+    Millis, NotReleased, Released,
     names::{CallSid, GatewayId},
 };
 
@@ -24,7 +24,9 @@ impl Redis {
             [u64::from(request.pod_attempt), request.gateway_lease, request.lease_ttl]
                 .map(|number| number.to_string());
         let connected = request.connected.as_ref().map_or_else(String::new, |connected| {
-            format!("{} {} {}", connected.pod, connected.age, connected.failovers)
+            let ConnectedStream { pod, age, failovers, merchant } = connected;
+            let merchant = merchant.as_ref().map_or("-", |merchant| merchant.as_str());
+            format!("{pod} {age} {failovers} {merchant}")
         });
         let args = [
             request.call.as_str(),
@@ -103,14 +105,19 @@ impl Redis {
         &self,
         gateway: &GatewayId,
         lease: Millis,
+        relayed: &[CallSid],
     ) -> Result<Heartbeat, StoreError> {
-        let args = [gateway.as_str(), &lease.to_string()];
+        let lease = lease.to_string();
+        let mut args = vec![gateway.as_str(), &lease];
+        args.extend(relayed.iter().map(CallSid::as_str));
         let mut reply = self.run(&self.functions().heartbeat, &args).await?;
         let orders = reply.texts()?;
         // Skip invalid names, which only a manual edit can have written.
         let order = |pair: &[String]| Some((pair[0].parse().ok()?, pair[1].parse().ok()?));
         let ending = orders.chunks_exact(2).filter_map(order).collect();
-        Ok(Heartbeat { ending, calls: reply.number()? as usize })
+        let calls = reply.number()? as usize;
+        let unknown = reply.texts()?.iter().filter_map(|call| call.parse().ok()).collect();
+        Ok(Heartbeat { ending, calls, unknown })
     }
 
     pub(super) async fn record_stream_figures(

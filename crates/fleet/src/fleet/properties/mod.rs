@@ -105,7 +105,9 @@ fn step(fleet: &mut Fleet, oracle: &mut Oracle, now: &mut Millis, operation: Ope
         Operation::Attach(request) => streams::attach(fleet, oracle, *now, &request),
         Operation::Failover(request) => streams::failover(fleet, oracle, *now, &request),
         Operation::Detach(request) => streams::detach(fleet, oracle, *now, &request),
-        Operation::Heartbeat { gateway } => streams::heartbeat(fleet, oracle, *now, &gateway),
+        Operation::Heartbeat { gateway, relayed } => {
+            streams::heartbeat(fleet, oracle, *now, &gateway, &relayed);
+        }
         Operation::Drain { pod, ttl } => {
             if let Ok(drained) = fleet.drain(&pod, ttl, *now) {
                 assert_eq!(drained.active_calls, oracle.calls_on(&pod));

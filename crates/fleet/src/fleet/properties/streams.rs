@@ -130,14 +130,22 @@ pub(super) fn failover(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, requ
     }
 }
 
-pub(super) fn heartbeat(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, gateway: &GatewayId) {
-    let heartbeat = fleet.heartbeat(gateway, GATEWAY_LEASE, now);
+pub(super) fn heartbeat(
+    fleet: &mut Fleet,
+    oracle: &mut Oracle,
+    now: Millis,
+    gateway: &GatewayId,
+    relayed: &[CallSid],
+) {
+    let heartbeat = fleet.heartbeat(gateway, GATEWAY_LEASE, relayed, now);
     oracle.gateways.insert(gateway.clone(), now + GATEWAY_LEASE);
     let own = || oracle.streams.iter().filter(|(_, stream)| stream.gateway == *gateway);
     let ending = own().filter(|(_, stream)| stream.ending.is_some());
     let ending = ending.filter_map(|(call, stream)| Some((call.clone(), stream.ending?)));
     assert_eq!(heartbeat.ending, ending.collect::<Vec<_>>());
     assert_eq!(heartbeat.calls, own().count());
+    let is_unknown = |call: &&CallSid| own().all(|(own, _)| own != *call);
+    assert_eq!(heartbeat.unknown, relayed.iter().filter(is_unknown).cloned().collect::<Vec<_>>());
 }
 
 /// Runs a sweep. Call leases end at their deadline; so do the leases of gateways, except after a

@@ -128,7 +128,7 @@ fn a_call_returns_to_its_pod_if_its_gateway_is_lost() {
     let ask = return_request("c1", "p1", 1, false);
     assert_eq!(refusal_reason(&mut fleet, &ask, NOW), RefusalReason::Unsettled);
     assert_eq!(fleet.take_ending(), [name("g1")]);
-    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, NOW);
+    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, &[], NOW);
     assert_eq!(heartbeat.ending, [(name("c1"), EndCause::Stream)]);
     assert_eq!(refusal_reason(&mut fleet, &ask, NOW), RefusalReason::Unsettled);
     assert!(fleet.take_ending().is_empty(), "the gateway is asked once");
@@ -207,7 +207,7 @@ fn the_later_stream_leaves_an_exclusive_pod() {
     assert_eq!((attached.displaced, attached.ordinal), (vec![name("c2")], 2));
     assert_eq!(stream_of(&fleet, "c1").unwrap().since, NOW - 5_000);
     assert_eq!(fleet.take_ending(), [name("g2")]);
-    let order = fleet.heartbeat(&name("g2"), GATEWAY_LEASE, NOW).ending;
+    let order = fleet.heartbeat(&name("g2"), GATEWAY_LEASE, &[], NOW).ending;
     assert_eq!(order, [(name("c2"), EndCause::Displaced)]);
     let moved =
         Failover { gateway: name("g2"), ..failover_request("c2", 7, 8, EndCause::Displaced) };

@@ -31,7 +31,7 @@ fn the_calls_of_an_expired_gateway_end_without_a_failure_of_their_pods() {
     fleet.attach(&other, NOW + 5 * SECOND).unwrap();
     end(&mut fleet, "c1", EndCause::Agent, NOW);
     assert_eq!(sweep_between(&mut fleet, NOW, NOW + GATEWAY_LEASE - SECOND), []);
-    fleet.heartbeat(&name("g2"), GATEWAY_LEASE, NOW + GATEWAY_LEASE - SECOND);
+    fleet.heartbeat(&name("g2"), GATEWAY_LEASE, &[], NOW + GATEWAY_LEASE - SECOND);
     let ended = sweep_between(&mut fleet, NOW + GATEWAY_LEASE, NOW + GATEWAY_LEASE + 6 * SECOND);
     // Calls that were not released end first.
     assert_eq!(ended, [("c2".into(), EndCause::Gateway), ("c1".into(), EndCause::Agent)]);
@@ -80,7 +80,7 @@ fn no_call_of_a_gateway_ends_within_its_lease_after_a_gap_without_sweeps() {
 fn a_short_lease_survives_a_gap_in_which_it_would_end() {
     const LEASE: Millis = 5 * SECOND;
     let mut fleet = attached_fleet(1);
-    fleet.heartbeat(&name("g1"), LEASE, NOW);
+    fleet.heartbeat(&name("g1"), LEASE, &[], NOW);
     sweep_between(&mut fleet, NOW, NOW + SECOND);
     let back = NOW + 7 * SECOND;
     assert!(back - NOW < SWEEP_GAP);
@@ -173,7 +173,7 @@ fn a_gateway_gets_back_calls_that_may_not_return_or_whose_lease_ended() {
 fn a_removed_pod_leaves_no_call_at_a_gateway() {
     let mut fleet = attached_fleet(1);
     fleet.remove_pod(&name("p1"), "u1", RemovalMode::Immediate, WRITER, NOW).unwrap();
-    assert_eq!(fleet.heartbeat(&name("g1"), GATEWAY_LEASE, NOW), Heartbeat::default());
+    assert_eq!(fleet.heartbeat(&name("g1"), GATEWAY_LEASE, &[], NOW), Heartbeat::default());
 }
 
 #[test]

@@ -29,7 +29,7 @@ pub(super) fn attach_request(call: &str, stream: u8) -> Attach {
 
 /// A repeated attach of a stream that is connected to a pod.
 pub(super) fn connected_request(call: &str, pod: &str) -> Attach {
-    let connected = ConnectedStream { pod: name(pod), age: 0, failovers: 0 };
+    let connected = ConnectedStream { pod: name(pod), age: 0, failovers: 0, merchant: None };
     Attach { connected: Some(connected), ..attach_request(call, 1) }
 }
 
@@ -241,15 +241,15 @@ fn a_released_call_keeps_its_pod_until_its_stream_is_detached() {
     // A repeat changes nothing: the first cause stays.
     let again = fleet.release(&Release::new(name("c1"), None), NOW + 20).unwrap();
     assert!(again.is_ending && fleet.take_ending().is_empty());
-    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, NOW + 30);
-    assert_eq!(heartbeat, Heartbeat { ending: vec![(name("c1"), EndCause::Operator)], calls: 1 });
+    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, &[], NOW + 30);
+    assert_eq!((heartbeat.ending, heartbeat.calls), (vec![(name("c1"), EndCause::Operator)], 1));
 
     let released = fleet.detach(&detach_request("c1", 1, EndCause::PodLost), NOW + 40).unwrap();
     assert_eq!(released, Released { lasted: 40, is_ending: false, ..expected });
     assert_eq!(fleet.history.get(&name("c1"), NOW).unwrap().cause, EndCause::Operator);
     assert_eq!(failures(&fleet, "p1"), 0, "the call was over before its pod was lost");
     assert_eq!(fleet.take_handoffs(), [name("waiting")]);
-    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, NOW + 50);
+    let heartbeat = fleet.heartbeat(&name("g1"), GATEWAY_LEASE, &[], NOW + 50);
     assert_eq!(heartbeat, Heartbeat::default());
 }
 
@@ -296,23 +296,53 @@ fn a_detach_counts_for_the_health_of_the_pod() {
 }
 
 #[test]
-fn a_connected_stream_registers_an_unknown_call_within_the_window() {
+fn a_connected_stream_registers_an_unknown_call() {
     let mut fleet = fleet(r#"{"gold": 2}"#, 2);
     fleet.apply(Change::Began { trusting_until: NOW + 100 });
     fleet.drain(&name("p1"), LEASE_TTL, NOW).unwrap();
-    let request = connected_request("c1", "p1");
+    let mut request = connected_request("c1", "p1");
+    request.connected.as_mut().unwrap().merchant = Some(name("m1"));
     let unknown_pod = fleet.attach(&connected_request("c1", "p9"), NOW);
     assert_eq!(unknown_pod, Err(AttachRefused::UnknownPod), "it may be observed soon");
     assert_eq!(fleet.attach(&attach_request("c1", 1), NOW), Err(AttachRefused::NotFound));
-    assert_eq!(fleet.attach(&request, NOW + 100), Err(AttachRefused::NotFound), "window over");
-    let attached = fleet.attach(&request, NOW + 99).unwrap();
+    // A failover of Redis may lose writes long after the re-registration window.
+    let attached = fleet.attach(&request, NOW + 200).unwrap();
     assert_eq!((attached.pod, attached.is_reallocated), (name("p1"), true));
+    assert_eq!(attached.merchant, Some(name("m1")));
     let call = fleet.call(&name("c1")).unwrap();
     assert_eq!((call.pod_attempt, call.stream.unwrap().gateway), (1, name("g1")));
-    let second = fleet.attach(&connected_request("c2", "p1"), NOW + 99);
+    let second = fleet.attach(&connected_request("c2", "p1"), NOW + 200);
     assert_eq!(second, Err(AttachRefused::NoPods), "the pod is busy");
-    fleet.detach(&detach_request("c1", 1, EndCause::Abandoned), NOW).unwrap();
-    assert_eq!(fleet.attach(&request, NOW), Err(AttachRefused::NotFound), "the call has ended");
+}
+
+#[test]
+fn a_connected_stream_does_not_revive_a_call_that_has_ended() {
+    for (trusting_until, cause) in [
+        (NOW + 100, EndCause::Abandoned),
+        (0, EndCause::Agent),
+        (0, EndCause::Operator),
+        (0, EndCause::PodGone),
+    ] {
+        let mut fleet = fleet(r#"{"gold": 2}"#, 2);
+        fleet.apply(Change::Began { trusting_until });
+        // A call of the JSON API may not return.
+        allocate_on(&mut fleet, &Allocate { may_return: false, ..stream_request("c1") }, "p1");
+        let request = Attach { pod_attempt: 0, ..connected_request("c1", "p1") };
+        fleet.attach(&request, NOW).unwrap();
+        fleet.detach(&detach_request("c1", 1, cause), NOW).unwrap();
+        assert_eq!(fleet.attach(&request, NOW), Err(AttachRefused::NotFound), "{cause:?}");
+    }
+}
+
+#[test]
+fn a_heartbeat_returns_reported_calls_that_the_store_does_not_know() {
+    let mut fleet = attached_fleet(2);
+    allocate_on(&mut fleet, &stream_request("c2"), "p2");
+    let reported = [name("c1"), name("c2"), name("c3")];
+    let mut unknown =
+        |gateway: &str| fleet.heartbeat(&name(gateway), GATEWAY_LEASE, &reported, NOW).unknown;
+    assert_eq!(unknown("g1"), [name("c2"), name("c3")], "c2 has no stream yet");
+    assert_eq!(unknown("g2"), reported);
 }
 
 #[test]
