@@ -2,7 +2,7 @@
 //!
 //! A token is `{attempt}.{expiry}.{mac}`, and `{attempt}.{expiry}.{mac}.{parameters}` for a call
 //! with parameters. The MAC covers call, pod attempt, expiry, path and parameters, so that a token
-//! opens one stream of one allocation at one path, for ten minutes.
+//! opens one stream at a time of one call at one path, for ten minutes.
 
 use std::fmt::Write;
 
@@ -98,8 +98,12 @@ impl TokenKeys {
         if parameters.len() > MAX_PARAMETERS || token.len() > MAX_LEN + 1 + parameters.len() {
             return Err(TokenError::Malformed);
         }
-        let number = |text: &str| text.bytes().all(|byte| byte.is_ascii_digit());
-        if !number(attempt) || !number(expiry) {
+        // One text per number: a second form of a token would open a stream as well.
+        let is_number = |text: &str| {
+            text.bytes().all(|byte| byte.is_ascii_digit())
+                && (text == "0" || !text.starts_with('0'))
+        };
+        if !is_number(attempt) || !is_number(expiry) {
             return Err(TokenError::Malformed);
         }
         let attempt = attempt.parse().map_err(|_| TokenError::Malformed)?;
@@ -207,6 +211,8 @@ mod tests {
         for token in ["", ".", "..", "a.b.c", "1.2", "1.2.3.", "+1.1000.AAAA", "1.-1.AAAA", &long] {
             assert_eq!(keys.verify(token, "CA1", "/a/b", 1), Err(TokenError::Malformed), "{token}");
         }
+        let padded = format!("0{}", keys.sign(&CLAIMS));
+        assert_eq!(keys.verify(&padded, "CA1", "/a/b", 1), Err(TokenError::Malformed));
         assert!(TokenKeys::new([]).is_none());
     }
 }
