@@ -225,6 +225,9 @@ pub struct Relay<P> {
     frames: ProviderFrames,
     limits: Limits,
     gaps: Arc<dyn GapSink>,
+    /// The answer to the latest ping of a provider that has no agent, until the provider takes what
+    /// is pending. Further pings replace it, so that a provider that reads nothing takes no memory.
+    pong: Vec<u8>,
     /// A close frame was queued for the provider, or its connection has ended.
     is_provider_closed: bool,
     /// The connection of the provider has ended.
@@ -268,6 +271,7 @@ impl<P: Socket> Relay<P> {
             frames,
             limits,
             gaps,
+            pong: Vec::new(),
             is_provider_closed: false,
             is_provider_gone: false,
             is_provider_unreadable: false,

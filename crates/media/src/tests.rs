@@ -1,9 +1,11 @@
 //! Tests of the relay between real sockets.
 
+mod held;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     task::JoinHandle,
     time::timeout,
@@ -65,7 +67,7 @@ fn server_frame(opcode: Opcode, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Reads one frame.
-async fn read(socket: &mut TcpStream, sender: Sender) -> (Opcode, Vec<u8>) {
+async fn read(socket: &mut (impl AsyncRead + Unpin), sender: Sender) -> (Opcode, Vec<u8>) {
     let mut bytes = Vec::new();
     let read = async {
         loop {
