@@ -68,3 +68,15 @@ async fn the_latest_ping_of_a_held_provider_is_answered() {
     drop(provider);
     relay.await.unwrap().unwrap();
 }
+
+#[tokio::test]
+async fn an_order_to_end_is_carried_out_after_an_order_to_move() {
+    let Held { provider, handle, found, relay } = hold(1_000);
+    // The relay has no pod to leave.
+    handle.order(Order::Move);
+    tokio::task::yield_now().await;
+    handle.order(Order::End);
+    let ended = timeout(LIMIT, relay).await.expect("the relay ends").unwrap();
+    assert_eq!(ended, Err(StreamEnd::Released));
+    drop((provider, found));
+}
