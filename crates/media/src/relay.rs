@@ -1,6 +1,7 @@
 //! The relay of one stream: frames between the provider's socket and the agent's, until one
 //! of them closes, is lost, or the stream is ended from outside.
 
+mod frames;
 mod handover;
 
 use std::{
@@ -19,11 +20,12 @@ use tokio::{
 };
 
 use crate::{
-    direction::{Direction, Ended, Inspect, Verdict},
-    frame::{FrameError, Header, Opcode, Sender, apply_mask, close_code, write_close, write_frame},
-    opening::Opening,
-    stats::{GAP_BUCKETS, Meter, Order, StreamHandle},
+    direction::{Direction, Ended},
+    frame::{FrameError, Opcode, Sender, write_close, write_frame},
+    stats::{GAP_BUCKETS, Order, StreamHandle},
 };
+
+use self::frames::{AgentFrames, ProviderFrames, is_over};
 
 /// How long a peer may take to answer a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -135,86 +137,6 @@ pub trait GapSink: Send + Sync {
     fn record(&self, provider: &Gaps, agent: &Gaps);
 }
 
-/// Looks at the frames of the provider.
-struct ProviderFrames {
-    opening: Opening,
-    handle: Arc<StreamHandle>,
-    meter: Meter,
-    /// Code of its close frame.
-    closed: Option<u16>,
-}
-
-impl Inspect for ProviderFrames {
-    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
-        match header.opcode {
-            Opcode::Close => {
-                let mut payload = frame[header.payload()].to_vec();
-                apply_mask(&mut payload, header.mask.unwrap_or_default());
-                self.closed = Some(close_code(&payload));
-                Verdict::ForwardLast
-            }
-            Opcode::Ping | Opcode::Pong => Verdict::Forward,
-            _ => {
-                self.meter.count(&self.handle.provider, frame.len(), now);
-                let was_complete = self.opening.is_complete();
-                let is_stop = self.opening.inspect(header, frame);
-                if !was_complete {
-                    self.handle.set_dialect(self.opening.dialect());
-                }
-                if is_stop { Verdict::ForwardLast } else { Verdict::Forward }
-            }
-        }
-    }
-
-    fn count_large(&mut self, header: &Header, now: Instant) {
-        self.meter.count(&self.handle.provider, header.frame_len() as usize, now);
-        self.opening.skip_large();
-        self.handle.set_dialect(self.opening.dialect());
-    }
-}
-
-/// Looks at the frames of the agent.
-struct AgentFrames {
-    handle: Arc<StreamHandle>,
-    meter: Meter,
-    ping: [u8; 8],
-    closed: Option<u16>,
-    /// The gateway closes the provider's side with a code of its own.
-    keeps_close: bool,
-}
-
-impl Inspect for AgentFrames {
-    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
-        match header.opcode {
-            Opcode::Close => {
-                self.closed = Some(close_code(&frame[header.payload()]));
-                // The provider's stream outlives an agent that is lost.
-                match self.closed.is_some_and(is_over) && !self.keeps_close {
-                    true => Verdict::ForwardLast,
-                    false => Verdict::DropLast,
-                }
-            }
-            // The answer to a ping of our own.
-            Opcode::Pong if frame[header.payload()] == self.ping => Verdict::Drop,
-            Opcode::Ping | Opcode::Pong => Verdict::Forward,
-            _ => {
-                self.meter.count(&self.handle.agent, frame.len(), now);
-                Verdict::Forward
-            }
-        }
-    }
-
-    fn count_large(&mut self, header: &Header, now: Instant) {
-        self.meter.count(&self.handle.agent, header.frame_len() as usize, now);
-    }
-}
-
-/// Whether an agent that closes with this code has ended the call. Any other code means that
-/// the agent is lost: going away, abnormal end, internal error, restart, try again later.
-fn is_over(code: u16) -> bool {
-    !matches!(code, 1001 | 1006 | 1011..=1015)
-}
-
 /// A stream with its provider; agents may follow each other.
 pub struct Relay<P> {
     provider: P,
@@ -223,6 +145,7 @@ pub struct Relay<P> {
     /// Agent to provider.
     down: Direction,
     frames: ProviderFrames,
+    agent_frames: AgentFrames,
     limits: Limits,
     gaps: Arc<dyn GapSink>,
     /// The answer to the latest ping of a provider that has no agent, until the provider takes what
@@ -257,18 +180,15 @@ impl<P: Socket> Relay<P> {
     ) -> Self {
         let mut up = Direction::new(Sender::Client, limits.max_frame);
         up.preload(early);
-        let frames = ProviderFrames {
-            opening: Opening::default(),
-            handle,
-            meter: Meter::new(),
-            closed: None,
-        };
+        let agent_frames = AgentFrames::new(handle.clone());
+        let frames = ProviderFrames::new(handle);
         let down = Direction::new(Sender::Server, limits.max_frame);
         Self {
             provider,
             up,
             down,
             frames,
+            agent_frames,
             limits,
             gaps,
             pong: Vec::new(),
@@ -288,14 +208,12 @@ impl<P: Socket> Relay<P> {
     ) -> StreamEnd {
         self.down.preload(&early);
         drop(early);
-        let handle = self.frames.handle.clone();
-        let mut frames =
-            AgentFrames { handle, meter: Meter::new(), ping, closed: None, keeps_close: false };
+        self.agent_frames.begin(ping);
         let mut phase = Phase::Open;
         let mut tick = pin!(sleep(self.limits.ping_interval));
         let end = poll_fn(|cx| {
             loop {
-                match self.poll_phase(agent, &mut frames, &mut phase, tick.as_mut(), cx) {
+                match self.poll_phase(agent, &mut phase, tick.as_mut(), cx) {
                     Poll::Ready(Some(end)) => return Poll::Ready(end),
                     // The phase has changed.
                     Poll::Ready(None) => {}
@@ -304,29 +222,30 @@ impl<P: Socket> Relay<P> {
             }
         })
         .await;
-        self.report_gaps(&mut frames);
+        self.report_gaps();
         end
     }
 
-    fn report_gaps(&mut self, frames: &mut AgentFrames) {
-        self.gaps.record(&self.frames.meter.take_gaps(), &frames.meter.take_gaps());
+    fn report_gaps(&mut self) {
+        let agent = &mut self.agent_frames.meter;
+        self.gaps.record(&self.frames.meter.take_gaps(), &agent.take_gaps());
     }
 
     fn poll_phase<A: Socket>(
         &mut self,
         agent: &mut A,
-        frames: &mut AgentFrames,
         phase: &mut Phase,
         tick: Pin<&mut Sleep>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<StreamEnd>> {
         // The agent's side first: an error of a write to it must not overtake its close.
+        let frames = &mut self.agent_frames;
         if let Poll::Ready(ended) = self.down.poll_forward(agent, &mut self.provider, frames, cx) {
-            let end = self.agent_side_end(&ended, frames);
+            let end = self.agent_side_end(&ended);
             return Poll::Ready(match (end, &*phase) {
                 // The provider is gone; the agent may finish.
                 (StreamEnd::Provider { .. }, Phase::Open) => {
-                    self.begin_wrap_up(end, frames, phase);
+                    self.begin_wrap_up(end, phase);
                     None
                 }
                 (_, Phase::WrapUp(end, _)) => Some(*end),
@@ -344,27 +263,27 @@ impl<P: Socket> Relay<P> {
             if let StreamEnd::AgentLost(_) | StreamEnd::Displaced = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, frames, phase);
+            self.begin_wrap_up(end, phase);
             return Poll::Ready(None);
         }
         if self.poll_tick(tick, None, cx).is_pending() {
             return Poll::Pending;
         }
-        if let Some(end) = self.check_liveness(frames) {
+        if let Some(end) = self.check_liveness() {
             if let StreamEnd::AgentLost(_) = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, frames, phase);
+            self.begin_wrap_up(end, phase);
         }
-        self.report_gaps(frames);
+        self.report_gaps();
         Poll::Ready(None)
     }
 
     /// How the stream ends when the direction from the agent does.
-    fn agent_side_end(&mut self, ended: &Ended, frames: &AgentFrames) -> StreamEnd {
-        if let Some(code) = frames.closed {
+    fn agent_side_end(&mut self, ended: &Ended) -> StreamEnd {
+        if let Some(code) = self.agent_frames.closed {
             if is_over(code) {
-                self.is_provider_closed |= !frames.keeps_close;
+                self.is_provider_closed |= !self.agent_frames.keeps_close;
                 return StreamEnd::Agent(code);
             }
             return StreamEnd::AgentLost(Loss::Code(code));
@@ -401,13 +320,13 @@ impl<P: Socket> Relay<P> {
     }
 
     /// Tells the agent that the stream is over, and lets it finish.
-    fn begin_wrap_up(&mut self, end: StreamEnd, frames: &mut AgentFrames, phase: &mut Phase) {
+    fn begin_wrap_up(&mut self, end: StreamEnd, phase: &mut Phase) {
         *phase = Phase::WrapUp(end, Instant::now() + self.limits.wrap_up);
         if !matches!(end, StreamEnd::Released | StreamEnd::Stopping) {
             self.frames.handle.set_provider_ended();
         }
         // The agent answers our close with its code, which is not the reason for the provider.
-        frames.keeps_close = self.frames.closed.is_none();
+        self.agent_frames.keeps_close = self.frames.closed.is_none();
         // A close frame of the provider was forwarded as it came.
         if self.frames.closed.is_none() && self.up.is_at_boundary() {
             let code = if end == StreamEnd::Stopping { 1012 } else { 1000 };
@@ -433,7 +352,7 @@ impl<P: Socket> Relay<P> {
     }
 
     /// Pings the agent, and ends a stream with a silent side.
-    fn check_liveness(&mut self, frames: &AgentFrames) -> Option<StreamEnd> {
+    fn check_liveness(&mut self) -> Option<StreamEnd> {
         // A side is silent if it sends nothing, or takes nothing of what is pending for it.
         let is_silent = |from: &Direction, to: &Direction, limit: Duration| {
             let blocked = to.blocked_since().is_some_and(|since| since.elapsed() >= limit);
@@ -448,7 +367,8 @@ impl<P: Socket> Relay<P> {
             return Some(StreamEnd::ProviderTimeout);
         }
         if self.up.is_at_boundary() && self.up.blocked_since().is_none() {
-            self.up.inject(|out| write_frame(out, Opcode::Ping, &frames.ping, Some(MASK)));
+            let ping = self.agent_frames.ping;
+            self.up.inject(|out| write_frame(out, Opcode::Ping, &ping, Some(MASK)));
         }
         None
     }

@@ -1,5 +1,6 @@
 //! Tests of the relay between real sockets.
 
+mod handover;
 mod held;
 
 use std::{sync::Arc, time::Duration};
