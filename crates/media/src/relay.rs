@@ -3,10 +3,11 @@
 
 mod frames;
 mod handover;
+mod liveness;
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     pin::{Pin, pin},
     sync::Arc,
@@ -16,16 +17,19 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
-    time::{Sleep, sleep, timeout},
+    time::{sleep_until, timeout},
 };
 
 use crate::{
     direction::{Direction, Ended},
-    frame::{FrameError, Opcode, Sender, write_close, write_frame},
+    frame::{FrameError, Sender, write_close},
     stats::{GAP_BUCKETS, Order, StreamHandle},
 };
 
-use self::frames::{AgentFrames, ProviderFrames, is_over};
+use self::{
+    frames::{AgentFrames, ProviderFrames, is_over},
+    liveness::Ticker,
+};
 
 /// How long a peer may take to answer a close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -210,10 +214,12 @@ impl<P: Socket> Relay<P> {
         drop(early);
         self.agent_frames.begin(ping);
         let mut phase = Phase::Open;
-        let mut tick = pin!(sleep(self.limits.ping_interval));
+        let next_ping = Instant::now() + self.limits.ping_interval;
+        let sleep = pin!(sleep_until(self.next_check(next_ping).into()));
+        let mut ticker = Ticker { sleep, next_ping };
         let end = poll_fn(|cx| {
             loop {
-                match self.poll_phase(agent, &mut phase, tick.as_mut(), cx) {
+                match self.poll_phase(agent, &mut phase, &mut ticker, cx) {
                     Poll::Ready(Some(end)) => return Poll::Ready(end),
                     // The phase has changed.
                     Poll::Ready(None) => {}
@@ -235,7 +241,7 @@ impl<P: Socket> Relay<P> {
         &mut self,
         agent: &mut A,
         phase: &mut Phase,
-        tick: Pin<&mut Sleep>,
+        ticker: &mut Ticker<'_>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<StreamEnd>> {
         // The agent's side first: an error of a write to it must not overtake its close.
@@ -256,7 +262,7 @@ impl<P: Socket> Relay<P> {
             let _ = self.up.poll_flush(agent, cx);
             return match Instant::now() >= deadline {
                 true => Poll::Ready(Some(end)),
-                false => self.poll_tick(tick, Some(deadline), cx).map(|()| None),
+                false => ticker.poll_until(deadline, cx).map(|()| None),
             };
         }
         if let Some(end) = self.poll_provider_side(agent, cx) {
@@ -266,16 +272,12 @@ impl<P: Socket> Relay<P> {
             self.begin_wrap_up(end, phase);
             return Poll::Ready(None);
         }
-        if self.poll_tick(tick, None, cx).is_pending() {
-            return Poll::Pending;
-        }
-        if let Some(end) = self.check_liveness() {
+        if let Some(end) = ready!(self.poll_liveness(ticker, cx)) {
             if let StreamEnd::AgentLost(_) = end {
                 return Poll::Ready(Some(end));
             }
             self.begin_wrap_up(end, phase);
         }
-        self.report_gaps();
         Poll::Ready(None)
     }
 
@@ -332,45 +334,6 @@ impl<P: Socket> Relay<P> {
             let code = if end == StreamEnd::Stopping { 1012 } else { 1000 };
             self.up.inject(|out| write_close(out, code, "", Some(MASK)));
         }
-    }
-
-    /// Waits for the next tick, or for a deadline if that is sooner.
-    fn poll_tick(
-        &self,
-        mut tick: Pin<&mut Sleep>,
-        deadline: Option<Instant>,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        if let Some(deadline) = deadline
-            && tick.deadline() > deadline.into()
-        {
-            tick.as_mut().reset(deadline.into());
-        }
-        ready!(tick.as_mut().poll(cx));
-        tick.reset(tokio::time::Instant::now() + self.limits.ping_interval);
-        Poll::Ready(())
-    }
-
-    /// Pings the agent, and ends a stream with a silent side.
-    fn check_liveness(&mut self) -> Option<StreamEnd> {
-        // A side is silent if it sends nothing, or takes nothing of what is pending for it.
-        let is_silent = |from: &Direction, to: &Direction, limit: Duration| {
-            let blocked = to.blocked_since().is_some_and(|since| since.elapsed() >= limit);
-            // While the other side takes nothing, this one is not read.
-            let is_read = from.blocked_since().is_none();
-            blocked || is_read && from.last_read().elapsed() >= limit
-        };
-        if is_silent(&self.down, &self.up, self.limits.agent_timeout) {
-            return Some(StreamEnd::AgentLost(Loss::Timeout));
-        }
-        if is_silent(&self.up, &self.down, self.limits.provider_timeout) {
-            return Some(StreamEnd::ProviderTimeout);
-        }
-        if self.up.is_at_boundary() && self.up.blocked_since().is_none() {
-            let ping = self.agent_frames.ping;
-            self.up.inject(|out| write_frame(out, Opcode::Ping, &ping, Some(MASK)));
-        }
-        None
     }
 
     /// Closes the provider's side with `code`, unless a close of the agent has gone there, and

@@ -26,3 +26,18 @@ async fn the_longest_gap_of_the_agents_contains_the_failover() {
     assert_eq!(figures.frames, 2);
     assert!(figures.longest_gap >= PAUSE, "{figures:?}");
 }
+
+#[tokio::test]
+async fn the_silence_of_an_agent_counts_from_its_connection() {
+    let silence = Duration::from_millis(300);
+    let limits = Limits { agent_timeout: silence, ..Limits::default() };
+    let (provider, ours) = pair().await;
+    let mut relay = Relay::new(ours, &[], limits, Arc::default(), Arc::new(NoGaps));
+    assert_eq!(relay.hold(tokio::time::sleep(silence)).await, Ok(()));
+    let (mut to_agent, agent) = pair().await;
+    let connected_at = std::time::Instant::now();
+    let end = timeout(LIMIT, relay.run(&mut to_agent, Vec::new(), PING)).await.unwrap();
+    assert_eq!(end, StreamEnd::AgentLost(Loss::Timeout));
+    assert!(connected_at.elapsed() >= silence);
+    drop((provider, agent));
+}
