@@ -19,7 +19,7 @@ use super::{
     empty,
     failover::{NoAgent, Search},
     sockets::{self, ProviderSocket},
-    streams::{self, OpenStream, PodConnection},
+    streams::{self, OpenStream, PodConnection, StreamSlot},
 };
 use fleet::{
     Attach, Detach, EndCause, PodFailure,
@@ -112,6 +112,7 @@ impl Gateway {
     pub(super) async fn carry(
         self: Arc<Self>,
         admission: Admission,
+        slot: StreamSlot,
         respond: oneshot::Sender<Response<Body>>,
     ) {
         let (call, pod_attempt) = (admission.call.clone(), admission.pod_attempt);
@@ -147,7 +148,8 @@ impl Gateway {
                 return drop(self.store.detach(&detach).await);
             }
         };
-        let open = self.streams.open(call, PodConnection::new(stream, pod_attempt, &attached));
+        let connection = PodConnection::new(stream, pod_attempt, &attached);
+        let open = self.streams.open(call, connection, slot);
         let traceparent = span.as_ref().map(|span| span.header());
         // Boxed, so that the state of the handshakes takes no memory during the stream.
         let connect = Box::pin(async {
