@@ -111,3 +111,19 @@ async fn a_stream_moves_if_its_call_was_allocated_another_pod() {
     talk(&mut provider, &mut moved).await;
     assert_eq!(call(&router, "CA1")["pod_name"], format!("agent-{number}"));
 }
+
+/// Shorter than the interval of heartbeats.
+#[tokio::test]
+async fn a_live_stream_keeps_a_call_with_a_short_lease() {
+    let (router, server) = router_with_agent(&[("LEASE_TTL", "1s")]).await;
+    let (mut provider, mut agent) = open_stream(&router, &server, "CA1").await;
+    // Longer than the lease and the interval of sweeps.
+    for _ in 0..40 {
+        echo(&mut provider, &mut agent, "audio").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(router.status()["active_calls"], 1);
+    }
+    assert_eq!(call(&router, "CA1")["stream"]["failovers"], 0);
+    hang_up(provider, agent).await;
+    expect_free(&router, 1);
+}

@@ -405,7 +405,8 @@ pub struct FleetSettings {
     #[arg(long, env, value_name = "DURATION", default_value = "60s")]
     pub reconcile_interval: HumanDuration,
 
-    /// Lease of a call: without a renewal for this long the call ends, and its pod is free again
+    /// Lease of a call: without a renewal for this long the call ends, and its pod is free again.
+    /// At least 1s with the media gateway
     #[arg(long, env, value_name = "DURATION", default_value = "15m")]
     pub lease_ttl: HumanDuration,
 

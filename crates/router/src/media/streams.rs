@@ -151,9 +151,9 @@ impl OpenStream {
         ping
     }
 
-    fn is_renewal_due(&self, interval: Duration) -> bool {
+    fn is_renewal_due(&self, age: Duration) -> bool {
         let renewed = Duration::from_millis(self.renewed.load(Ordering::Relaxed));
-        self.opened.elapsed().saturating_sub(renewed) >= interval
+        self.opened.elapsed().saturating_sub(renewed) >= age
     }
 
     pub(super) fn set_renewed(&self) {
@@ -280,11 +280,11 @@ impl Streams {
         self.lock_opening().iter().for_each(|handle| handle.order(order));
     }
 
-    /// Streams whose calls are due for a renewal.
-    pub(super) fn due(&self, interval: Duration) -> Vec<Arc<OpenStream>> {
+    /// Streams whose last renewal has this age or more.
+    pub(super) fn due(&self, age: Duration) -> Vec<Arc<OpenStream>> {
         let open = self.lock();
         let is_due = |stream: &&Arc<OpenStream>| {
-            !stream.is_detached.load(Ordering::Relaxed) && stream.is_renewal_due(interval)
+            !stream.is_detached.load(Ordering::Relaxed) && stream.is_renewal_due(age)
         };
         open.values().filter(is_due).cloned().collect()
     }
