@@ -169,11 +169,36 @@ async fn a_call_without_another_pod_ends_with_the_reason_in_its_story() {
     let is_named = |event: &[String; 3]| {
         event[0] == "pod_failed" && event[1] == "agent-0" && event[2].contains("answered 200")
     };
-    assert!(story.iter().any(is_named), "{story:?}");
-    assert_eq!(story.last().unwrap()[0], "ended", "{story:?}");
+    // Once, although the pod was tried for seconds, and the stream was not moved elsewhere.
+    assert_eq!(story.iter().filter(|event| is_named(event)).count(), 1, "{story:?}");
+    let kinds: Vec<&str> = story.iter().map(|[kind, ..]| kind.as_str()).collect();
+    assert_eq!(kinds, ["allocated", "attached", "pod_failed", "ended"], "{story:?}");
     let run = program(&[])
         .args(["calls", "CA1", "--router", &format!("http://{}", router.address)])
         .output();
     let printed = String::from_utf8(run.unwrap().stdout).unwrap();
     assert!(printed.contains("the agent answered 200 instead of 101"), "{printed}");
 }
+#[tokio::test]
+async fn each_failed_pod_is_named_once_in_one_search() {
+    let (router, servers) = two_agents(&[]).await;
+    let url = stream_url(&router, "CA1");
+    let refuse = |server| async move {
+        loop {
+            Fault::Answer(HTTP_OK).serve(server).await;
+        }
+    };
+    let refused = tokio::select! {
+        refused = connect_async(url.as_str()) => refused,
+        () = refuse(&servers[0]) => unreachable!(),
+        () = refuse(&servers[1]) => unreachable!(),
+    };
+    assert!(refused.is_err());
+    expect_free(&router, 2);
+    let story = story(&router, "CA1");
+    for pod in ["agent-0", "agent-1"] {
+        let failures = story.iter().filter(|event| event[0] == "pod_failed" && event[1] == pod);
+        assert_eq!(failures.count(), 1, "{pod}: {story:?}");
+    }
+}
+

@@ -70,9 +70,9 @@ impl Ended {
     /// The failure of the stream's last pod, unless a failover has recorded it.
     fn pod_failure(&self) -> PodFailure {
         match self {
-            Self::NotConnected(NoAgent::Unreachable(reason))
-            | Self::NotContinued { reason: NoAgent::Unreachable(reason), .. } => {
-                PodFailure::new(reason)
+            Self::NotConnected(NoAgent::Unreachable { failure, .. })
+            | Self::NotContinued { reason: NoAgent::Unreachable { failure, .. }, .. } => {
+                failure.clone()
             }
             Self::NotConnected(_) | Self::NotContinued { .. } => PodFailure::default(),
             Self::Stream(end) => pod_failure(*end),
