@@ -29,6 +29,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of the first read: a response head and the agent's first frames.
 const READ_SIZE: usize = 1024;
+/// The subprotocol that jambonz requires.
+pub(super) const JAMBONZ: &str = "audio.jambonz.org";
 /// Address of simulated pods in the store.
 pub(crate) const SIMULATED: &str = "simulated";
 
@@ -56,10 +58,16 @@ impl Protocols {
         protocols.as_deref()
     }
 
-    fn accepts(&self, chosen: Option<&str>) -> bool {
+    /// Checks the agent's choice. Providers whose subprotocol is not known to be required accept an
+    /// agent without one.
+    fn check(&self, chosen: Option<&str>) -> Result<(), ConnectError> {
+        let is_offered = |name: &str| handshake::has_token(self.offer().unwrap_or_default(), name);
         match self {
-            Self::Offered(_) => true,
-            Self::Chosen(protocol) => protocol.as_deref() == chosen,
+            _ if chosen.is_none() && is_offered(JAMBONZ) => Err(ConnectError::NoProtocol),
+            Self::Chosen(protocol) if protocol.as_deref() != chosen => {
+                Err(ConnectError::OtherProtocol)
+            }
+            Self::Offered(_) | Self::Chosen(_) => Ok(()),
         }
     }
 }
@@ -89,6 +97,11 @@ pub(super) enum ConnectError {
     Tls { address: String, error: io::Error },
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error(
+        "the agent chose no subprotocol, and jambonz requires one: answer the handshake with \
+         Sec-WebSocket-Protocol: {JAMBONZ}"
+    )]
+    NoProtocol,
     #[error("the agent did not choose the subprotocol that the provider was answered")]
     OtherProtocol,
     #[error("the agent closed the connection before it answered the handshake")]
@@ -129,9 +142,7 @@ impl AgentConnector {
             socket.flush().await.map_err(tcp)?;
             let (early, protocol) =
                 read_response(&mut socket, &key, target.protocols.offer()).await?;
-            if !target.protocols.accepts(protocol.as_deref()) {
-                return Err(ConnectError::OtherProtocol);
-            }
+            target.protocols.check(protocol.as_deref())?;
             Ok(AgentConnection { socket, early, protocol })
         };
         timeout(CONNECT_TIMEOUT, connect).await.unwrap_or(Err(ConnectError::Timeout))

@@ -13,13 +13,11 @@ use tokio::sync::oneshot;
 use super::{
     CONNECT_PREFIX, Gateway,
     admission::{self, NotAdmitted},
+    agents::JAMBONZ,
     empty,
     streams::StreamSlot,
 };
 use telephony::{BodyFormat, Coverage, InvalidSignature, Params, Provider, Webhook};
-
-/// The subprotocol that jambonz requires.
-const JAMBONZ: &str = "audio.jambonz.org";
 
 /// An admitted request for a stream whose call is not known yet.
 pub(super) struct ConnectAdmission {
