@@ -236,3 +236,40 @@ async fn a_call_without_another_pod_ends_with_the_reason_in_its_story() {
     let printed = String::from_utf8(run.unwrap().stdout).unwrap();
     assert!(printed.contains("the agent answered 200 instead of 101"), "{printed}");
 }
+
+/// The address of a host that drops connections: a listener whose backlog is full.
+async fn silent_address() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let listener = socket.listen(1).unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(connected) = timeout(Duration::from_millis(300), TcpStream::connect(address)).await
+    {
+        waiting.push(connected.unwrap());
+    }
+    (address, waiting, listener)
+}
+
+#[tokio::test]
+async fn the_story_of_a_call_tells_a_network_from_an_agent_that_does_not_answer() {
+    let (address, _waiting, _listener) = silent_address().await;
+    let mute = AgentServer::start().await;
+    for (pod, settings, words) in [
+        (address, &[][..], "no TCP connection to ADDRESS within 1 s: wrong address, firewall"),
+        (mute.address, &[], "the agent did not answer the handshake within 1 s"),
+        (mute.address, &[("AGENT_TLS", "on")], "no TLS with ADDRESS within 1 s"),
+    ] {
+        let pods = format!("agent-0={pod}");
+        let mut all = vec![("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#)];
+        all.extend(settings);
+        let router = Router::start(&all);
+        let url = stream_url(&router, "CA1");
+        let (status, _) = raw_handshake(&router, path_of(&url), UPGRADE).await;
+        assert_eq!(status, 502);
+        let story = story(&router, "CA1");
+        let failures: Vec<_> = story.iter().filter(|event| event[0] == "pod_failed").collect();
+        let words = words.replace("ADDRESS", &pod.to_string());
+        assert!(failures.iter().any(|event| event[2].contains(&words)), "{words}: {failures:?}");
+    }
+}
