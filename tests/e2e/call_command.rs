@@ -136,3 +136,16 @@ async fn the_call_command_names_the_pod_that_serves_after_a_failover() {
     assert_eq!(output.status.code(), Some(1), "{printed}{errors}");
     assert!(errors.contains(&format!("is {serving} an agent that echoes?")), "{errors}");
 }
+
+/// The router tries for 5 s.
+#[tokio::test]
+async fn the_call_command_waits_for_the_refusal_and_says_why_pods_failed() {
+    let (address, _requests) = serve(&[Conduct::Refuse]).await;
+    let router = router_with(&["one"], address, &[]);
+    let output = call(&router, &[]).await;
+    let (printed, errors) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(1), "{printed}{errors}");
+    assert!(errors.contains("refused the stream: status 502"), "{errors}");
+    let failure = "   one failed: the agent closed the connection before it answered";
+    assert!(printed.contains(failure), "{printed}");
+}
