@@ -71,7 +71,7 @@ fn a_flag_sets_the_same_value_as_its_variable() {
 #[test]
 fn an_invalid_value_fails_the_start_with_one_line() {
     let pods = ("PODS", "a=h");
-    let cases: [(&[(&str, &str)], &str); 30] = [
+    let cases: [(&[(&str, &str)], &str); 34] = [
         (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
         (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
         (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
@@ -99,6 +99,13 @@ fn an_invalid_value_fails_the_start_with_one_line() {
             "MEDIA_URL=wss://a: expected either MEDIA_URL or VOICE_AGENT_BASE_URL, not both",
         ),
         (&[("MEDIA_LEASE", "2s")], "MEDIA_LEASE=2s: expected at least 3s"),
+        (&[("LEASE_TTL", "999ms")], "LEASE_TTL=999ms: expected at least 1s"),
+        (
+            &[("MEDIA_MAX_FRAME", "1")],
+            "MEDIA_MAX_FRAME=1: expected a whole number from 1024 to 268435456",
+        ),
+        (&[("MAX_CONNECTIONS", "0")], "MAX_CONNECTIONS=0: expected a whole number of at least 1"),
+        (&[("MAX_STREAMS", "0")], "MAX_STREAMS=0: expected a whole number of at least 1"),
         (&[("MEDIA_DRAIN_TIME", "0s")], "MEDIA_DRAIN_TIME=0s: expected off, or a duration"),
         (&[("AGENT_CA_FILE", "a.pem")], "AGENT_CA_FILE=a.pem: expected AGENT_TLS=on"),
         (&[("PODS", "a")], "PODS=a: expected name=host:port"),

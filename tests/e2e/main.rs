@@ -6,6 +6,7 @@ mod agents;
 mod allocate;
 mod bad_input;
 mod call_audio;
+mod call_command;
 mod callbacks;
 mod capacity;
 mod clock;

@@ -99,8 +99,9 @@ impl Direction {
         }
     }
 
-    /// Bytes that were read together with the handshake.
+    /// Begins with a source. `bytes` were read together with its handshake.
     pub(crate) fn preload(&mut self, bytes: &[u8]) {
+        self.last_read = Instant::now();
         self.partial.extend_from_slice(bytes);
         self.is_preloaded = !self.partial.is_empty();
     }

@@ -1,11 +1,13 @@
 //! The relay of one stream: frames between the provider's socket and the agent's, until one
 //! of them closes, is lost, or the stream is ended from outside.
 
+mod frames;
 mod handover;
+mod liveness;
 
 use std::{
     fmt,
-    future::{Future, poll_fn},
+    future::poll_fn,
     io,
     pin::{Pin, pin},
     sync::Arc,
@@ -15,14 +17,18 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, ReadBuf},
-    time::{Sleep, sleep, timeout},
+    time::{sleep_until, timeout},
 };
 
 use crate::{
-    direction::{Direction, Ended, Inspect, Verdict},
-    frame::{FrameError, Header, Opcode, Sender, apply_mask, close_code, write_close, write_frame},
-    opening::Opening,
-    stats::{GAP_BUCKETS, Meter, Order, StreamHandle},
+    direction::{Direction, Ended},
+    frame::{FrameError, Sender, write_close},
+    stats::{GAP_BUCKETS, Order, StreamHandle},
+};
+
+use self::{
+    frames::{AgentFrames, ProviderFrames, is_over},
+    liveness::Ticker,
 };
 
 /// How long a peer may take to answer a close.
@@ -135,86 +141,6 @@ pub trait GapSink: Send + Sync {
     fn record(&self, provider: &Gaps, agent: &Gaps);
 }
 
-/// Looks at the frames of the provider.
-struct ProviderFrames {
-    opening: Opening,
-    handle: Arc<StreamHandle>,
-    meter: Meter,
-    /// Code of its close frame.
-    closed: Option<u16>,
-}
-
-impl Inspect for ProviderFrames {
-    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
-        match header.opcode {
-            Opcode::Close => {
-                let mut payload = frame[header.payload()].to_vec();
-                apply_mask(&mut payload, header.mask.unwrap_or_default());
-                self.closed = Some(close_code(&payload));
-                Verdict::ForwardLast
-            }
-            Opcode::Ping | Opcode::Pong => Verdict::Forward,
-            _ => {
-                self.meter.count(&self.handle.provider, frame.len(), now);
-                let was_complete = self.opening.is_complete();
-                let is_stop = self.opening.inspect(header, frame);
-                if !was_complete {
-                    self.handle.set_dialect(self.opening.dialect());
-                }
-                if is_stop { Verdict::ForwardLast } else { Verdict::Forward }
-            }
-        }
-    }
-
-    fn count_large(&mut self, header: &Header, now: Instant) {
-        self.meter.count(&self.handle.provider, header.frame_len() as usize, now);
-        self.opening.skip_large();
-        self.handle.set_dialect(self.opening.dialect());
-    }
-}
-
-/// Looks at the frames of the agent.
-struct AgentFrames {
-    handle: Arc<StreamHandle>,
-    meter: Meter,
-    ping: [u8; 8],
-    closed: Option<u16>,
-    /// The gateway closes the provider's side with a code of its own.
-    keeps_close: bool,
-}
-
-impl Inspect for AgentFrames {
-    fn inspect(&mut self, header: &Header, frame: &[u8], now: Instant) -> Verdict {
-        match header.opcode {
-            Opcode::Close => {
-                self.closed = Some(close_code(&frame[header.payload()]));
-                // The provider's stream outlives an agent that is lost.
-                match self.closed.is_some_and(is_over) && !self.keeps_close {
-                    true => Verdict::ForwardLast,
-                    false => Verdict::DropLast,
-                }
-            }
-            // The answer to a ping of our own.
-            Opcode::Pong if frame[header.payload()] == self.ping => Verdict::Drop,
-            Opcode::Ping | Opcode::Pong => Verdict::Forward,
-            _ => {
-                self.meter.count(&self.handle.agent, frame.len(), now);
-                Verdict::Forward
-            }
-        }
-    }
-
-    fn count_large(&mut self, header: &Header, now: Instant) {
-        self.meter.count(&self.handle.agent, header.frame_len() as usize, now);
-    }
-}
-
-/// Whether an agent that closes with this code has ended the call. Any other code means that
-/// the agent is lost: going away, abnormal end, internal error, restart, try again later.
-fn is_over(code: u16) -> bool {
-    !matches!(code, 1001 | 1006 | 1011..=1015)
-}
-
 /// A stream with its provider; agents may follow each other.
 pub struct Relay<P> {
     provider: P,
@@ -223,8 +149,12 @@ pub struct Relay<P> {
     /// Agent to provider.
     down: Direction,
     frames: ProviderFrames,
+    agent_frames: AgentFrames,
     limits: Limits,
     gaps: Arc<dyn GapSink>,
+    /// The answer to the latest ping of a provider that has no agent, until the provider takes what
+    /// is pending. Further pings replace it, so that a provider that reads nothing takes no memory.
+    pong: Vec<u8>,
     /// A close frame was queued for the provider, or its connection has ended.
     is_provider_closed: bool,
     /// The connection of the provider has ended.
@@ -254,20 +184,18 @@ impl<P: Socket> Relay<P> {
     ) -> Self {
         let mut up = Direction::new(Sender::Client, limits.max_frame);
         up.preload(early);
-        let frames = ProviderFrames {
-            opening: Opening::default(),
-            handle,
-            meter: Meter::new(),
-            closed: None,
-        };
+        let agent_frames = AgentFrames::new(handle.clone());
+        let frames = ProviderFrames::new(handle);
         let down = Direction::new(Sender::Server, limits.max_frame);
         Self {
             provider,
             up,
             down,
             frames,
+            agent_frames,
             limits,
             gaps,
+            pong: Vec::new(),
             is_provider_closed: false,
             is_provider_gone: false,
             is_provider_unreadable: false,
@@ -284,14 +212,14 @@ impl<P: Socket> Relay<P> {
     ) -> StreamEnd {
         self.down.preload(&early);
         drop(early);
-        let handle = self.frames.handle.clone();
-        let mut frames =
-            AgentFrames { handle, meter: Meter::new(), ping, closed: None, keeps_close: false };
+        self.agent_frames.begin(ping);
         let mut phase = Phase::Open;
-        let mut tick = pin!(sleep(self.limits.ping_interval));
+        let next_ping = Instant::now() + self.limits.ping_interval;
+        let sleep = pin!(sleep_until(self.next_check(next_ping).into()));
+        let mut ticker = Ticker { sleep, next_ping };
         let end = poll_fn(|cx| {
             loop {
-                match self.poll_phase(agent, &mut frames, &mut phase, tick.as_mut(), cx) {
+                match self.poll_phase(agent, &mut phase, &mut ticker, cx) {
                     Poll::Ready(Some(end)) => return Poll::Ready(end),
                     // The phase has changed.
                     Poll::Ready(None) => {}
@@ -300,29 +228,30 @@ impl<P: Socket> Relay<P> {
             }
         })
         .await;
-        self.report_gaps(&mut frames);
+        self.report_gaps();
         end
     }
 
-    fn report_gaps(&mut self, frames: &mut AgentFrames) {
-        self.gaps.record(&self.frames.meter.take_gaps(), &frames.meter.take_gaps());
+    fn report_gaps(&mut self) {
+        let agent = &mut self.agent_frames.meter;
+        self.gaps.record(&self.frames.meter.take_gaps(), &agent.take_gaps());
     }
 
     fn poll_phase<A: Socket>(
         &mut self,
         agent: &mut A,
-        frames: &mut AgentFrames,
         phase: &mut Phase,
-        tick: Pin<&mut Sleep>,
+        ticker: &mut Ticker<'_>,
         cx: &mut Context<'_>,
     ) -> Poll<Option<StreamEnd>> {
         // The agent's side first: an error of a write to it must not overtake its close.
+        let frames = &mut self.agent_frames;
         if let Poll::Ready(ended) = self.down.poll_forward(agent, &mut self.provider, frames, cx) {
-            let end = self.agent_side_end(&ended, frames);
+            let end = self.agent_side_end(&ended);
             return Poll::Ready(match (end, &*phase) {
                 // The provider is gone; the agent may finish.
                 (StreamEnd::Provider { .. }, Phase::Open) => {
-                    self.begin_wrap_up(end, frames, phase);
+                    self.begin_wrap_up(end, phase);
                     None
                 }
                 (_, Phase::WrapUp(end, _)) => Some(*end),
@@ -333,34 +262,30 @@ impl<P: Socket> Relay<P> {
             let _ = self.up.poll_flush(agent, cx);
             return match Instant::now() >= deadline {
                 true => Poll::Ready(Some(end)),
-                false => self.poll_tick(tick, Some(deadline), cx).map(|()| None),
+                false => ticker.poll_until(deadline, cx).map(|()| None),
             };
         }
         if let Some(end) = self.poll_provider_side(agent, cx) {
             if let StreamEnd::AgentLost(_) | StreamEnd::Displaced = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, frames, phase);
+            self.begin_wrap_up(end, phase);
             return Poll::Ready(None);
         }
-        if self.poll_tick(tick, None, cx).is_pending() {
-            return Poll::Pending;
-        }
-        if let Some(end) = self.check_liveness(frames) {
+        if let Some(end) = ready!(self.poll_liveness(ticker, cx)) {
             if let StreamEnd::AgentLost(_) = end {
                 return Poll::Ready(Some(end));
             }
-            self.begin_wrap_up(end, frames, phase);
+            self.begin_wrap_up(end, phase);
         }
-        self.report_gaps(frames);
         Poll::Ready(None)
     }
 
     /// How the stream ends when the direction from the agent does.
-    fn agent_side_end(&mut self, ended: &Ended, frames: &AgentFrames) -> StreamEnd {
-        if let Some(code) = frames.closed {
+    fn agent_side_end(&mut self, ended: &Ended) -> StreamEnd {
+        if let Some(code) = self.agent_frames.closed {
             if is_over(code) {
-                self.is_provider_closed |= !frames.keeps_close;
+                self.is_provider_closed |= !self.agent_frames.keeps_close;
                 return StreamEnd::Agent(code);
             }
             return StreamEnd::AgentLost(Loss::Code(code));
@@ -397,56 +322,18 @@ impl<P: Socket> Relay<P> {
     }
 
     /// Tells the agent that the stream is over, and lets it finish.
-    fn begin_wrap_up(&mut self, end: StreamEnd, frames: &mut AgentFrames, phase: &mut Phase) {
+    fn begin_wrap_up(&mut self, end: StreamEnd, phase: &mut Phase) {
         *phase = Phase::WrapUp(end, Instant::now() + self.limits.wrap_up);
         if !matches!(end, StreamEnd::Released | StreamEnd::Stopping) {
             self.frames.handle.set_provider_ended();
         }
         // The agent answers our close with its code, which is not the reason for the provider.
-        frames.keeps_close = self.frames.closed.is_none();
+        self.agent_frames.keeps_close = self.frames.closed.is_none();
         // A close frame of the provider was forwarded as it came.
         if self.frames.closed.is_none() && self.up.is_at_boundary() {
             let code = if end == StreamEnd::Stopping { 1012 } else { 1000 };
             self.up.inject(|out| write_close(out, code, "", Some(MASK)));
         }
-    }
-
-    /// Waits for the next tick, or for a deadline if that is sooner.
-    fn poll_tick(
-        &self,
-        mut tick: Pin<&mut Sleep>,
-        deadline: Option<Instant>,
-        cx: &mut Context<'_>,
-    ) -> Poll<()> {
-        if let Some(deadline) = deadline
-            && tick.deadline() > deadline.into()
-        {
-            tick.as_mut().reset(deadline.into());
-        }
-        ready!(tick.as_mut().poll(cx));
-        tick.reset(tokio::time::Instant::now() + self.limits.ping_interval);
-        Poll::Ready(())
-    }
-
-    /// Pings the agent, and ends a stream with a silent side.
-    fn check_liveness(&mut self, frames: &AgentFrames) -> Option<StreamEnd> {
-        // A side is silent if it sends nothing, or takes nothing of what is pending for it.
-        let is_silent = |from: &Direction, to: &Direction, limit: Duration| {
-            let blocked = to.blocked_since().is_some_and(|since| since.elapsed() >= limit);
-            // While the other side takes nothing, this one is not read.
-            let is_read = from.blocked_since().is_none();
-            blocked || is_read && from.last_read().elapsed() >= limit
-        };
-        if is_silent(&self.down, &self.up, self.limits.agent_timeout) {
-            return Some(StreamEnd::AgentLost(Loss::Timeout));
-        }
-        if is_silent(&self.up, &self.down, self.limits.provider_timeout) {
-            return Some(StreamEnd::ProviderTimeout);
-        }
-        if self.up.is_at_boundary() && self.up.blocked_since().is_none() {
-            self.up.inject(|out| write_frame(out, Opcode::Ping, &frames.ping, Some(MASK)));
-        }
-        None
     }
 
     /// Closes the provider's side with `code`, unless a close of the agent has gone there, and

@@ -134,7 +134,7 @@ impl StreamHandle {
         let _ = self.order.compare_exchange(1, 0, Ordering::Release, Ordering::Relaxed);
     }
 
-    /// The order, if one was given; else wakes the task when one is.
+    /// The order, if one was given. Wakes the task at the next one, unless this one ends the stream.
     pub(crate) fn poll_order(&self, cx: &Context<'_>) -> Option<Order> {
         let read = || match self.order.load(Ordering::Acquire) {
             0 => None,
@@ -142,10 +142,10 @@ impl StreamHandle {
             2 => Some(Order::End),
             _ => Some(Order::Stop),
         };
-        if let Some(order) = read() {
+        if let Some(order @ (Order::End | Order::Stop)) = read() {
             return Some(order);
         }
-        // Uncontended; locked only by the task itself and by the one order.
+        // Uncontended; locked only by the task itself and by few orders.
         let mut waker = self.waker.lock().unwrap_or_else(|it| it.into_inner());
         if !waker.as_ref().is_some_and(|known| known.will_wake(cx.waker())) {
             *waker = Some(cx.waker().clone());

@@ -1,9 +1,12 @@
 //! Tests of the relay between real sockets.
 
+mod handover;
+mod held;
+
 use std::{sync::Arc, time::Duration};
 
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     task::JoinHandle,
     time::timeout,
@@ -65,7 +68,7 @@ fn server_frame(opcode: Opcode, payload: &[u8]) -> Vec<u8> {
 }
 
 /// Reads one frame.
-async fn read(socket: &mut TcpStream, sender: Sender) -> (Opcode, Vec<u8>) {
+async fn read(socket: &mut (impl AsyncRead + Unpin), sender: Sender) -> (Opcode, Vec<u8>) {
     let mut bytes = Vec::new();
     let read = async {
         loop {
@@ -284,4 +287,56 @@ async fn orders_end_both_sides() {
         drop(stream.provider);
         assert_eq!(timeout(LIMIT, stream.relay).await.unwrap().unwrap(), expected);
     }
+}
+
+/// Longer than a test: no ping is sent.
+const NO_PINGS: Duration = Duration::from_secs(60);
+
+#[tokio::test]
+async fn a_silent_side_is_given_up_at_its_limit_between_two_pings() {
+    let (silence, long) = (Duration::from_millis(200), Duration::from_secs(60));
+    for (agent_timeout, provider_timeout, expected) in [
+        (silence, long, StreamEnd::AgentLost(Loss::Timeout)),
+        (long, silence, StreamEnd::ProviderTimeout),
+    ] {
+        let limits = Limits {
+            ping_interval: NO_PINGS,
+            agent_timeout,
+            provider_timeout,
+            wrap_up: Duration::from_millis(50),
+            ..Limits::default()
+        };
+        let Stream { mut provider, mut agent, relay, .. } = stream(limits).await;
+        // The limit counts from the last frame.
+        let hello = (client_frame(Opcode::Text, b"hello"), server_frame(Opcode::Text, b"hello"));
+        provider.write_all(&hello.0).await.unwrap();
+        agent.write_all(&hello.1).await.unwrap();
+        let end = timeout(LIMIT, relay).await.expect("the relay ends").unwrap();
+        assert_eq!(end, expected);
+    }
+}
+
+#[tokio::test]
+async fn an_agent_that_takes_nothing_is_given_up_between_two_pings() {
+    let limits = Limits {
+        ping_interval: NO_PINGS,
+        agent_timeout: Duration::from_millis(300),
+        ..Limits::default()
+    };
+    let Stream { mut provider, mut agent, relay, .. } = stream(limits).await;
+    let flood = tokio::spawn(async move {
+        let frame = client_frame(Opcode::Binary, &[1; 10_000]);
+        while provider.write_all(&frame).await.is_ok() {}
+    });
+    // It sends, so that it is not idle.
+    let talk = tokio::spawn(async move {
+        let frame = server_frame(Opcode::Pong, b"a");
+        while agent.write_all(&frame).await.is_ok() {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
+    let end = timeout(LIMIT, relay).await.expect("the relay ends").unwrap();
+    assert_eq!(end, StreamEnd::AgentLost(Loss::Timeout));
+    flood.abort();
+    talk.abort();
 }

@@ -63,7 +63,10 @@ operation('failover', function(ARGV)
   if attached.gateway ~= gateway then run_index('ZREM', K.gateway .. attached.gateway, call) end
   record.pod_name, record.source_pool, record.tried = next_pod.name, pool_keys_of(next_pod.tier).source, tried
   record.failovers = (tonumber(record.failovers) or 0) + (is_lost and 1 or 0)
-  record_event('failed_over', call, next_pod.name, record.source_pool, record.merchant_id, cause .. ' ' .. former)
+  -- The same pod is tried again many times a second.
+  if next_pod.name ~= former then
+    record_event('failed_over', call, next_pod.name, record.source_pool, record.merchant_id, cause .. ' ' .. former)
+  end
   move_call(call, record, pod, next_pod, now + tonumber(lease), life)
   set_stream(call, {gateway = gateway, id = next_stream, since = attached.since, ending = ''})
   if pod and pod.name == next_pod.name then

@@ -143,11 +143,68 @@ async fn an_agent_with_another_subprotocol_is_named_with_the_reason() {
 }
 
 #[tokio::test]
+async fn an_agent_without_the_subprotocol_of_jambonz_is_named_with_the_remedy() {
+    let (router, servers) = two_agents(&[]).await;
+    let answer = router.allocate("CA1");
+    let first = usize::from(answer["pod_name"] == "agent-1");
+    let mut request = answer["ws_url"].as_str().unwrap().into_client_request().unwrap();
+    let offer = HeaderValue::from_static("other, audio.jambonz.org");
+    request.headers_mut().insert("sec-websocket-protocol", offer);
+    let (bad, good) = (&servers[first], &servers[1 - first]);
+    // The first agent accepts without a choice.
+    let (provider, _without, with) =
+        tokio::join!(connect_async(request), bad.stream(), accept_with(good, "audio.jambonz.org"));
+    let (mut provider, response) = provider.unwrap();
+    assert_eq!(response.headers()["sec-websocket-protocol"], "audio.jambonz.org");
+    provider.close(None).await.unwrap();
+    let mut with = with.unwrap();
+    while with.next().await.is_some_and(|message| message.is_ok()) {}
+    expect_free(&router, 2);
+    let failure = failure(&router, "CA1");
+    let remedy = "answer the handshake with Sec-WebSocket-Protocol: audio.jambonz.org";
+    assert!(failure.contains(remedy), "{failure}");
+}
+
+#[tokio::test]
+async fn an_agent_may_ignore_a_subprotocol_that_no_provider_needs() {
+    let (router, server) = router_with_agent(&[]).await;
+    let url = stream_url(&router, "CA1");
+    let headers = format!("{UPGRADE}Sec-WebSocket-Protocol: audio.example.com\r\n");
+    let ((status, _provider), (_agent, request)) =
+        tokio::join!(raw_handshake(&router, path_of(&url), &headers), server.stream());
+    assert_eq!(status, 101);
+    assert_eq!(request.headers()["sec-websocket-protocol"], "audio.example.com");
+}
+
+#[tokio::test]
 async fn an_agent_that_drops_its_stream_at_once_is_named_with_the_reason() {
     let (router, servers) = two_agents(&[]).await;
     check_move(&router, &servers, "CA1", Fault::Drop).await;
     let failure = failure(&router, "CA1");
     assert!(failure.starts_with("the stream was lost: connection "), "{failure}");
+}
+
+#[tokio::test]
+async fn each_failed_pod_is_named_once_in_one_search() {
+    let (router, servers) = two_agents(&[]).await;
+    let url = stream_url(&router, "CA1");
+    let refuse = |server| async move {
+        loop {
+            Fault::Answer(HTTP_OK).serve(server).await;
+        }
+    };
+    let refused = tokio::select! {
+        refused = connect_async(url.as_str()) => refused,
+        () = refuse(&servers[0]) => unreachable!(),
+        () = refuse(&servers[1]) => unreachable!(),
+    };
+    assert!(refused.is_err());
+    expect_free(&router, 2);
+    let story = story(&router, "CA1");
+    for pod in ["agent-0", "agent-1"] {
+        let failures = story.iter().filter(|event| event[0] == "pod_failed" && event[1] == pod);
+        assert_eq!(failures.count(), 1, "{pod}: {story:?}");
+    }
 }
 
 #[tokio::test]
@@ -169,11 +226,50 @@ async fn a_call_without_another_pod_ends_with_the_reason_in_its_story() {
     let is_named = |event: &[String; 3]| {
         event[0] == "pod_failed" && event[1] == "agent-0" && event[2].contains("answered 200")
     };
-    assert!(story.iter().any(is_named), "{story:?}");
-    assert_eq!(story.last().unwrap()[0], "ended", "{story:?}");
+    // Once, although the pod was tried for seconds, and the stream was not moved elsewhere.
+    assert_eq!(story.iter().filter(|event| is_named(event)).count(), 1, "{story:?}");
+    let kinds: Vec<&str> = story.iter().map(|[kind, ..]| kind.as_str()).collect();
+    assert_eq!(kinds, ["allocated", "attached", "pod_failed", "ended"], "{story:?}");
     let run = program(&[])
         .args(["calls", "CA1", "--router", &format!("http://{}", router.address)])
         .output();
     let printed = String::from_utf8(run.unwrap().stdout).unwrap();
     assert!(printed.contains("the agent answered 200 instead of 101"), "{printed}");
+}
+
+/// The address of a host that drops connections: a listener whose backlog is full.
+async fn silent_address() -> (SocketAddr, Vec<TcpStream>, TcpListener) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = socket.local_addr().unwrap();
+    let listener = socket.listen(1).unwrap();
+    let mut waiting = Vec::new();
+    while let Ok(connected) = timeout(Duration::from_millis(300), TcpStream::connect(address)).await
+    {
+        waiting.push(connected.unwrap());
+    }
+    (address, waiting, listener)
+}
+
+#[tokio::test]
+async fn the_story_of_a_call_tells_a_network_from_an_agent_that_does_not_answer() {
+    let (address, _waiting, _listener) = silent_address().await;
+    let mute = AgentServer::start().await;
+    for (pod, settings, words) in [
+        (address, &[][..], "no TCP connection to ADDRESS within 1 s: wrong address, firewall"),
+        (mute.address, &[], "the agent did not answer the handshake within 1 s"),
+        (mute.address, &[("AGENT_TLS", "on")], "no TLS with ADDRESS within 1 s"),
+    ] {
+        let pods = format!("agent-0={pod}");
+        let mut all = vec![("PODS", pods.as_str()), ("TIER_CONFIG", r#"{"gold": 1}"#)];
+        all.extend(settings);
+        let router = Router::start(&all);
+        let url = stream_url(&router, "CA1");
+        let (status, _) = raw_handshake(&router, path_of(&url), UPGRADE).await;
+        assert_eq!(status, 502);
+        let story = story(&router, "CA1");
+        let failures: Vec<_> = story.iter().filter(|event| event[0] == "pod_failed").collect();
+        let words = words.replace("ADDRESS", &pod.to_string());
+        assert!(failures.iter().any(|event| event[2].contains(&words)), "{words}: {failures:?}");
+    }
 }

@@ -2,7 +2,7 @@
 
 use super::*;
 use serde_json::json;
-use testkit::redis::RedisServer;
+use testkit::{proxy::FaultProxy, redis::RedisServer};
 
 #[tokio::test]
 async fn a_call_is_provisional_until_its_stream_attaches() {
@@ -244,6 +244,44 @@ async fn the_limit_of_streams_refuses_with_503() {
         router.status()["active_calls"] == 2
     });
     let (_provider, (_agent, _)) = tokio::join!(dial(&url), server.stream());
+}
+
+#[tokio::test]
+async fn the_limit_of_streams_holds_for_handshakes_at_the_same_time() {
+    const HANDSHAKES: usize = 12;
+    let (server, redis) = (AgentServer::start().await, RedisServer::start(&[]));
+    let proxy = FaultProxy::to(redis.port);
+    let (pods, url) =
+        (format!("agent-0={}", server.address), format!("redis://127.0.0.1:{}", proxy.port()));
+    let tiers = r#"{"gold": {"type": "shared", "target": 1, "max_concurrent": 20}}"#;
+    let settings =
+        [("PODS", &*pods), ("TIER_CONFIG", tiers), ("MAX_STREAMS", "3"), ("REDIS_URL", &*url)];
+    let router = Router::start(&settings);
+    let (_first, _agent) = open_stream(&router, &server, "CA0").await;
+    // Refused by the store, after its admission: its slot is free again.
+    let taken = stream_url(&router, "CA0");
+    for _ in 0..3 {
+        let (status, _) = raw_handshake(&router, path_of(&taken), UPGRADE).await;
+        assert_eq!(status, 403);
+    }
+    let urls: Vec<_> =
+        (0..HANDSHAKES).map(|number| stream_url(&router, &format!("CB{number}"))).collect();
+    // The store answers when all handshakes have begun.
+    proxy.set_latency(Duration::from_millis(30));
+    let accept = async {
+        let mut agents = Vec::new();
+        loop {
+            agents.push(server.stream().await);
+        }
+    };
+    let handshakes = urls.iter().map(|url| raw_handshake(&router, path_of(url), UPGRADE));
+    let answers = tokio::select! {
+        answers = futures_util::future::join_all(handshakes) => answers,
+        () = accept => unreachable!(),
+    };
+    let count = |expected| answers.iter().filter(|(status, _)| *status == expected).count();
+    assert_eq!((count(101), count(503)), (2, HANDSHAKES - 2));
+    assert_eq!(refusals(&router, "max_streams"), HANDSHAKES as u64 - 2);
 }
 
 #[tokio::test]

@@ -86,7 +86,7 @@ async fn a_media_process_has_no_api() {
     }
     let body = serde_json::json!({"call_sid": "CA1"});
     assert_eq!(media.post("/api/v1/allocate", body).0, 404);
-    for path in ["/health", "/ready"] {
+    for path in ["/health", "/ready", "/openapi.json"] {
         assert_eq!(status(media.address, path), 200, "{path}");
         assert_eq!(status(media.metrics, path), 200, "{path}");
     }

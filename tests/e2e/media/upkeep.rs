@@ -167,3 +167,19 @@ async fn streams_are_compared_with_a_store_that_lost_writes() {
     });
     talk(&mut provider, &mut served).await;
 }
+
+/// Shorter than the interval of heartbeats.
+#[tokio::test]
+async fn a_live_stream_keeps_a_call_with_a_short_lease() {
+    let (router, server) = router_with_agent(&[("LEASE_TTL", "1s")]).await;
+    let (mut provider, mut agent) = open_stream(&router, &server, "CA1").await;
+    // Longer than the lease and the interval of sweeps.
+    for _ in 0..40 {
+        echo(&mut provider, &mut agent, "audio").await;
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(router.status()["active_calls"], 1);
+    }
+    assert!(call(&router, "CA1")["stream"].is_object());
+    hang_up(provider, agent).await;
+    expect_free(&router, 1);
+}

@@ -309,7 +309,8 @@ impl Fleet {
                 Event::of_live_call(EventKind::Ending, call, facts).with_detail(cause.as_str())
             }
             Change::FailedOver { call, pod, pool, cause, .. } => {
-                let facts = self.calls.get(call)?;
+                // The same pod is tried again many times a second.
+                let facts = self.calls.get(call).filter(|facts| facts.pod != *pod)?;
                 let detail = format!("{} {}", cause.as_str(), facts.pod);
                 let (pod, pool) = (Some(pod.clone()), Some(pool.clone()));
                 let event = Event::of_live_call(EventKind::FailedOver, call, facts);

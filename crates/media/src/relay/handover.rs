@@ -18,8 +18,8 @@ use crate::{
 /// dropped.
 struct HeldFrames<'a> {
     frames: &'a mut ProviderFrames,
-    /// Answers to pings.
-    pongs: Vec<u8>,
+    /// The answer to the latest ping.
+    pong: &'a mut Vec<u8>,
 }
 
 impl Inspect for HeldFrames<'_> {
@@ -27,7 +27,8 @@ impl Inspect for HeldFrames<'_> {
         if header.opcode == Opcode::Ping {
             let mut payload = frame[header.payload()].to_vec();
             apply_mask(&mut payload, header.mask.unwrap_or_default());
-            write_frame(&mut self.pongs, Opcode::Pong, &payload, None);
+            self.pong.clear();
+            write_frame(self.pong, Opcode::Pong, &payload, None);
             return Verdict::Drop;
         }
         match self.frames.inspect(header, frame, now) {
@@ -99,9 +100,16 @@ impl<P: Socket> Relay<P> {
 
     /// Begins with the next agent: it gets the opening as the first one did, then the next message.
     pub fn replay_opening(&mut self) {
+        self.send_pong();
         self.up.restart_destination();
         let opening = self.frames.opening.frames();
         self.up.inject(|out| out.extend_from_slice(opening));
+    }
+
+    /// Queues the answer to the latest ping of a provider without an agent.
+    fn send_pong(&mut self) {
+        let pong = std::mem::take(&mut self.pong);
+        self.down.inject(|out| out.extend_from_slice(&pong));
     }
 
     /// Serves a provider without an agent until the stream ends or `is_enough`.
@@ -111,22 +119,21 @@ impl<P: Socket> Relay<P> {
         cx: &mut Context<'_>,
     ) -> Poll<StreamEnd> {
         loop {
-            if let Poll::Ready(Err(_)) = self.down.poll_flush(&mut self.provider, cx) {
+            let flushed = self.down.poll_flush(&mut self.provider, cx);
+            if let Poll::Ready(Err(_)) = flushed {
                 (self.is_provider_closed, self.is_provider_gone) = (true, true);
                 return Poll::Ready(StreamEnd::Provider { code: None });
             }
-            let mut nowhere = tokio::io::sink();
-            let mut held = HeldFrames { frames: &mut self.frames, pongs: Vec::new() };
-            let read = self.up.poll_once(&mut self.provider, &mut nowhere, &mut held, cx);
-            let pongs = held.pongs;
-            if !pongs.is_empty() {
-                self.down.inject(|out| out.extend_from_slice(&pongs));
+            if flushed.is_ready() && !self.pong.is_empty() {
+                self.send_pong();
+                continue;
             }
-            match read {
+            let mut nowhere = tokio::io::sink();
+            let mut held = HeldFrames { frames: &mut self.frames, pong: &mut self.pong };
+            match self.up.poll_once(&mut self.provider, &mut nowhere, &mut held, cx) {
                 Poll::Ready(Some(ended)) => return Poll::Ready(self.provider_end(&ended)),
                 Poll::Ready(None) if is_enough(self) => return Poll::Pending,
                 Poll::Ready(None) => continue,
-                Poll::Pending if !pongs.is_empty() => continue,
                 Poll::Pending => {}
             }
             return match self.frames.handle.poll_order(cx) {

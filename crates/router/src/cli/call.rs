@@ -13,6 +13,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde_json::{Value, json};
 
 use super::{
+    call_pods::{CallPods, read_call},
     print,
     router_client::{RouterArgs, no_answer},
 };
@@ -72,8 +73,7 @@ pub(super) struct CallArgs {
 
 /// A call with its stream.
 struct PlacedCall {
-    pod: String,
-    pool: String,
+    pods: CallPods,
     stream: ProviderStream,
 }
 
@@ -117,7 +117,8 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
         true => place_at_connect(&client, &args, &call_sid).await?,
         false => allocate_and_open(&client, &args, &call_sid).await?,
     };
-    let PlacedCall { pod, pool, mut stream } = placed;
+    let PlacedCall { mut pods, mut stream } = placed;
+    pods.refresh(&client, &call_sid).await?;
 
     let verdict = match talk {
         Talk::Marked => talk_marked(&mut stream, &args).await?,
@@ -126,7 +127,9 @@ pub(super) async fn call(args: CallArgs) -> anyhow::Result<()> {
 
     print_line("4. hang up")?;
     stream.hang_up().await.context("the stream did not close")?;
-    let released = wait_for_release(&client, &call_sid).await?;
+    let (released, ended) = wait_for_release(&client, &call_sid).await?;
+    pods.follow(&ended)?;
+    let CallPods { pod, pool, .. } = pods;
     print_line(&format!("   the call has ended and {pod} is free again ({})", ms(released)))?;
     let (_, status) = client.get("/api/v1/status").await.map_err(no_answer)?;
     let counts = pool_status(&status, &pool);
@@ -226,14 +229,16 @@ async fn allocate_and_open(
 
     print_line(&format!("2. connect the stream to {ws_url}"))?;
     let started = Instant::now();
-    let stream = tokio::time::timeout(CONNECT_TIMEOUT, open(client, &ws_url, args, call_sid))
-        .await
-        .context("the stream was not accepted in time")?
-        .with_context(|| {
-            format!("`smart-router calls {call_sid}` shows why the router refused the stream")
-        })?;
+    let opened = tokio::time::timeout(CONNECT_TIMEOUT, open(client, &ws_url, args, call_sid)).await;
+    let mut pods = CallPods::new(pod, pool);
+    if !matches!(opened, Ok(Ok(_))) {
+        pods.refresh_failures(client, call_sid).await?;
+    }
+    let stream = opened.context("the stream was not accepted in time")?.with_context(|| {
+        format!("`smart-router calls {call_sid}` shows why the router refused the stream")
+    })?;
     print_line(&format!("   connected ({})", ms(started.elapsed())))?;
-    Ok(PlacedCall { pod, pool, stream })
+    Ok(PlacedCall { pods, stream })
 }
 
 /// Opens the stream at `/connect`, and waits until the router has allocated a pod to its call.
@@ -266,15 +271,14 @@ async fn place_at_connect(
     print_line(&format!("   connected ({})", ms(started.elapsed())))?;
 
     print_line("2. wait for the pod of the call")?;
-    let path = format!("/api/v1/calls/{call_sid}");
     while started.elapsed() < CONNECT_TIMEOUT {
-        let (_, found) = client.get(&path).await.map_err(no_answer)?;
+        let (_, found) = read_call(client, call_sid).await?;
         if found["stream"].is_object() {
             let text = |field: &str| found[field].as_str().unwrap_or_default().to_owned();
             let (pod, pool) = (text("pod_name"), text("source_pool"));
             print_line(&format!("   {pod} from {pool} ({})", ms(started.elapsed())))?;
             tokio::time::sleep(AGENT_PAUSE).await;
-            return Ok(PlacedCall { pod, pool, stream });
+            return Ok(PlacedCall { pods: CallPods::new(pod, pool), stream });
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
@@ -291,13 +295,13 @@ async fn open(
     Ok(ProviderStream::open(connection, ws_url, args.provider, call_sid).await?)
 }
 
-async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<Duration> {
+/// Waits until the call has ended. Returns how long that took, and the response with its events.
+async fn wait_for_release(client: &Client, call_sid: &str) -> anyhow::Result<(Duration, Value)> {
     let hung_up = Instant::now();
     while hung_up.elapsed() < RELEASE_TIMEOUT {
-        let (status, _) =
-            client.get(&format!("/api/v1/calls/{call_sid}")).await.map_err(no_answer)?;
+        let (status, call) = read_call(client, call_sid).await?;
         match status {
-            StatusCode::NOT_FOUND => return Ok(hung_up.elapsed()),
+            StatusCode::NOT_FOUND => return Ok((hung_up.elapsed(), call)),
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 bail!("the token may not read calls: use one with the role admin")
             }
@@ -316,7 +320,7 @@ fn pool_status<'a>(status: &'a Value, pool: &str) -> &'a Value {
     }
 }
 
-fn print_line(line: &str) -> anyhow::Result<()> {
+pub(super) fn print_line(line: &str) -> anyhow::Result<()> {
     print(&format!("{line}\n"))
 }
 

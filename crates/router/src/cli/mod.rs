@@ -2,6 +2,7 @@
 
 mod agent;
 mod call;
+mod call_pods;
 mod capacity;
 mod drain;
 mod errors;

@@ -12,6 +12,9 @@ const RETRIES: u32 = 2;
 /// A gateway sends several heartbeats per lease, and the sweep runs once a second.
 const MIN_LEASE: Duration = Duration::from_secs(3);
 
+/// A gateway renews the lease of a call three times, and the sweep runs once a second.
+const MIN_CALL_LEASE: Duration = Duration::from_secs(1);
+
 /// The configuration of the media gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MediaConfig {
@@ -56,6 +59,9 @@ pub(super) fn media(settings: &Settings) -> Result<Option<MediaConfig>, ConfigEr
     }
     if streams.media_lease.0 < MIN_LEASE {
         return Err(ConfigError::new("MEDIA_LEASE", streams.media_lease, "at least 3s"));
+    }
+    if settings.fleet.lease_ttl.0 < MIN_CALL_LEASE {
+        return Err(ConfigError::new("LEASE_TTL", settings.fleet.lease_ttl, "at least 1s"));
     }
     if let (false, Some(path)) = (streams.agent_tls, &streams.agent_ca_file) {
         return Err(ConfigError::new("AGENT_CA_FILE", path.display(), "AGENT_TLS=on as well"));

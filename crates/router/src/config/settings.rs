@@ -132,7 +132,10 @@ pub struct HttpSettings {
 
     /// Connection limit of webhooks and API together, and at most the limit of open files
     /// (ulimit -n) less 128; beyond it, a new connection evicts an idle one
-    #[arg(long, env, value_name = "NUMBER", default_value = "10000")]
+    #[arg(
+        long, env, value_name = "NUMBER", default_value = "10000",
+        value_parser = value_parsers::above_zero
+    )]
     pub max_connections: NonZeroUsize,
 
     /// How long requests in flight may take to finish at shutdown
@@ -152,7 +155,7 @@ pub struct StreamSettings {
     /// Largest frame of a media stream (bytes); a larger one closes the stream with 1009
     #[arg(
         long, env, value_name = "1024..268435456", default_value = "1048576",
-        value_parser = clap::value_parser!(u64).range(1024..=268_435_456)
+        value_parser = value_parsers::max_frame
     )]
     pub media_max_frame: u64,
 
@@ -179,7 +182,7 @@ pub struct StreamSettings {
 
     /// Limit of media streams; each takes two file descriptors. Default: what the limit of open
     /// files (ulimit -n) leaves besides MAX_CONNECTIONS, at least a quarter of it
-    #[arg(long, env, value_name = "NUMBER")]
+    #[arg(long, env, value_name = "NUMBER", value_parser = value_parsers::above_zero)]
     pub max_streams: Option<NonZeroUsize>,
 
     /// Connect to agents with TLS (wss://)
@@ -402,7 +405,8 @@ pub struct FleetSettings {
     #[arg(long, env, value_name = "DURATION", default_value = "60s")]
     pub reconcile_interval: HumanDuration,
 
-    /// Lease of a call: without a renewal for this long the call ends, and its pod is free again
+    /// Lease of a call: without a renewal for this long the call ends, and its pod is free again.
+    /// At least 1s with the media gateway
     #[arg(long, env, value_name = "DURATION", default_value = "15m")]
     pub lease_ttl: HumanDuration,
 

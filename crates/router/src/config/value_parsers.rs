@@ -1,6 +1,6 @@
 //! Parsers of single values. Each error names what was expected.
 
-use std::{ops::RangeInclusive, time::Duration};
+use std::{num::NonZeroUsize, ops::RangeInclusive, time::Duration};
 
 use hyper::Uri;
 
@@ -112,6 +112,17 @@ pub(super) fn queue_limit(text: &str) -> Result<usize, String> {
     let number: Option<usize> = text.parse().ok();
     let valid = number.filter(|number| (1..=1_000_000).contains(number));
     valid.ok_or_else(|| "a whole number from 1 to 1000000".into())
+}
+
+/// Size (bytes) of a frame.
+pub(super) fn max_frame(text: &str) -> Result<u64, String> {
+    let number: Option<u64> = text.parse().ok();
+    let valid = number.filter(|number| (1_024..=268_435_456).contains(number));
+    valid.ok_or_else(|| "a whole number from 1024 to 268435456".into())
+}
+
+pub(super) fn above_zero(text: &str) -> Result<NonZeroUsize, String> {
+    text.parse().map_err(|_| "a whole number of at least 1".into())
 }
 
 /// A URL that providers fetch.

@@ -11,7 +11,7 @@ use hyper::{
     upgrade::OnUpgrade,
 };
 
-use super::{Gateway, PATH_PREFIX, empty};
+use super::{Gateway, PATH_PREFIX, empty, streams::StreamSlot};
 use fleet::{AttachRefused, names::CallSid};
 use media::{handshake, token::TokenError};
 use telephony::Parameters;
@@ -65,12 +65,12 @@ impl NotAdmitted {
 const TRACE_HEADERS: [&str; 2] = ["traceparent", "tracestate"];
 
 impl Gateway {
-    /// Checks a request as far as that is possible without the store.
+    /// Checks a request as far as that is possible without the store, and reserves its slot.
     pub(super) fn admit(
         &self,
         mut request: Request<Incoming>,
         peer: SocketAddr,
-    ) -> Result<Admission, NotAdmitted> {
+    ) -> Result<(Admission, StreamSlot), NotAdmitted> {
         request.extensions_mut().insert(peer);
         let source = self.rate_limiter.source(request.extensions(), request.headers());
         let from = source.unwrap_or(peer.ip());
@@ -96,14 +96,14 @@ impl Gateway {
             (refused.status, refused.reason) = (StatusCode::SERVICE_UNAVAILABLE, "stopping");
             return Err(refused);
         }
-        if self.streams.is_full() {
+        let Some(slot) = self.streams.reserve() else {
             (refused.status, refused.reason) = (StatusCode::SERVICE_UNAVAILABLE, "max_streams");
             return Err(refused);
-        }
+        };
         let headers = request.headers();
         let (trace_headers, protocols) = (trace_headers(headers), protocols(headers));
         let upgrade = hyper::upgrade::on(&mut request);
-        Ok(Admission {
+        let admission = Admission {
             call,
             pod_attempt,
             target,
@@ -113,7 +113,8 @@ impl Gateway {
             trace_headers,
             upgrade,
             accept,
-        })
+        };
+        Ok((admission, slot))
     }
 
     /// The call and the pod attempt of a stream URL with a valid token, the target for the agent

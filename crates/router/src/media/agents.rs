@@ -3,7 +3,10 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,7 +15,7 @@ use percent_encoding::{AsciiSet, CONTROLS, utf8_percent_encode};
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
@@ -29,6 +32,8 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(1);
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// Bytes of the first read: a response head and the agent's first frames.
 const READ_SIZE: usize = 1024;
+/// The subprotocol that jambonz requires.
+pub(super) const JAMBONZ: &str = "audio.jambonz.org";
 /// Address of simulated pods in the store.
 pub(crate) const SIMULATED: &str = "simulated";
 
@@ -56,10 +61,16 @@ impl Protocols {
         protocols.as_deref()
     }
 
-    fn accepts(&self, chosen: Option<&str>) -> bool {
+    /// Checks the agent's choice. Providers whose subprotocol is not known to be required accept an
+    /// agent without one.
+    fn check(&self, chosen: Option<&str>) -> Result<(), ConnectError> {
+        let is_offered = |name: &str| handshake::has_token(self.offer().unwrap_or_default(), name);
         match self {
-            Self::Offered(_) => true,
-            Self::Chosen(protocol) => protocol.as_deref() == chosen,
+            _ if chosen.is_none() && is_offered(JAMBONZ) => Err(ConnectError::NoProtocol),
+            Self::Chosen(protocol) if protocol.as_deref() != chosen => {
+                Err(ConnectError::OtherProtocol)
+            }
+            Self::Offered(_) | Self::Chosen(_) => Ok(()),
         }
     }
 }
@@ -89,12 +100,59 @@ pub(super) enum ConnectError {
     Tls { address: String, error: io::Error },
     #[error(transparent)]
     Refused(#[from] Refused),
+    #[error(
+        "the agent chose no subprotocol, and jambonz requires one: answer the handshake with \
+         Sec-WebSocket-Protocol: {JAMBONZ}"
+    )]
+    NoProtocol,
     #[error("the agent did not choose the subprotocol that the provider was answered")]
     OtherProtocol,
     #[error("the agent closed the connection before it answered the handshake")]
     Closed,
-    #[error("the agent did not answer the handshake within {} s", CONNECT_TIMEOUT.as_secs())]
-    Timeout,
+    #[error("cannot resolve {address}: {error}")]
+    Name { address: String, error: io::Error },
+    #[error("{}", .phase.timeout_words(.address))]
+    Timeout { phase: Phase, address: String },
+}
+
+/// The steps of a connection, to tell where one that takes too long has stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Phase {
+    Name,
+    Tcp,
+    Tls,
+    Handshake,
+}
+
+impl Phase {
+    const ALL: [Self; 4] = [Self::Name, Self::Tcp, Self::Tls, Self::Handshake];
+
+    fn timeout_words(self, address: &str) -> String {
+        let limit = format!("within {} s", CONNECT_TIMEOUT.as_secs());
+        match self {
+            Self::Name => format!("{address} was not resolved {limit}: check the name server"),
+            Self::Tcp => format!(
+                "no TCP connection to {address} {limit}: wrong address, firewall or network policy"
+            ),
+            Self::Tls => {
+                format!("no TLS with {address} {limit}: AGENT_TLS=on needs a port that serves TLS")
+            }
+            Self::Handshake => format!("the agent did not answer the handshake {limit}"),
+        }
+    }
+}
+
+/// The current [`Phase`] of a connection.
+struct Progress(AtomicU8);
+
+impl Progress {
+    fn enter(&self, phase: Phase) {
+        self.0.store(phase as u8, Ordering::Relaxed);
+    }
+
+    fn phase(&self) -> Phase {
+        Phase::ALL[usize::from(self.0.load(Ordering::Relaxed))]
+    }
 }
 
 pub(super) struct AgentConnector {
@@ -120,8 +178,10 @@ impl AgentConnector {
         target: &AgentTarget,
         attached: &Attached,
     ) -> Result<AgentConnection, ConnectError> {
+        let progress = Progress(AtomicU8::new(Phase::Name as u8));
         let connect = async {
-            let mut socket = self.open(&attached.address).await?;
+            let mut socket = self.open(&attached.address, &progress).await?;
+            progress.enter(Phase::Handshake);
             let key = random_key();
             let request = request(target, attached, &key);
             let tcp = |error| ConnectError::Tcp { address: attached.address.clone(), error };
@@ -129,18 +189,20 @@ impl AgentConnector {
             socket.flush().await.map_err(tcp)?;
             let (early, protocol) =
                 read_response(&mut socket, &key, target.protocols.offer()).await?;
-            if !target.protocols.accepts(protocol.as_deref()) {
-                return Err(ConnectError::OtherProtocol);
-            }
+            target.protocols.check(protocol.as_deref())?;
             Ok(AgentConnection { socket, early, protocol })
         };
-        timeout(CONNECT_TIMEOUT, connect).await.unwrap_or(Err(ConnectError::Timeout))
+        timeout(CONNECT_TIMEOUT, connect).await.unwrap_or_else(|_| {
+            let (phase, address) = (progress.phase(), attached.address.clone());
+            Err(ConnectError::Timeout { phase, address })
+        })
     }
 
-    async fn open(&self, address: &str) -> Result<AgentSocket, ConnectError> {
+    async fn open(&self, address: &str, progress: &Progress) -> Result<AgentSocket, ConnectError> {
         let tcp = |error| ConnectError::Tcp { address: address.to_owned(), error };
         if address == SIMULATED {
             let address = self.simulated.ok_or(ConnectError::NoAddress)?;
+            progress.enter(Phase::Tcp);
             let stream = TcpStream::connect(address).await.map_err(tcp)?;
             let _ = stream.set_nodelay(true);
             return Ok(Socket::Plain(stream));
@@ -148,16 +210,29 @@ impl AgentConnector {
         if address.is_empty() {
             return Err(ConnectError::NoAddress);
         }
-        let stream = TcpStream::connect(address).await.map_err(tcp)?;
+        let found = resolve(address).await;
+        let found =
+            found.map_err(|error| ConnectError::Name { address: address.to_owned(), error })?;
+        progress.enter(Phase::Tcp);
+        let stream = TcpStream::connect(&found[..]).await.map_err(tcp)?;
         // Frames are sent as they come: Nagle's algorithm would delay audio.
         let _ = stream.set_nodelay(true);
         let Some(config) = &self.tls else { return Ok(Socket::Plain(stream)) };
+        progress.enter(Phase::Tls);
         let tls = |error| ConnectError::Tls { address: address.to_owned(), error };
         let host = address.rsplit_once(':').map_or(address, |(host, _)| host);
         let host = host.trim_start_matches('[').trim_end_matches(']').to_owned();
         let name = ServerName::try_from(host).map_err(|error| tls(io::Error::other(error)))?;
         let stream = TlsConnector::from(config.clone()).connect(name, stream).await.map_err(tls)?;
         Ok(Socket::Tls(Box::new(stream)))
+    }
+}
+
+/// The addresses of a pod. An IP address takes no thread for the look-up.
+async fn resolve(address: &str) -> io::Result<Vec<SocketAddr>> {
+    match address.parse() {
+        Ok(address) => Ok(vec![address]),
+        Err(_) => Ok(lookup_host(address).await?.collect()),
     }
 }
 

@@ -19,7 +19,7 @@ use super::{
     empty,
     failover::{NoAgent, Search},
     sockets::{self, ProviderSocket},
-    streams::{self, OpenStream, PodConnection},
+    streams::{self, OpenStream, PodConnection, StreamSlot},
 };
 use fleet::{
     Attach, Detach, EndCause, PodFailure,
@@ -70,9 +70,9 @@ impl Ended {
     /// The failure of the stream's last pod, unless a failover has recorded it.
     fn pod_failure(&self) -> PodFailure {
         match self {
-            Self::NotConnected(NoAgent::Unreachable(reason))
-            | Self::NotContinued { reason: NoAgent::Unreachable(reason), .. } => {
-                PodFailure::new(reason)
+            Self::NotConnected(NoAgent::Unreachable { failure, .. })
+            | Self::NotContinued { reason: NoAgent::Unreachable { failure, .. }, .. } => {
+                failure.clone()
             }
             Self::NotConnected(_) | Self::NotContinued { .. } => PodFailure::default(),
             Self::Stream(end) => pod_failure(*end),
@@ -112,6 +112,7 @@ impl Gateway {
     pub(super) async fn carry(
         self: Arc<Self>,
         admission: Admission,
+        slot: StreamSlot,
         respond: oneshot::Sender<Response<Body>>,
     ) {
         let (call, pod_attempt) = (admission.call.clone(), admission.pod_attempt);
@@ -147,7 +148,8 @@ impl Gateway {
                 return drop(self.store.detach(&detach).await);
             }
         };
-        let open = self.streams.open(call, PodConnection::new(stream, pod_attempt, &attached));
+        let connection = PodConnection::new(stream, pod_attempt, &attached);
+        let open = self.streams.open(call, connection, slot);
         let traceparent = span.as_ref().map(|span| span.header());
         // Boxed, so that the state of the handshakes takes no memory during the stream.
         let connect = Box::pin(async {

@@ -18,10 +18,10 @@ use super::{
     admission::accepted,
     agents::{AgentConnection, AgentTarget, Protocols},
     carry::Ended,
-    connect_admission::{ConnectAdmission, OpeningStream},
+    connect_admission::ConnectAdmission,
     failover::{NoAgent, Search},
     sockets::{self, ProviderSocket},
-    streams::{OpenStream, PodConnection, new_stream_id},
+    streams::{OpenStream, PodConnection, StreamSlot, new_stream_id},
 };
 use fleet::{
     Allocate, Allocation, Attach, AttachRefused, Attached, Detach, EndCause, Hold, NotReleased,
@@ -111,13 +111,13 @@ impl Gateway {
             trace_headers,
             upgrade,
             accept,
-            opening,
+            slot,
         } = admission;
         if respond.send(accepted(&accept, protocol)).is_err() {
             return;
         }
         let Some((socket, received)) = sockets::upgraded(upgrade).await else { return };
-        let (handle, gaps) = (opening.handle.clone(), self.streams.gaps.clone());
+        let (handle, gaps) = (slot.handle.clone(), self.streams.gaps.clone());
         let mut relay = Relay::new(socket, &received, self.limits, handle, gaps);
         drop(received);
         let request = match Box::pin(self.read_start(&mut relay, provider, &query)).await {
@@ -138,7 +138,7 @@ impl Gateway {
             traceparent: span.as_ref().map(|span| span.header()),
         };
         let found = Box::pin(async {
-            let find = self.find_agent(&mut relay, &request, &target, opening);
+            let find = self.find_agent(&mut relay, &request, &target, slot);
             match &span {
                 Some(span) => span.during(find).await,
                 None => find.await,
@@ -198,12 +198,12 @@ impl Gateway {
         relay: &mut Relay<ProviderSocket>,
         request: &CallRequest,
         target: &AgentTarget,
-        opening: OpeningStream,
+        slot: StreamSlot,
     ) -> (Result<Opened, NoCall>, Option<StreamEnd>) {
         let ended = CancellationToken::new();
         let mut work = pin!(async {
             let allocation = self.allocate_at_connect(request, &ended).await?;
-            let (open, attached) = self.attach_new(request, &allocation, opening).await?;
+            let (open, attached) = self.attach_new(request, &allocation, slot).await?;
             let agent = match ended.is_cancelled() {
                 true => Err(NoAgent::CallEnded),
                 false => {
@@ -349,7 +349,7 @@ impl Gateway {
         &self,
         request: &CallRequest,
         allocation: &Allocation,
-        opening: OpeningStream,
+        slot: StreamSlot,
     ) -> Result<(Arc<OpenStream>, Attached), NoCall> {
         let attach = Attach {
             call: request.call.clone(),
@@ -381,8 +381,7 @@ impl Gateway {
             }
         };
         let connection = PodConnection::new(attach.stream, attach.pod_attempt, &attached);
-        let handle = opening.handle.clone();
-        Ok((self.streams.open_with(attach.call, connection, handle), attached))
+        Ok((self.streams.open(attach.call, connection, slot), attached))
     }
 
     /// Ends a call whose attach has failed: the attach may have taken effect or not.

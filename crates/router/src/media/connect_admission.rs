@@ -13,13 +13,11 @@ use tokio::sync::oneshot;
 use super::{
     CONNECT_PREFIX, Gateway,
     admission::{self, NotAdmitted},
+    agents::JAMBONZ,
     empty,
+    streams::StreamSlot,
 };
-use media::stats::StreamHandle;
 use telephony::{BodyFormat, Coverage, InvalidSignature, Params, Provider, Webhook};
-
-/// The subprotocol that jambonz requires.
-const JAMBONZ: &str = "audio.jambonz.org";
 
 /// An admitted request for a stream whose call is not known yet.
 pub(super) struct ConnectAdmission {
@@ -33,19 +31,7 @@ pub(super) struct ConnectAdmission {
     pub(super) trace_headers: HeaderMap,
     pub(super) upgrade: OnUpgrade,
     pub(super) accept: String,
-    pub(super) opening: OpeningStream,
-}
-
-/// A stream whose call is not known yet; it counts against `MAX_STREAMS`.
-pub(super) struct OpeningStream {
-    gateway: Arc<Gateway>,
-    pub(super) handle: Arc<StreamHandle>,
-}
-
-impl Drop for OpeningStream {
-    fn drop(&mut self) {
-        self.gateway.streams.end_opening(&self.handle);
-    }
+    pub(super) slot: StreamSlot,
 }
 
 /// Status and reason of a refusal.
@@ -69,7 +55,7 @@ impl Gateway {
     }
 
     fn admit_connect(
-        self: &Arc<Self>,
+        &self,
         mut request: Request<Incoming>,
         peer: SocketAddr,
     ) -> Result<ConnectAdmission, NotAdmitted> {
@@ -89,10 +75,9 @@ impl Gateway {
         if self.lifecycle.stopping.is_cancelled() {
             return Err(refused((StatusCode::SERVICE_UNAVAILABLE, "stopping")));
         }
-        let Some(handle) = self.streams.begin_opening() else {
+        let Some(slot) = self.streams.reserve() else {
             return Err(refused((StatusCode::SERVICE_UNAVAILABLE, "max_streams")));
         };
-        let opening = OpeningStream { gateway: self.clone(), handle };
         let headers = request.headers();
         let offers = admission::protocols(headers).unwrap_or_default();
         let protocol = offers.split(',').any(|offer| offer.trim() == JAMBONZ).then_some(JAMBONZ);
@@ -106,7 +91,7 @@ impl Gateway {
             trace_headers,
             upgrade,
             accept,
-            opening,
+            slot,
         })
     }
 

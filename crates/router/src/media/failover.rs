@@ -1,7 +1,11 @@
 //! The next agent of a stream: its pod cannot be reached, is lost in mid-call, or serves an older
 //! stream. The store names the pod; connections are tried for a few seconds.
 
-use std::{pin::pin, sync::atomic::Ordering, time::Duration};
+use std::{
+    pin::pin,
+    sync::{Mutex, PoisonError, atomic::Ordering},
+    time::Duration,
+};
 
 use hyper::StatusCode;
 use tokio::time::{Instant, sleep, sleep_until};
@@ -14,7 +18,7 @@ use super::{
 };
 use fleet::{
     Allocate, Allocation, Attach, Attached, EndCause, Failover, FailoverRefused, Hold, PodFailure,
-    PreviousPod, RefusalReason,
+    PreviousPod, RefusalReason, names::PodName,
 };
 use media::relay::StreamEnd;
 use store::StoreError;
@@ -28,8 +32,9 @@ const LONGEST_BACKOFF: Duration = Duration::from_millis(500);
 /// The reason why a stream has no agent.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum NoAgent {
-    #[error("no pod could be reached: {0}")]
-    Unreachable(String),
+    /// `failure` is empty if it is recorded.
+    #[error("no pod could be reached: {reason}")]
+    Unreachable { reason: String, failure: PodFailure },
     #[error("no pod is free")]
     NoPods,
     #[error("the call has lost as many pods as RETRY_ON_DISCONNECT allows")]
@@ -46,7 +51,7 @@ impl NoAgent {
     /// Close code for the provider after the end of the stream to its last agent.
     pub(super) fn close_code(&self, end: StreamEnd) -> u16 {
         match self {
-            Self::NoPods | Self::Unreachable(_) => 1013,
+            Self::NoPods | Self::Unreachable { .. } => 1013,
             Self::CallEnded | Self::Unknown => 1000,
             Self::RetriesExhausted | Self::Store(_) => end.close_code(),
         }
@@ -55,7 +60,7 @@ impl NoAgent {
     /// Response to a handshake of the provider.
     pub(super) fn status(&self) -> StatusCode {
         match self {
-            Self::Unreachable(_) => StatusCode::BAD_GATEWAY,
+            Self::Unreachable { .. } => StatusCode::BAD_GATEWAY,
             Self::CallEnded | Self::Unknown => StatusCode::FORBIDDEN,
             Self::NoPods | Self::RetriesExhausted | Self::Store(_) => {
                 StatusCode::SERVICE_UNAVAILABLE
@@ -70,11 +75,24 @@ pub(super) struct Search<'a> {
     /// Cancelled when the provider has ended the stream. Requests to the store are completed then,
     /// so that the end of the stream knows their result; nothing new begins.
     is_over: Option<&'a CancellationToken>,
+    /// Pods that have failed during the search.
+    failed: Mutex<Vec<PodName>>,
 }
 
 impl<'a> Search<'a> {
     fn new(budget: Duration, is_over: Option<&'a CancellationToken>) -> Self {
-        Self { deadline: Instant::now() + budget, is_over }
+        Self { deadline: Instant::now() + budget, is_over, failed: Mutex::default() }
+    }
+
+    /// The failure of a pod as it is to be recorded: a pod is tried many times, and its first
+    /// failure is enough.
+    fn first_failure(&self, pod: &PodName, failure: PodFailure) -> PodFailure {
+        let mut failed = self.failed.lock().unwrap_or_else(PoisonError::into_inner);
+        if failure.as_str().is_empty() || failed.contains(pod) {
+            return PodFailure::default();
+        }
+        failed.push(pod.clone());
+        failure
     }
 
     /// The search for the first agent of a stream.
@@ -137,11 +155,11 @@ impl Gateway {
                 call_sid = %open.call, pod = %attached.pod, %error,
                 "cannot connect the stream to its pod; trying another one"
             );
+            let failure = search.first_failure(&attached.pod, PodFailure::new(&error));
             if search.is_over() {
-                return Err(NoAgent::Unreachable(error.to_string()));
+                return Err(NoAgent::Unreachable { reason: error.to_string(), failure });
             }
             backoff.pause(search).await;
-            let failure = PodFailure::new(&error);
             attached = self.move_stream(open, EndCause::Unreachable, failure, search).await?;
         }
     }
@@ -163,6 +181,7 @@ impl Gateway {
         if search.is_over() {
             return Err(NoAgent::CallEnded);
         }
+        let failure = search.first_failure(&open.connection().pod, failure);
         let moved = self.move_stream(open, cause, failure, &search).await;
         let attached = self.or_wait(open, moved, &search).await?;
         match self.connect_agent(open, target, attached, &search).await {

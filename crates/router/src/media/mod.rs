@@ -192,15 +192,15 @@ impl Gateway {
             self.stream_metrics().refused("storage_error");
             return empty(StatusCode::SERVICE_UNAVAILABLE);
         }
-        let admission = match self.admit(request, peer) {
-            Ok(admission) => admission,
+        let (admission, slot) = match self.admit(request, peer) {
+            Ok(admitted) => admitted,
             Err(refused) => return self.refuse(&refused),
         };
         let (respond, response) = oneshot::channel();
         // A task of its own: the request is dropped when the client goes, and an attached stream
         // has to be detached then, too.
         let gateway = self.clone();
-        self.tasks.spawn(async move { gateway.carry(admission, respond).await });
+        self.tasks.spawn(async move { gateway.carry(admission, slot, respond).await });
         response.await.unwrap_or_else(|_| empty(StatusCode::INTERNAL_SERVER_ERROR))
     }
 

@@ -151,9 +151,9 @@ impl OpenStream {
         ping
     }
 
-    fn is_renewal_due(&self, interval: Duration) -> bool {
+    fn is_renewal_due(&self, age: Duration) -> bool {
         let renewed = Duration::from_millis(self.renewed.load(Ordering::Relaxed));
-        self.opened.elapsed().saturating_sub(renewed) >= interval
+        self.opened.elapsed().saturating_sub(renewed) >= age
     }
 
     pub(super) fn set_renewed(&self) {
@@ -161,12 +161,33 @@ impl OpenStream {
     }
 }
 
+type Opening = Mutex<Vec<Arc<StreamHandle>>>;
+
+/// The slot of a stream that is admitted and not open yet: its call is not known, or the store has
+/// not attached it. It counts against `MAX_STREAMS` until it is dropped.
+pub(super) struct StreamSlot {
+    opening: Arc<Opening>,
+    pub(super) handle: Arc<StreamHandle>,
+}
+
+impl StreamSlot {
+    fn release(&self, opening: &mut Vec<Arc<StreamHandle>>) {
+        opening.retain(|other| !Arc::ptr_eq(other, &self.handle));
+    }
+}
+
+impl Drop for StreamSlot {
+    fn drop(&mut self) {
+        self.release(&mut self.opening.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
 /// All open streams, by call.
 pub(super) struct Streams {
     max: usize,
     open: Mutex<HashMap<CallSid, Arc<OpenStream>>>,
-    /// Streams whose call is not known yet.
-    opening: Mutex<Vec<Arc<StreamHandle>>>,
+    /// Streams with a [`StreamSlot`]; locked before `open`.
+    opening: Arc<Opening>,
     /// Streams that were reported to the store in this turn.
     reported: AtomicUsize,
     metrics: StreamMetrics,
@@ -180,7 +201,7 @@ impl Streams {
         Self {
             max,
             open: Mutex::default(),
-            opening: Mutex::default(),
+            opening: Arc::default(),
             reported: AtomicUsize::new(0),
             metrics,
             gaps,
@@ -221,35 +242,22 @@ impl Streams {
         attached.map(|stream| stream.call.clone()).collect()
     }
 
-    pub(super) fn is_full(&self) -> bool {
-        self.count() + self.lock_opening().len() >= self.max
-    }
-
-    /// Adds a stream whose call is not known yet; `None` if there are too many streams.
-    pub(super) fn begin_opening(&self) -> Option<Arc<StreamHandle>> {
-        let count = self.count();
+    /// Reserves the slot of a stream; `None` if there are too many streams.
+    pub(super) fn reserve(&self) -> Option<StreamSlot> {
         let mut opening = self.lock_opening();
-        (count + opening.len() < self.max).then(|| {
+        (self.count() + opening.len() < self.max).then(|| {
             let handle: Arc<StreamHandle> = Arc::default();
             opening.push(handle.clone());
-            handle
+            StreamSlot { opening: self.opening.clone(), handle }
         })
     }
 
-    /// Removes a stream whose call is known now, or that has ended without one.
-    pub(super) fn end_opening(&self, handle: &Arc<StreamHandle>) {
-        self.lock_opening().retain(|other| !Arc::ptr_eq(other, handle));
-    }
-
-    pub(super) fn open(&self, call: CallSid, connection: PodConnection) -> Arc<OpenStream> {
-        self.open_with(call, connection, Arc::default())
-    }
-
-    pub(super) fn open_with(
+    /// Adds an attached stream in place of its slot.
+    pub(super) fn open(
         &self,
         call: CallSid,
         connection: PodConnection,
-        handle: Arc<StreamHandle>,
+        slot: StreamSlot,
     ) -> Arc<OpenStream> {
         let open = Arc::new(OpenStream {
             call,
@@ -260,9 +268,13 @@ impl Streams {
             is_detached: AtomicBool::new(false),
             is_moving: AtomicBool::new(false),
             next: Mutex::default(),
-            handle,
+            handle: slot.handle.clone(),
         });
+        let mut opening = self.lock_opening();
+        slot.release(&mut opening);
         self.lock().insert(open.call.clone(), open.clone());
+        // The slot locks it again.
+        drop(opening);
         open
     }
 
@@ -289,11 +301,11 @@ impl Streams {
         self.lock_opening().iter().for_each(|handle| handle.order(order));
     }
 
-    /// Streams whose calls are due for a renewal.
-    pub(super) fn due(&self, interval: Duration) -> Vec<Arc<OpenStream>> {
+    /// Streams whose last renewal has this age or more.
+    pub(super) fn due(&self, age: Duration) -> Vec<Arc<OpenStream>> {
         let open = self.lock();
         let is_due = |stream: &&Arc<OpenStream>| {
-            !stream.is_detached.load(Ordering::Relaxed) && stream.is_renewal_due(interval)
+            !stream.is_detached.load(Ordering::Relaxed) && stream.is_renewal_due(age)
         };
         open.values().filter(is_due).cloned().collect()
     }
@@ -336,11 +348,31 @@ mod tests {
         }
     }
 
+    fn open(streams: &Streams, call: &str, stream: &str) -> Arc<OpenStream> {
+        let slot = streams.reserve().expect("a free slot");
+        streams.open(call.parse().unwrap(), attached(stream), slot)
+    }
+
+    #[test]
+    fn a_stream_counts_once_from_its_admission_to_its_end() {
+        let streams = Streams::new(2, StreamMetrics::default());
+        let first = open(&streams, "CA1", "0123456789abcdef");
+        let slot = streams.reserve().expect("a free slot");
+        assert!(streams.reserve().is_none());
+        drop(slot);
+        let second = open(&streams, "CA2", "1123456789abcdef");
+        assert!(streams.reserve().is_none());
+        streams.close(&first);
+        streams.close(&second);
+        let slots = [streams.reserve(), streams.reserve(), streams.reserve()];
+        assert_eq!(slots.map(|slot| slot.is_some()), [true, true, false]);
+    }
+
     #[test]
     fn streams_that_begin_or_end_are_not_missed_in_the_store() {
         let streams = Streams::new(9, StreamMetrics::default());
-        let first = streams.open("CA1".parse().unwrap(), attached("0123456789abcdef"));
-        let second = streams.open("CA2".parse().unwrap(), attached("1123456789abcdef"));
+        let first = open(&streams, "CA1", "0123456789abcdef");
+        let second = open(&streams, "CA2", "1123456789abcdef");
         let heartbeat = Instant::now();
         assert_eq!(streams.attached_since(heartbeat), 2);
         // The last bytes of a stream may take a while after the detach.
@@ -369,7 +401,7 @@ mod tests {
     #[test]
     fn a_stream_that_moves_has_no_settled_connection() {
         let streams = Streams::new(9, StreamMetrics::default());
-        let open = streams.open("CA1".parse().unwrap(), attached("0123456789abcdef"));
+        let open = open(&streams, "CA1", "0123456789abcdef");
         let before = open.connection().stream;
         assert!(open.is_settled_as(&before));
         open.set_moving(true);

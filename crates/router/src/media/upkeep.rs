@@ -17,9 +17,9 @@ use fleet::{
 use media::stats::Order;
 use store::StoreError;
 
-/// Interval of heartbeats, unless the lease is short.
+/// Interval of heartbeats, unless a lease is short.
 const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
-/// Heartbeats per lease, at least: several may fail.
+/// Heartbeats and renewals per lease, at least: several may fail.
 const HEARTBEATS_PER_LEASE: u32 = 3;
 /// Calls per renewal.
 const RENEWAL_BATCH: usize = 500;
@@ -58,8 +58,7 @@ impl Strays {
 impl Gateway {
     /// Runs until the gateway has closed its last stream.
     pub async fn run(self: Arc<Self>) {
-        let lease = Duration::from_millis(self.lease);
-        let interval = HEARTBEAT_INTERVAL.min(lease / HEARTBEATS_PER_LEASE);
+        let interval = self.heartbeat_interval();
         let listener = self.store.endings().listen(&self.id);
         let mut ticks = tokio::time::interval(interval);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -95,6 +94,12 @@ impl Gateway {
         }
     }
 
+    /// Heartbeats renew the leases of calls as well as that of the gateway.
+    fn heartbeat_interval(&self) -> Duration {
+        let shorter = Duration::from_millis(self.lease.min(self.call_lease));
+        HEARTBEAT_INTERVAL.min(shorter / HEARTBEATS_PER_LEASE)
+    }
+
     /// Resolves when the router stops and no stream is left.
     async fn closed(&self) {
         self.lifecycle.stopping.cancelled().await;
@@ -121,8 +126,10 @@ impl Gateway {
         }
         // A store that knows fewer streams has lost some: their pods would count as free.
         let has_lost = beat.calls < self.streams.attached_since(sent_at);
-        let interval = Duration::from_millis(self.call_lease / 3);
-        let due = self.streams.due(if has_lost { Duration::ZERO } else { interval });
+        // Half a heartbeat early: the age counts from the reply to the last renewal.
+        let renewals = Duration::from_millis(self.call_lease) / HEARTBEATS_PER_LEASE;
+        let age = renewals.saturating_sub(self.heartbeat_interval() / 2);
+        let due = self.streams.due(if has_lost { Duration::ZERO } else { age });
         for batch in due.chunks(RENEWAL_BATCH) {
             self.renew(batch, has_lost).await?;
         }

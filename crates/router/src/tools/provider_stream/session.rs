@@ -24,7 +24,10 @@ use super::{
 };
 use crate::client::Wire;
 
-/// How long a handshake, the sending of a message, or the last echo may take.
+/// How long a handshake may take. The router tries pods for 5 s, and the last one for a second more,
+/// before it answers with an error.
+const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the sending of a message, or the last echo may take.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the peer may take to close after a hang-up.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(15);
@@ -105,7 +108,7 @@ impl ProviderStream {
     ) -> Result<Self, StreamError> {
         let limits = WebSocketConfig::default().read_buffer_size(BUFFER_SIZE);
         let handshake = client_async_with_config(request(url, format)?, connection, Some(limits));
-        let (socket, _) = timeout(RESPONSE_TIMEOUT, handshake).await.map_err(no_response)??;
+        let (socket, _) = timeout(HANDSHAKE_TIMEOUT, handshake).await.map_err(no_response)??;
         let messages = ProviderMessages::new(format, call);
         let echoes = Echoes::new(messages.call_tag());
         let opened_at = Instant::now();
