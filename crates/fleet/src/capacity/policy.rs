@@ -135,10 +135,7 @@ impl Policy {
         let last = state.last.replace(Last { at: observation.at, calls: seen.calls, pods });
         let at = observation.at as f64 / 1_000.0;
         let Some(last) = last else {
-            let mean = state.durations.mean();
-            if seen.calls > 0 {
-                state.rate.assume(seen.calls as f64 / mean, mean);
-            }
+            state.rate.assume(seen.calls as f64, state.durations.mean());
             state.interval = start_up.min(10.0);
             state.start_ups.observe_counts((pods, pods), at, 0.0, false);
             return;
