@@ -254,9 +254,12 @@ impl Policy {
         // The surplus decays within about a start-up time: removing a pod that is needed again
         // sooner saves nothing.
         let share = (-self.state.interval / start_up.max(1.0)).exp();
-        let surplus = (seen.pods.saturating_sub(needed) as f64 * share) as u64;
+        let stuck = self.state.start_ups.stuck(start_up, seen.starting);
+        // Pods that do not become ready serve no call: they are not worth keeping.
+        let present = if stuck.is_some() { seen.ready } else { seen.pods };
+        let surplus = (present.saturating_sub(needed) as f64 * share) as u64;
         let kept = kept.max(needed + surplus);
-        raise(kept.min(seen.pods), Reason::Keep);
+        raise(kept.min(present), Reason::Keep);
         let orders = bounds.prescale.iter().filter(|order| order.until > at);
         raise(orders.map(|order| order.pods).max().unwrap_or(0), Reason::Prescale);
         // A lower bound above the upper one gives way: the upper one limits the cost.
@@ -264,11 +267,8 @@ impl Policy {
         if desired > bounds.max {
             (desired, reason) = (bounds.max, Reason::Max);
         }
-        if let Some(starting) = self.state.start_ups.stuck(start_up, seen.starting) {
-            let limit = seen.ready + starting;
-            if desired >= limit {
-                (desired, reason) = (limit, Reason::PodsNotReady);
-            }
+        if let Some(starting) = stuck.filter(|_| desired > seen.ready) {
+            (desired, reason) = (desired.min(seen.ready + starting), Reason::PodsNotReady);
         }
         (desired, reason)
     }
