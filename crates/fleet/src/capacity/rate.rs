@@ -170,6 +170,12 @@ impl Rate {
         }
     }
 
+    /// Arrivals that an interval is expected to have.
+    pub(super) fn expected(&self, profile: &Profile, (from, to): (f64, f64)) -> f64 {
+        let expected = Expected::over(profile, from, to);
+        self.mixed(|estimate, shape| Some(estimate.level(shape) * expected.of(shape)?))
+    }
+
     /// Records arrivals of an interval, and compares forecasts that it completes.
     pub(super) fn observe(
         &mut self,
