@@ -6,8 +6,10 @@ use super::policy::is_amount;
 
 /// The mean duration before any call has ended, in seconds.
 const PRIOR_MEAN: f64 = 180.0;
-/// Weight of that assumption, in ended calls.
+/// Weight of that assumption, in ended calls; it fades after as many calls.
 const PRIOR_CALLS: f64 = 20.0;
+/// Bounds of the mean duration, in seconds.
+const MEAN_BOUNDS: (f64, f64) = (0.01, 43_200.0);
 /// Ended calls after which old ones are forgotten.
 const MEMORY: f64 = 5_000.0;
 /// Bins of the histogram: bounds grow by the square root of 2 from 1 s, up to 13 h.
@@ -15,19 +17,13 @@ const BINS: usize = 31;
 /// Recorded durations from which the histogram is used.
 const ENOUGH: f64 = 200.0;
 
-#[derive(Debug, Clone, Serialize, Deserialize, PartialEq)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize, PartialEq)]
 pub(super) struct Durations {
     /// Seconds that calls were live, and calls that ended in that time.
     live_seconds: f64,
     ended: f64,
     /// Ended calls by duration, where the observer knows them.
     histogram: Vec<f64>,
-}
-
-impl Default for Durations {
-    fn default() -> Self {
-        Self { live_seconds: PRIOR_MEAN * PRIOR_CALLS, ended: PRIOR_CALLS, histogram: Vec::new() }
-    }
 }
 
 /// The share of live calls that remain after a time, and the expected time that a call which
@@ -91,7 +87,10 @@ impl Durations {
     }
 
     pub(super) fn mean(&self) -> f64 {
-        (self.live_seconds / self.ended.max(1e-9)).clamp(1.0, 43_200.0)
+        // An assumption of constant weight would outweigh hundreds of calls of milliseconds.
+        let weight = PRIOR_CALLS * (-self.ended / PRIOR_CALLS).exp();
+        let mean = (self.live_seconds + weight * PRIOR_MEAN) / (self.ended + weight);
+        mean.clamp(MEAN_BOUNDS.0, MEAN_BOUNDS.1)
     }
 
     /// The survival over about `horizon` seconds.

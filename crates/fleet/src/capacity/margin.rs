@@ -19,6 +19,8 @@ const CORRECTION_MISSES: f64 = 30.0;
 const MAX_MISSES: f64 = 5.0;
 /// The share of the target that the correction aims at.
 const AIM: f64 = 0.55;
+/// Misses that the target must have allowed before the margin may shrink.
+const MIN_ALLOWED: f64 = 30.0;
 /// Bounds of the correction, as logarithms.
 const CORRECTION: (f64, f64) = (-1.9, 0.7);
 
@@ -31,11 +33,27 @@ pub(super) struct Margin {
     /// Logarithm of the factor between the planned miss probability and the target: it grows while
     /// fewer calls miss than the target allows, and falls with each miss.
     correction: f64,
+    /// Calls that the target has allowed to miss so far.
+    #[serde(default)]
+    allowed: f64,
+    /// Misses have been counted: their absence says that there were none.
+    #[serde(default)]
+    is_counted: bool,
+}
+
+/// Calls of one interval that found no warm pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Misses {
+    /// Refused and waiting calls.
+    pub counted: f64,
+    /// Arrivals that a full pool met, as far as the observations show it.
+    pub estimated: f64,
 }
 
 impl Margin {
     pub(super) fn is_sane(self) -> bool {
-        is_amount(self.load) && is_amount(self.squares) && self.correction.is_finite()
+        [self.load, self.squares, self.allowed].into_iter().all(is_amount)
+            && self.correction.is_finite()
     }
 
     pub(super) fn observe(&mut self, live: f64, seconds: f64) {
@@ -45,10 +63,15 @@ impl Margin {
     }
 
     /// Compares the calls that found no warm pod with the target.
-    pub(super) fn observe_misses(&mut self, target: f64, arrivals: f64, misses: f64) {
-        let allowed = AIM * target * arrivals;
-        let change = (allowed - misses.min(MAX_MISSES + 0.1 * arrivals)) / CORRECTION_MISSES;
-        self.correction = (self.correction + change).clamp(CORRECTION.0, CORRECTION.1);
+    pub(super) fn observe_misses(&mut self, target: f64, arrivals: f64, misses: Misses) {
+        self.is_counted |= misses.counted > 0.0;
+        self.allowed = (self.allowed + target * arrivals).min(MIN_ALLOWED);
+        let missed = misses.counted.max(misses.estimated).min(MAX_MISSES + 0.1 * arrivals);
+        let change = (AIM * target * arrivals - missed) / CORRECTION_MISSES;
+        // Few calls, or misses that are only estimated, do not prove that fewer pods suffice.
+        let is_proven = self.is_counted && self.allowed >= MIN_ALLOWED;
+        let top = if is_proven { CORRECTION.1 } else { 0.0 };
+        self.correction = (self.correction + change).clamp(CORRECTION.0, top);
     }
 
     /// The probability of a miss that makes the next pod worth the same at any load.

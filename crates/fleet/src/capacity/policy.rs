@@ -6,7 +6,7 @@ use super::{
     Bounds, Decision, Observation, Outlook, Reason, Zone,
     distribution::{Mixture, Moments},
     durations::{Durations, Survival},
-    margin::Margin,
+    margin::{Margin, Misses},
     profile::{Profile, slots_between},
     rate::{Expected, Rate},
     start_up::{PodCounts, StartUps},
@@ -135,10 +135,7 @@ impl Policy {
         let last = state.last.replace(Last { at: observation.at, calls: seen.calls, pods });
         let at = observation.at as f64 / 1_000.0;
         let Some(last) = last else {
-            let mean = state.durations.mean();
-            if seen.calls > 0 {
-                state.rate.assume(seen.calls as f64 / mean, mean);
-            }
+            state.rate.assume(seen.calls as f64, state.durations.mean());
             state.interval = start_up.min(10.0);
             state.start_ups.observe_counts((pods, pods), at, 0.0, false);
             return;
@@ -168,11 +165,15 @@ impl Policy {
             state.durations.observe_counts(mean_calls, elapsed, ended);
         }
         let miss_target = 1.0 - self.settings.target;
-        let misses = seen.misses(last, self.settings.calls_per_pod);
-        state.margin.observe_misses(miss_target, seen.arrivals as f64, misses);
         let to = self.settings.zone.local_seconds(observation.at);
-        let horizon = start_up + state.interval;
+        let expected = state.rate.expected(&state.profile, (to - elapsed, to));
+        let misses = Misses {
+            counted: seen.counted_misses(),
+            estimated: expected * seen.fullness(last, slots),
+        };
         let arrivals = seen.arrivals as f64;
+        state.margin.observe_misses(miss_target, arrivals, misses);
+        let horizon = start_up + state.interval;
         state.rate.observe(&state.profile, (to - elapsed, to), arrivals, horizon);
         state.profile.observe(to - elapsed, to, arrivals);
     }
@@ -257,9 +258,12 @@ impl Policy {
         // The surplus decays within about a start-up time: removing a pod that is needed again
         // sooner saves nothing.
         let share = (-self.state.interval / start_up.max(1.0)).exp();
-        let surplus = (seen.pods.saturating_sub(needed) as f64 * share) as u64;
+        let stuck = self.state.start_ups.stuck(start_up, seen.starting);
+        // Pods that do not become ready serve no call: they are not worth keeping.
+        let present = if stuck.is_some() { seen.ready } else { seen.pods };
+        let surplus = (present.saturating_sub(needed) as f64 * share) as u64;
         let kept = kept.max(needed + surplus);
-        raise(kept.min(seen.pods), Reason::Keep);
+        raise(kept.min(present), Reason::Keep);
         let orders = bounds.prescale.iter().filter(|order| order.until > at);
         raise(orders.map(|order| order.pods).max().unwrap_or(0), Reason::Prescale);
         // A lower bound above the upper one gives way: the upper one limits the cost.
@@ -267,11 +271,8 @@ impl Policy {
         if desired > bounds.max {
             (desired, reason) = (bounds.max, Reason::Max);
         }
-        if let Some(starting) = self.state.start_ups.stuck(start_up, seen.starting) {
-            let limit = seen.ready + starting;
-            if desired >= limit {
-                (desired, reason) = (limit, Reason::PodsNotReady);
-            }
+        if let Some(starting) = stuck.filter(|_| desired > seen.ready) {
+            (desired, reason) = (desired.min(seen.ready + starting), Reason::PodsNotReady);
         }
         (desired, reason)
     }
@@ -292,21 +293,19 @@ struct Counts {
 }
 
 impl Counts {
-    /// Arrivals since the last observation that found no warm pod. Without counted refusals, an
-    /// arrival finds the pool as full as the observations do.
-    fn misses(self, last: Last, calls_per_pod: u64) -> f64 {
-        if self.refusals > 0 {
-            return self.refusals as f64;
-        }
-        let full_now = self.calls >= self.ready * calls_per_pod;
-        let full_before = last.calls >= last.pods.ready * calls_per_pod;
-        // An interval with many arrivals ends full more often: one full end counts less than half.
-        let share = match (full_before, full_now) {
-            (true, true) => 1.0,
-            (false, false) => 0.0,
-            _ => 0.25,
-        };
-        self.arrivals as f64 * share
+    /// Arrivals since the last observation that were refused or still wait. The calls that wait
+    /// are the last ones that arrived.
+    fn counted_misses(self) -> f64 {
+        let waiting = (self.calls - self.live).min(self.arrivals);
+        (self.refusals + waiting) as f64
+    }
+
+    /// The share of the time since the last observation in which all slots were taken, as both
+    /// ends show it. `slots` are those that were ready all that time: pods that became ready at
+    /// its end helped no call.
+    fn fullness(self, last: Last, slots: u64) -> f64 {
+        let is_full = |calls: u64| f64::from(u8::from(calls >= slots));
+        (is_full(last.calls) + is_full(self.calls)) / 2.0
     }
 
     fn of(observation: &Observation) -> Self {

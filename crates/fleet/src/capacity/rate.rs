@@ -160,14 +160,20 @@ impl Rate {
             && is_amount(self.squares)
     }
 
-    /// Assumes a steady state at the first observation: calls arrive as fast as they end.
-    pub(super) fn assume(&mut self, rate: f64, seconds: f64) {
+    /// Assumes a steady state at the first observation: the live calls, none included, are the
+    /// arrivals of a mean duration of `seconds`.
+    pub(super) fn assume(&mut self, calls: f64, seconds: f64) {
         for (number, estimate) in self.estimates.iter_mut().enumerate() {
             if kind(number).0 == Shape::Flat {
-                estimate.exposure = seconds;
-                estimate.calls = rate * seconds;
+                (estimate.calls, estimate.exposure) = (calls, seconds);
             }
         }
+    }
+
+    /// Arrivals that an interval is expected to have.
+    pub(super) fn expected(&self, profile: &Profile, (from, to): (f64, f64)) -> f64 {
+        let expected = Expected::over(profile, from, to);
+        self.mixed(|estimate, shape| Some(estimate.level(shape) * expected.of(shape)?))
     }
 
     /// Records arrivals of an interval, and compares forecasts that it completes.

@@ -8,6 +8,8 @@ use super::policy::is_amount;
 
 /// Remembered start-up times.
 const SAMPLES: usize = 64;
+/// Start-up times from which the configured one has no weight.
+const MIN_SAMPLES: usize = 4;
 /// The largest number of pods in a stored state.
 const MAX_PODS: u64 = 1_000_000_000;
 /// Entries of the queue of starting pods; later ones join the last entry.
@@ -50,8 +52,8 @@ impl StartUps {
     /// The time to plan with: nine of ten pods are ready by then.
     pub(super) fn seconds(&self, assumed: f64) -> f64 {
         let mut known: Vec<f64> = self.samples.iter().copied().collect();
-        // The configured time counts as four samples until real ones outnumber it.
-        known.extend([assumed; 4].iter().take(SAMPLES.saturating_sub(known.len()).min(4)));
+        // The configured time stands for the samples that are missing.
+        known.extend([assumed; MIN_SAMPLES].iter().skip(known.len()));
         known.sort_by(f64::total_cmp);
         let rank = (known.len() as f64 * 0.9).ceil() as usize;
         known[rank.clamp(1, known.len()) - 1]

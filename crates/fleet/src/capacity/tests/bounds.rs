@@ -56,3 +56,17 @@ fn pods_that_never_become_ready_end_the_scale_up() {
     assert_ne!(decision.reason, Reason::PodsNotReady);
     assert!(decision.desired > bound);
 }
+
+#[test]
+fn pods_that_never_become_ready_are_reported_within_the_bounds() {
+    let bounds = Bounds { min: 6, ..Bounds::default() };
+    let mut pool = Pool::new(Settings { bounds, ..Settings::default() });
+    (pool.ready, pool.pods_start) = (2, false);
+    let decision = pool.run(20 * 60, 0.0);
+    assert_eq!((decision.desired, decision.reason), (6, Reason::PodsNotReady));
+    assert!(decision.needed <= 2, "{decision:?}");
+    // The ready pods suffice: the starting ones are not kept.
+    pool.policy.settings.bounds.min = 0;
+    let decision = pool.run(60, 0.0);
+    assert!(decision.desired <= 2 && decision.reason != Reason::PodsNotReady, "{decision:?}");
+}

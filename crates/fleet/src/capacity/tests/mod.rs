@@ -3,6 +3,7 @@
 mod bounds;
 mod clock;
 mod decisions;
+mod misses;
 mod numbers;
 mod properties;
 mod scale_down;

@@ -88,6 +88,15 @@ fn start_up_times_are_learned_from_counts() {
 }
 
 #[test]
+fn measured_start_up_times_replace_the_assumed_one() {
+    let mut starts = StartUps::default();
+    starts.observe_times(&[20.0, 25.0]);
+    assert_eq!(starts.seconds(60.0), 60.0, "two samples say little");
+    starts.observe_times(&[22.0, 30.0]);
+    assert_eq!(starts.seconds(60.0), 30.0);
+}
+
+#[test]
 fn the_profile_keeps_the_edge_of_an_opening_sharp() {
     let mut profile = Profile::default();
     for slot in 0..24 {
