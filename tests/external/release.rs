@@ -12,6 +12,8 @@ use crate::{
 };
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// A program that is not static.
+const DYNAMIC: &str = "/bin/true";
 
 fn release() -> Command {
     let mut command = Command::new("./release.sh");
@@ -92,6 +94,23 @@ fn the_bill_of_materials_lists_the_crates_of_the_program() {
         let ours = component["externalReferences"].is_null();
         assert!(ours || component["hashes"][0]["content"].is_string(), "{component}");
     }
+}
+
+/// Runs `release.sh`, which refuses; returns its error.
+fn refusal(command: &mut Command) -> String {
+    let output = command.current_dir(testkit::ROOT).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_directory_with_other_files_is_not_deleted() {
+    let directory = scratch().join("home");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("letter"), "dear").unwrap();
+    let shown = refusal(release().args(["--program", DYNAMIC, "--output"]).arg(&directory));
+    assert!(shown.contains("is not empty and has no SHA256SUMS"), "{shown}");
+    assert_eq!(fs::read_to_string(directory.join("letter")).unwrap(), "dear");
 }
 
 #[test]
