@@ -32,7 +32,9 @@ certificates=${CERTIFICATES:-/etc/ssl/certs/ca-certificates.crt}
 [ -s "$certificates" ] || { echo "$certificates is missing: install ca-certificates" >&2; exit 1; }
 # The first version of Cargo.toml is that of the workspace.
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || true)}
+[ -n "$epoch" ] ||
+  { echo "this is no Git repository: set SOURCE_DATE_EPOCH, the time of the files (s)" >&2; exit 2; }
 export SOURCE_DATE_EPOCH=$epoch
 # The directory is deleted below: it has to be new, empty, or an earlier release.
 if [ -e "$output" ] && [ ! -f "$output/SHA256SUMS" ] && [ -n "$(ls -A "$output")" ]; then

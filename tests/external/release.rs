@@ -1,6 +1,6 @@
 //! `release.sh`: the files of a release, from a program that is already built.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::OnceLock};
+use std::{collections::BTreeMap, fs, path::{Path, PathBuf}, process::Command, sync::OnceLock};
 
 use serde_json::Value;
 use testkit::scratch;
@@ -111,6 +111,29 @@ fn a_directory_with_other_files_is_not_deleted() {
     let shown = refusal(release().args(["--program", DYNAMIC, "--output"]).arg(&directory));
     assert!(shown.contains("is not empty and has no SHA256SUMS"), "{shown}");
     assert_eq!(fs::read_to_string(directory.join("letter")).unwrap(), "dear");
+}
+
+#[test]
+fn a_dynamically_linked_program_is_not_packed() {
+    let directory = scratch().join("dist");
+    let shown = refusal(release().args(["--program", DYNAMIC, "--output"]).arg(&directory));
+    assert!(shown.contains("needs the loader /lib64/ld-linux-x86-64.so.2"), "{shown}");
+    assert!(!directory.exists(), "a failed release leaves nothing");
+}
+
+#[test]
+fn outside_of_git_the_time_has_to_be_set() {
+    let copy = scratch().join("sources");
+    fs::create_dir(&copy).unwrap();
+    for file in ["release.sh", "Cargo.toml"] {
+        fs::copy(Path::new(testkit::ROOT).join(file), copy.join(file)).unwrap();
+    }
+    let mut command = Command::new("./release.sh");
+    command.env_remove("SOURCE_DATE_EPOCH").env("GIT_DIR", &copy).args(["--program", DYNAMIC]);
+    let output = command.current_dir(copy).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{shown}");
+    assert!(shown.contains("set SOURCE_DATE_EPOCH"), "{shown}");
 }
 
 #[test]
