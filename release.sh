@@ -4,7 +4,7 @@
 #   ./release.sh                   for this machine's architecture
 #   ./release.sh --target TRIPLE   for another one, with a cross compiler (docs/kubernetes.md#image)
 #   ./release.sh --program FILE    packs a program that is already built (tests)
-#   ./release.sh --output DIR      writes to DIR instead of dist/
+#   ./release.sh --output DIR      writes to DIR instead of dist/; replaces an earlier release
 #
 # Needs Rust, a C compiler, CA certificates and Python 3.11; neither a container engine nor Helm. All
 # times in the files are SOURCE_DATE_EPOCH, by default the time of the last commit: equal sources,
@@ -32,8 +32,15 @@ certificates=${CERTIFICATES:-/etc/ssl/certs/ca-certificates.crt}
 [ -s "$certificates" ] || { echo "$certificates is missing: install ca-certificates" >&2; exit 1; }
 # The first version of Cargo.toml is that of the workspace.
 version=$(sed -n 's/^version = "\(.*\)"/\1/p' Cargo.toml | head -n 1)
-epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct)}
+epoch=${SOURCE_DATE_EPOCH:-$(git log -1 --format=%ct 2> /dev/null || true)}
+[ -n "$epoch" ] ||
+  { echo "this is no Git repository: set SOURCE_DATE_EPOCH, the time of the files (s)" >&2; exit 2; }
 export SOURCE_DATE_EPOCH=$epoch
+# The directory is deleted below: it has to be new, empty, or an earlier release.
+if [ -e "$output" ] && [ ! -f "$output/SHA256SUMS" ] && [ -n "$(ls -A "$output")" ]; then
+  echo "$output is not empty and has no SHA256SUMS of an earlier release: choose another one" >&2
+  exit 2
+fi
 
 chart=deploy/helm/smart-router
 for field in version appVersion; do
@@ -44,7 +51,11 @@ if [ -z "$program" ]; then
   program=$(deploy/image/static.sh --release --target "$target")
 fi
 
-rm -rf "$output" && mkdir -p "$output"
+# A release that fails leaves the earlier one as it is.
+mkdir -p "$(dirname "$output")"
+complete=$output
+output=$(mktemp --directory "$(dirname "$complete")/.release.XXXXXX")
+trap 'rm -rf "$output"' EXIT
 name=smart-router-$version
 install -m 755 "$program" "$output/$name-linux-$architecture"
 deploy/image/sbom.py --target "$target" --epoch "$epoch" --program "$program" \
@@ -58,4 +69,6 @@ tar --create --directory deploy/helm --sort=name --format=ustar --mode=u=rwX,go=
   --owner=0 --group=0 --numeric-owner --mtime="@$epoch" smart-router |
   gzip --no-name --best > "$output/$name.tgz"
 (cd "$output" && sha256sum -- * > SHA256SUMS)
-ls -l "$output"
+chmod 755 "$output"
+rm -rf "$complete" && mv "$output" "$complete"
+ls -l "$complete"

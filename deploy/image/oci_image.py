@@ -11,6 +11,8 @@ import gzip
 import hashlib
 import io
 import json
+import struct
+import sys
 import tarfile
 import time
 
@@ -40,6 +42,21 @@ def archive(files, epoch):
     return buffer.getvalue()
 
 
+def loader(program):
+    """The dynamic loader that an ELF program needs; None if it is static. The image has none."""
+    if program[:4] != b"\x7fELF" or program[4] != 2:
+        sys.exit("the program is not an ELF file of 64 bits")
+    order = "<" if program[5] == 1 else ">"
+    (start,) = struct.unpack_from(order + "Q", program, 32)
+    size, count = struct.unpack_from(order + "HH", program, 54)
+    for at in range(start, start + size * count, size):
+        (kind,) = struct.unpack_from(order + "I", program, at)
+        if kind == 3:  # PT_INTERP
+            offset, _, _, length = struct.unpack_from(order + "QQQQ", program, at + 8)
+            return program[offset : offset + length].rstrip(b"\0").decode()
+    return None
+
+
 def digest(content):
     return "sha256:" + hashlib.sha256(content).hexdigest()
 
@@ -57,6 +74,11 @@ def main():
     given = parse()
     with open(given.program, "rb") as file:
         program = file.read()
+    if path := loader(program):
+        sys.exit(
+            f"{given.program} needs the loader {path}, which the image does not have: "
+            "build it with deploy/image/static.sh"
+        )
     with open(given.certificates, "rb") as file:
         certificates = file.read()
     layer = archive(

@@ -1,6 +1,6 @@
 //! `release.sh`: the files of a release, from a program that is already built.
 
-use std::{collections::BTreeMap, fs, path::PathBuf, process::Command, sync::OnceLock};
+use std::{collections::BTreeMap, fs, path::{Path, PathBuf}, process::Command, sync::OnceLock};
 
 use serde_json::Value;
 use testkit::scratch;
@@ -12,6 +12,8 @@ use crate::{
 };
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
+/// A program that is not static.
+const DYNAMIC: &str = "/bin/true";
 
 fn release() -> Command {
     let mut command = Command::new("./release.sh");
@@ -92,6 +94,46 @@ fn the_bill_of_materials_lists_the_crates_of_the_program() {
         let ours = component["externalReferences"].is_null();
         assert!(ours || component["hashes"][0]["content"].is_string(), "{component}");
     }
+}
+
+/// Runs `release.sh`, which refuses; returns its error.
+fn refusal(command: &mut Command) -> String {
+    let output = command.current_dir(testkit::ROOT).output().unwrap();
+    assert!(!output.status.success());
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+#[test]
+fn a_directory_with_other_files_is_not_deleted() {
+    let directory = scratch().join("home");
+    fs::create_dir(&directory).unwrap();
+    fs::write(directory.join("letter"), "dear").unwrap();
+    let shown = refusal(release().args(["--program", DYNAMIC, "--output"]).arg(&directory));
+    assert!(shown.contains("is not empty and has no SHA256SUMS"), "{shown}");
+    assert_eq!(fs::read_to_string(directory.join("letter")).unwrap(), "dear");
+}
+
+#[test]
+fn a_dynamically_linked_program_is_not_packed() {
+    let directory = scratch().join("dist");
+    let shown = refusal(release().args(["--program", DYNAMIC, "--output"]).arg(&directory));
+    assert!(shown.contains("needs the loader /lib64/ld-linux-x86-64.so.2"), "{shown}");
+    assert!(!directory.exists(), "a failed release leaves nothing");
+}
+
+#[test]
+fn outside_of_git_the_time_has_to_be_set() {
+    let copy = scratch().join("sources");
+    fs::create_dir(&copy).unwrap();
+    for file in ["release.sh", "Cargo.toml"] {
+        fs::copy(Path::new(testkit::ROOT).join(file), copy.join(file)).unwrap();
+    }
+    let mut command = Command::new("./release.sh");
+    command.env_remove("SOURCE_DATE_EPOCH").env("GIT_DIR", &copy).args(["--program", DYNAMIC]);
+    let output = command.current_dir(copy).output().unwrap();
+    let shown = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{shown}");
+    assert!(shown.contains("set SOURCE_DATE_EPOCH"), "{shown}");
 }
 
 #[test]
