@@ -25,8 +25,7 @@ const HEARTBEATS_PER_LEASE: u32 = 3;
 const RENEWAL_BATCH: usize = 500;
 /// Calls per heartbeat that the store compares with its own; all calls take turns.
 const REPORTED_CALLS: usize = 500;
-/// Heartbeats with more calls in the store than streams, between searches for those calls. Streams
-/// whose attach is under way are a few more for a moment.
+/// Heartbeats with more calls in the store than streams, between searches for those calls.
 const STRAYS_INTERVAL: u32 = 2;
 /// Calls per page of such a search.
 const STRAYS_PAGE: usize = 500;
@@ -133,7 +132,7 @@ impl Gateway {
         for batch in due.chunks(RENEWAL_BATCH) {
             self.renew(batch, has_lost).await?;
         }
-        if strays.is_search_due(beat.calls > self.streams.count()) {
+        if strays.is_search_due(beat.calls > self.streams.count_with_slots()) {
             self.detach_strays(strays).await?;
         }
         Ok(())
