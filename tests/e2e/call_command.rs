@@ -1,4 +1,4 @@
-//! `smart-router call` with agents that fail.
+//! `smart-router call` with agents that fail, and with media processes.
 
 use std::{net::SocketAddr, process::Output};
 
@@ -15,7 +15,9 @@ use tokio_tungstenite::{
     },
 };
 
-use testkit::{Router, program};
+use testkit::{Router, program, redis::RedisServer};
+
+const SECRET: &str = "connect-secret-0123456789";
 
 /// How an agent treats a connection.
 #[derive(Clone, Copy, PartialEq)]
@@ -148,4 +150,36 @@ async fn the_call_command_waits_for_the_refusal_and_says_why_pods_failed() {
     assert!(errors.contains("refused the stream: status 502"), "{errors}");
     let failure = "   one failed: the agent closed the connection before it answered";
     assert!(printed.contains(failure), "{printed}");
+}
+
+#[tokio::test]
+async fn the_call_command_connects_to_a_media_process_with_parameters() {
+    let redis = RedisServer::start(&[]);
+    let (address, mut requests) = serve(&[Conduct::Echo]).await;
+    let settings = [("REDIS_URL", &*redis.url()), ("CONNECT_SECRET", SECRET)];
+    let router = router_with(&["one"], address, &settings);
+    let media = Router::start_media(&settings);
+    let url = format!("http://{}", media.address);
+    let connect = ["--connect", "--connect-secret", SECRET];
+    let parameters = ["--param", "language=de", "--param", "order=1 & 2"];
+    for base in [url.clone(), url.replacen("http", "ws", 1)] {
+        let args = [&connect[..], &["--media-url", &base], &parameters].concat();
+        let output = call(&router, &args).await;
+        let printed = text(&output.stdout);
+        assert!(output.status.success(), "{printed}{}", text(&output.stderr));
+        assert!(printed.contains(&format!(" to ws://{}/connect/vonage\n", media.address)));
+        assert!(printed.contains("one is free again"), "{printed}");
+        let request = requests.recv().await.unwrap();
+        assert_eq!(request.headers()["x-param-language"], "de");
+        assert_eq!(request.headers()["x-param-order"], "1%20&%202");
+    }
+    for args in [&connect[..], &[]] {
+        let output = call(&media, args).await;
+        let errors = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{errors}");
+        let advice = "serves no API: give the router with --router and the media process with \
+                      --media-url";
+        assert!(errors.contains(advice), "{errors}");
+    }
+    assert!(requests.try_recv().is_err(), "no stream was opened");
 }

@@ -64,8 +64,11 @@ pub(super) struct CallArgs {
     #[arg(long, value_name = "FILE", requires = "audio")]
     record: Option<PathBuf>,
     /// Open the stream at /connect/{provider} instead of allocating the call first
-    #[arg(long, conflicts_with = "parameters")]
+    #[arg(long)]
     connect: bool,
+    /// URL of the media process for --connect. Default: that of the router
+    #[arg(long, value_name = "URL", requires = "connect")]
+    media_url: Option<String>,
     /// Secret for --connect; the first one of a list
     #[arg(long, env = "CONNECT_SECRET", hide_env_values = true, value_name = "SECRET")]
     connect_secret: Option<Secret>,
@@ -81,6 +84,9 @@ fn parameter(text: &str) -> Result<(String, String), String> {
     let pair = text.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
     pair.ok_or_else(|| "NAME=VALUE".into())
 }
+
+const NO_API: &str = "this process serves no API: give the router with --router and the media \
+                      process with --media-url";
 
 /// Duration of a conversation without a clip.
 const TALK: Duration = Duration::from_secs(2);
@@ -219,8 +225,10 @@ async fn allocate_and_open(
     print_line(&format!("1. allocate a pod for call {call_sid} at {}", args.router.router))?;
     let started = Instant::now();
     let (status, answer) = client.post("/api/v1/allocate", &request).await.map_err(no_answer)?;
-    if status != StatusCode::OK {
-        bail!("the router refused with {status}: {answer}");
+    match status {
+        StatusCode::OK => {}
+        StatusCode::NOT_FOUND => bail!(NO_API),
+        _ => bail!("the router refused with {status}: {answer}"),
     }
     let text = |field: &str| answer[field].as_str().unwrap_or_default().to_owned();
     let (pod, pool, ws_url) = (text("pod_name"), text("source_pool"), text("ws_url"));
@@ -247,21 +255,22 @@ async fn place_at_connect(
     args: &CallArgs,
     call_sid: &str,
 ) -> anyhow::Result<PlacedCall> {
-    let base = args.router.router.trim_end_matches('/').replacen("http", "ws", 1);
-    let mut url = format!("{base}/connect/{}", args.provider);
+    let (status, _) = client.get("/api/v1/status").await.map_err(no_answer)?;
+    if status == StatusCode::NOT_FOUND {
+        bail!(NO_API);
+    }
+    let base = args.media_url.as_ref().unwrap_or(&args.router.router).trim_end_matches('/');
+    let base = if base.starts_with("ws") { base.replacen("ws", "http", 1) } else { base.into() };
+    let media = args.router.client_of(&base)?;
+    let mut url = format!("{}/connect/{}", base.replacen("http", "ws", 1), args.provider);
     print_line(&format!("1. connect the stream of call {call_sid} to {url}"))?;
     let secret = args.connect_secret.as_ref();
     if let Some(secret) = secret.and_then(|list| secrets::entries(list.expose()).next()) {
         url.extend(["/", secret]);
     }
-    let named = [("merchant_id", &args.merchant), ("template", &args.template)];
-    let named = named.into_iter().filter_map(|(name, value)| Some((name, value.as_ref()?)));
-    for (index, (name, value)) in named.enumerate() {
-        let value = utf8_percent_encode(value, NON_ALPHANUMERIC);
-        url.push_str(&format!("{}{name}={value}", if index == 0 { '?' } else { '&' }));
-    }
+    url.push_str(&connect_query(args));
     let started = Instant::now();
-    let stream = tokio::time::timeout(CONNECT_TIMEOUT, open(client, &url, args, call_sid))
+    let stream = tokio::time::timeout(CONNECT_TIMEOUT, open(&media, &url, args, call_sid))
         .await
         .context("the stream was not accepted in time")?
         .with_context(|| match args.connect_secret {
@@ -283,6 +292,19 @@ async fn place_at_connect(
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     bail!("the call got no pod in time: the router's log has the reason")
+}
+
+/// The query of a stream URL at `/connect`, with its question mark.
+fn connect_query(args: &CallArgs) -> String {
+    let named = [("merchant_id", &args.merchant), ("template", &args.template)];
+    let named = named.into_iter().filter_map(|(name, value)| Some((name.into(), value.as_ref()?)));
+    let parameters = args.parameters.iter().map(|(name, value)| (format!("param.{name}"), value));
+    let encode = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+    let pairs: Vec<String> = named
+        .chain(parameters)
+        .map(|(name, value)| format!("{}={}", encode(&name), encode(value)))
+        .collect();
+    if pairs.is_empty() { String::new() } else { format!("?{}", pairs.join("&")) }
 }
 
 async fn open(

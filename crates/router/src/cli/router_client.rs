@@ -52,11 +52,16 @@ pub(super) struct RouterArgs {
 
 impl RouterArgs {
     pub(super) fn client(&self) -> anyhow::Result<Client> {
+        self.client_of(&self.router)
+    }
+
+    /// A client of another process, with the same credentials.
+    pub(super) fn client_of(&self, url: &str) -> anyhow::Result<Client> {
         let trust = Trust {
             authority: self.ca_file.clone(),
             identity: self.cert_file.clone().zip(self.key_file.clone()),
         };
-        Client::new(&self.router, self.token.clone(), &trust)
+        Client::new(url, self.token.clone(), &trust)
     }
 }
 
