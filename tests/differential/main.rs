@@ -8,6 +8,7 @@ mod capacity;
 mod failover_mutations;
 mod keys;
 mod mutations;
+mod outbound;
 mod scaling_mutations;
 mod schema;
 mod stream_mutations;

@@ -1,0 +1,46 @@
+//! The share of a merchant's dials that are answered, learned from the dials that ended.
+
+use super::held::PROBABILITY_UNIT;
+
+/// Weight of one dial. Counts are whole numbers, so that both stores decay them alike.
+const DIAL: u64 = 65_536;
+/// A dial loses 1/32 of its weight with each later one: a shift is followed within about 30 dials.
+const MEMORY: u64 = 32;
+/// Answered dials that a merchant starts with: the estimate falls only as evidence arrives.
+const PRIOR: u64 = 8;
+
+/// Decayed counts of a merchant's ended dials.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AnswerRate {
+    /// Ended dials, in units of 1/65,536.
+    pub dials: u64,
+    /// Answered ones among them.
+    pub answers: u64,
+}
+
+impl Default for AnswerRate {
+    fn default() -> Self {
+        Self { dials: PRIOR * DIAL, answers: PRIOR * DIAL }
+    }
+}
+
+impl AnswerRate {
+    /// Records that a dial ended: with an answer, or without one.
+    pub fn record(&mut self, answered: bool) {
+        self.dials = self.dials - self.dials / MEMORY + DIAL;
+        self.answers = self.answers - self.answers / MEMORY + if answered { DIAL } else { 0 };
+        // Both counts round down; with nothing but answers they stay equal.
+        self.answers = self.answers.min(self.dials);
+    }
+
+    /// Returns the answer probability to plan with, in units of 1/1024, rounded up: the upper end
+    /// of the Wilson interval of one standard deviation. It is 1 before the first dial and never 0.
+    pub fn probability(self) -> u64 {
+        let dials = self.dials as f64 / DIAL as f64;
+        let answers = self.answers as f64 / DIAL as f64;
+        let spread = (answers * (dials - answers) / dials + 0.25).sqrt();
+        let upper = (answers + 0.5 + spread) / (dials + 1.0);
+        let units = -((-upper * PROBABILITY_UNIT as f64).floor());
+        (units as u64).min(PROBABILITY_UNIT)
+    }
+}
