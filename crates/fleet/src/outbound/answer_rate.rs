@@ -8,6 +8,9 @@ const DIAL: u64 = 65_536;
 const MEMORY: u64 = 32;
 /// Answered dials that a merchant starts with: the estimate falls only as evidence arrives.
 const PRIOR: u64 = 8;
+/// The smallest answer probability, in units of 1/1024: it bounds the dials per slot if a series
+/// of dials without an answer comes to an end.
+const MIN_PROBABILITY: u64 = 32;
 
 /// Decayed counts of a merchant's ended dials.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,13 +37,14 @@ impl AnswerRate {
     }
 
     /// Returns the answer probability to plan with, in units of 1/1024, rounded up: the upper end
-    /// of the Wilson interval of one standard deviation. It is 1 before the first dial and never 0.
+    /// of the Wilson interval of half a standard deviation. It is 1 before the first dial. The campaign simulator shows that a wider interval costs throughput and saves no
+    /// misses: `held` leaves out the calls that end while phones ring.
     pub fn probability(self) -> u64 {
         let dials = self.dials as f64 / DIAL as f64;
         let answers = self.answers as f64 / DIAL as f64;
-        let spread = (answers * (dials - answers) / dials + 0.25).sqrt();
-        let upper = (answers + 0.5 + spread) / (dials + 1.0);
+        let spread = 0.5 * (answers * (dials - answers) / dials + 0.0625).sqrt();
+        let upper = (answers + 0.125 + spread) / (dials + 0.25);
         let units = -((-upper * PROBABILITY_UNIT as f64).floor());
-        (units as u64).min(PROBABILITY_UNIT)
+        (units as u64).clamp(MIN_PROBABILITY, PROBABILITY_UNIT)
     }
 }

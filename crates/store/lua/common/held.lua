@@ -85,7 +85,7 @@ local function held_slots(dials, probability, variance, target)
   return math.min(slots, dials)
 end
 
-local DIAL, MEMORY, PRIOR = 65536, 32, 8
+local DIAL, MEMORY, PRIOR, MIN_PROBABILITY = 65536, 32, 8, 32
 
 -- Returns the counts of a merchant without ended dials: dials and answers, in units of 1/65,536.
 local function first_answer_rate()
@@ -102,7 +102,7 @@ end
 -- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval.
 local function answer_probability(dials, answers)
   dials, answers = dials / DIAL, answers / DIAL
-  local spread = math.sqrt(answers * (dials - answers) / dials + 0.25)
-  local upper = (answers + 0.5 + spread) / (dials + 1)
-  return math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT)
+  local spread = 0.5 * math.sqrt(answers * (dials - answers) / dials + 0.0625)
+  local upper = (answers + 0.125 + spread) / (dials + 0.25)
+  return math.max(MIN_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))
 end
