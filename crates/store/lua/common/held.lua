@@ -102,7 +102,7 @@ end
 -- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval.
 local function answer_probability(dials, answers)
   dials, answers = dials / DIAL, answers / DIAL
-  local spread = 0.5 * math.sqrt(answers * (dials - answers) / dials + 0.0625)
-  local upper = (answers + 0.125 + spread) / (dials + 0.25)
+  local spread = 0.25 * math.sqrt(answers * (dials - answers) / dials + 0.015625)
+  local upper = (answers + 0.03125 + spread) / (dials + 0.0625)
   return math.max(MIN_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))
 end
