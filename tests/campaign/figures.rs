@@ -1,0 +1,129 @@
+//! The table of `docs/outbound.md`.
+
+use std::{fmt::Write, fs, path::Path};
+
+use crate::{
+    clairvoyant::Clairvoyant,
+    model::{Limits, Model},
+    simulation::{Campaign, Outcome, run},
+};
+
+const PAGE: &str = "docs/outbound.md";
+const BEGIN: &str = "<!-- table: UPDATE=1 cargo test -p smart-router --test campaign figures -->";
+const END: &str = "<!-- end of the table -->";
+
+/// Millionths.
+pub(crate) const MISS_TARGET: u32 = 10_000;
+/// Pods, and the throughput to reach as a share of the clairvoyant's.
+pub(crate) const AIMS: [(u64, f64); 3] = [(20, 0.85), (100, 0.93), (500, 0.96)];
+/// Answer rates of the first and the second half.
+pub(crate) const ANSWER_RATES: [(f64, f64); 5] =
+    [(0.3, 0.3), (0.5, 0.5), (0.7, 0.7), (0.3, 0.7), (0.7, 0.3)];
+/// Seeds of the table. The constants of the policy were chosen with other ones.
+const SEEDS: [u64; 3] = [101, 102, 103];
+const HOURS: u64 = 4;
+
+/// Inbound traffic beside the campaign.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Inbound {
+    /// A load of 10 % of the pods, and a reserve of 10 %.
+    Reserved,
+    None,
+}
+
+pub(crate) fn campaign(pods: u64, answer_rates: (f64, f64), inbound: Inbound) -> Campaign {
+    let (load, inbound_reserve) = match inbound {
+        Inbound::Reserved => (0.1, 10),
+        Inbound::None => (0.0, 0),
+    };
+    Campaign {
+        pods,
+        answer_rates,
+        inbound: load,
+        inbound_reserve,
+        hours: HOURS,
+        lost_callbacks: 0,
+        seed: 0,
+    }
+}
+
+/// The outcomes of the router and of the clairvoyant, over all seeds.
+pub(crate) struct Comparison {
+    pub(crate) router: Outcome,
+    pub(crate) clairvoyant: Outcome,
+}
+
+impl Comparison {
+    pub(crate) fn throughput(&self) -> f64 {
+        self.router.served as f64 / self.clairvoyant.served as f64
+    }
+}
+
+pub(crate) fn compare(campaign: Campaign, miss_target: u32) -> Comparison {
+    let mut comparison =
+        Comparison { router: Outcome::default(), clairvoyant: Outcome::default() };
+    for seed in SEEDS {
+        let campaign = Campaign { seed, ..campaign };
+        let mut model = Model::new(campaign, Limits { miss_target, ..Limits::default() });
+        comparison.router.add(run(campaign, &mut model));
+        model.expect_no_leak();
+        comparison.clairvoyant.add(run(campaign, &mut Clairvoyant::new(campaign)));
+    }
+    comparison
+}
+
+fn percent(share: f64) -> String {
+    format!("{:.2} %", 100.0 * share)
+}
+
+/// Simulates all campaigns, checks the aims and returns the table.
+fn table() -> String {
+    let mut text = format!(
+        "{HOURS} hours, seeds {SEEDS:?}, miss target 1 %.\n\n\
+         | pods | answer rate | throughput | answered without a pod | inbound refused (clairvoyant) \
+         | throughput, no inbound | answered without a pod, no inbound | throughput at target 0 |\n\
+         | --- | --- | --- | --- | --- | --- | --- | --- |\n"
+    );
+    for (pods, aim) in AIMS {
+        for rates in ANSWER_RATES {
+            let beside = compare(campaign(pods, rates, Inbound::Reserved), MISS_TARGET);
+            let alone = compare(campaign(pods, rates, Inbound::None), MISS_TARGET);
+            let whole = compare(campaign(pods, rates, Inbound::Reserved), 0);
+            let (first, second) = rates;
+            let shift = if first == second { String::new() } else { format!(", then {second}") };
+            let row = format!(
+                "| {pods} | {first}{shift} | {:.3} | {} | {} ({}) | {:.3} | {} | {:.3} |",
+                beside.throughput(),
+                percent(beside.router.miss_share()),
+                percent(beside.router.inbound_refused_share()),
+                percent(beside.clairvoyant.inbound_refused_share()),
+                alone.throughput(),
+                percent(alone.router.miss_share()),
+                whole.throughput(),
+            );
+            println!("{row}");
+            for comparison in [beside, alone] {
+                assert!(comparison.throughput() >= aim, "throughput: {row}");
+                let misses = comparison.router.miss_share();
+                assert!(misses <= f64::from(MISS_TARGET) / 1_000_000.0, "misses: {row}");
+            }
+            let _ = writeln!(text, "{row}");
+        }
+    }
+    text
+}
+
+/// `UPDATE=1` writes the table into the page.
+#[test]
+fn the_page_has_the_figures_of_the_simulator() {
+    let path = Path::new(testkit::ROOT).join(PAGE);
+    let page = fs::read_to_string(&path).unwrap();
+    let (before, rest) = page.split_once(BEGIN).expect("the page has the table");
+    let (table_of_page, after) = rest.split_once(END).expect("the table has an end");
+    let table = format!("\n{}", table());
+    if std::env::var_os("UPDATE").is_some() {
+        fs::write(&path, format!("{before}{BEGIN}{table}{END}{after}")).unwrap();
+    } else {
+        assert_eq!(table_of_page, table, "UPDATE=1 writes the table");
+    }
+}
