@@ -311,7 +311,7 @@ impl Store {
         }
         match self.facts.fleet.release(&Release::new(sid, name), now) {
             Ok(released) => Reply::Released { pod: self.number_of(&released.pod) },
-            Err(NotReleased::NotFound | NotReleased::WasWaiting { .. }) => Reply::NotFound,
+            Err(_) => Reply::NotFound,
         }
     }
 

@@ -89,6 +89,7 @@ impl Fleet {
                 queue_entry: None,
                 stream: None,
                 is_returned: true,
+                number: None,
             },
         });
         Ok(())
@@ -168,6 +169,7 @@ impl Fleet {
         });
         let Some(expired) = expired else { return Confirmed::Unknown };
         let (merchant, pod_attempt) = (expired.merchant.clone(), expired.pod_attempt);
+        let number = expired.number.clone();
         let Some(pool) = self.pool_with_free_slot(&request.pod) else { return Confirmed::Unknown };
         self.leave_queue(&request.call);
         self.record(Change::CallEndDropped { call: request.call.clone() });
@@ -187,6 +189,7 @@ impl Fleet {
                 queue_entry: None,
                 stream: None,
                 is_returned: true,
+                number,
             },
         });
         Confirmed::Reallocated { pool }

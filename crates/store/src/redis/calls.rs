@@ -121,6 +121,7 @@ fn allocation(mut reply: FunctionReply) -> Result<Result<Allocation, Refusal>, S
             tried: reply.tried()?,
             malformed_merchant: malformed(reply.text()?),
             reason: refusal_reason(&mut reply)?,
+            reservation: None,
         }),
         "new" | "existing" => Ok(Allocation {
             was_existing: reply.word == "existing",
@@ -130,6 +131,7 @@ fn allocation(mut reply: FunctionReply) -> Result<Result<Allocation, Refusal>, S
             pod_attempt: reply.parse_some()?.unwrap_or(0),
             waited: reply.parse_some()?,
             malformed_merchant: malformed(reply.text_if_any()?),
+            reservation: None,
         }),
         _ => return Err(unexpected(&reply)),
     })
@@ -187,6 +189,7 @@ pub(super) fn released(
 ) -> Result<Result<Released, NotReleased>, StoreError> {
     match reply.word.as_str() {
         "not_found" => Ok(Err(NotReleased::NotFound)),
+        "dialed" => Ok(Err(NotReleased::WasDialed)),
         "waited" => Ok(Err(NotReleased::WasWaiting { waited: reply.number()? })),
         "released" => {
             let (pod, source_pool): (_, Pool) = (reply.parse()?, reply.parse()?);

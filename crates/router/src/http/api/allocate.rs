@@ -153,6 +153,8 @@ pub async fn connect(
         signed: options
             .fingerprint
             .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
+        reservation: None,
+        numbers: Vec::new(),
     };
     let reply = context.store.allocate(&allocate);
     let outcome = match options.deadline {
@@ -246,7 +248,8 @@ async fn connect_or_wait(
             let reason =
                 RefusalReason::HoldExpired { waited: started.elapsed().as_millis() as Millis };
             log.outcome = reason.as_str();
-            let refusal = Refusal { tried: tried.clone(), malformed_merchant: None, reason };
+            let (tried, reservation) = (tried.clone(), None);
+            let refusal = Refusal { tried, malformed_merchant: None, reason, reservation };
             return (log, Err(NotConnected::Refused(refusal)));
         }
         let next_poll =

@@ -91,7 +91,7 @@ named! {
     EventKind, "EventKind": json!({"type": "string", "enum": fleet::EventKind::ALL});
     Reason, "Reason": json!({
         "type": "string",
-        "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Unknown],
+        "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Held, SkipReason::Unknown],
         "description": "Reason for which a step of the chain was skipped.",
     });
     OrderId, "OrderId": json!({
