@@ -17,11 +17,8 @@ fn calls_per_second_and_lines_are_never_exceeded() {
     let campaign = Campaign { hours: 1, seed: 5, ..campaign(100, (0.3, 0.7), Inbound::Reserved) };
     for (max_cps, max_lines) in [(1, 20), (3, 40), (7, 1_000)] {
         println!("seed {}, {max_cps} calls per second, {max_lines} lines", campaign.seed);
-        let limits = Limits {
-            miss_target: MISS_TARGET,
-            max_lines: Some(max_lines),
-            max_cps: Some(max_cps),
-        };
+        let limits =
+            Limits { miss_target: MISS_TARGET, max_lines: Some(max_lines), max_cps: Some(max_cps) };
         // The model checks each grant.
         let mut model = Model::new(campaign, limits);
         let outcome = run(campaign, &mut model);

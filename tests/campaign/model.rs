@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use fleet::{
-    Allocate, DialLimit, Fleet, HeldDials, Millis, NotReleased, PodOrigin, PodWriter, Release,
-    RefusalReason, Reserve,
+    Allocate, DialLimit, Fleet, HeldDials, Millis, NotReleased, PodOrigin, PodWriter,
+    RefusalReason, Release, Reserve,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
     tiers::{DocumentSource, InboundReserve, Tiers},
 };
@@ -68,6 +68,21 @@ impl Model {
             number,
             account,
             grants: VecDeque::new(),
+        }
+    }
+
+    /// Teaches the model an answer rate, with dials that end at once.
+    pub(crate) fn learn(&mut self, answer_rate: f64) {
+        const DIALS: u64 = 200;
+        for dial in 0..DIALS {
+            let number = Number::MAX - dial;
+            self.reserve(number, false, 0).unwrap_or_else(|_| panic!("dial {dial} is refused"));
+            if ((dial + 1) as f64 * answer_rate).floor() > (dial as f64 * answer_rate).floor() {
+                assert!(self.answer(number, 0), "dial {dial} has no pod");
+                self.end_call(number, 0);
+            } else {
+                self.end_dial(number, 0);
+            }
         }
     }
 

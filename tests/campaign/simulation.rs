@@ -9,7 +9,7 @@ use testkit::dice::Dice;
 const SECOND: Millis = 1_000;
 const HOUR: Millis = 3_600 * SECOND;
 /// Bounds of uniform distributions.
-const RING_TIME: (Millis, Millis) = (5 * SECOND, 30 * SECOND);
+pub(crate) const RING_TIME: (Millis, Millis) = (5 * SECOND, 30 * SECOND);
 const CALL_TIME: (Millis, Millis) = (20 * SECOND, 400 * SECOND);
 const SWEEP_INTERVAL: Millis = SECOND;
 
@@ -18,6 +18,8 @@ pub(crate) struct Campaign {
     pub(crate) pods: u64,
     /// The share of answered dials in the first and the second half.
     pub(crate) answer_rates: (f64, f64),
+    /// Bounds of the ring time of dials without an answer.
+    pub(crate) unanswered_ring_time: (Millis, Millis),
     /// Inbound calls that arrive per mean call time, as a share of the pods.
     pub(crate) inbound: f64,
     /// Percent of the pods.
@@ -80,9 +82,15 @@ impl Outcome {
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    Answer { dial: Number },
-    DialEnded { dial: Number },
-    CallEnded { call: Number },
+    Answer {
+        dial: Number,
+    },
+    DialEnded {
+        dial: Number,
+    },
+    CallEnded {
+        call: Number,
+    },
     Inbound,
     Sweep,
     /// The dialler asks again.
@@ -203,7 +211,9 @@ impl<C: Capacity> Simulation<'_, C> {
             // The draws of a refused dial are those of the next one.
             let before = self.dialler.0;
             let is_answered = uniform(&mut self.dialler) < rate;
-            let rings = self.dialler.between(RING_TIME.0, RING_TIME.1);
+            let unanswered = self.campaign.unanswered_ring_time;
+            let (shortest, longest) = if is_answered { RING_TIME } else { unanswered };
+            let rings = self.dialler.between(shortest, longest);
             self.created += 1;
             let dial = self.created;
             if let Err(refused) = self.capacity.reserve(dial, is_answered, now) {

@@ -180,7 +180,7 @@ impl OutboundFacts {
         let is_answered = cause == ReservationEnd::Answered;
         if is_answered || facts.call.is_some() {
             let mut rate = self.answer_rate(&facts.merchant, at);
-            rate.record(is_answered);
+            rate.record(is_answered, self.dials_in(&facts.pool).sums.dials);
             self.set_answer_rate(facts.merchant.clone(), rate, at);
         }
         Some(facts)

@@ -85,17 +85,19 @@ local function held_slots(dials, probability, variance, target)
   return math.min(slots, dials)
 end
 
-local DIAL, MEMORY, PRIOR, MIN_PROBABILITY = 65536, 32, 8, 32
+local DIAL, PRIOR, MIN_PROBABILITY = 65536, 8, 32
+local MEMORY, MEMORY_PER_OUTSTANDING = 32, 2
 
 -- Returns the counts of a merchant without ended dials: dials and answers, in units of 1/65,536.
 local function first_answer_rate()
   return PRIOR * DIAL, PRIOR * DIAL
 end
 
--- Records that a dial ended. Returns the counts after it.
-local function record_dial_ended(dials, answers, answered)
-  dials = dials - math.floor(dials / MEMORY) + DIAL
-  answers = answers - math.floor(answers / MEMORY) + (answered and DIAL or 0)
+-- Records that a dial ended; its pool still has `outstanding` dials. Returns the counts after it.
+local function record_dial_ended(dials, answers, answered, outstanding)
+  local memory = MEMORY + MEMORY_PER_OUTSTANDING * outstanding
+  dials = dials - math.floor(dials / memory) + DIAL
+  answers = answers - math.floor(answers / memory) + (answered and DIAL or 0)
   return dials, math.min(answers, dials)
 end
 
