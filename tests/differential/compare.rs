@@ -38,7 +38,7 @@ fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
 }
 
 /// The pod of every call, which includes the pods that an operation has drawn.
-async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
+pub(crate) async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     let pods = store.pods().await.map_err(|error| error.to_string())?;
     let calls = |pod: PodStatus| {
         let name = pod.name;
@@ -150,12 +150,18 @@ impl Pair {
         match operation {
             Operation::Allocate(request) => {
                 let outcome = store.allocate(request).await.map_err(failed)?;
-                let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
-                fleet.prefer(chosen.collect());
+                // A call that uses a reservation may open its pool to waiting calls.
+                let mut preferred = match request.reservation {
+                    Some(_) => chosen(&store).await?,
+                    None => HashMap::new(),
+                };
+                preferred.extend(outcome.iter().map(|got| (request.call.clone(), got.pod.clone())));
+                fleet.prefer(preferred);
                 same!(what, plain(outcome), plain(fleet.allocate(request, now)));
             }
             Operation::Release(request) => {
                 let outcome = store.release(request).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
                 same!(what, outcome, fleet.release(request, now));
             }
             Operation::Renew(request) => {
@@ -219,6 +225,7 @@ impl Pair {
             }
             Operation::Sweep { limit } => {
                 let outcome = store.sweep(*limit).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
                 same!(what, outcome, fleet.sweep(*limit, now));
             }
             Operation::Audit => {
@@ -226,6 +233,7 @@ impl Pair {
                 names.sort();
                 same!(what, store.audit().await.map_err(failed)?, fleet.audit(&names));
             }
+            Operation::Outbound(operation) => return self.run_outbound(operation).await,
             other => return self.run_capacity(other).await,
         }
         Ok(())
@@ -275,6 +283,7 @@ impl Pair {
         self.unswept += 1;
         if self.unswept.is_multiple_of(8) {
             let swept = self.store.sweep(100).await.map_err(failed)?;
+            self.fleet.prefer(chosen(&self.store).await?);
             same!("sweep of all", swept, self.fleet.sweep(100, self.now));
         }
         Ok(())
@@ -289,6 +298,7 @@ impl Pair {
             self.now += STEP;
             self.server.set_time(self.now);
             let swept = self.store.sweep(100).await.map_err(failed)?;
+            self.fleet.prefer(chosen(&self.store).await?);
             same!("sweep", swept, self.fleet.sweep(100, self.now));
             self.events_agree()?;
         }
@@ -354,6 +364,7 @@ impl Pair {
         let merchants = self.store.merchants(None, 100).await.map_err(|it| it.to_string())?;
         same!("merchants", merchants, self.fleet.merchants(None, 100));
         self.capacity_agrees().await?;
+        self.outbound_agrees().await?;
         Ok(())
     }
 

@@ -6,6 +6,7 @@ use store::Functions;
 use crate::{
     capacity::CAPACITY_MUTATIONS,
     compare::{Schema, compare},
+    dials::DIAL_MUTATIONS,
     failover_mutations::FAILOVER_MUTATIONS,
     scaling_mutations::SCALING_MUTATIONS,
     stream_mutations::STREAM_MUTATIONS,
@@ -243,7 +244,7 @@ async fn the_comparison_detects_broken_functions() {
     let library = &Functions::default().schema_2.library;
     let mutations = || {
         let calls = MUTATIONS.into_iter().chain(STREAM_MUTATIONS).chain(FAILOVER_MUTATIONS);
-        calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS)
+        calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS).chain(DIAL_MUTATIONS)
     };
     for (description, from, _) in mutations() {
         assert!(library.code.contains(from), "{description}: the library lacks {from:?}");

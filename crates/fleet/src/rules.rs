@@ -73,10 +73,11 @@ rules! {
     MAX_COUNTED_SLOTS: usize = 64;
     /// Lifetime of the learned answer rate of a merchant after its last dial (ms).
     ANSWER_RATE_TTL: Millis = 2_592_000_000;
+    /// Lifetime of the lines of a number in Redis without a change (ms).
+    LINES_TTL: Millis = 86_400_000;
     /// Pause before a refused dialler asks again (ms), unless the limit itself names a time.
     DIAL_RETRY: Millis = 1_000;
-    /// Holders of lines that a refusal checks for their end, and calls of a queue that a freed slot
-    /// is offered to.
+    /// Holders of lines that a refusal checks for their end.
     MAX_CHECKED: usize = 16;
     /// Lifetime of a queue key without a change (ms).
     QUEUE_TTL: Millis = 86_400_000;

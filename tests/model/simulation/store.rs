@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use fleet::{
-    Allocate, CallLookup, Change, Edit, Fleet, Millis, MoveRefused, NotReleased, PodFacts, Release,
-    RemovalMode, Removed, Renew,
+    Allocate, CallLookup, Change, Edit, Fleet, Millis, MoveRefused, PodFacts, Release, RemovalMode,
+    Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{DocumentSource, Tiers},
 };

@@ -4,7 +4,10 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Change, Fleet, PodFacts, Refusal, RefusalReason, SkippedStep, calls::Allocate};
+use super::{
+    Call, Change, Fleet, PodFacts, Refusal, RefusalReason, ReservationUse, SkippedStep,
+    calls::Allocate,
+};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -283,7 +286,11 @@ impl Fleet {
         let steps = skipped_text(&refusal.tried);
         let reason = refusal.reason.as_str();
         let detail = if steps.is_empty() { reason.to_owned() } else { format!("{reason} {steps}") };
-        let event = Event::of_call(EventKind::Refused, &request.call, request.merchant.as_ref());
+        let merchant = match &refusal.reservation {
+            Some(ReservationUse::Used { merchant }) => Some(merchant),
+            _ => request.merchant.as_ref(),
+        };
+        let event = Event::of_call(EventKind::Refused, &request.call, merchant);
         self.record_event(|_| Some(event.with_detail(detail)));
     }
 

@@ -335,7 +335,7 @@ impl Store for Redis {
                 expired: reply.ended()?,
                 undrained: reply.names()?,
                 restored: reply.names()?,
-                reservations: Vec::new(),
+                reservations: reply.names()?,
             };
             if reply.flag()? {
                 self.record_reregistration_window(reply.number()?);
