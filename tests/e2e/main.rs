@@ -37,6 +37,7 @@ mod namespaces;
 mod observers;
 mod older_clients;
 mod origins;
+mod outbound;
 mod plan;
 mod pod_watch;
 mod pods;
