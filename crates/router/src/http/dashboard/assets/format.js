@@ -77,6 +77,7 @@ export const poolKey = (pool) => (pool.is_merchant ? `merchant:${pool.name}` : p
 
 const SHORT_SKIP_REASONS = {
   at_capacity: "full",
+  held: "held for dials",
   all_draining: "draining",
   empty: "empty",
   unknown: "unknown",
