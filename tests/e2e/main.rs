@@ -38,6 +38,7 @@ mod observers;
 mod older_clients;
 mod origins;
 mod outbound_faults;
+mod outbound;
 mod plan;
 mod pod_watch;
 mod pods;

@@ -103,7 +103,10 @@ pub async fn release_call(
             metrics.abandoned(*waited);
             log.outcome = "waited";
         }
-        Ok(Err(NotReleased::WasDialed)) => log.outcome = "dial_ended",
+        Ok(Err(NotReleased::WasDialed)) => {
+            metrics.outbound.ended("unanswered");
+            log.outcome = "dial_ended";
+        }
         Err(_) => {
             metrics.released(None, "error");
             log.outcome = "storage_error";
