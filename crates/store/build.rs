@@ -14,8 +14,9 @@ macro_rules! functions {
 include!("src/redis/function_table.rs");
 
 /// Shared parts, each after the parts that it uses.
-const COMMON: [&str; 13] = [
+const COMMON: [&str; 15] = [
     "prelude",
+    "outbound",
     "pod",
     "queue",
     "choose_pod",
@@ -24,6 +25,7 @@ const COMMON: [&str; 13] = [
     "reregister",
     "repeat_request",
     "merchant_config",
+    "reservations",
     "fencing",
     "capacity",
     "pod_row",
@@ -36,6 +38,7 @@ fn main() {
     println!("cargo::rerun-if-changed=src/redis/function_table.rs");
     let read = |path: &Path| fs::read_to_string(path).expect("a Lua file can be read");
     let mut library = declarations();
+    library += &arithmetic(&read(Path::new("lua/common/held.lua")));
     for name in COMMON {
         library += &read(&Path::new("lua/common").join(name).with_extension("lua"));
         library.push('\n');
@@ -56,6 +59,14 @@ fn main() {
     }
     let out = env::var("OUT_DIR").expect("cargo sets OUT_DIR");
     fs::write(Path::new(&out).join("library.lua"), library).expect("OUT_DIR can be written");
+}
+
+/// The arithmetic of reservations as one local name: a chunk has at most 200.
+fn arithmetic(text: &str) -> String {
+    const NAMES: [&str; 4] =
+        ["held_slots", "first_answer_rate", "record_dial_ended", "answer_probability"];
+    let names: Vec<String> = NAMES.iter().map(|name| format!("{name} = {name}")).collect();
+    format!("local ARITHMETIC = (function()\n{text}\nreturn {{{}}}\nend)()\n\n", names.join(", "))
 }
 
 fn declarations() -> String {

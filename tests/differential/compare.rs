@@ -38,7 +38,7 @@ fn plain(outcome: Result<Allocation, Refusal>) -> Result<Allocation, Refusal> {
 }
 
 /// The pod of every call, which includes the pods that an operation has drawn.
-async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
+pub(crate) async fn chosen(store: &Redis) -> Result<HashMap<CallSid, PodName>, String> {
     let pods = store.pods().await.map_err(|error| error.to_string())?;
     let calls = |pod: PodStatus| {
         let name = pod.name;
@@ -139,9 +139,16 @@ impl Pair {
                 self.write_pod(&operation).await?;
             }
             Operation::Advance { time } => self.advance(*time).await?,
+            // Redis places the pods of a new table one by one. While slots are held, the pod that
+            // opens a pool to waiting calls depends on that order.
+            Operation::Tiers { .. } if self.has_held_slots_and_waiting_calls() => {}
             _ => self.run(&operation).await?,
         }
         Ok(format!("{operation:?}"))
+    }
+
+    fn has_held_slots_and_waiting_calls(&self) -> bool {
+        self.fleet.outbound_status().reservations > 0 && self.fleet.status().waiting > 0
     }
 
     pub(crate) async fn run(&mut self, operation: &Operation) -> Result<(), String> {
@@ -150,12 +157,18 @@ impl Pair {
         match operation {
             Operation::Allocate(request) => {
                 let outcome = store.allocate(request).await.map_err(failed)?;
-                let chosen = outcome.iter().map(|got| (request.call.clone(), got.pod.clone()));
-                fleet.prefer(chosen.collect());
+                // A call that uses a reservation may open its pool to waiting calls.
+                let mut preferred = match request.reservation {
+                    Some(_) => chosen(&store).await?,
+                    None => HashMap::new(),
+                };
+                preferred.extend(outcome.iter().map(|got| (request.call.clone(), got.pod.clone())));
+                fleet.prefer(preferred);
                 same!(what, plain(outcome), plain(fleet.allocate(request, now)));
             }
             Operation::Release(request) => {
                 let outcome = store.release(request).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
                 same!(what, outcome, fleet.release(request, now));
             }
             Operation::Renew(request) => {
@@ -220,6 +233,7 @@ impl Pair {
             }
             Operation::Sweep { limit } => {
                 let outcome = store.sweep(*limit).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
                 same!(what, outcome, fleet.sweep(*limit, now));
             }
             Operation::Audit => {
@@ -227,6 +241,7 @@ impl Pair {
                 names.sort();
                 same!(what, store.audit().await.map_err(failed)?, fleet.audit(&names));
             }
+            Operation::Outbound(operation) => return self.run_outbound(operation).await,
             other => return self.run_capacity(other).await,
         }
         Ok(())
@@ -276,6 +291,7 @@ impl Pair {
         self.unswept += 1;
         if self.unswept.is_multiple_of(8) {
             let swept = self.store.sweep(100).await.map_err(failed)?;
+            self.fleet.prefer(chosen(&self.store).await?);
             same!("sweep of all", swept, self.fleet.sweep(100, self.now));
         }
         Ok(())
@@ -290,6 +306,7 @@ impl Pair {
             self.now += STEP;
             self.server.set_time(self.now);
             let swept = self.store.sweep(100).await.map_err(failed)?;
+            self.fleet.prefer(chosen(&self.store).await?);
             same!("sweep", swept, self.fleet.sweep(100, self.now));
             self.events_agree()?;
         }
@@ -355,6 +372,7 @@ impl Pair {
         let merchants = self.store.merchants(None, 100).await.map_err(|it| it.to_string())?;
         same!("merchants", merchants, self.fleet.merchants(None, 100));
         self.capacity_agrees().await?;
+        self.outbound_agrees().await?;
         Ok(())
     }
 

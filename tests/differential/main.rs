@@ -5,9 +5,11 @@
 mod compare;
 mod call_history;
 mod capacity;
+mod dials;
 mod failover_mutations;
 mod keys;
 mod mutations;
+mod outbound;
 mod scaling_mutations;
 mod schema;
 mod stream_mutations;

@@ -6,6 +6,7 @@ use store::Functions;
 use crate::{
     capacity::CAPACITY_MUTATIONS,
     compare::{Schema, compare},
+    dials::DIAL_MUTATIONS,
     failover_mutations::FAILOVER_MUTATIONS,
     scaling_mutations::SCALING_MUTATIONS,
     stream_mutations::STREAM_MUTATIONS,
@@ -98,8 +99,8 @@ const MUTATIONS: [(&str, &str, &str); 59] = [
     ),
     (
         "a refused call counts against max_rate",
-        "  local limit = document and not request.is_reconnect",
-        "  count_admission(request, config)\n  local limit = document and not request.is_reconnect",
+        "  local limit = is_limited and exceeded_limit(",
+        "  count_admission(request, config)\n  local limit = is_limited and exceeded_limit(",
     ),
     (
         "a late confirmation takes a pod with another call",
@@ -244,7 +245,7 @@ const MUTATIONS: [(&str, &str, &str); 59] = [
 
 pub(crate) fn mutations() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
     let calls = MUTATIONS.into_iter().chain(STREAM_MUTATIONS).chain(FAILOVER_MUTATIONS);
-    calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS)
+    calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS).chain(DIAL_MUTATIONS)
 }
 
 #[tokio::test]

@@ -39,6 +39,8 @@ mod namespaces;
 mod observers;
 mod older_clients;
 mod origins;
+mod outbound;
+mod outbound_faults;
 mod plan;
 mod pod_watch;
 mod pods;

@@ -38,11 +38,12 @@ fn promtool(directory: &Path, args: &[&str]) {
     assert!(output.status.success(), "{args:?}: {}", String::from_utf8_lossy(&output_text));
 }
 
-const ALERT_TESTS: [&str; 4] = [
+const ALERT_TESTS: [&str; 5] = [
     "alerts_test.yaml",
     "alerts_days_test.yaml",
     "alerts_media_test.yaml",
     "alerts_capacity_test.yaml",
+    "alerts_outbound_test.yaml",
 ];
 
 #[test]

@@ -7,6 +7,7 @@ mod fleet;
 pub mod manifests;
 pub mod merchant;
 pub mod names;
+pub mod outbound;
 pub mod rules;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

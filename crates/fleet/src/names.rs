@@ -57,6 +57,30 @@ fn is_order_id(text: &str) -> bool {
     text.len() == 8 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
+/// `R` and 16 hexadecimal digits.
+fn is_reservation_id(text: &str) -> bool {
+    text.strip_prefix('R').is_some_and(is_stream_id)
+}
+
+/// E.164 with its `+`, or a SIP address without characters that end a path or a line.
+fn is_phone_number(text: &str) -> bool {
+    if let Some(digits) = text.strip_prefix('+') {
+        let is_e164 = (2..=15).contains(&digits.len()) && !digits.starts_with('0');
+        return is_e164 && digits.bytes().all(|byte| byte.is_ascii_digit());
+    }
+    let address = text.strip_prefix("sip:").or_else(|| text.strip_prefix("sips:"));
+    let is_allowed = |byte: u8| is_word(byte) || b"~!$&*+,;=:@%".contains(&byte);
+    text.len() <= 128
+        && address
+            .is_some_and(|it| !it.is_empty() && !it.contains("..") && it.bytes().all(is_allowed))
+}
+
+/// A provider, or a provider and one of its accounts.
+fn is_account_name(text: &str) -> bool {
+    let (provider, account) = text.split_once(':').unwrap_or((text, "default"));
+    is_name(provider) && is_name(account)
+}
+
 fn is_fingerprint(text: &str) -> bool {
     text.len() == 16 && text.bytes().all(|byte| is_word(byte) && byte != b'.')
 }
@@ -192,6 +216,27 @@ checked_name!(
     "8 hexadecimal digits"
 );
 checked_name!(
+    /// A reservation: a random number.
+    ReservationId,
+    "reservation",
+    is_reservation_id,
+    "R and 16 hexadecimal digits"
+);
+checked_name!(
+    /// A phone number that calls come from or go to. [`PhoneNumber::parse`] accepts more forms.
+    PhoneNumber,
+    "number",
+    is_phone_number,
+    "E.164 (+ and 2 to 15 digits), or a SIP address of at most 128 characters"
+);
+checked_name!(
+    /// An account at a telephony provider: `twilio`, or `twilio:AC1`.
+    AccountName,
+    "account",
+    is_account_name,
+    "a provider, or a provider and an account (twilio:AC1)"
+);
+checked_name!(
     /// The name of a telephony provider in a JSON request.
     Carrier,
     "provider",
@@ -205,6 +250,15 @@ checked_name!(
     is_name,
     NAME_FORMAT
 );
+
+impl PhoneNumber {
+    /// Reads a number as providers write it: the `+` may be missing.
+    pub fn parse(text: &str) -> Result<Self, InvalidName> {
+        let is_bare = text.bytes().all(|byte| byte.is_ascii_digit());
+        let with_plus = is_bare.then(|| format!("+{text}").parse().ok()).flatten();
+        with_plus.map_or_else(|| text.parse(), Ok)
+    }
+}
 
 impl From<TierName> for MerchantId {
     fn from(tier: TierName) -> Self {
@@ -314,6 +368,47 @@ mod tests {
         }
         for bad in ["", "a b", "a\n", "a\0b", "<a>", "a'b", "é", "a/b", &"x".repeat(129)] {
             assert!(bad.parse::<CallSid>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn phone_numbers_are_e164_or_sip_addresses() {
+        let sip = format!("sip:{}@example.com", "a".repeat(112));
+        assert_eq!(sip.len(), 128);
+        for good in ["+14155550100", "+12", "sip:me@example.com", "sips:10.0.0.1:5061", &sip] {
+            assert_eq!(PhoneNumber::parse(good).unwrap().as_str(), good);
+        }
+        assert_eq!(PhoneNumber::parse("14155550100").unwrap().as_str(), "+14155550100");
+        for bad in [
+            "",
+            "+",
+            "+1",
+            "+0123",
+            "0123",
+            "+1234567890123456",
+            "+1 415",
+            "anonymous",
+            "sip:",
+            "sip:a b",
+            "sip:a/b",
+            "sip:..",
+            &format!("{sip}x"),
+        ] {
+            assert!(PhoneNumber::parse(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn accounts_and_reservations_have_a_format() {
+        for good in ["twilio", "twilio:AC1"] {
+            assert!(good.parse::<AccountName>().is_ok(), "{good}");
+        }
+        for bad in ["", ":", "twilio:", ":AC1", "twilio:a:b", "a/b"] {
+            assert!(bad.parse::<AccountName>().is_err(), "{bad}");
+        }
+        assert!("R0123456789abcdef".parse::<ReservationId>().is_ok());
+        for bad in ["", "R", "0123456789abcdef0", "R0123456789ABCDEF", "R0123456789abcdef0"] {
+            assert!(bad.parse::<ReservationId>().is_err(), "{bad}");
         }
     }
 

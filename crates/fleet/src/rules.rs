@@ -63,6 +63,23 @@ rules! {
     MAX_CAPACITY_LEASE: Millis = 60_000;
     /// Maximum number of prescale orders.
     MAX_PRESCALE_ORDERS: usize = 100;
+    /// Maximum number of reservations per request.
+    MAX_RESERVATIONS: usize = 100;
+    /// Maximum `max_lines` of a number.
+    MAX_LINES: u32 = 1_000_000;
+    /// Maximum `max_cps` of an account.
+    MAX_CPS: u32 = 1_000;
+    /// Free slots of one pod that count for dials at most: it bounds the work of counting them.
+    MAX_COUNTED_SLOTS: usize = 64;
+    /// Lifetime of the learned answer rate of a merchant after its last dial (ms). A campaign on
+    /// idle pods dials many at once, before it can learn that more are answered than before.
+    ANSWER_RATE_TTL: Millis = 600_000;
+    /// Lifetime of the lines of a number in Redis without a change (ms).
+    LINES_TTL: Millis = 86_400_000;
+    /// Pause before a refused dialler asks again (ms), unless the limit itself names a time.
+    DIAL_RETRY: Millis = 1_000;
+    /// Holders of lines that a refusal checks for their end.
+    MAX_CHECKED: usize = 16;
     /// Lifetime of a queue key without a change (ms).
     QUEUE_TTL: Millis = 86_400_000;
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-pub use crate::tier_bounds::TierBounds;
+pub use crate::tier_bounds::{InboundReserve, TierBounds};
 use crate::{
     manifests::MANAGED_BY,
     merchant::Step,

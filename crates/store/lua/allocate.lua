@@ -1,15 +1,18 @@
 -- Allocates a pod to a call, repeats the reply for the pod it has, or queues it.
--- ARGV[2..11]: call, merchant ('' for none), lease (ms), life of the record (ms), request id, stage ('provisional',
+-- ARGV[2..13]: call, merchant ('' for none), lease (ms), life of the record (ms), request id, stage ('provisional',
 --   'unattached' or ''), pod attempt ('' if not counted), hold ('' or: hold time, poll timeout, maximum of waiting
 --   calls, maximum of the merchant's), previous pod ('' or: pod, pod attempt, '1' if the cause of its end is
---   settled, maximum of retries), signed request ('' or: fingerprint, replay window (ms))
+--   settled, maximum of retries), signed request ('' or: fingerprint, replay window (ms)), reservation ('' for none),
+--   numbers of the call (separated by spaces)
 -- Replies: {existing, now, pod, source pool, tried, pod attempt}
 --          {new, now, pod, source pool, tried, pod attempt, time in the queue ('' if none), error in the merchant's
---            document}, without empty values at the end
+--            document, effect of the reservation}, without empty values at the end
 --          {refused, now, tried, error in the document, reason}: no_pods, max_calls, max_rate, queue_full, over,
 --            unsettled, spent, replayed
 --          {refused, now, tried, '', time_over, time in the queue}
 --          {refused, now, tried, error in the document, waiting, until, is new (1, 0)}
+--          A refusal ends with the effect of the reservation, if the request names one: 'used' and its merchant,
+--          unknown, other_merchant
 --          {lost, now}: the store is empty   {late, now}
 
 -- Returns the limit that another call of a merchant would exceed; nil if none.
@@ -35,7 +38,7 @@ end
 
 -- Counts an admitted call against the merchant's rate limit.
 local function count_admission(request, config)
-  if config.max_rate and not request.is_reconnect then
+  if config.max_rate and not request.is_reconnect and not request.is_dialed then
     local key = rate_key(request.merchant)
     run_index('LPUSH', key, now)
     run('LTRIM', key, 0, config.max_rate - 1)
@@ -58,10 +61,12 @@ end
 local function enqueue(request, pools, tried, priority)
   -- Higher priorities first, then in order of arrival. A call that had a pod precedes all others.
   local ticket = run_index('INCR', K.tickets) - (request.is_reconnect and RULES.REQUEUE_ADVANTAGE or 0)
+  -- A call with a reservation precedes all calls without one.
+  if request.is_dialed then priority = RULES.MAX_PRIORITY + 1 end
   local score = -priority * RULES.PRIORITY_STEP + ticket
   local ends = now + request.hold_time
   local entry = {merchant = request.merchant, pools = table.concat(pools, ' '), score = score, since = now, ends = ends,
-    tried = tried, poll_by = next_poll_deadline(ends, request.poll_timeout)}
+    tried = tried, poll_by = next_poll_deadline(ends, request.poll_timeout), number = request.number}
   set_queue_entry(request.call, entry, request.pod_attempt)
   return ends
 end
@@ -78,8 +83,14 @@ end
 -- Allocates a pod to a new call, queues it, or refuses it.
 local function serve_new_call(request, steps, config)
   local pod, tried = kept_pod(request), ''
-  if not pod then pod, tried = choose_pod(steps, request.previous and request.previous.pod_name) end
-  if request.previous and not pod then pod, tried = choose_pod(steps) end
+  -- A call that goes on is served before calls that begin.
+  local respects_held = not request.is_reconnect
+  if not pod then
+    pod, tried = choose_pod(steps, request.previous and request.previous.pod_name, respects_held, request.reserved_in)
+  end
+  if request.previous and not pod then pod, tried = choose_pod(steps, nil, respects_held) end
+  if request.is_dialed and not pod then pod, tried = choose_pod(steps) end
+  if request.dial then outbound.finish(request.dial, 'answered', request.call) end
   if pod then
     count_admission(request, config)
     request.tried = tried
@@ -103,17 +114,47 @@ local function serve_new_call(request, steps, config)
   return {'refused', now, tried, config.malformed, 'waiting', ends, 1}
 end
 
+-- Looks up the reservation of a new call. A usable one determines the merchant of the call and the number of its line.
+-- Returns its effect; nil if the request names none.
+local function apply_reservation(request)
+  if request.reservation == '' or request.previous then return nil end
+  local facts = outbound.outstanding(request.reservation)
+  if not facts then return 'unknown' end
+  if request.merchant ~= '' and request.merchant ~= facts.merchant then return 'other_merchant' end
+  request.dial, request.is_dialed, request.reserved_in = facts, true, facts.tier
+  request.merchant, request.number = facts.merchant, facts.number
+  return 'used ' .. facts.merchant
+end
+
+-- Adds the effect of a reservation to a reply.
+local function with_effect(reply, effect)
+  if not effect then return reply end
+  if reply[1] == 'new' then
+    for i = 5, 8 do reply[i] = reply[i] or '' end
+    reply[9] = effect
+  elseif reply[1] == 'refused' then
+    reply[#reply + 1] = effect
+  end
+  return reply
+end
+
 -- Returns the reply to a request, without replay protection.
 local function answer(request)
   local repeated = request.previous and settle_previous(request) or answer_repeat(request)
   if repeated then return repeated end
+  local effect = apply_reservation(request)
   local steps, config, document = chain_of(request.merchant)
   if not steps then return {'lost', now} end
-  local limit = document and not request.is_reconnect and exceeded_limit(request.merchant, config)
-  if limit then return {'refused', now, '', config.malformed, limit} end
+  local is_limited = document and not request.is_reconnect and not request.is_dialed
+  local limit = is_limited and exceeded_limit(request.merchant, config)
+  if limit then return with_effect({'refused', now, '', config.malformed, limit}, effect) end
+  if not request.is_reconnect and not request.is_dialed then
+    request.number = outbound.limited_number(request.numbers)
+  end
   local reply = serve_new_call(request, steps, config)
   hand_off_released_pod(request)
-  return reply
+  if request.dial then outbound.hand_off_pool(request.dial.tier) end
+  return with_effect(reply, effect)
 end
 
 -- Refusals after which a signed request allocates no pod once its call has ended. A request that was refused for lack

@@ -30,7 +30,7 @@ operation('apply_tiers', function(ARGV)
   local fields = try('HGETALL', K.tiers)
   if fields.err then fields = {} end
   local bounds, is_same = current_bounds(), true
-  local trusting, waiting = nil, nil
+  local trusting, waiting, flags = nil, nil, {}
   local current, lines = {}, {}
   for i = 1, #fields, 2 do
     local name, value = fields[i], fields[i + 1]
@@ -38,6 +38,8 @@ operation('apply_tiers', function(ARGV)
       trusting = value
     elseif name == ':waiting' then
       waiting = true
+    elseif name == ':dials' or name == ':numbers' then
+      flags[#flags + 1] = name
     elseif name == ':chain' then
       is_same = is_same and value == chain
       current[name] = true
@@ -79,6 +81,7 @@ operation('apply_tiers', function(ARGV)
   if stage == 'adopted' then run('SET', K.schema, SCHEMA) end
   if trusting then run('HSET', K.tiers, ':trusting_until', trusting) end
   if waiting or count('ZCARD', K.waiting) > 0 then run('HSET', K.tiers, ':waiting', '1') end
+  for _, name in ipairs(flags) do run('HSET', K.tiers, name, '1') end
   for name, text in pairs(new_entries) do run('HSET', K.tiers, name, text) end
   for name, text in pairs(new_bounds) do run('HSET', K.tier_bounds, name, text) end
   if stage == '' then record_event('tiers', '', '', '', '', by) end

@@ -95,10 +95,12 @@ operation('attach', function(ARGV)
     local merchant, reason, requeued
     merchant, pod, reason, displaced, requeued = choose_pod_for_stream(call, pod_attempt, connected)
     if not pod then return {'refused', now, reason} end
+    local call_end = call_end_of(call)
     leave_queue(call)
     run('DEL', K.call_end .. call)
     record.pod_attempt = pod_attempt ~= '0' and pod_attempt or ''
-    local fields = {record = {}, merchant = merchant, pod_attempt = record.pod_attempt}
+    local fields = {record = {}, merchant = merchant, pod_attempt = record.pod_attempt,
+      number = call_end and call_end.number}
     pod_name, record.merchant_id, record.pod_name = pod.name, merchant, pod.name
     record.source_pool = allocate_pod(pod, call, fields, deadline, life)
     if connected and connected.failovers ~= '0' then

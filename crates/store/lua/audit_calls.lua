@@ -26,13 +26,14 @@ operation('audit_calls', function(ARGV)
 
   -- Returns whether a call was repaired.
   local function audit(call, deadline)
-    local pod_name, stream = unpack(run('HMGET', K.call .. call, 'pod_name', 'stream'))
+    local pod_name, stream, number = unpack(run('HMGET', K.call .. call, 'pod_name', 'stream', 'number'))
     if not pod_name then
       run('ZREM', K.calls, call)
       return true
     end
     local attached = stream and stream_of({pod_name = pod_name, stream = stream})
     local is_repaired = attached and audit_stream(call, attached) or false
+    is_repaired = number and outbound.take_line(number, 'call:' .. call) or is_repaired
     if run('ZSCORE', K.pod_calls .. pod_name, call) then return is_repaired end
     local pod = facts_of(pod_name)
     if not pod then return is_repaired end

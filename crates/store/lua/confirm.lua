@@ -32,7 +32,7 @@ operation('confirm', function(ARGV)
   leave_queue(call)
   run('DEL', K.call_end .. call)
   local attempt = call_end.pod_attempt > 0 and call_end.pod_attempt or ''
-  local fields = {record = {}, merchant = call_end.merchant, pod_attempt = attempt}
+  local fields = {record = {}, merchant = call_end.merchant, pod_attempt = attempt, number = call_end.number}
   local pool = allocate_pod(pod, call, fields, deadline, life)
   return {'retaken', now, pool}
 end)

@@ -9,6 +9,7 @@
 --            call ends when its gateway has closed the stream
 --          {not_found, now}
 --          {waited, now, time in the queue}: the call had no pod yet, and has left the queue
+--          {dialed, now}: the call was a dial without an answer; its reservation has ended
 operation('release', function(ARGV)
   local _, call, cause, expected_pod, request_id, pod_attempt, requested_at, fingerprint = unpack(ARGV)
   expected_pod, request_id, pod_attempt = expected_pod or '', request_id or '', pod_attempt or ''
@@ -30,6 +31,7 @@ operation('release', function(ARGV)
         update_call_end(call, call_end, 'broken')
       end
     end
+    if expected_pod == '' and outbound.end_dial(call) then return {'dialed', now} end
     return {'not_found', now}
   end
   if request_id ~= '' then

@@ -1,8 +1,9 @@
--- Ends the queue entries, leases of calls and gateways, drains and quarantines whose deadline has passed, oldest first.
+-- Ends the queue entries, reservations, leases of calls and gateways, drains and quarantines whose deadline has passed,
+-- oldest first.
 -- ARGV[2..3]: limit per kind, longest lease (ms)
 -- Replies: {swept, now, {waiting call, time in the queue, ...}, {call, pod, source pool, lasted, cause, ...}, {pods no
---   longer draining}, {pods no longer in quarantine}, is the store set up (1, 0), end of the re-registration window,
---   must an audit fill an index that was replaced (1, 0), schema ('' if malformed)}
+--   longer draining}, {pods no longer in quarantine}, {expired reservations}, is the store set up (1, 0), end of the
+--   re-registration window, must an audit fill an index that was replaced (1, 0), schema ('' if malformed)}
 
 -- Shortens deadlines that a backward clock step has prolonged: leases to the longest lease from now, waiting calls to
 -- their hold time. Handles `limit` of each, the furthest deadlines first. Returns whether it changed any.
@@ -19,6 +20,16 @@ local function bound(limit, lease)
     local entry = queue_entry_of(call)
     if entry and entry.is_waiting and reset_wait_start(call, entry) then
       set_poll_by(call, entry, math.min(entry.poll_by, entry.ends))
+      found = true
+    end
+  end
+  for _, id in ipairs(run_index('ZREVRANGE', K.reservations, 0, limit - 1)) do
+    local facts = outbound.get(id)
+    if facts and facts.at > now then
+      facts.ends, facts.at = facts.ends - (facts.at - now), now
+      outbound.set(facts)
+      run_index('ZADD', K.reservations, text_of(facts.ends), id)
+      run_index('ZADD', live_key(facts.merchant), text_of(facts.ends), id)
       found = true
     end
   end
@@ -77,11 +88,31 @@ local function sweep_gateways(limit, unswept, expired)
   end
 end
 
+-- Ends expired reservations, and updates the flag that tells allocations whether slots are held.
+local function sweep_reservations(limit, reservations)
+  for _, id in ipairs(run_index('ZRANGEBYSCORE', K.reservations, '-inf', now, 'LIMIT', 0, limit)) do
+    local facts = outbound.get(id)
+    if facts then
+      outbound.end_reservation(facts, 'expired')
+      reservations[#reservations + 1] = id
+    else
+      -- The record was deleted by hand or has expired; the audit corrects the sums.
+      run('ZREM', K.reservations, id)
+      run('SET', K.audit_due, '1', 'PX', '60000')
+    end
+  end
+  local outstanding = count('ZCARD', K.reservations)
+  if outstanding == 0 and has_dials then run('HDEL', K.tiers, ':dials') end
+  if outstanding > 0 and not has_dials then run('HSET', K.tiers, ':dials', '1') end
+end
+
 operation('sweep', function(ARGV)
   local _, limit, longest_lease = unpack(ARGV)
-  local abandoned, expired, undrained, restored = {}, {}, {}, {}
+  local abandoned, expired, undrained, restored, reservations = {}, {}, {}, {}, {}
   local schema = try('GET', K.schema)
-  if not (schema and has_tiers()) then return {'swept', now, abandoned, expired, undrained, restored, 0} end
+  if not (schema and has_tiers()) then
+    return {'swept', now, abandoned, expired, undrained, restored, reservations, 0}
+  end
   -- Without the time of an earlier sweep the clock may have been set back since the first calls.
   local latest = try('GET', K.clock)
   latest = type(latest) == 'string' and tonumber(latest) or math.huge
@@ -100,6 +131,7 @@ operation('sweep', function(ARGV)
       for _, tier in ipairs(run_index('SMEMBERS', K.pools)) do run_index('ZREM', pool_keys_of(tier).queue, call) end
     end
   end
+  sweep_reservations(limit, reservations)
   for _, call in ipairs(run_index('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, limit)) do
     local record = record_of(call)
     local attached, cause = stream_of(record), PROVISIONAL[record.stage] or 'lease'
@@ -159,6 +191,6 @@ operation('sweep', function(ARGV)
   if waiting > 0 and not is_flagged then run('HSET', K.tiers, ':waiting', '1') end
   -- No other function replaces a list of pods of the wrong type.
   run_index('HLEN', K.pod_metadata)
-  return {'swept', now, abandoned, expired, undrained, restored, 1, trusting_until, run('DEL', K.audit_due),
-    type(schema) == 'string' and schema or ''}
+  return {'swept', now, abandoned, expired, undrained, restored, reservations, 1, trusting_until,
+    run('DEL', K.audit_due), type(schema) == 'string' and schema or ''}
 end)

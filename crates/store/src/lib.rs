@@ -5,9 +5,11 @@ mod capacity;
 mod clock;
 mod embedded;
 mod embedded_capacity;
+mod embedded_outbound;
 mod journal;
 mod metrics;
 mod notifier;
+mod outbound;
 mod redis;
 mod scaling;
 
@@ -23,6 +25,7 @@ pub use self::{
     journal::JournalError,
     metrics::StoreMetrics,
     notifier::{Listener, Notifier},
+    outbound::{Outbound, OutboundStore},
     redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
     scaling::ScalingStore,
 };
@@ -103,7 +106,7 @@ fn is_observing() -> bool {
 pub type Reply<'a, T> = Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
 
 /// The operations of a store. Each is atomic, and durable when it returns.
-pub trait Store: CapacityStore + ScalingStore + Send + Sync + 'static {
+pub trait Store: CapacityStore + OutboundStore + ScalingStore + Send + Sync + 'static {
     fn allocate<'a>(&'a self, request: &'a Allocate) -> Reply<'a, Result<Allocation, Refusal>>;
     fn release<'a>(&'a self, request: &'a Release) -> Reply<'a, Result<Released, NotReleased>>;
     fn confirm<'a>(&'a self, request: &'a Confirm) -> Reply<'a, Confirmed>;

@@ -30,7 +30,7 @@ pub use self::{
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},
     webhook::{BodyFormat, Coverage, InvalidSignature, Verified, Webhook},
 };
-use fleet::names::{CallSid, Carrier, Flow, InvalidName, MerchantId, Template};
+use fleet::names::{CallSid, Carrier, Flow, InvalidName, MerchantId, PhoneNumber, Template};
 
 /// A supported telephony provider.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
@@ -280,6 +280,10 @@ pub struct CallRequest {
     pub template: Template,
     /// Custom values for the agent.
     pub parameters: Parameters,
+    /// The reservation of a dial, as given: an invalid one must not refuse the call.
+    pub reservation: Option<String>,
+    /// The called number and the caller's, where they are valid.
+    pub numbers: Vec<PhoneNumber>,
 }
 
 /// The unparsed parts of a call request. An empty part counts as missing.
@@ -304,6 +308,8 @@ impl CallRequest {
             flow: given(parts.flow).unwrap_or_else(|| "v2".into()).parse()?,
             template: template.parse()?,
             parameters: Parameters::NONE,
+            reservation: None,
+            numbers: Vec::new(),
         })
     }
 
@@ -323,8 +329,21 @@ impl CallRequest {
             template: configured("template"),
         };
         let parameters = Parameters::from_query(webhook.query.iter())?;
-        Ok(Self { parameters, ..Self::new(provider, parts)? })
+        let reservation = configured("reservation").filter(|text| !text.is_empty());
+        let reservation = reservation.map(str::to_owned);
+        let numbers = numbers(webhook);
+        Ok(Self { parameters, reservation, numbers, ..Self::new(provider, parts)? })
     }
+}
+
+/// The called number and the caller's number of a webhook, under the names that providers use.
+fn numbers(webhook: &Webhook<'_>) -> Vec<PhoneNumber> {
+    const NAMES: [[&str; 3]; 2] = [["To", "to", "CallTo"], ["From", "from", "CallFrom"]];
+    let number = |names: [&str; 3]| {
+        let text = names.into_iter().find_map(|name| webhook.get(name))?;
+        PhoneNumber::parse(text.trim()).ok()
+    };
+    NAMES.into_iter().filter_map(number).collect()
 }
 
 /// The call that a webhook refers to.

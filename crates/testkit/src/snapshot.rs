@@ -5,7 +5,10 @@ use std::collections::BTreeMap;
 
 use fleet::{
     names::Pool,
-    testing::invariants::{PodState, PoolState, State, StreamState},
+    outbound::DialSums,
+    testing::invariants::{
+        OutboundState, PodState, PoolState, ReservationState, State, StreamState,
+    },
     tiers::{TierKind, Tiers},
 };
 
@@ -109,6 +112,44 @@ impl Snapshot {
             let calls = self.scores(&format!("{prefix}gateway:{gateway}"))?.into_iter();
             let calls = calls.map(|(call, score)| (call, score == 1.0)).collect();
             state.gateways.insert(gateway, calls);
+        }
+        state.outbound = self.outbound_state(prefix)?;
+        Ok(state)
+    }
+
+    /// Reservations, lines and sums of dials.
+    fn outbound_state(&self, prefix: &str) -> Result<OutboundState, String> {
+        let mut state = OutboundState::default();
+        for id in self.scores(&format!("{prefix}reservations"))?.into_keys() {
+            let text = self.string(&format!("{prefix}reservation:{id}"))?.unwrap_or_default();
+            let words: Vec<&str> = text.split(' ').collect();
+            let [_, _, probability, tier, _, number, _, _] = words[..] else {
+                return Err(format!("{id} has the malformed record {text:?}"));
+            };
+            let pool: Pool = tier.parse().map_err(|error| format!("{id}: {error}"))?;
+            let number = Some(number.to_owned()).filter(|number| number != "-");
+            let probability = probability.parse().map_err(|error| format!("{id}: {error}"))?;
+            let shown = ReservationState { pool: pool.to_string(), number, probability };
+            state.reservations.insert(id, shown);
+        }
+        let live = self.scores(&format!("{prefix}calls"))?.into_keys();
+        for call in live.chain(self.scores(&format!("{prefix}waiting"))?.into_keys()) {
+            let mut record = self.hash(&format!("{prefix}call:{call}"))?;
+            let number = record.remove("number").filter(|number| !number.is_empty());
+            state.call_numbers.extend(number.map(|number| (call, number)));
+        }
+        for number in self.names(&format!("{prefix}lines:")) {
+            let holders = self.set(&number)?.into_iter().collect();
+            let number = number.split_once("lines:").map_or("", |(_, number)| number);
+            state.lines.insert(number.to_owned(), holders);
+        }
+        for (tier, text) in self.hash(&format!("{prefix}dials"))? {
+            let Ok(pool) = tier.parse::<Pool>() else { continue };
+            let numbers: Vec<u64> = text.split(' ').filter_map(|word| word.parse().ok()).collect();
+            let [_, dials, probability, variance] = numbers[..] else {
+                return Err(format!("{tier} has the malformed dials {text:?}"));
+            };
+            state.sums.insert(pool.to_string(), DialSums { dials, probability, variance });
         }
         Ok(state)
     }

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 
 use fleet::{
-    Allocate, CallLookup, Change, Edit, Fleet, Millis, MoveRefused, NotReleased, PodFacts, Release,
-    RemovalMode, Removed, Renew,
+    Allocate, CallLookup, Change, Edit, Fleet, Millis, MoveRefused, PodFacts, Release, RemovalMode,
+    Removed, Renew,
     names::{CallSid, MerchantId, PodName, Pool},
     tiers::{DocumentSource, Tiers},
 };
@@ -311,7 +311,7 @@ impl Store {
         }
         match self.facts.fleet.release(&Release::new(sid, name), now) {
             Ok(released) => Reply::Released { pod: self.number_of(&released.pod) },
-            Err(NotReleased::NotFound | NotReleased::WasWaiting { .. }) => Reply::NotFound,
+            Err(_) => Reply::NotFound,
         }
     }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Millis;
+use crate::{Millis, tiers::InboundReserve};
 
 /// A pool at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -33,13 +33,18 @@ pub struct Bounds {
     pub min: u64,
     pub max: u64,
     /// Slots that stay free beyond the live calls, for inbound calls.
-    pub inbound_reserve: u64,
+    pub inbound_reserve: InboundReserve,
     pub prescale: Vec<Prescale>,
 }
 
 impl Default for Bounds {
     fn default() -> Self {
-        Self { min: 0, max: u64::MAX, inbound_reserve: 0, prescale: Vec::new() }
+        Self {
+            min: 0,
+            max: u64::MAX,
+            inbound_reserve: InboundReserve::default(),
+            prescale: Vec::new(),
+        }
     }
 }
 

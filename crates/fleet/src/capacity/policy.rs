@@ -253,7 +253,8 @@ impl Policy {
                 (desired, reason) = (to, why);
             }
         };
-        let reserved = (seen.calls + bounds.inbound_reserve).div_ceil(self.settings.calls_per_pod);
+        let reserve = bounds.inbound_reserve.beside_calls(seen.calls);
+        let reserved = (seen.calls + reserve).div_ceil(self.settings.calls_per_pod);
         raise(reserved, Reason::Reserve);
         // The surplus decays within about a start-up time: removing a pod that is needed again
         // sooner saves nothing.

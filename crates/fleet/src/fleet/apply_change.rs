@@ -2,11 +2,13 @@
 
 use super::{
     AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call, failover::Moved,
+    outbound_facts::call_line,
 };
 use crate::{
     Millis,
     merchant::MerchantConfig,
     names::{CallSid, MerchantId, PodName},
+    outbound::AnswerRate,
 };
 
 impl Fleet {
@@ -93,6 +95,30 @@ impl Fleet {
             Change::PrescaleDeleted { id, .. } | Change::PrescaleExpired { id } => {
                 self.capacity.remove_order(&id);
             }
+            Change::Reserved { reservation, facts, miss_target } => {
+                self.count_call(Some(&facts.merchant));
+                self.outbound.insert(reservation, facts, miss_target);
+            }
+            Change::Dialed { reservation, call, until } => {
+                self.outbound.set_dialed(&reservation, call, until);
+            }
+            Change::ReservationEnded { reservation, cause, at, .. } => {
+                if let Some(facts) = self.outbound.remove(&reservation, cause, at) {
+                    self.uncount_call(Some(&facts.merchant));
+                }
+            }
+            Change::AnswerRate { merchant, dials, answers, at } => {
+                self.outbound.set_answer_rate(merchant, AnswerRate { dials, answers }, at);
+            }
+            Change::Number { number, max_lines: None, .. } => {
+                self.outbound.numbers.remove(&number);
+            }
+            Change::Number { number, max_lines: Some(max_lines), .. } => {
+                self.outbound.numbers.insert(number, max_lines);
+            }
+            Change::Account { account, max_cps, last_dial, .. } => {
+                self.outbound.set_account(account, max_cps, last_dial);
+            }
             Change::MediaSecret { secret } => self.media_secret = Some(secret),
             Change::PendingExtended { call, until } => self.set_lease(&call, until),
             Change::Ended { call, at, cause } => self.remove_call(call, at, cause),
@@ -105,12 +131,14 @@ impl Fleet {
             Change::Shifted { by } => self.shift_times(by),
             Change::Queued { call, entry } => {
                 self.count_call(entry.merchant.as_ref());
+                self.outbound.take_line(entry.number.as_ref(), call_line(&call));
                 self.queue.insert(call, entry);
             }
             Change::Polled { call, poll_by } => self.queue.set_poll_by(&call, poll_by),
             Change::LeftQueue { call } => {
                 if let Some(entry) = self.queue.remove(&call) {
                     self.uncount_call(entry.merchant.as_ref());
+                    self.outbound.free_line(entry.number.as_ref(), &call_line(&call));
                 }
             }
         }
@@ -124,6 +152,7 @@ impl Fleet {
             if self.queue.remove(&call).is_none() {
                 self.count_call(facts.merchant.as_ref());
             }
+            self.outbound.take_line(facts.number.as_ref(), call_line(&call));
             self.leases.insert((facts.until, call.clone()));
             if let Some(stream) = &facts.stream {
                 self.gateways.entry(stream.gateway.clone()).or_default().calls.insert(call.clone());
@@ -139,6 +168,7 @@ impl Fleet {
         }
         if let Some(ended) = self.calls.remove(&call) {
             self.uncount_call(ended.merchant.as_ref());
+            self.outbound.free_line(ended.number.as_ref(), &call_line(&call));
             if let Some(pod) = self.pods.get_mut(&ended.pod) {
                 pod.calls.remove(&call);
             }

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::{calls::Call, change::is_default};
 use crate::{
     Millis,
-    names::{CallSid, MerchantId, PodName},
+    names::{CallSid, MerchantId, PhoneNumber, PodName},
     rules::CALL_HISTORY_TTL,
 };
 
@@ -134,6 +134,9 @@ pub struct CallEnd {
     pub(super) lasted: Millis,
     pub(super) merchant: Option<MerchantId>,
     pub(super) at: Millis,
+    /// The number whose line the call used.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) number: Option<PhoneNumber>,
 }
 
 /// The ends of calls within [`CALL_HISTORY_TTL`].
@@ -163,6 +166,7 @@ impl CallHistory {
             lasted: at.saturating_sub(facts.at),
             merchant: facts.merchant.clone(),
             at,
+            number: facts.number.clone(),
         };
         self.insert(call, end);
     }

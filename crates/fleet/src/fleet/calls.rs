@@ -3,14 +3,13 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    AttachedStream, Change, EndCause, Fleet, Hold, QueueEntry, Release, SignedRequest, SkipReason,
-    SkippedStep, change::is_default, indexes::is_lowest_of_sample, pod_health::early_failure,
+    AttachedStream, Change, EndCause, Fleet, Hold, QueueEntry, Release, ReservationUse,
+    SignedRequest, SkippedStep, change::is_default, pod_health::early_failure,
 };
 use crate::{
     Millis,
-    merchant::{self, Limit, Malformed},
-    names::{CallSid, MerchantId, PodName, Pool},
-    tiers::{Strategy, TierKind},
+    merchant::{Limit, Malformed},
+    names::{CallSid, MerchantId, PhoneNumber, PodName, Pool, ReservationId},
 };
 
 /// A live call and the deadline of its lease.
@@ -46,6 +45,9 @@ pub struct Call {
     /// The call is no new one: the store had lost it or ended it early.
     #[serde(default, skip_serializing_if = "is_default")]
     pub(super) is_returned: bool,
+    /// The number whose line the call uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) number: Option<PhoneNumber>,
 }
 
 impl Call {
@@ -58,6 +60,7 @@ impl Call {
             malformed_merchant: None,
             pod_attempt: self.pod_attempt,
             waited: None,
+            reservation: None,
         }
     }
 }
@@ -80,6 +83,10 @@ pub struct Allocate {
     pub previous: Option<PreviousPod>,
     /// The provider's signature, for replay protection.
     pub signed: Option<SignedRequest>,
+    /// The reservation of a dial that was answered.
+    pub reservation: Option<ReservationId>,
+    /// The numbers of the call: the first one with a `max_lines` is the one whose line it uses.
+    pub numbers: Vec<PhoneNumber>,
 }
 
 /// The pod attempt before a reconnect.
@@ -113,6 +120,8 @@ impl Allocate {
             hold: None,
             previous: None,
             signed: None,
+            reservation: None,
+            numbers: Vec::new(),
         }
     }
 
@@ -139,6 +148,8 @@ pub struct Allocation {
     pub pod_attempt: u32,
     /// Time in the queue, for an accepted hand-off.
     pub waited: Option<Millis>,
+    /// The effect of the request's reservation; `None` without one, and for a repeat.
+    pub reservation: Option<ReservationUse>,
 }
 
 /// An allocate request without a pod.
@@ -147,6 +158,8 @@ pub struct Refusal {
     pub tried: Vec<SkippedStep>,
     pub malformed_merchant: Option<Malformed>,
     pub reason: RefusalReason,
+    /// The effect of the request's reservation; `None` without one.
+    pub reservation: Option<ReservationUse>,
 }
 
 /// The reason for a refusal.
@@ -194,11 +207,15 @@ pub(super) struct Continuation {
     /// The call has or had a pod, or waits.
     pub(super) is_known: bool,
     /// The pod of the previous attempt, which this request ended.
-    left: Option<PodName>,
+    pub(super) left: Option<PodName>,
     /// The pod that gets the call again if it can: the stream ended, and not because of the pod.
     pub(super) keeps: Option<PodName>,
     /// Failovers of the previous pod attempt.
     pub(super) failovers: u32,
+    /// The number whose line the call uses: of the previous pod attempt, or of its reservation.
+    pub(super) number: Option<PhoneNumber>,
+    /// The call is a dial with a reservation: its limits were checked at the grant.
+    pub(super) is_dialed: bool,
 }
 
 /// The chosen pod, its pool, the skipped steps, and the error in the merchant's document.
@@ -216,7 +233,12 @@ impl Fleet {
     }
 
     fn try_allocate(&mut self, request: &Allocate, now: Millis) -> Result<Allocation, Refusal> {
-        let refusal = |reason| Refusal { tried: Vec::new(), malformed_merchant: None, reason };
+        let refusal = |reason| Refusal {
+            tried: Vec::new(),
+            malformed_merchant: None,
+            reason,
+            reservation: None,
+        };
         if self.is_replay(request, now) {
             return Err(refusal(RefusalReason::Replayed));
         }
@@ -241,18 +263,31 @@ impl Fleet {
         if let Some(refusal) = self.poll_queue(request, now) {
             return Err(refusal);
         }
-        let outcome = match self.choose_pod(request, &continuation, now) {
-            Ok(choice) => Ok(self.allocate_pod(request, choice, &continuation, now)),
-            Err(refusal) if refusal.reason == RefusalReason::NoPods => {
-                Err(self.enqueue(request, refusal, &continuation, now))
-            }
-            Err(refusal) => Err(refusal),
-        };
+        if let Some(id) = request.reservation.as_ref().filter(|_| request.previous.is_none()) {
+            return self.allocate_dialed(request, id, now);
+        }
+        let outcome = self.allocate_new(request, &continuation, now);
         // The previous pod is handed to waiting calls only now: the call may have needed it again.
         if let Some(pod) = continuation.left {
             self.reassign_and_hand_off(&pod);
         }
         outcome
+    }
+
+    /// Allocates a pod to a call that has none, or enqueues the call.
+    pub(super) fn allocate_new(
+        &mut self,
+        request: &Allocate,
+        continuation: &Continuation,
+        now: Millis,
+    ) -> Result<Allocation, Refusal> {
+        match self.choose_pod(request, continuation, now) {
+            Ok(choice) => Ok(self.allocate_pod(request, choice, continuation, now)),
+            Err(refusal) if refusal.reason == RefusalReason::NoPods => {
+                Err(self.enqueue(request, refusal, continuation, now))
+            }
+            Err(refusal) => Err(refusal),
+        }
     }
 
     /// Settles the previous pod attempt of a call whose stream has ended: ends it if it is still
@@ -278,6 +313,7 @@ impl Fleet {
             if !previous.is_settled {
                 return Err(RefusalReason::Unsettled);
             }
+            let number = live.number.clone();
             if let Some(ended) = self.end(call, EndCause::Broken, now) {
                 self.record_outcome(&ended.pod, early_failure(ended.lasted), now);
                 if previous.is_last(0) {
@@ -285,7 +321,7 @@ impl Fleet {
                     return Err(RefusalReason::RetriesExhausted);
                 }
                 self.assign_pool(&ended.pod);
-                return Ok(Continuation { left: Some(ended.pod), ..known });
+                return Ok(Continuation { left: Some(ended.pod), number, ..known });
             }
         }
         if self.queue.get(call).is_some() {
@@ -314,7 +350,8 @@ impl Fleet {
         }
         let is_pod_fine = matches!(end.cause, EndCause::Gateway | EndCause::Unattached);
         let keeps = is_pod_fine.then_some(end.pod);
-        Ok(Continuation { keeps, failovers: end.failovers, ..known })
+        let (failovers, number) = (end.failovers, end.number);
+        Ok(Continuation { keeps, failovers, number, ..known })
     }
 
     /// Settles the pod attempt of a live call whose stream a gateway relays, or was to relay. Only
@@ -326,6 +363,7 @@ impl Fleet {
         previous: &PreviousPod,
         now: Millis,
     ) -> Result<Continuation, RefusalReason> {
+        let known = Continuation { is_known: true, ..Continuation::default() };
         let live = &self.calls[call];
         let (failovers, mut cause) = (live.failovers, EndCause::Unattached);
         if let Some(stream) = &live.stream {
@@ -339,7 +377,7 @@ impl Fleet {
             }
             cause = EndCause::Gateway;
         }
-        let pod = live.pod.clone();
+        let (pod, number) = (live.pod.clone(), live.number.clone());
         self.end(call, cause, now);
         if previous.is_last(failovers) {
             self.reassign_and_hand_off(&pod);
@@ -347,11 +385,11 @@ impl Fleet {
         }
         self.assign_pool(&pod);
         let (left, keeps) = (Some(pod.clone()), Some(pod));
-        Ok(Continuation { is_known: true, left, keeps, failovers })
+        Ok(Continuation { left, keeps, failovers, number, ..known })
     }
 
     /// Allocates the chosen pod to the call.
-    fn allocate_pod(
+    pub(super) fn allocate_pod(
         &mut self,
         request: &Allocate,
         choice: Choice,
@@ -359,7 +397,7 @@ impl Fleet {
         now: Millis,
     ) -> Allocation {
         let (pod, pool, tried, malformed_merchant) = choice;
-        if !continuation.is_known {
+        if !continuation.is_known && !continuation.is_dialed {
             self.count_admission(request, now);
         }
         let facts = Call {
@@ -376,6 +414,7 @@ impl Fleet {
             queue_entry: None,
             stream: None,
             is_returned: false,
+            number: self.number_of(request, continuation),
         };
         let allocation =
             Allocation { was_existing: false, malformed_merchant, ..facts.allocation() };
@@ -390,111 +429,5 @@ impl Fleet {
         if request.provisional && self.history.contains(&request.call) {
             self.record(Change::CallEndDropped { call: request.call.clone() });
         }
-    }
-
-    /// Walks the chain to the first free pod. A reconnect gets its previous pod again if that has
-    /// not failed, otherwise only if no other pod is free.
-    pub(super) fn choose_pod(
-        &self,
-        request: &Allocate,
-        continuation: &Continuation,
-        now: Millis,
-    ) -> Result<Choice, Refusal> {
-        let merchant = request.merchant.as_ref().and_then(|id| self.merchants.get(id));
-        let malformed_merchant = merchant.and_then(|merchant| merchant.config.clone().err());
-        let refusal = |tried, reason| Refusal {
-            tried,
-            malformed_merchant: malformed_merchant.clone(),
-            reason,
-        };
-        if !continuation.is_known
-            && let Some(limit) = self.exceeded_limit(request, now)
-        {
-            return Err(refusal(Vec::new(), RefusalReason::Limit(limit)));
-        }
-        if let Some((pod, pool)) = self.kept_pod(continuation) {
-            return Ok((pod, pool, Vec::new(), malformed_merchant));
-        }
-        let avoided = request.previous.as_ref().map(|previous| Some(&previous.pod));
-        let mut skipped = Vec::new();
-        for avoid in avoided.into_iter().chain([None]) {
-            match self.walk_chain(&request.call, request.merchant.as_ref(), avoid) {
-                Ok((pod, pool, tried)) => return Ok((pod, pool, tried, malformed_merchant)),
-                Err(tried) => skipped = tried,
-            }
-        }
-        Err(refusal(skipped, RefusalReason::NoPods))
-    }
-
-    /// The pod that keeps its call, and its pool. A pod that the call leaves in the same step may be
-    /// out of service: it serves the call already.
-    fn kept_pod(&self, continuation: &Continuation) -> Option<(PodName, Pool)> {
-        let pod = continuation.keeps.as_ref()?;
-        let pool = match continuation.left {
-            Some(_) => self.pool_below_cap(pod).filter(|pool| self.tiers.kind(pool).is_some()),
-            None => self.pool_with_free_slot(pod),
-        };
-        Some((pod.clone(), pool?))
-    }
-
-    /// Walks the chain of a merchant to the first free pod other than `avoid`; the skipped steps if
-    /// there is none.
-    pub(super) fn walk_chain(
-        &self,
-        call: &CallSid,
-        merchant: Option<&MerchantId>,
-        avoid: Option<&PodName>,
-    ) -> Result<(PodName, Pool, Vec<SkippedStep>), Vec<SkippedStep>> {
-        let mut tried = Vec::new();
-        for step in merchant::chain(&self.tiers, self.merchant_config_of(merchant)) {
-            let drawn = match self.tiers.resolve(step) {
-                None => Err(SkipReason::Unknown),
-                Some(pool) => self.draw(&pool, avoid, call).map(|pod| (pod.clone(), pool)),
-            };
-            match drawn {
-                Ok((pod, pool)) => return Ok((pod, pool, tried)),
-                Err(reason) => tried.push(SkippedStep { step: step.clone(), reason }),
-            }
-        }
-        Err(tried)
-    }
-
-    /// The pod of a pool that takes the next call.
-    pub(super) fn draw(
-        &self,
-        pool: &Pool,
-        avoid: Option<&PodName>,
-        call: &CallSid,
-    ) -> Result<&PodName, SkipReason> {
-        let index = self.pools.get(pool).ok_or(SkipReason::Empty)?;
-        let (cap, is_pack) = match self.tiers.kind(pool) {
-            None => return Err(SkipReason::Unknown),
-            Some(TierKind::Exclusive | TierKind::Dedicated) => (1, false),
-            Some(TierKind::Shared { max_concurrent, strategy }) => {
-                (max_concurrent as usize, strategy == Strategy::Pack)
-            }
-        };
-        let drawn = index.choices().into_iter().find_map(|pods| {
-            let mut candidates = pods.range(..(cap, 0)).filter(|(_, pod)| Some(*pod) != avoid);
-            let drawn = if is_pack { candidates.next_back() } else { candidates.next() };
-            drawn.map(|((calls, _), pod)| (pods, *calls, pod))
-        });
-        let Some((pods, calls, drawn)) = drawn else {
-            return Err(match (index.in_service(), index.leaving) {
-                (0, 0) => SkipReason::Empty,
-                (0, _) => SkipReason::AllDraining,
-                _ => SkipReason::AtCapacity,
-            });
-        };
-        let Some(preferred) = self.preferred.get(call) else { return Ok(drawn) };
-        // Pods at risk are the last choice in any order.
-        let is_ordered =
-            self.tiers.prefers_low_ordinals(pool) && std::ptr::eq(pods, &index.available);
-        let equivalent = pods.range((calls, 0)..(calls + 1, 0)).map(|(_, pod)| pod);
-        Ok(equivalent
-            .filter(|pod| Some(*pod) != avoid)
-            .find(|pod| *pod == preferred)
-            .filter(|pod| !is_ordered || is_lowest_of_sample(index, pod, avoid))
-            .unwrap_or(drawn))
     }
 }

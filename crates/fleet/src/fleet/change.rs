@@ -4,12 +4,15 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     AttachedStream, Call, CallEnd, EndCause, Event, Fleet, PodOrigin, PrescaleOrder, QueueEntry,
-    SkippedStep,
+    Reservation, ReservationEnd, SkippedStep,
 };
 use crate::{
     Millis,
     merchant::Step,
-    names::{CallSid, Fingerprint, GatewayId, MerchantId, OrderId, PodName, Pool, StreamId},
+    names::{
+        AccountName, CallSid, Fingerprint, GatewayId, MerchantId, OrderId, PhoneNumber, PodName,
+        Pool, ReservationId, StreamId,
+    },
     tiers::Tiers,
 };
 
@@ -151,6 +154,44 @@ pub enum Change {
     },
     /// An expired prescale order was removed.
     PrescaleExpired { id: OrderId },
+    /// Capacity was reserved for a dial.
+    Reserved {
+        reservation: ReservationId,
+        #[serde(flatten)]
+        facts: Reservation,
+        /// Share of answered dials that may find no pod, in millionths.
+        miss_target: u32,
+    },
+    /// The dialler reported the provider's call of a reservation.
+    Dialed { reservation: ReservationId, call: CallSid, until: Millis },
+    /// A reservation ended; `call` is the call that used it.
+    ReservationEnded {
+        reservation: ReservationId,
+        cause: ReservationEnd,
+        at: Millis,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        call: Option<CallSid>,
+    },
+    /// The learned answer rate of a merchant, from compaction.
+    AnswerRate { merchant: MerchantId, dials: u64, answers: u64, at: Millis },
+    /// The limit of lines of a number was set or deleted.
+    Number {
+        number: PhoneNumber,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_lines: Option<u32>,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
+    },
+    /// The rate limit of a provider account was set or deleted.
+    Account {
+        account: AccountName,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        max_cps: Option<u32>,
+        #[serde(default, skip_serializing_if = "is_default")]
+        last_dial: Millis,
+        #[serde(default, skip_serializing_if = "String::is_empty")]
+        by: String,
+    },
     /// A call ended.
     Ended {
         call: CallSid,
@@ -249,6 +290,7 @@ impl Fleet {
             changes.push(Change::Heartbeat { gateway, until, lease });
         }
         changes.extend(self.capacity.facts());
+        changes.extend(self.outbound.facts());
         changes.extend(self.media_secret.clone().map(|secret| Change::MediaSecret { secret }));
         for (call, facts) in &self.calls {
             changes.push(Change::Call { call: call.clone(), facts: facts.clone() });

@@ -36,6 +36,7 @@ impl Fleet {
         self.history.shift(by);
         self.queue.shift(by);
         self.capacity.shift(by);
+        self.outbound.shift(by);
     }
 }
 

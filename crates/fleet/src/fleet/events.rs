@@ -4,7 +4,10 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Call, Change, Fleet, PodFacts, Refusal, RefusalReason, SkippedStep, calls::Allocate};
+use super::{
+    Call, Change, Fleet, PodFacts, Refusal, RefusalReason, ReservationUse, SkippedStep,
+    calls::Allocate,
+};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -86,6 +89,20 @@ kinds! {
     PrescaleSet "prescale_set"
     /// A prescale order was deleted; detail: pods, and by whom.
     PrescaleDeleted "prescale_deleted"
+    /// Capacity was reserved for a dial; detail: the reservation and its number.
+    Reserved "reserved"
+    /// The dialler reported the provider's call of a reservation; detail: the reservation.
+    Dialed "dialed"
+    /// A reservation ended; detail: the reservation, the cause and its duration (ms).
+    ReservationEnded "reservation_ended"
+    /// The limit of lines of a number was set; detail: the number, the limit and by whom.
+    NumberSet "number_set"
+    /// The limit of lines of a number was deleted; detail: the number and by whom.
+    NumberDeleted "number_deleted"
+    /// The rate limit of an account was set; detail: the account, the limit and by whom.
+    AccountSet "account_set"
+    /// The rate limit of an account was deleted; detail: the account and by whom.
+    AccountDeleted "account_deleted"
 }
 
 impl FromStr for EventKind {
@@ -269,7 +286,11 @@ impl Fleet {
         let steps = skipped_text(&refusal.tried);
         let reason = refusal.reason.as_str();
         let detail = if steps.is_empty() { reason.to_owned() } else { format!("{reason} {steps}") };
-        let event = Event::of_call(EventKind::Refused, &request.call, request.merchant.as_ref());
+        let merchant = match &refusal.reservation {
+            Some(ReservationUse::Used { merchant }) => Some(merchant),
+            _ => request.merchant.as_ref(),
+        };
+        let event = Event::of_call(EventKind::Refused, &request.call, merchant);
         self.record_event(|_| Some(event.with_detail(detail)));
     }
 
@@ -373,7 +394,35 @@ impl Fleet {
                 let (pool, detail) = (Some(order.pool.clone()), format!("{} {by}", order.pods));
                 Event { pool, ..Event::new(EventKind::PrescaleDeleted) }.with_detail(detail)
             }
+            Change::Reserved { reservation, facts, .. } => {
+                let number = facts.number.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
+                self.event_of_reservation(EventKind::Reserved, facts)
+                    .with_detail(format!("{reservation}{number}"))
+            }
+            Change::Dialed { reservation, call, .. } => {
+                let facts = self.outbound.get(reservation)?;
+                let event = self.event_of_reservation(EventKind::Dialed, facts);
+                Event { call: Some(call.clone()), ..event.with_detail(reservation.as_str()) }
+            }
+            Change::ReservationEnded { reservation, cause, at, call } => {
+                return self.reservation_event(reservation, *cause, call.as_ref(), *at);
+            }
+            Change::Number { number, max_lines, by } => match max_lines {
+                Some(max) => {
+                    Event::new(EventKind::NumberSet).with_detail(format!("{number} {max} {by}"))
+                }
+                None => Event::new(EventKind::NumberDeleted).with_detail(format!("{number} {by}")),
+            },
+            Change::Account { account, max_cps, by, .. } => match max_cps {
+                Some(max) => {
+                    Event::new(EventKind::AccountSet).with_detail(format!("{account} {max} {by}"))
+                }
+                None => {
+                    Event::new(EventKind::AccountDeleted).with_detail(format!("{account} {by}"))
+                }
+            },
             Change::Began { .. }
+            | Change::AnswerRate { .. }
             | Change::List { .. }
             | Change::PendingExtended { .. }
             | Change::Heartbeat { .. }

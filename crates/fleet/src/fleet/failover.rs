@@ -3,7 +3,7 @@
 
 use super::{
     Attached, AttachedStream, Change, EndCause, Fleet, PodFailure, SkippedStep,
-    pod_health::outcome_of,
+    choose_pod::HeldSlots, pod_health::outcome_of,
 };
 use crate::{
     Millis,
@@ -101,8 +101,8 @@ impl Fleet {
         call: &CallSid,
         pod: &PodName,
     ) -> Option<(PodName, Pool, Vec<SkippedStep>)> {
-        let facts = &self.calls[call];
-        if let Ok(other) = self.walk_chain(call, facts.merchant.as_ref(), Some(pod)) {
+        let merchant = self.calls[call].merchant.as_ref();
+        if let Ok(other) = self.walk_chain(call, merchant, Some(pod), HeldSlots::Used) {
             return Some(other);
         }
         let known = self.pods.get(pod).filter(|known| known.is_serving())?;

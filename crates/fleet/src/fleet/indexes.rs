@@ -43,6 +43,12 @@ pub(super) struct IndexedPod {
     position: u64,
 }
 
+impl IndexedPod {
+    fn is_available(&self) -> bool {
+        matches!(self.state, ServiceState::Available | ServiceState::AtRisk)
+    }
+}
+
 /// The indexes of one pool.
 #[derive(Debug, Default)]
 pub(super) struct PoolIndex {
@@ -50,6 +56,8 @@ pub(super) struct PoolIndex {
     pub(super) available: BTreeMap<(usize, u64), PodName>,
     /// Available pods that the cluster is about to disrupt, in the same order.
     pub(super) at_risk: BTreeMap<(usize, u64), PodName>,
+    /// The number of available pods, at risk or not, by live calls.
+    pub(super) levels: BTreeMap<usize, usize>,
     pub(super) assigned: usize,
     pub(super) leaving: usize,
     pub(super) unready: usize,
@@ -61,6 +69,9 @@ impl PoolIndex {
     fn insert(&mut self, indexed: &IndexedPod, name: &PodName) {
         self.assigned += 1;
         self.calls += indexed.calls;
+        if indexed.is_available() {
+            *self.levels.entry(indexed.calls).or_default() += 1;
+        }
         match indexed.state {
             ServiceState::Available => {
                 drop(self.available.insert((indexed.calls, indexed.position), name.clone()))
@@ -78,6 +89,14 @@ impl PoolIndex {
     pub(super) fn remove(&mut self, indexed: &IndexedPod) {
         self.assigned -= 1;
         self.calls -= indexed.calls;
+        if indexed.is_available()
+            && let Some(pods) = self.levels.get_mut(&indexed.calls)
+        {
+            *pods -= 1;
+            if *pods == 0 {
+                self.levels.remove(&indexed.calls);
+            }
+        }
         match indexed.state {
             ServiceState::Available => {
                 drop(self.available.remove(&(indexed.calls, indexed.position)))

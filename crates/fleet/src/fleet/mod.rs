@@ -10,13 +10,17 @@ mod call_history;
 mod calls;
 mod capacity;
 mod change;
+mod choose_pod;
 mod clock_shift;
+mod dial_limits;
 mod drain;
 mod events;
 mod failover;
 mod fencing;
 mod indexes;
 mod limits;
+mod outbound_facts;
+mod outbound_queries;
 mod pod_failure;
 mod pod_health;
 mod pods;
@@ -27,6 +31,7 @@ mod queue;
 mod rebalancing;
 mod release;
 mod renew;
+mod reservations;
 mod signed_requests;
 mod streams;
 mod surplus;
@@ -43,6 +48,7 @@ use self::{
     capacity::CapacityFacts,
     fencing::PodList,
     indexes::{IndexedPod, PoolIndex},
+    outbound_facts::OutboundFacts,
     queue::Queue,
     signed_requests::SeenRequests,
     streams::Gateway,
@@ -58,6 +64,11 @@ pub use self::{
     fencing::{
         Claim, ClaimRefused, Claimant, PodOrigin, PodWriter, SIMULATED_DIGEST, WriteRefused,
     },
+    outbound_facts::HeldDials,
+    outbound_queries::{
+        AccountStatus, NumberStatus, OutboundStatus, ReservationPage, ReservationQuery,
+        ReservationStatus,
+    },
     pod_failure::PodFailure,
     pods::{Conflict, Edit, MoveRefused, Observed, RemovalMode, Removed},
     queries::{
@@ -68,6 +79,10 @@ pub use self::{
     rebalancing::{Move, moves, rebalance},
     release::{CallNotFound, NotReleased, Release, Released},
     renew::{Confirm, Confirmed, Renew, Renewed},
+    reservations::{
+        DialLimit, Reservation, ReservationEnd, ReservationNotFound, ReservationUse, Reserve,
+        Reserved,
+    },
     signed_requests::SignedRequest,
     streams::{
         Attach, AttachRefused, Attached, AttachedStream, ConnectedStream, Detach, Heartbeat,
@@ -94,6 +109,8 @@ pub enum SkipReason {
     AtCapacity,
     /// The tier is not in the table.
     Unknown,
+    /// The free slots are held for outstanding dials.
+    Held,
 }
 
 impl SkipReason {
@@ -103,6 +120,7 @@ impl SkipReason {
             Self::AllDraining => "all_draining",
             Self::AtCapacity => "at_capacity",
             Self::Unknown => "unknown",
+            Self::Held => "held",
         }
     }
 }
@@ -221,6 +239,7 @@ pub struct Fleet {
     /// The key of stream tokens.
     media_secret: Option<String>,
     capacity: CapacityFacts,
+    outbound: OutboundFacts,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
     quarantines: BTreeSet<(Millis, PodName)>,
@@ -259,6 +278,7 @@ impl Fleet {
             swept_at: None,
             media_secret: None,
             capacity: CapacityFacts::default(),
+            outbound: OutboundFacts::default(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),
             quarantines: BTreeSet::new(),

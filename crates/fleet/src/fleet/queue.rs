@@ -10,10 +10,10 @@ use super::{
     calls::{Call, Continuation, RefusalReason},
     clock_shift::shift_deadlines,
 };
-use crate::rules::REQUEUE_ADVANTAGE;
+use crate::rules::{MAX_PRIORITY, REQUEUE_ADVANTAGE};
 use crate::{
     Millis, merchant,
-    names::{CallSid, MerchantId, PodName, Pool},
+    names::{CallSid, MerchantId, PhoneNumber, PodName, Pool},
 };
 
 /// The terms under which a call may wait for a pod.
@@ -55,12 +55,20 @@ pub struct QueueEntry {
     /// The pod attempt of the hand-off to come.
     #[serde(rename = "attempts", default)]
     pub(super) pod_attempt: u32,
+    /// The number whose line the call uses.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) number: Option<PhoneNumber>,
 }
 
 /// Sort key of a queue: higher priorities first, then by ticket.
 type Position = (i32, i64, CallSid);
 
 impl QueueEntry {
+    /// Whether the call had a reservation: it precedes all calls without one, and may use held slots.
+    pub(super) fn is_dialed(&self) -> bool {
+        self.priority > MAX_PRIORITY
+    }
+
     fn position(&self, call: &CallSid) -> Position {
         (-self.priority, self.ticket, call.clone())
     }
@@ -177,7 +185,10 @@ impl Fleet {
     ) -> Refusal {
         let Some(hold) = &request.hold else { return refusal };
         let config = self.merchant_config_of(request.merchant.as_ref());
-        let priority = config.map_or(0, |config| config.priority);
+        let priority = match continuation.is_dialed {
+            true => MAX_PRIORITY + 1,
+            false => config.map_or(0, |config| config.priority),
+        };
         let steps = merchant::chain(&self.tiers, config);
         let pools: Vec<Pool> = steps.filter_map(|step| self.tiers.resolve(step)).collect();
         if pools.is_empty() || hold.time == 0 {
@@ -191,7 +202,7 @@ impl Fleet {
             return Refusal { reason: RefusalReason::QueueFull, ..refusal };
         }
         let is_reconnect = continuation.is_known;
-        if !is_reconnect {
+        if !is_reconnect && !continuation.is_dialed {
             self.count_admission(request, now);
         }
         let until = now + hold.time;
@@ -206,6 +217,7 @@ impl Fleet {
             poll_by: hold.poll_by(until, now),
             tried: refusal.tried.clone(),
             pod_attempt: request.pod_attempt(continuation.failovers),
+            number: self.number_of(request, continuation),
         };
         self.record(Change::Queued { call: request.call.clone(), entry });
         Refusal { reason: RefusalReason::Waiting { is_new: true, until }, ..refusal }
@@ -233,7 +245,7 @@ impl Fleet {
                 RefusalReason::Waiting { is_new: false, until }
             }
         };
-        Some(Refusal { tried, malformed_merchant: None, reason })
+        Some(Refusal { tried, malformed_merchant: None, reason, reservation: None })
     }
 
     /// Accepts the hand-off of a call: its lease begins. If the pod has left service since, the
@@ -284,9 +296,26 @@ impl Fleet {
     pub(super) fn hand_off_free_slots(&mut self, pod: &PodName) {
         while let Some(pool) = self.pool_with_free_slot(pod)
             && let Some(call) = self.queue.first(&pool).cloned()
+            && self.may_hand_off(&call, &pool)
         {
             self.hand_off(call, pod.clone(), pool);
         }
+    }
+
+    /// Hands free slots of a pool to waiting calls, after fewer are held for dials.
+    pub(super) fn hand_off_pool(&mut self, pool: &Pool) {
+        while let Some(call) = self.queue.first(pool).cloned()
+            && self.may_hand_off(&call, pool)
+            && let Ok(pod) = self.draw(pool, None, &call)
+        {
+            let pod = pod.clone();
+            self.hand_off(call, pod, pool.clone());
+        }
+    }
+
+    /// Whether a waiting call may use a free slot of the pool, in view of the held ones.
+    fn may_hand_off(&self, call: &CallSid, pool: &Pool) -> bool {
+        self.queue.get(call).is_some_and(QueueEntry::is_dialed) || self.is_open(pool)
     }
 
     fn hand_off(&mut self, call: CallSid, pod: PodName, pool: Pool) {
@@ -304,6 +333,7 @@ impl Fleet {
             expects_stream: false,
             pod_attempt: entry.pod_attempt,
             failovers: 0,
+            number: entry.number.clone(),
             queue_entry: Some(entry),
             stream: None,
             is_returned: false,
@@ -319,6 +349,7 @@ impl Fleet {
         for (_, _, call) in &positions {
             let pools = self.queue.get(call).map(|entry| entry.pools.clone()).unwrap_or_default();
             let free = pools.into_iter().find_map(|pool| {
+                let pool = Some(pool).filter(|pool| self.may_hand_off(call, pool))?;
                 let pod = self.draw(&pool, None, call).ok()?.clone();
                 Some((pod, pool))
             });

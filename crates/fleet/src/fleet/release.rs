@@ -51,6 +51,8 @@ pub enum NotReleased {
     NotFound,
     /// The call was waiting or handed off, and left the queue.
     WasWaiting { waited: Millis },
+    /// The call was a dial without an answer; its reservation has ended.
+    WasDialed,
 }
 
 impl Fleet {
@@ -123,6 +125,9 @@ impl Fleet {
             let cause = end.cause.updated_by(request.cause);
             let end = super::CallEnd { cause, ..end.clone() };
             self.record(Change::CallEndRecorded { call: request.call.clone(), end });
+        }
+        if request.pod.is_none() && self.end_dial(&request.call, now) {
+            return NotReleased::WasDialed;
         }
         NotReleased::NotFound
     }

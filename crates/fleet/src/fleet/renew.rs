@@ -92,6 +92,7 @@ impl Fleet {
                 queue_entry: None,
                 stream: None,
                 is_returned: true,
+                number: None,
             },
         });
         Ok(())
@@ -171,6 +172,7 @@ impl Fleet {
         });
         let Some(expired) = expired else { return Confirmed::Unknown };
         let (merchant, pod_attempt) = (expired.merchant.clone(), expired.pod_attempt);
+        let number = expired.number.clone();
         let Some(pool) = self.pool_with_free_slot(&request.pod) else { return Confirmed::Unknown };
         self.leave_queue(&request.call);
         self.record(Change::CallEndDropped { call: request.call.clone() });
@@ -190,6 +192,7 @@ impl Fleet {
                 queue_entry: None,
                 stream: None,
                 is_returned: true,
+                number,
             },
         });
         Confirmed::Reallocated { pool }

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Call, Change, EndCause, EndedCall, Fleet, NotReleased, PodFailure, Release, Released, Swept,
-    change::is_default, pod_health::outcome_of, renew::NotReregistered,
+    change::is_default, choose_pod::HeldSlots, pod_health::outcome_of, renew::NotReregistered,
 };
 use crate::{
     Millis,
@@ -202,6 +202,7 @@ impl Fleet {
     ) -> Result<Vec<CallSid>, AttachRefused> {
         let ChosenPod { pod, pool, merchant, displaced, requeued } =
             self.choose_pod_for_stream(request, now)?;
+        let number = self.history.get(&request.call, now).and_then(|end| end.number.clone());
         self.leave_queue(&request.call);
         if self.history.contains(&request.call) {
             self.record(Change::CallEndDropped { call: request.call.clone() });
@@ -223,6 +224,7 @@ impl Fleet {
                 queue_entry: None,
                 stream: None,
                 is_returned: true,
+                number,
             },
         });
         // Only now: the pod itself must not be handed to them.
@@ -255,7 +257,8 @@ impl Fleet {
                 if let Some(pool) = self.pool_with_free_slot(&end.pod) {
                     return Ok(ChosenPod::new(end.pod, pool, end.merchant));
                 }
-                let choice = self.walk_chain(&request.call, end.merchant.as_ref(), None);
+                let choice =
+                    self.walk_chain(&request.call, end.merchant.as_ref(), None, HeldSlots::Used);
                 let (pod, pool, _) = choice.map_err(|_| AttachRefused::NoPods)?;
                 Ok(ChosenPod::new(pod, pool, end.merchant))
             }

@@ -1,10 +1,10 @@
-//! The sweep ends overdue queue entries, leases of calls and gateways, drains and quarantines. The audit derives the
-//! indexes again.
+//! The sweep ends overdue queue entries, reservations, leases of calls and gateways, drains and
+//! quarantines. The audit derives the indexes again.
 
 use super::{AbandonedCall, Call, Change, EndCause, EndedCall, Fleet, pod_health::outcome_of};
 use crate::{
     Millis,
-    names::{CallSid, PodName},
+    names::{CallSid, PodName, ReservationId},
 };
 
 /// The result of a sweep.
@@ -18,13 +18,16 @@ pub struct Swept {
     pub undrained: Vec<PodName>,
     /// Pods whose quarantine expired.
     pub restored: Vec<PodName>,
+    /// Reservations that expired.
+    pub reservations: Vec<ReservationId>,
 }
 
 impl Swept {
     /// The largest count of one kind: below the sweep's limit, nothing overdue is left.
     pub fn max_count(&self) -> usize {
         let (calls, pods) = (&self.expired, &self.undrained);
-        calls.len().max(pods.len()).max(self.abandoned.len()).max(self.restored.len())
+        let most = calls.len().max(pods.len()).max(self.abandoned.len()).max(self.restored.len());
+        most.max(self.reservations.len())
     }
 }
 
@@ -37,7 +40,7 @@ pub struct Audited {
 }
 
 impl Fleet {
-    /// Ends queue entries, leases, drains and quarantines past their deadline, oldest first, at
+    /// Ends queue entries, reservations, leases, drains and quarantines past their deadline, oldest first, at
     /// most `limit` of each.
     pub fn sweep(&mut self, limit: usize, now: Millis) -> Swept {
         let mut swept = Swept::default();
@@ -47,6 +50,7 @@ impl Fleet {
             self.record(Change::LeftQueue { call: call.clone() });
             swept.abandoned.push(AbandonedCall { call, waited: now.saturating_sub(since) });
         }
+        swept.reservations = self.sweep_reservations(limit, now);
         let due = self.leases.iter().take_while(|(until, _)| *until <= now).take(limit);
         let due: Vec<CallSid> = due.map(|(_, call)| call.clone()).collect();
         for call in due {

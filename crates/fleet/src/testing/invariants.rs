@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use super::outbound_invariants::{OutboundState, ReservationState};
 use crate::{CallLookup, CallQuery, Fleet, PodStatus, tiers::TierKind};
 
 /// A violated invariant.
@@ -25,6 +26,7 @@ pub struct State {
     pub streams: BTreeMap<String, StreamState>,
     /// The calls of each gateway, and whether they were released.
     pub gateways: BTreeMap<String, BTreeMap<String, bool>>,
+    pub outbound: OutboundState,
 }
 
 #[derive(Debug, Default)]
@@ -84,6 +86,7 @@ impl State {
             let calls = calls.map(|(call, is_ending)| (call.to_string(), is_ending)).collect();
             state.gateways.insert(gateway.gateway.to_string(), calls);
         }
+        state.outbound = OutboundState::of(fleet);
         state
     }
 
@@ -94,6 +97,7 @@ impl State {
         found.extend(self.pool_violations());
         found.extend(self.stream_violations());
         found.extend(self.free_pod_violations());
+        found.extend(self.outbound.violations());
         for (name, pool) in &self.pools {
             found.extend(self.index_violations(name, pool));
         }

@@ -4,3 +4,5 @@
 pub mod dice;
 pub mod invariants;
 pub mod operations;
+mod outbound_invariants;
+mod outbound_operations;

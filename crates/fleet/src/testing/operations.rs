@@ -1,6 +1,7 @@
 //! Random operations on a fleet, for property tests and differential tests.
 
 use super::dice::Dice;
+pub use super::outbound_operations::{OutboundOperation, RESERVATION_TTL};
 use crate::{
     Allocate, Attach, CapacityUpdate, Claim, Claimant, Confirm, ConnectedStream, Detach, EndCause,
     Failover, Fleet, Hold, Millis, PodFacts, PodFailure, PodOrigin, PodWriter, PrescaleOrder,
@@ -140,6 +141,7 @@ pub enum Operation {
     DeletePrescale {
         id: OrderId,
     },
+    Outbound(OutboundOperation),
     Sweep {
         limit: usize,
     },
@@ -165,8 +167,11 @@ impl Writer {
 impl Dice {
     /// The next operation on a fleet.
     pub fn operation(&mut self, fleet: &mut Fleet, now: Millis) -> Operation {
-        match self.roll(69) {
-            0..=13 => Operation::Allocate(self.allocate(fleet)),
+        match self.roll(82) {
+            0..=13 => {
+                let request = self.allocate(fleet);
+                Operation::Allocate(self.with_reservation(request, fleet))
+            }
             14..=20 => Operation::Release(self.release()),
             21..=23 => {
                 let calls = (0..=self.roll(3)).map(|_| self.call()).collect();
@@ -231,6 +236,7 @@ impl Dice {
                 let ttl = (self.roll(3) > 0).then(|| 1 + self.roll(15_000) as u64);
                 Operation::Surplus { pod, uid, ttl, writer: self.writer(fleet, now) }
             }
+            65..=77 => Operation::Outbound(self.outbound(fleet)),
             _ => Operation::Advance { time: 1 + self.roll(2_000) as u64 },
         }
     }
@@ -365,11 +371,11 @@ impl Dice {
         format!("p-{}", self.roll(7)).parse().unwrap()
     }
 
-    fn call(&mut self) -> CallSid {
+    pub(super) fn call(&mut self) -> CallSid {
         format!("c{}", self.roll(14)).parse().unwrap()
     }
 
-    fn merchant(&mut self) -> MerchantId {
+    pub(super) fn merchant(&mut self) -> MerchantId {
         format!("m{}", self.roll(3)).parse().unwrap()
     }
 
@@ -442,11 +448,13 @@ impl Dice {
             hold: (self.roll(2) == 0).then_some(hold),
             previous: is_reconnect.then_some(previous),
             signed: (self.roll(4) == 0).then_some(signed),
+            reservation: None,
+            numbers: self.numbers(),
             call,
         }
     }
 
-    fn sometimes<T>(&mut self, value: T) -> Option<T> {
+    pub(super) fn sometimes<T>(&mut self, value: T) -> Option<T> {
         (self.roll(3) == 0).then_some(value)
     }
 }

@@ -223,6 +223,7 @@ fn context(config: &Config, parts: &Parts, gateway: Option<&Arc<Gateway>>) -> Co
         providers: config.providers.clone(),
         honours_owners: matches!(&config.pods, PodSource::Cluster(it) if it.has_manifests),
         ttls: config.ttls,
+        outbound: config.outbound,
         replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
         reconcile_now: reconcile_now.clone(),

@@ -367,17 +367,7 @@ mod tests {
         }
 
         async fn allocate(&self, number: usize, hold: Option<Hold>) {
-            let request = Allocate {
-                call: call(number),
-                merchant: None,
-                lease_ttl: 60_000,
-                provisional: false,
-                expects_stream: false,
-                may_return: false,
-                hold,
-                previous: None,
-                signed: None,
-            };
+            let request = Allocate { hold, ..Allocate::new(call(number), None, 60_000) };
             let _ = self.store.allocate(&request).await.unwrap();
         }
 

@@ -33,9 +33,18 @@ fn detail_words(kind: &str, detail: &str) -> String {
         Ok(EventKind::Ended) => end_words(detail),
         Ok(EventKind::Desired) => desired_words(detail),
         Ok(EventKind::Scaled) => scaled_words(detail),
+        Ok(EventKind::ReservationEnded) => reservation_words(detail),
         Ok(EventKind::Origin) => format!("new origin of the pods: {detail}"),
         _ => detail.to_owned(),
     }
+}
+
+/// The end of a reservation: `R1 given_back 5000` as `R1 given back, after 5.0s`.
+fn reservation_words(detail: &str) -> String {
+    let parts: Vec<&str> = detail.split(' ').collect();
+    let [id, cause, lasted] = parts[..] else { return detail.to_owned() };
+    let seconds = lasted.parse::<u64>().map_or(0.0, |millis| millis as f64 / 1_000.0);
+    format!("{id} {}, after {seconds:.1}s", cause.replace('_', " "))
 }
 
 /// A changed decision: `12 10 forecast` as `12 pods desired instead of 10: forecast`.
@@ -127,6 +136,8 @@ mod tests {
                 "deployment/a would be scaled from 5 to 2 pods: keep",
             ),
             ("scaled", "7", "7"),
+            ("reservation_ended", "R1 given_back 5000", "R1 given back, after 5.0s"),
+            ("reservation_ended", "R1", "R1"),
             ("origin", "list", "new origin of the pods: list"),
             // Causes and kinds of later versions, and details without a fixed format.
             ("ended", "new_cause 20000", "new_cause, after 20s"),

@@ -10,6 +10,7 @@ mod event_line;
 mod inspect;
 mod load;
 mod manage;
+mod outbound;
 mod plan;
 mod router_client;
 mod serve;
@@ -73,6 +74,12 @@ enum Action {
     Capacity(capacity::CapacityArgs),
     /// List prescale orders, or set or delete one
     Prescale(capacity::PrescaleArgs),
+    /// List outstanding reservations of diallers, or give one back
+    Reservations(outbound::ReservationsArgs),
+    /// List numbers with a limit of lines, or set or delete a limit
+    Numbers(outbound::NumbersArgs),
+    /// List provider accounts with a limit of calls per second, or set or delete a limit
+    Accounts(outbound::AccountsArgs),
     /// Print a completion script for a shell
     Completions { shell: clap_complete::Shell },
     /// Run one simulated agent
@@ -130,6 +137,9 @@ pub fn main() -> ExitCode {
         Some(Action::Tiers(args)) => block_on(manage::tiers(args)),
         Some(Action::Capacity(args)) => block_on(capacity::capacity(args)),
         Some(Action::Prescale(args)) => block_on(capacity::prescale(args)),
+        Some(Action::Reservations(args)) => block_on(outbound::reservations(args)),
+        Some(Action::Numbers(args)) => block_on(outbound::numbers(args)),
+        Some(Action::Accounts(args)) => block_on(outbound::accounts(args)),
         Some(Action::Completions { shell }) => {
             let mut text = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "smart-router", &mut text);

@@ -6,6 +6,7 @@ mod cluster_settings;
 mod hold_settings;
 mod listener_settings;
 mod media_settings;
+mod outbound_settings;
 mod process_role;
 mod reference;
 mod secret_settings;
@@ -15,7 +16,7 @@ mod value_parsers;
 
 use crate::{
     cluster::LeaderConfig,
-    http::{BusyAction, HoldConfig},
+    http::{BusyAction, HoldConfig, OutboundConfig},
     telemetry::logs::{LogConfig, LogFormat},
 };
 use std::{
@@ -151,6 +152,7 @@ pub struct Config {
     pub tiers: Tiers,
     pub leader: LeaderConfig,
     pub capacity: CapacityConfig,
+    pub outbound: OutboundConfig,
     pub log: LogConfig,
     /// Ignored parts of the settings, with the reason.
     pub warnings: Vec<String>,
@@ -246,6 +248,7 @@ impl Config {
             tiers,
             leader: cluster_settings::leader(&settings, in_cluster)?,
             capacity: settings.capacity.config(),
+            outbound: settings.outbound.config(),
             log: LogConfig {
                 level: settings.log.log_level,
                 format: settings.log.log_format.unwrap_or_else(|| {
@@ -340,6 +343,7 @@ impl Config {
             ("TIER_CONFIG", Value::from(self.tiers.clone()).to_string()),
         ]);
         described.extend(s.capacity.describe());
+        described.extend(s.outbound.describe());
         described.extend(cluster_settings::describe_leader(self));
         described.extend([
             ("LOG_LEVEL", s.log.log_level.to_string()),

@@ -15,8 +15,8 @@ use clap::{ArgAction, Args};
 use tracing_subscriber::filter::LevelFilter;
 
 use super::{
-    capacity_settings::CapacitySettings, secret_settings::SecretSettings,
-    trace_settings::TraceSettings, value_parsers,
+    capacity_settings::CapacitySettings, outbound_settings::OutboundSettings,
+    secret_settings::SecretSettings, trace_settings::TraceSettings, value_parsers,
 };
 use crate::{
     http::BusyAction, human_duration::HumanDuration, telemetry::logs::LogFormat,
@@ -44,6 +44,8 @@ pub struct Settings {
     pub fleet: FleetSettings,
     #[command(flatten)]
     pub capacity: CapacitySettings,
+    #[command(flatten)]
+    pub outbound: OutboundSettings,
     #[command(flatten)]
     pub leader: LeaderSettings,
     #[command(flatten)]

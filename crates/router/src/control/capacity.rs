@@ -230,7 +230,7 @@ impl Runner<'_> {
             bounds: Bounds {
                 min: bounds.min.into(),
                 max: bounds.max.map_or(u64::MAX, u64::from),
-                inbound_reserve: bounds.inbound_reserve.into(),
+                inbound_reserve: bounds.inbound_reserve,
                 prescale: orders.map(order).collect(),
             },
         }

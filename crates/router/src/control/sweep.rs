@@ -22,6 +22,10 @@ impl Control {
                     "a waiting call stopped polling; removed it from the queue"
                 );
             }
+            for reservation in &swept.reservations {
+                self.metrics.outbound.ended("expired");
+                tracing::info!(%reservation, "a reservation expired; its slot and line are free");
+            }
             for pod in &swept.restored {
                 tracing::info!(%pod, "a quarantine ended");
             }

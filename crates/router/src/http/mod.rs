@@ -16,7 +16,7 @@ use axum::{extract::State, response::Response};
 use tokio::sync::Notify;
 
 pub use self::{
-    api::events::CallTimelines,
+    api::{events::CallTimelines, reservations::OutboundConfig},
     hold_config::{BusyAction, HoldConfig},
     reply::{ApiError, RequestLog},
     routes::{admin_routes, health_only_routes, metrics_routes, public_routes, routes},
@@ -56,6 +56,7 @@ pub struct Context {
     /// Tiers and merchants that an object of the cluster manages can't be changed by the API.
     pub honours_owners: bool,
     pub ttls: Ttls,
+    pub outbound: OutboundConfig,
     /// Time for which fingerprints of signed requests are kept, for replay protection.
     pub replay_window: Millis,
     pub read_timeout: Duration,
@@ -215,6 +216,7 @@ impl Context {
                 connect: None,
                 poll_timeout: None,
             },
+            outbound: OutboundConfig { reservation_ttl: 75_000, miss_target: 10_000 },
             replay_window: 1_000,
             read_timeout: Duration::from_secs(1),
             reconcile_now: Arc::default(),

@@ -134,11 +134,16 @@ pub struct RequestLog {
     pub by: Option<Bearer>,
     /// Reason of a refusal.
     pub reason: Option<String>,
+    /// Condition that the caller should know of, in the header `X-Warning`.
+    pub warning: Option<&'static str>,
 }
 
 impl RequestLog {
     pub fn attach(self, response: impl IntoResponse) -> Response {
         let mut response = response.into_response();
+        if let Some(warning) = self.warning {
+            response.headers_mut().insert("x-warning", HeaderValue::from_static(warning));
+        }
         response.extensions_mut().insert(self);
         response
     }

@@ -7,8 +7,8 @@ use axum::{Router, extract::Request, middleware::from_fn_with_state};
 use super::{
     Context, Shared,
     api::{
-        allocate, calls, capacity, drain, events, live, merchants, metrics, pod, pods, prescale,
-        probes, release, renew, status, tiers, whoami,
+        allocate, calls, capacity, dial_limits, drain, events, live, merchants, metrics, pod, pods,
+        prescale, probes, release, renew, reservations, status, tiers, whoami,
     },
     dashboard, middleware,
     openapi::{self, Route, Routes, delete, get, post, put},
@@ -114,6 +114,7 @@ fn api_routes(context: &Arc<Context>) -> Routes {
             "/page/{name}",
             get(dashboard::file, dashboard::file_endpoint()).rate_limited(context),
         )
+        .merge(outbound_routes(context))
         .route(&api("/merchants"), viewer(get(merchants::list, merchants::list_endpoint())))
         .route(
             &api("/tiers"),
@@ -126,6 +127,51 @@ fn api_routes(context: &Arc<Context>) -> Routes {
                 put(merchants::put, merchants::put_endpoint())
                     .delete(merchants::delete, merchants::delete_endpoint()),
             )),
+        )
+}
+
+/// Reservations of diallers, and the limits of numbers and accounts.
+fn outbound_routes(context: &Arc<Context>) -> Routes {
+    let viewer = |route: Route| route.requires(context, Role::Viewer);
+    let agent = |route: Route| route.requires(context, Role::Agent);
+    let admin = |route: Route| route.requires(context, Role::Admin);
+    Routes::default()
+        .route(
+            &api("/reservations"),
+            viewer(get(reservations::list, reservations::list_endpoint()))
+                .merge(agent(post(reservations::post, reservations::post_endpoint()))),
+        )
+        .route(
+            &api("/reservations/{id}"),
+            viewer(get(reservations::get, reservations::get_endpoint()))
+                .merge(agent(delete(reservations::delete, reservations::delete_endpoint()))),
+        )
+        .route(
+            &api("/reservations/{id}/dialed"),
+            agent(post(reservations::dialed, reservations::dialed_endpoint())),
+        )
+        .route(&api("/numbers"), viewer(get(dial_limits::numbers, dial_limits::numbers_endpoint())))
+        .route(
+            &api("/numbers/{number}"),
+            viewer(get(dial_limits::get_number, dial_limits::get_number_endpoint())).merge(admin(
+                put(dial_limits::put_number, dial_limits::put_number_endpoint())
+                    .delete(dial_limits::delete_number, dial_limits::delete_number_endpoint()),
+            )),
+        )
+        .route(
+            &api("/accounts"),
+            viewer(get(dial_limits::accounts, dial_limits::accounts_endpoint())),
+        )
+        .route(
+            &api("/accounts/{account}"),
+            viewer(get(dial_limits::get_account, dial_limits::get_account_endpoint())).merge(
+                admin(
+                    put(dial_limits::put_account, dial_limits::put_account_endpoint()).delete(
+                        dial_limits::delete_account,
+                        dial_limits::delete_account_endpoint(),
+                    ),
+                ),
+            ),
         )
 }
 

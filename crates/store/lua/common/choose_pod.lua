@@ -79,12 +79,16 @@ local function draw(tier, kind, avoid)
   return nil, 'empty'
 end
 
--- Walks the chain. Returns the pod, and the steps skipped before it.
-local function choose_pod(steps, avoid)
+-- Walks the chain. Returns the pod, and the steps skipped before it. With `respects_held`, a pool needs more free slots
+-- than it holds for dials, except the pool `reserved_in`.
+local function choose_pod(steps, avoid, respects_held, reserved_in)
   local tried = ''
   for _, step in ipairs(steps) do
     local pod, reason
     if step.kind then pod, reason = draw(step.tier, step.kind, avoid) else reason = 'unknown' end
+    if pod and respects_held and step.tier ~= reserved_in and not outbound.is_open(step.tier) then
+      pod, reason = nil, 'held'
+    end
     if pod then return pod, tried end
     tried = (tried == '' and '' or tried .. ' ') .. step.step .. '=' .. reason
   end
@@ -109,7 +113,8 @@ local function hand_off_requeued(calls)
     local entry = queue_entry_of(call)
     for tier in string.gmatch(entry and entry.is_waiting and entry.pools or '', '%S+') do
       local kind = kind_of(tier)
-      local pod = kind and draw(tier, kind)
+      local may_use = kind and (outbound.is_dialed(entry.score) or outbound.is_open(tier))
+      local pod = may_use and draw(tier, kind)
       if pod then
         hand_off(pod, call)
         break

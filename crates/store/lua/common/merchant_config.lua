@@ -112,8 +112,10 @@ end
 -- Returns the chain steps of a merchant's calls, its configuration and its document; nil without a usable tier table,
 -- which the recovery rewrites.
 local function chain_of(merchant)
-  local chain = try('HGET', K.tiers, ':chain')
+  local chain, dials, numbers, waiting = unpack(try('HMGET', K.tiers, ':chain', ':dials', ':numbers', ':waiting'))
   if type(chain) ~= 'string' then return nil end
+  has_dials, has_numbers = dials and true or false, numbers and true or false
+  has_waiting_calls = waiting and true or false
   ordered_merchants = parse_ordered(chain)
   local document = merchant ~= '' and try('HGET', K.merchant_config, merchant)
   local config = document and merchant_config_of(document) or DEFAULT_CONFIG

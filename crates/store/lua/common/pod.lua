@@ -293,6 +293,10 @@ local function allocate_pod(pod, call, fields, deadline, life)
       'stage', fields.stage or '', POD_ATTEMPT, fields.pod_attempt or '')
   end
   run('PEXPIRE', key, life)
+  if fields.number and fields.number ~= '' then
+    run('HSET', key, 'number', fields.number)
+    outbound.take_line(fields.number, 'call:' .. call)
+  end
   record_event('allocated', call, pod.name, pool, fields.merchant, fields.tried or 'returned')
   pod.calls = pod.calls + 1
   if pod.calls == 1 then place_calls(pod, call, deadline, seconds, pool) else place_calls(pod) end
@@ -300,12 +304,13 @@ local function allocate_pod(pod, call, fields, deadline, life)
 end
 
 -- Adds the end of a call that may reconnect to the call history.
-local function record_call_end(call, pod_name, cause, pod_attempt, lasted_for, merchant, failovers)
+local function record_call_end(call, pod_name, cause, pod_attempt, lasted_for, merchant, failovers, number)
   if pod_attempt == '' then pod_attempt = '0' end
   if merchant == '' then merchant = '-' end
   local text = table.concat({pod_name, cause, pod_attempt, lasted_for, merchant}, ' ')
-  -- Routers of the previous version read entries without this number only.
-  if (tonumber(failovers) or 0) > 0 then text = text .. ' ' .. failovers end
+  -- Routers of the previous version read entries without these values only: failovers, number of the line.
+  if (tonumber(failovers) or 0) > 0 or number ~= '' then text = text .. ' ' .. text_of(tonumber(failovers) or 0) end
+  if number ~= '' then text = text .. ' ' .. number end
   run('SET', K.call_end .. call, text, 'PX', RULES.CALL_HISTORY_TTL)
 end
 
@@ -313,17 +318,18 @@ end
 local function call_end_of(call)
   local text = try('GET', K.call_end .. call)
   if type(text) ~= 'string' then return nil end
-  local pod_name, cause, pod_attempt, lasted_for, merchant, failovers =
-    string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+) ?(%d*)$')
+  local pod_name, cause, pod_attempt, lasted_for, merchant, failovers, number =
+    string.match(text, '^(%S+) (%S+) (%d+) (%d+) (%S+) ?(%d*) ?(%S*)$')
   return pod_name and {pod_name = pod_name, cause = cause, pod_attempt = tonumber(pod_attempt),
-    lasted = tonumber(lasted_for), merchant = merchant ~= '-' and merchant or '', failovers = tonumber(failovers) or 0}
+    lasted = tonumber(lasted_for), merchant = merchant ~= '-' and merchant or '', failovers = tonumber(failovers) or 0,
+    number = number}
 end
 
 -- Changes the cause in the call history; the entry expires at the same time as before.
 local function update_call_end(call, call_end, cause)
   local left = run('PTTL', K.call_end .. call)
   record_call_end(call, call_end.pod_name, cause, tostring(call_end.pod_attempt), call_end.lasted, call_end.merchant,
-    call_end.failovers)
+    call_end.failovers, call_end.number)
   run('PEXPIRE', K.call_end .. call, max(1, left))
 end
 
@@ -342,13 +348,15 @@ local function end_call(pod, call, record, cause)
     run('DEL', K.call .. call)
   end
   if merchant ~= '' then run_index('ZREM', live_key(merchant), call) end
+  outbound.free_line(record.number, 'call:' .. call)
   local attached = record.stream and stream_of(record)
   if attached then run_index('ZREM', K.gateway .. attached.gateway, call) end
   record_event('ended', call, pod_name or '', '', merchant, cause .. ' ' .. text_of(time))
   -- A gateway that was cut off from the store attaches its streams again: an end in the history tells a call that ended
   -- meanwhile from one that the store has lost. The caller never learnt of a hand-off that was taken back.
-  if (attached or pod_attempt ~= '' or MAY_START_LATE[cause]) and pod_name and record.stage ~= 'handed' and cause ~= 'abandoned' then
-    record_call_end(call, pod_name, cause, pod_attempt, time, merchant, record.failovers)
+  if (attached or pod_attempt ~= '' or MAY_START_LATE[cause]) and pod_name
+    and record.stage ~= 'handed' and cause ~= 'abandoned' then
+    record_call_end(call, pod_name, cause, pod_attempt, time, merchant, record.failovers, record.number)
   end
   if now < trusting_until then
     -- Sweeps trim this index.

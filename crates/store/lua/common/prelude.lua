@@ -15,6 +15,8 @@ local chain_kinds -- kinds of the tiers of the default chain
 local ordered_merchants -- kinds of the merchant pools whose calls prefer low ordinals
 local trusting_until -- end of the re-registration window (ms)
 local has_waiting_calls -- false only if no call waits; nil before the tier table was read
+local has_dials -- false only if no reservation is outstanding; nil before the tier table was read
+local has_numbers -- whether numbers have limits of lines; nil before the tier table was read
 
 -- Wraps redis.pcall: errors of the data, such as a key of the wrong type, are returned. Any other error ends the
 -- function, such as a command denied by an ACL: handled as an error of the data, it would replace indexes.
@@ -109,8 +111,9 @@ end
 -- another type is an empty record with the error in `err`.
 local function record_of(call)
   local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
-    POD_ATTEMPT, 'tried', 'stream', 'failovers')
-  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream, failovers = unpack(reply)
+    POD_ATTEMPT, 'tried', 'stream', 'failovers', 'number')
+  local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream, failovers, number =
+    unpack(reply)
   if not request_ids and not pod_attempt and (pod_name or stage) then
     request_ids, pod_attempt = fields_of_other_schema(call)
   end
@@ -125,6 +128,7 @@ local function record_of(call)
     tried = tried or '',
     stream = stream or nil,
     failovers = failovers or '',
+    number = number or '',
     err = reply.err,
   }
 end
@@ -221,11 +225,12 @@ end)
 local function tier_entry(name)
   if not tier_entries then tier_entries = {} end
   if tier_entries[name] == nil then
-    local text, trusting, waiting = unpack(try('HMGET', K.tiers, name, ':trusting_until', ':waiting'))
+    local text, trusting, waiting, dials =
+      unpack(try('HMGET', K.tiers, name, ':trusting_until', ':waiting', ':dials'))
     -- A malformed entry counts as missing; the recovery rewrites the table.
     tier_entries[name] = text and parse_entry(text) or false
     trusting_until = tonumber(trusting or 0)
-    has_waiting_calls = waiting and true or false
+    has_waiting_calls, has_dials = waiting and true or false, dials and true or false
   end
   return tier_entries[name] or nil
 end
@@ -276,6 +281,7 @@ local function operation(name, work)
       now = seconds * 1000 + floor(clock[2] / 1000)
       if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end
       tier_entries, chain_kinds, ordered_merchants, trusting_until, has_waiting_calls = nil, NONE, NONE, 0, nil
+      has_dials, has_numbers = nil, nil
       is_read_only = flags[1] == 'no-writes'
       return work(args)
     end,

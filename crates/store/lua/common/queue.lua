@@ -30,14 +30,14 @@ end
 -- Returns the queue entry of a waiting or handed-off call, from its record; nil for any other call. The record of a
 -- waiting call names no pod.
 local function queue_entry_of(call)
-  local merchant, pools, score, since, ends, tried, poll_by, stage = fields_of(call,
-    'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'poll_by', 'stage')
+  local merchant, pools, score, since, ends, tried, poll_by, stage, number = fields_of(call,
+    'merchant_id', 'pools', 'score', 'since', 'until', 'tried', 'poll_by', 'stage', 'number')
   since, ends, poll_by = tonumber(since or ''), tonumber(ends or ''), tonumber(poll_by or '')
   -- Fields that were malformed by hand are no queue entry.
   if not pools or not tonumber(score or '') or not since or not ends or not poll_by then return nil end
   if stage ~= 'waiting' and stage ~= 'handed' then return nil end
   return {merchant = merchant or '', pools = pools, score = score, since = since, ends = ends, tried = tried or '',
-    poll_by = poll_by, is_waiting = stage == 'waiting'}
+    poll_by = poll_by, number = number or '', is_waiting = stage == 'waiting'}
 end
 
 -- Writes the record of a waiting call and inserts it into the queues.
@@ -45,6 +45,10 @@ local function set_queue_entry(call, entry, pod_attempt)
   run('HSET', K.call .. call, 'stage', 'waiting', 'merchant_id', entry.merchant, 'pools', entry.pools,
     'score', entry.score, 'since', entry.since, 'until', entry.ends, 'tried', entry.tried,
     POD_ATTEMPT, pod_attempt, 'poll_by', entry.poll_by)
+  if entry.number ~= '' then
+    run('HSET', K.call .. call, 'number', entry.number)
+    outbound.take_line(entry.number, 'call:' .. call)
+  end
   run('PEXPIRE', K.call .. call, max(1, max(entry.ends, entry.poll_by) - now) + RULES.KEY_SLACK)
   insert_into_queues(call, entry.merchant, entry.pools, entry.score, entry.poll_by)
   record_event('waiting', call, '', '', entry.merchant, entry.tried)
@@ -94,6 +98,7 @@ local function leave_queue(call)
   if not entry or not entry.is_waiting then return nil end
   remove_from_queues(call, entry.merchant, entry.pools)
   if entry.merchant ~= '' then run_index('ZREM', live_key(entry.merchant), call) end
+  outbound.free_line(entry.number, 'call:' .. call)
   run('DEL', K.call .. call)
   record_event('left', call, '', '', entry.merchant)
   return entry.since
@@ -121,6 +126,11 @@ end
 local function hand_off_slot(pod)
   if has_waiting_calls == nil then read_table(pod.tier) end
   if not has_waiting_calls or pod.calls >= cap_of(pod) then return false end
+  -- The indexes do not contain the slot of a call that has just ended.
+  if not outbound.is_open(pod.tier, pod.keeps_count and 1 or 0) then
+    local first, score = unpack(try('ZRANGE', pool_keys_of(pod.tier).queue, 0, 0, 'WITHSCORES'))
+    if not first or not outbound.is_dialed(score) then return false end
+  end
   for _ = 1, 16 do
     local first = unpack(try('ZPOPMIN', pool_keys_of(pod.tier).queue))
     if not first then return false end

@@ -2,9 +2,11 @@
 
 -- Parses an allocate request and reads the call's record, if any. ARGV as in allocate.lua.
 local function parse_request(ARGV)
-  local _, call, merchant, lease, life, request_id, stage, pod_attempt, hold, previous, signed = unpack(ARGV)
+  local _, call, merchant, lease, life, request_id, stage, pod_attempt, hold, previous, signed, reservation, numbers =
+    unpack(ARGV)
   local request = {call = call, merchant = merchant, lease = lease, life = life, request_id = request_id,
-    stage = stage or '', pod_attempt = pod_attempt or '', tried = '', signed = signed or ''}
+    stage = stage or '', pod_attempt = pod_attempt or '', tried = '', signed = signed or '',
+    reservation = reservation or '', numbers = numbers or '', number = ''}
   if run('EXISTS', K.call .. call) == 1 then request.record = read_record(call) end
   if hold and hold ~= '' then
     local time, poll_timeout, max_waiting, max_waiting_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
@@ -108,6 +110,7 @@ end
 local function end_previous(request, cause, is_last)
   local call, record = request.call, request.record
   local pod = facts_of(record.pod_name, call)
+  request.number = record.number
   end_call(pod, call, record, cause)
   if pod then
     local service_changed = cause == 'broken' and lasted(record.at) < RULES.EARLY_FAILURE and record_failure(pod)
@@ -163,6 +166,7 @@ local function settle_previous(request)
   else
     local call_end = call_end_of(call)
     request.is_reconnect = call_end ~= nil
+    request.number = call_end and call_end.number or ''
     if call_end and (call_end.pod_attempt ~= previous.pod_attempt or is_final[call_end.cause]) then
       return {'refused', now, '', '', 'over'}
     end

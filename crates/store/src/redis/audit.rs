@@ -59,6 +59,8 @@ impl Redis {
             all.pods += audited.pods;
             all.repaired += audited.repaired;
         }
+        let (_, outbound) = self.audit_step(&self.functions().audit_outbound, &[]).await?;
+        all.repaired += outbound.repaired;
         let pools = self.pools().await?;
         for pool in &pools {
             if pool.parse::<Pool>().is_err() {

@@ -7,6 +7,7 @@ use super::{
     client::Failure,
     deferred_writes::DeferredWrite,
     operations::{flag, unexpected},
+    outbound::reservation_use,
     reply::FunctionReply,
     retry::Deadline,
 };
@@ -15,7 +16,7 @@ use fleet::{
     Allocate, Allocation, Confirm, Confirmed, NotReleased, PreviousPod, Refusal, RefusalReason,
     Release, Released,
     merchant::{Limit, Malformed},
-    names::Pool,
+    names::{PhoneNumber, Pool},
 };
 
 impl Redis {
@@ -42,6 +43,8 @@ impl Redis {
             previous_pod(request),
             signed(request),
         );
+        let numbers: Vec<&str> = request.numbers.iter().map(PhoneNumber::as_str).collect();
+        let numbers = numbers.join(" ");
         let args = [
             request.call.as_str(),
             merchant,
@@ -53,6 +56,8 @@ impl Redis {
             &hold,
             &previous,
             &signed,
+            request.reservation.as_ref().map_or("", |id| id.as_str()),
+            &numbers,
         ];
         let args = trim_empty_args(&args);
         let compensation = CompensateOnDrop { store: self, request, request_id: &request_id };
@@ -121,6 +126,7 @@ fn allocation(mut reply: FunctionReply) -> Result<Result<Allocation, Refusal>, S
             tried: reply.tried()?,
             malformed_merchant: malformed(reply.text()?),
             reason: refusal_reason(&mut reply)?,
+            reservation: reservation_use(&reply.text_if_any()?)?,
         }),
         "new" | "existing" => Ok(Allocation {
             was_existing: reply.word == "existing",
@@ -130,6 +136,7 @@ fn allocation(mut reply: FunctionReply) -> Result<Result<Allocation, Refusal>, S
             pod_attempt: reply.parse_some()?.unwrap_or(0),
             waited: reply.parse_some()?,
             malformed_merchant: malformed(reply.text_if_any()?),
+            reservation: reservation_use(&reply.text_if_any()?)?,
         }),
         _ => return Err(unexpected(&reply)),
     })
@@ -187,6 +194,7 @@ pub(super) fn released(
 ) -> Result<Result<Released, NotReleased>, StoreError> {
     match reply.word.as_str() {
         "not_found" => Ok(Err(NotReleased::NotFound)),
+        "dialed" => Ok(Err(NotReleased::WasDialed)),
         "waited" => Ok(Err(NotReleased::WasWaiting { waited: reply.number()? })),
         "released" => {
             let (pod, source_pool): (_, Pool) = (reply.parse()?, reply.parse()?);

@@ -13,6 +13,7 @@ functions! {
     apply_tiers         AllowOom   Essential
     attach              AllowOom   Essential
     audit_calls         AllowOom   Essential
+    audit_outbound      AllowOom   Essential
     audit_pods          AllowOom   Essential
     audit_pool          AllowOom   Essential
     call                Reads      Sheddable
@@ -23,15 +24,18 @@ functions! {
     delete_merchant     AllowOom   Essential
     delete_prescale     AllowOom   Essential
     detach              AllowOom   Deferrable
+    dialed              AllowOom   Essential
     drain               AllowOom   Essential
     extend_pending      AllowOom   Essential   => "spare"
     failover            AllowOom   Essential
+    give_back           AllowOom   Essential
     heartbeat           AllowOom   Essential
     migrate             AllowOom   Essential
     migrate_calls       AllowOom   Essential
     move_pod            AllowOom   Essential
     observe_pod         AllowOom   Essential
     open_store          AllowOom   Essential   => "begin"
+    outbound_status     Reads      Sheddable
     pod                 Reads      Sheddable
     pods                Reads      Essential
     pool_load           Reads      Sheddable
@@ -41,6 +45,9 @@ functions! {
     release             AllowOom   Deferrable
     remove_pod          AllowOom   Essential
     renew               AllowOom   Essential
+    reservations        Reads      Sheddable
+    reserve             Grows      Sheddable
+    set_dial_limit      Grows      Essential
     set_merchant        Grows      Essential
     set_surplus         AllowOom   Essential
     status              Reads      Sheddable

@@ -16,6 +16,7 @@ mod keys;
 mod libraries;
 mod migration;
 mod operations;
+mod outbound;
 mod paging;
 mod recovery;
 mod reply;

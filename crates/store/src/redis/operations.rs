@@ -340,6 +340,7 @@ impl Store for Redis {
                 expired: reply.ended()?,
                 undrained: reply.names()?,
                 restored: reply.names()?,
+                reservations: reply.names()?,
             };
             if reply.flag()? {
                 self.record_reregistration_window(reply.number()?);

@@ -109,6 +109,7 @@ fn tried(text: &str) -> Result<Vec<SkippedStep>, StoreError> {
             "all_draining" => SkipReason::AllDraining,
             "at_capacity" => SkipReason::AtCapacity,
             "unknown" => SkipReason::Unknown,
+            "held" => SkipReason::Held,
             _ => return Err(malformed()),
         };
         Ok(SkippedStep { step: parse(step)?, reason })

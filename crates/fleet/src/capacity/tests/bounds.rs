@@ -1,7 +1,10 @@
 //! Bounds, orders, and pods that do not become ready.
 
 use super::*;
-use crate::capacity::{Bounds, Prescale, Reason};
+use crate::{
+    capacity::{Bounds, Prescale, Reason},
+    tiers::InboundReserve,
+};
 
 fn decide(bounds: Bounds, live: u64) -> Decision {
     let settings = Settings { bounds, ..Settings::default() };
@@ -26,7 +29,8 @@ fn a_min_above_max_gives_way() {
 
 #[test]
 fn the_inbound_reserve_stays_free() {
-    let decision = decide(Bounds { inbound_reserve: 500, ..Bounds::default() }, 100);
+    let decision =
+        decide(Bounds { inbound_reserve: InboundReserve::Slots(500), ..Bounds::default() }, 100);
     assert_eq!((decision.desired, decision.reason), (600, Reason::Reserve));
 }
 

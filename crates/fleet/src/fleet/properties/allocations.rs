@@ -3,7 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
-use super::oracle::{Oracle, Waiter, free_slots};
+use super::{
+    oracle::{Oracle, Waiter, free_slots},
+    outbound,
+};
 use crate::tiers::{Strategy as Fill, TierKind};
 
 pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Allocate) {
@@ -37,6 +40,11 @@ pub(super) fn allocate(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, requ
         Some(true) => drop(oracle.remove(call)),
         None => {}
     }
+    let effect = match &outcome {
+        Ok(got) => &got.reservation,
+        Err(refusal) => &refusal.reservation,
+    };
+    oracle.outbound.check_use(request, effect.as_ref(), now);
     match &outcome {
         Ok(got) => {
             if lost_service {
@@ -89,7 +97,8 @@ fn check_choice(fleet: &Fleet, request: &Allocate, got: &Allocation, before: &Ch
         return;
     };
     if previous.pod == got.pod {
-        for pool in got.tried.iter().filter_map(|skipped| fleet.tiers.resolve(&skipped.step)) {
+        let full = got.tried.iter().filter(|skipped| skipped.reason != SkipReason::Held);
+        for pool in full.filter_map(|skipped| fleet.tiers.resolve(&skipped.step)) {
             assert_eq!(
                 free_slots(fleet, &pool),
                 0,
@@ -147,7 +156,9 @@ fn check_refused(fleet: &Fleet, oracle: &mut Oracle, request: &Allocate, refusal
     let pools = refusal.tried.iter().filter_map(|skipped| fleet.tiers.resolve(&skipped.step));
     for pool in pools.filter(|_| refusal.reason == RefusalReason::NoPods && request.hold.is_some())
     {
-        assert_eq!(free_slots(fleet, &pool), 0, "refused although {pool} has a free slot");
+        let is_used = matches!(refusal.reservation, Some(ReservationUse::Used { .. }));
+        let held = if is_used { 0 } else { outbound::held_in(fleet, &pool) };
+        assert!(free_slots(fleet, &pool) <= held, "refused although {pool} has a free slot");
     }
     match refusal.reason {
         RefusalReason::Waiting { is_new: true, .. } => oracle.enqueue(call.clone(), fleet),

@@ -24,7 +24,9 @@ pub(super) fn check_indexes(fleet: &Fleet) {
     assert_eq!(quarantines, fleet.quarantines);
     let mut merchant_calls: HashMap<MerchantId, usize> = HashMap::new();
     let live = fleet.calls.values().filter_map(|call| call.merchant.clone());
-    for id in live.chain(fleet.queue.iter().filter_map(|(_, entry)| entry.merchant.clone())) {
+    let waiting = fleet.queue.iter().filter_map(|(_, entry)| entry.merchant.clone());
+    let dials = fleet.outbound.iter().map(|(_, facts)| facts.merchant.clone());
+    for id in live.chain(waiting).chain(dials) {
         *merchant_calls.entry(id).or_default() += 1;
     }
     assert_eq!(merchant_calls, fleet.merchant_calls);
@@ -56,6 +58,10 @@ fn check_counts(fleet: &Fleet, pool: &Pool, index: &PoolIndex) {
         available.iter().all(|name| fleet.pods[*name].pool.as_ref() == Some(pool)),
         "I11: {pool}"
     );
+    let levels = index.choices().into_iter().flat_map(BTreeMap::keys);
+    let mut expected: BTreeMap<usize, usize> = BTreeMap::new();
+    levels.for_each(|(calls, _)| *expected.entry(*calls).or_default() += 1);
+    assert_eq!(index.levels, expected);
     assert_eq!(index.assigned, members.len());
     assert_eq!(index.calls, members.iter().map(|pod| pod.calls.len()).sum::<usize>());
     assert_eq!(index.leaving, members.iter().filter(|pod| pod.is_leaving()).count());

@@ -4,6 +4,7 @@
 mod allocations;
 mod indexes;
 mod oracle;
+mod outbound;
 mod streams;
 
 use proptest::prelude::*;
@@ -164,6 +165,7 @@ fn step(fleet: &mut Fleet, oracle: &mut Oracle, now: &mut Millis, operation: Ope
             let known = fleet.capacity(*now).orders.iter().any(|order| order.id == id);
             assert_eq!(fleet.delete_prescale(&id, "", *now), known);
         }
+        Operation::Outbound(operation) => outbound::step(fleet, oracle, *now, &operation),
         pods => write_pods(fleet, oracle, *now, pods),
     }
 }
@@ -185,6 +187,10 @@ fn release(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, request: &Releas
         }
         Err(NotReleased::NotFound) => assert!(released_pod.is_none() && !waited, "I6"),
         Err(NotReleased::WasWaiting { .. }) => assert!(waited, "the call did not wait"),
+        Err(NotReleased::WasDialed) => {
+            assert!(released_pod.is_none() && !waited, "I6");
+            oracle.outbound.end_dial(&request.call);
+        }
     }
     if is_attached {
         oracle.end_stream(&request.call, request.cause);
@@ -242,6 +248,9 @@ fn sweep(fleet: &mut Fleet, oracle: &mut Oracle, now: Millis, limit: usize) {
     let swept = streams::sweep(fleet, oracle, now, limit);
     for abandoned in &swept.abandoned {
         assert!(oracle.waiting.remove(&abandoned.call).is_some(), "the call did not wait");
+    }
+    for id in &swept.reservations {
+        assert!(oracle.outbound.end(id).until <= now, "a reservation ended early");
     }
     for name in swept.undrained {
         assert!(oracle.drains.remove(&name).unwrap() <= now, "I5: a drain ended early");

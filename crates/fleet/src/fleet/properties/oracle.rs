@@ -3,9 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::super::*;
-use super::Writer;
+use super::{Writer, outbound};
 use crate::{
     names::{Fingerprint, StreamId},
+    rules::MAX_PRIORITY,
     tiers::TierKind,
 };
 
@@ -36,6 +37,7 @@ pub(super) struct Oracle {
     /// End of the lease of each gateway.
     pub gateways: BTreeMap<GatewayId, Millis>,
     pub swept_at: Option<Millis>,
+    pub outbound: outbound::OutboundOracle,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -131,6 +133,7 @@ impl Oracle {
         let gateways = self.gateways.values_mut().chain(self.swept_at.as_mut());
         let all = leases.chain(drains).chain(gateways).chain(self.signed.values_mut());
         all.for_each(|time| *time = time.saturating_add_signed(by));
+        self.outbound.shift(by);
     }
 
     /// Whether another origin is in force. An origin without cluster UID was written by an earlier
@@ -273,7 +276,10 @@ impl Oracle {
         }
         for (call, waiter) in &self.waiting {
             for pool in &waiter.pools {
-                assert_eq!(free_slots(fleet, pool), 0, "{pool} has a free slot while {call} waits");
+                let is_dialed = waiter.priority > MAX_PRIORITY;
+                let held = if is_dialed { 0 } else { outbound::held_in(fleet, pool) };
+                let free = free_slots(fleet, pool);
+                assert!(free <= held, "{pool} has {free} slots, {held} held, while {call} waits");
             }
         }
         let entries = fleet.queue.len();
@@ -306,6 +312,7 @@ impl Oracle {
         assert_eq!(streams.collect::<BTreeMap<_, _>>(), self.streams, "I12: streams differ");
         let gateways = fleet.gateways.iter().map(|(id, known)| (id.clone(), known.until));
         assert_eq!(gateways.collect::<BTreeMap<_, _>>(), self.gateways, "gateways differ");
+        self.outbound.check_state(fleet);
         let pods: BTreeSet<&PodName> = fleet.pods.keys().collect();
         assert_eq!(pods, self.pods.keys().collect(), "a pod was added or removed unreported");
         for (name, pod) in &fleet.pods {

@@ -8,6 +8,7 @@ mod gateways;
 mod health;
 mod journal;
 mod limits;
+mod outbound;
 mod pods;
 mod queries;
 mod reconnect;

@@ -12,6 +12,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
+use super::reservations;
 use crate::http::{
     ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
@@ -19,8 +20,9 @@ use crate::http::{
 };
 use crate::human_duration::HumanDuration;
 use fleet::{
-    Allocate, Allocation, Hold, Millis, PreviousPod, Refusal, RefusalReason, SignedRequest,
-    names::{Carrier, Fingerprint},
+    Allocate, Allocation, Hold, Millis, PreviousPod, Refusal, RefusalReason, ReservationUse,
+    SignedRequest,
+    names::{Carrier, Fingerprint, PhoneNumber},
 };
 use store::StoreError;
 use telephony::{CallParts, CallRequest, Parameters, Provider};
@@ -44,6 +46,12 @@ pub struct Body {
     /// Maximum hold time (`20s`).
     #[schema(schema_with = schemas::wait_for_pod)]
     wait: Option<String>,
+    /// The reservation of a dial that was answered.
+    #[schema(schema_with = schemas::any_text)]
+    reservation_id: Option<String>,
+    /// The called number, whose line an inbound call uses.
+    #[schema(schema_with = schemas::optional_number)]
+    number: Option<String>,
 }
 
 #[derive(Serialize, ToSchema)]
@@ -57,6 +65,9 @@ struct AllocateResponse<'a> {
     source_pool: &'a str,
     /// Whether the call already had this pod.
     was_existing: bool,
+    /// Conditions that the caller should know of, such as a reservation that has expired.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    warnings: Vec<&'static str>,
 }
 
 pub fn endpoint() -> Endpoint {
@@ -73,6 +84,7 @@ pub fn endpoint() -> Endpoint {
             ws_url: "wss://voice.example.com/ws/pod/voice-agent-0/agent/voice/breeze-buddy/twilio/callback/hello/v2",
             source_pool: "pool:gold",
             was_existing: false,
+            warnings: Vec::new(),
         })
         .uses_store()
         .error_with(
@@ -95,6 +107,21 @@ pub struct Connected {
 pub enum NotConnected {
     Refused(Refusal),
     Store(StoreError),
+}
+
+/// The effect of a reservation on an allocate request.
+pub trait ReservationEffect {
+    fn reservation(&self) -> Option<&ReservationUse>;
+}
+
+impl ReservationEffect for Result<Connected, NotConnected> {
+    fn reservation(&self) -> Option<&ReservationUse> {
+        match self {
+            Ok(connected) => connected.allocation.reservation.as_ref(),
+            Err(NotConnected::Refused(refusal)) => refusal.reservation.as_ref(),
+            Err(NotConnected::Store(_)) => None,
+        }
+    }
 }
 
 impl From<&NotConnected> for ApiError {
@@ -153,6 +180,8 @@ pub async fn connect(
         signed: options
             .fingerprint
             .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
+        reservation: request.reservation.as_ref().and_then(|text| text.parse().ok()),
+        numbers: request.numbers.clone(),
     };
     let reply = context.store.allocate(&allocate);
     let outcome = match options.deadline {
@@ -174,6 +203,7 @@ pub async fn connect(
             "merchant document is malformed; using the default chain"
         );
     }
+    log.warning = reservations::record_use(context, request, &outcome);
     match outcome {
         Ok(Ok(allocation)) => {
             log.outcome = match &allocation {
@@ -246,7 +276,8 @@ async fn connect_or_wait(
             let reason =
                 RefusalReason::HoldExpired { waited: started.elapsed().as_millis() as Millis };
             log.outcome = reason.as_str();
-            let refusal = Refusal { tried: tried.clone(), malformed_merchant: None, reason };
+            let (tried, reservation) = (tried.clone(), None);
+            let refusal = Refusal { tried, malformed_merchant: None, reason, reservation };
             return (log, Err(NotConnected::Refused(refusal)));
         }
         let next_poll =
@@ -289,7 +320,11 @@ pub async fn allocate(
     };
     let values = body.parameters.iter().flatten();
     let parameters = Parameters::new(values.map(|(name, value)| (name.as_str(), value.as_str())))?;
-    let request = CallRequest { carrier, parameters, ..CallRequest::new(provider, parts)? };
+    let number = body.number.as_deref().filter(|text| !text.is_empty());
+    let numbers = number.map(PhoneNumber::parse).transpose()?.into_iter().collect();
+    let reservation = body.reservation_id.clone().filter(|text| !text.is_empty());
+    let request = CallRequest::new(provider, parts)?;
+    let request = CallRequest { carrier, parameters, reservation, numbers, ..request };
     let wait: Option<HumanDuration> = match body.wait.as_deref() {
         None | Some("" | "0" | "0s") => None,
         Some(text) => Some(text.parse().map_err(|expected| {
@@ -312,6 +347,7 @@ pub async fn allocate(
                 ws_url: &ws_url,
                 source_pool: log.pool.as_deref().unwrap_or_default(),
                 was_existing: allocation.was_existing,
+                warnings: log.warning.into_iter().collect(),
             })
             .into_response();
             log.attach(response)

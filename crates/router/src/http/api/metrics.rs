@@ -1,5 +1,7 @@
 //! `GET /metrics`: Prometheus metrics.
 
+use std::time::Duration;
+
 use axum::{
     extract::State,
     http::header,
@@ -10,6 +12,9 @@ use crate::http::{
     Shared,
     openapi::{Endpoint, Group, schemas},
 };
+
+/// Time limit of a read of the store; the metrics then have the last values.
+const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -24,6 +29,10 @@ pub fn endpoint() -> Endpoint {
 
 pub async fn metrics(State(context): Shared) -> Response {
     context.metrics.cluster.problems.set(context.lifecycle.problems().len() as i64);
+    let read = store::observing(context.store.outbound());
+    if let Ok(Ok(outbound)) = tokio::time::timeout(READ_TIMEOUT, read).await {
+        context.metrics.outbound.set(outbound);
+    }
     let text = context.metrics.render(context.snapshots.recent_status().await);
     ([(header::CONTENT_TYPE, OPEN_METRICS)], text).into_response()
 }

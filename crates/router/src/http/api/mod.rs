@@ -3,6 +3,7 @@
 pub mod allocate;
 pub mod calls;
 pub mod capacity;
+pub mod dial_limits;
 pub mod drain;
 pub mod etag;
 pub mod events;
@@ -15,6 +16,7 @@ pub mod prescale;
 pub mod probes;
 pub mod release;
 pub mod renew;
+pub mod reservations;
 pub mod snapshots;
 pub mod status;
 pub mod tiers;

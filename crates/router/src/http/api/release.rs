@@ -46,6 +46,8 @@ enum ReleaseResponse<'a> {
     },
     /// The call was waiting; its queue entry is removed.
     WasWaiting { success: bool, was_waiting: bool },
+    /// The call was a dial without an answer; its reservation has ended.
+    WasDialed { success: bool, was_dialed: bool },
 }
 
 pub fn endpoint() -> Endpoint {
@@ -101,6 +103,10 @@ pub async fn release_call(
             metrics.abandoned(*waited);
             log.outcome = "waited";
         }
+        Ok(Err(NotReleased::WasDialed)) => {
+            metrics.outbound.ended("unanswered");
+            log.outcome = "dial_ended";
+        }
         Err(_) => {
             metrics.released(None, "error");
             log.outcome = "storage_error";
@@ -133,6 +139,9 @@ pub async fn release(
         Ok(Err(NotReleased::NotFound)) => log.attach(ApiError::from(CallNotFound)),
         Ok(Err(NotReleased::WasWaiting { .. })) => {
             log.attach(Json(ReleaseResponse::WasWaiting { success: true, was_waiting: true }))
+        }
+        Ok(Err(NotReleased::WasDialed)) => {
+            log.attach(Json(ReleaseResponse::WasDialed { success: true, was_dialed: true }))
         }
         Err(error) => log.attach(ApiError::from(error)),
     })

@@ -43,6 +43,7 @@ pub(crate) const CALL_SID: &str = "^[A-Za-z0-9._:-]{1,128}$";
 pub(crate) const NAME: &str = r"^(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$";
 /// A tier name, or a pool name as in `source_pool`.
 const POOL: &str = r"^(pool:|merchant:)?(?!\.{1,2}$)[A-Za-z0-9._-]{1,64}$";
+const NUMBER: &str = r"^(\+?[1-9][0-9]{1,14}|sips?:(?!.*\.\.)[A-Za-z0-9._~!$&*+,;=:@%-]{1,123})$";
 const EVENT_ID: &str = "^[0-9]{1,19}-[0-9]{1,19}$";
 
 /// Types that stand for those of other crates in `#[schema(value_type = …)]`.
@@ -51,6 +52,7 @@ macro_rules! stand_ins {
 }
 
 stand_ins! { PodName CallSid MerchantId Pool EventKind Reason Strategy CapacityReason OrderId }
+stand_ins! { ReservationId PhoneNumber AccountName }
 
 macro_rules! named {
     ($($type:ty, $name:literal: $schema:expr;)*) => {$(
@@ -91,7 +93,7 @@ named! {
     EventKind, "EventKind": json!({"type": "string", "enum": fleet::EventKind::ALL});
     Reason, "Reason": json!({
         "type": "string",
-        "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Unknown],
+        "enum": [SkipReason::Empty, SkipReason::AllDraining, SkipReason::AtCapacity, SkipReason::Held, SkipReason::Unknown],
         "description": "Reason for which a step of the chain was skipped.",
     });
     OrderId, "OrderId": json!({
@@ -99,6 +101,24 @@ named! {
         "pattern": "^[0-9a-f]{8}$",
         "description": "A prescale order.",
         "examples": ["5f3a09c2"],
+    });
+    ReservationId, "ReservationId": json!({
+        "type": "string",
+        "pattern": "^R[0-9a-f]{16}$",
+        "description": "A reservation.",
+        "examples": ["R5f3a09c2b1d4e687"],
+    });
+    PhoneNumber, "PhoneNumber": json!({
+        "type": "string",
+        "pattern": NUMBER,
+        "description": "E.164 with at most 15 digits, or a SIP address of at most 128 characters.",
+        "examples": ["+14155550100"],
+    });
+    AccountName, "AccountName": json!({
+        "type": "string",
+        "pattern": "^(twilio|plivo|exotel|signalwire|telnyx|vonage|jambonz)(:(?!\\.{1,2}$)[A-Za-z0-9._-]{1,64})?$",
+        "description": "A provider, or one of its accounts.",
+        "examples": ["twilio", "twilio:AC1"],
     });
     CapacityReason, "CapacityReason": json!({
         "type": "string",
@@ -202,6 +222,52 @@ pub(crate) fn optional_provider() -> RefOr<Schema> {
     optional(NAME, "The provider in `ws_url`; default `twilio`.")
 }
 
+pub(crate) fn optional_number() -> RefOr<Schema> {
+    optional(NUMBER, "A phone number.")
+}
+
+pub(crate) fn optional_account() -> RefOr<Schema> {
+    schema(json!({"type": ["string", "null"], "description": "A provider account."}))
+}
+
+/// A text without a format: an invalid one has no effect.
+pub(crate) fn any_text() -> RefOr<Schema> {
+    schema(json!({"type": ["string", "null"]}))
+}
+
+pub(crate) fn dialling_provider() -> RefOr<Schema> {
+    optional(
+        "^(twilio|plivo|exotel|signalwire|telnyx|vonage|jambonz)$",
+        "The provider, whose rate limit applies.",
+    )
+}
+
+fn whole_number(min: u64, max: u64, description: &str) -> RefOr<Schema> {
+    schema(json!({"type": "integer", "minimum": min, "maximum": max, "description": description}))
+}
+
+pub(crate) fn reservation_count() -> RefOr<Schema> {
+    let max = fleet::rules::MAX_RESERVATIONS;
+    schema(json!({
+        "type": ["integer", "null"], "minimum": 1, "maximum": max,
+        "description": "Number of reservations; default 1.",
+    }))
+}
+
+pub(crate) fn max_lines() -> RefOr<Schema> {
+    whole_number(0, fleet::rules::MAX_LINES.into(), "Concurrent calls and dials of the number.")
+}
+
+pub(crate) fn max_cps() -> RefOr<Schema> {
+    whole_number(0, fleet::rules::MAX_CPS.into(), "Reservations per second of the account.")
+}
+
+pub(crate) fn dial_limit() -> RefOr<Schema> {
+    let limits: Vec<Option<&str>> =
+        fleet::DialLimit::ALL.into_iter().map(|limit| Some(limit.as_str())).chain([None]).collect();
+    schema(json!({"enum": limits, "description": "The limit that refused reservations."}))
+}
+
 /// A tier document: tiers with a default chain, tiers alone, or counts of pods by tier.
 pub(crate) struct TierDocument;
 
@@ -277,6 +343,8 @@ fn tier() -> Value {
         let pattern = format!("^{kind}/{label}(\\.{label})*$");
         json!({"type": "string", "maxLength": kind.len() + 1 + 253, "pattern": pattern})
     };
+    let share = json!({"type": "string", "pattern": "^[1-9]?[0-9]%$"});
+    let inbound_reserve = json!({"anyOf": [integer(0), share]});
     let workload = json!({"anyOf": [named("deployment"), named("statefulset"), {"type": "null"}]});
     json!({"anyOf": [
         {
@@ -287,7 +355,7 @@ fn tier() -> Value {
                 "target": integer(0),
                 "min": integer(0),
                 "max": integer(0),
-                "inbound_reserve": integer(0),
+                "inbound_reserve": inbound_reserve,
             },
         },
         {
@@ -299,7 +367,7 @@ fn tier() -> Value {
                 "target": integer(0),
                 "min": integer(0),
                 "max": integer(0),
-                "inbound_reserve": integer(0),
+                "inbound_reserve": inbound_reserve,
                 "max_concurrent": integer(1),
                 "strategy": {"enum": ["spread", "pack", null]},
             },

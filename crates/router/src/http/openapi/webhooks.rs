@@ -54,10 +54,16 @@ const fn configured(name: &'static str, description: &'static str, example: &'st
     Field { name, description, pattern: schemas::NAME, example }
 }
 
-const CONFIGURED: [Field; 3] = [
+const CONFIGURED: [Field; 4] = [
     configured("merchant_id", "The merchant of the call.", "acme"),
     configured("flow", "The agent's flow; default `v2`.", "v2"),
     configured("template", "The agent's template.", "hello"),
+    Field {
+        name: "reservation",
+        description: "The reservation of a dial that was answered.",
+        pattern: "^.*$",
+        example: "R5f3a09c2b1d4e687",
+    },
 ];
 
 /// Returns the descriptions of GET and POST.

@@ -19,14 +19,14 @@ use tokio::time::Instant;
 use super::BusyAction;
 use super::{
     ApiError, Context, RequestLog, Shared,
-    api::allocate::{AllocateOptions, Connected, NotConnected, connect},
+    api::allocate::{AllocateOptions, Connected, NotConnected, ReservationEffect, connect},
     middleware::{
         body::{self, BodyError},
         rate_limit,
     },
 };
 use fleet::{
-    PreviousPod, Refusal, RefusalReason,
+    PreviousPod, Refusal, RefusalReason, ReservationUse,
     names::{InvalidName, PodName},
 };
 use telephony::{
@@ -55,7 +55,7 @@ pub(super) async fn allocate(
         }
         Ok((call, WaitState::read(webhook), webhook.fingerprint.clone()))
     };
-    let (call, wait, fingerprint) =
+    let (mut call, wait, fingerprint) =
         match receive(&context, provider, request, Coverage::Nothing, read).await {
             Ok(parsed) => parsed,
             Err(response) => return response,
@@ -63,6 +63,10 @@ pub(super) async fn allocate(
     let options = allocate_options(&context, provider, None, wait.since);
     let options = AllocateOptions { fingerprint, ..options };
     let (log, outcome) = connect(&context, &call, options).await;
+    // The following webhooks of the call name the merchant of its reservation.
+    if let Some(ReservationUse::Used { merchant }) = outcome.reservation() {
+        call.merchant = Some(merchant.clone());
+    }
     respond(&context, &call, wait, log, outcome)
 }
 

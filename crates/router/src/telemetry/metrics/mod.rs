@@ -6,6 +6,7 @@ mod cluster;
 mod gauges;
 mod histograms;
 mod labels;
+mod outbound;
 mod streams;
 
 use spans::SpanMetrics;
@@ -28,6 +29,7 @@ use self::{
     gauges::{Process, StoreGauges},
     histograms::{call_times, short_times, waiting_times},
     labels::Build,
+    outbound::OutboundMetrics,
 };
 use fleet::{
     EndedCall, Refusal, RefusalReason, SkipReason, SkippedStep, merchant::Step, names::Pool,
@@ -41,6 +43,7 @@ pub struct Metrics {
     registry: Registry,
     store_gauges: StoreGauges,
     pub capacity: CapacityGauges,
+    pub outbound: OutboundMetrics,
     rendering: Mutex<()>,
     requests: Family<Request, Counter>,
     request_duration: Histograms<Request>,
@@ -90,6 +93,7 @@ impl Default for Metrics {
             registry: Registry::default(),
             store_gauges: StoreGauges::default(),
             capacity: CapacityGauges::default(),
+            outbound: OutboundMetrics::default(),
             rendering: Mutex::default(),
             requests: Family::default(),
             request_duration: Family::new_with_constructor(short_times),
@@ -266,6 +270,7 @@ impl Metrics {
     fn register_store(&self, prefixed: &mut Registry) {
         prefixed.register_collector(Box::new(self.store_gauges.clone()));
         prefixed.register_collector(Box::new(self.capacity.clone()));
+        self.outbound.register(prefixed);
         prefixed.register(
             "store_duration_seconds",
             "Duration of store operations",

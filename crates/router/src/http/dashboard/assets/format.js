@@ -77,6 +77,7 @@ export const poolKey = (pool) => (pool.is_merchant ? `merchant:${pool.name}` : p
 
 const SHORT_SKIP_REASONS = {
   at_capacity: "full",
+  held: "held for dials",
   all_draining: "draining",
   empty: "empty",
   unknown: "unknown",
@@ -177,6 +178,13 @@ function describeOrder(detail) {
   return `at least ${pods} pods ordered until ${formatTime(Number(until) * 1000)}`;
 }
 
+/** The end of a reservation: `R5f3a09c2b1d4e687 unanswered 31000`. */
+function describeReservation(detail) {
+  const [id, cause, lasted] = (detail ?? "").split(" ");
+  const seconds = Math.round(Number(lasted ?? 0) / 1000);
+  return `reservation ${id} ended after ${seconds} s (${(cause ?? "?").replaceAll("_", " ")})`;
+}
+
 /** A change of a workload: `deployment/gold 2 5 forecast`, with `dry_run` at its end if not made. */
 function describeScaling(detail) {
   const [workload, from, to, reason, mode] = (detail ?? "").split(" ");
@@ -228,6 +236,13 @@ const KINDS = {
   scaled: ["plain", (e) => [`${poolName(e.pool)}: ${describeScaling(e.detail)}`]],
   prescale_set: ["plain", (e) => [`${poolName(e.pool)}: ${describeOrder(e.detail)}`]],
   prescale_deleted: ["plain", (e) => [`${poolName(e.pool)}: a prescale order was deleted`]],
+  reserved: ["plain", (e) => [`${e.merchant_id ?? "?"} reserved a slot of ${poolName(e.pool)}`]],
+  dialed: ["plain", (e, call) => [call, ` was dialed for ${e.merchant_id ?? "?"}`]],
+  reservation_ended: ["plain", (e) => [`${e.merchant_id ?? "?"}: ${describeReservation(e.detail)}`]],
+  number_set: ["plain", (e) => [`Lines of a number were limited: ${e.detail ?? "?"}`]],
+  number_deleted: ["plain", (e) => [`The limit of a number was deleted: ${e.detail ?? "?"}`]],
+  account_set: ["plain", (e) => [`Calls per second were limited: ${e.detail ?? "?"}`]],
+  account_deleted: ["plain", (e) => [`The limit of an account was deleted: ${e.detail ?? "?"}`]],
 };
 
 const ABNORMAL_CAUSES = new Set([

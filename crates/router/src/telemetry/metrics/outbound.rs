@@ -1,0 +1,125 @@
+//! Metrics of outbound calls: reservations by outcome, refusals by limit, and the outstanding dials
+//! at the last read of the store.
+
+use std::{
+    fmt,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
+    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
+    registry::Registry,
+};
+
+use fleet::{DialLimit, HeldDials, outbound::PROBABILITY_UNIT};
+use store::Outbound;
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct OutcomeLabel {
+    outcome: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct LimitLabel {
+    limit: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct TierLabel {
+    tier: String,
+}
+
+/// Outcomes of reservations. The alerts need series that begin with 0.
+const OUTCOMES: [&str; 7] =
+    ["granted", "answered", "missed", "unanswered", "given_back", "expired", "unknown"];
+
+#[derive(Debug, Clone, Default)]
+pub struct OutboundMetrics {
+    reservations: Family<OutcomeLabel, Counter>,
+    refusals: Family<LimitLabel, Counter>,
+    latest: Arc<Mutex<Option<Outbound>>>,
+}
+
+impl OutboundMetrics {
+    pub(super) fn register(&self, prefixed: &mut Registry) {
+        for outcome in OUTCOMES {
+            drop(self.reservations.get_or_create(&OutcomeLabel { outcome }));
+        }
+        for limit in DialLimit::ALL {
+            drop(self.refusals.get_or_create(&LimitLabel { limit: limit.as_str() }));
+        }
+        prefixed.register(
+            "reservations",
+            "Reservations for dials, by outcome: granted, and how they ended",
+            self.reservations.clone(),
+        );
+        prefixed.register(
+            "reservations_refused",
+            "Reservations that were refused, by limit",
+            self.refusals.clone(),
+        );
+        prefixed.register_collector(Box::new(self.clone()));
+    }
+
+    pub fn granted(&self, count: usize) {
+        let outcome = OutcomeLabel { outcome: "granted" };
+        self.reservations.get_or_create(&outcome).inc_by(count as u64);
+    }
+
+    /// Counts the end of a reservation.
+    pub fn ended(&self, outcome: &'static str) {
+        self.reservations.get_or_create(&OutcomeLabel { outcome }).inc();
+    }
+
+    pub fn refused(&self, limit: Option<DialLimit>, count: usize) {
+        if let Some(limit) = limit {
+            let label = LimitLabel { limit: limit.as_str() };
+            self.refusals.get_or_create(&label).inc_by(count as u64);
+        }
+    }
+
+    /// Sets the outstanding dials, for the gauges.
+    pub fn set(&self, outbound: Outbound) {
+        *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbound);
+    }
+}
+
+/// A gauge of a pool: name, help text, value.
+type DialGauge = (&'static str, &'static str, fn(&HeldDials) -> f64);
+
+const GAUGES: [DialGauge; 3] = [
+    ("pool_dials", "Outstanding dials of the pool", |dials| dials.sums.dials as f64),
+    ("pool_held_slots", "Slots that are held for outstanding dials", |dials| dials.held as f64),
+    (
+        "pool_expected_answers",
+        "Outstanding dials that are expected to be answered, by the learned answer rates",
+        |dials| dials.sums.probability as f64 / PROBABILITY_UNIT as f64,
+    ),
+];
+
+impl Collector for OutboundMetrics {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let Some(outbound) = latest else { return Ok(()) };
+        for (name, help, value) in GAUGES {
+            let help = format!("{help}, read from the store");
+            let mut gauges = encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?;
+            for (pool, dials) in &outbound.status.pools {
+                let labels = TierLabel { tier: pool.as_tier_value() };
+                ConstGauge::new(value(dials)).encode(gauges.encode_family(&labels)?)?;
+            }
+        }
+        let full = outbound.numbers.iter().filter(|it| it.lines >= it.max_lines as usize).count();
+        for (name, help, value) in [
+            ("outstanding_reservations", "Outstanding reservations", outbound.status.reservations),
+            ("full_numbers", "Numbers whose lines are all in use", full),
+        ] {
+            let help = format!("{help}, read from the store");
+            let gauge = encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?;
+            ConstGauge::new(value as i64).encode(gauge)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,68 @@
+//! Outbound calls in the embedded store.
+
+use crate::{Embedded, Outbound, OutboundStore, Reply};
+use fleet::{
+    Millis, ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus, Reserve,
+    Reserved,
+    names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
+};
+
+impl OutboundStore for Embedded {
+    fn reserve<'a>(&'a self, request: &'a Reserve) -> Reply<'a, Reserved> {
+        self.step("reserve", |fleet, now| fleet.reserve(request, now))
+    }
+
+    fn dialed<'a>(
+        &'a self,
+        id: &'a ReservationId,
+        call: &'a CallSid,
+        ttl: Millis,
+    ) -> Reply<'a, Result<Millis, ReservationNotFound>> {
+        self.step("dialed", move |fleet, now| fleet.dialed(id, call, ttl, now))
+    }
+
+    fn give_back<'a>(
+        &'a self,
+        id: &'a ReservationId,
+    ) -> Reply<'a, Result<(), ReservationNotFound>> {
+        self.step("give_back", |fleet, now| fleet.give_back(id, now))
+    }
+
+    fn reservation<'a>(&'a self, id: &'a ReservationId) -> Reply<'a, Option<ReservationStatus>> {
+        self.step("reservation", |fleet, _| fleet.reservation(id))
+    }
+
+    fn reservations<'a>(&'a self, query: &'a ReservationQuery) -> Reply<'a, ReservationPage> {
+        self.step("reservations", |fleet, _| fleet.reservations(query))
+    }
+
+    fn answer_probability<'a>(&'a self, merchant: &'a MerchantId) -> Reply<'a, u64> {
+        self.step("answer_rate", |fleet, now| fleet.answer_probability(merchant, now))
+    }
+
+    fn outbound(&self) -> Reply<'_, Outbound> {
+        self.step("outbound_status", |fleet, _| Outbound {
+            status: fleet.outbound_status(),
+            numbers: fleet.numbers(),
+            accounts: fleet.accounts(),
+        })
+    }
+
+    fn set_number<'a>(
+        &'a self,
+        number: &'a PhoneNumber,
+        max_lines: Option<u32>,
+        by: &'a str,
+    ) -> Reply<'a, bool> {
+        self.step("set_dial_limit", move |fleet, _| fleet.set_number(number, max_lines, by))
+    }
+
+    fn set_account<'a>(
+        &'a self,
+        account: &'a AccountName,
+        max_cps: Option<u32>,
+        by: &'a str,
+    ) -> Reply<'a, bool> {
+        self.step("set_dial_limit", move |fleet, _| fleet.set_account(account, max_cps, by))
+    }
+}

@@ -1,0 +1,189 @@
+//! Reservations and the limits of dials: operations, reads and mutations.
+
+use fleet::{ReservationQuery, Reserved, merchant::Malformed, names::MerchantId};
+use store::OutboundStore;
+use testkit::operations::{OutboundOperation, RESERVATION_TTL};
+
+use crate::compare::{Pair, chosen};
+
+const ACTOR: &str = "admin (token 2)";
+
+/// Replaces the error of a malformed document, which the stores word differently.
+fn plain(reserved: Reserved) -> Reserved {
+    let malformed_merchant = reserved.malformed_merchant.map(|_| Malformed::new("malformed"));
+    Reserved { malformed_merchant, ..reserved }
+}
+
+impl Pair {
+    pub(super) async fn run_outbound(
+        &mut self,
+        operation: &OutboundOperation,
+    ) -> Result<(), String> {
+        let (store, fleet, now) = (self.store.clone(), &mut self.fleet, self.now);
+        let what = format!("{operation:?}");
+        let failed = |error: store::StoreError| format!("the store failed: {error}");
+        match operation {
+            OutboundOperation::Reserve(request) => {
+                let redis = store.reserve(request).await.map_err(failed)?;
+                same!(what, plain(redis), plain(fleet.reserve(request, now)));
+            }
+            OutboundOperation::Dialed { id, call } => {
+                let redis = store.dialed(id, call, RESERVATION_TTL).await.map_err(failed)?;
+                same!(what, redis, fleet.dialed(id, call, RESERVATION_TTL, now));
+            }
+            OutboundOperation::GiveBack { id } => {
+                let redis = store.give_back(id).await.map_err(failed)?;
+                fleet.prefer(chosen(&store).await?);
+                same!(what, redis, fleet.give_back(id, now));
+            }
+            OutboundOperation::Number { number, max_lines } => {
+                let redis = store.set_number(number, *max_lines, ACTOR).await.map_err(failed)?;
+                same!(what, redis, fleet.set_number(number, *max_lines, ACTOR));
+            }
+            OutboundOperation::Account { account, max_cps } => {
+                let redis = store.set_account(account, *max_cps, ACTOR).await.map_err(failed)?;
+                same!(what, redis, fleet.set_account(account, *max_cps, ACTOR));
+            }
+        }
+        Ok(())
+    }
+
+    /// Compares reservations, limits, held slots and learned answer rates.
+    pub(super) async fn outbound_agrees(&mut self) -> Result<(), String> {
+        let failed = |error: store::StoreError| error.to_string();
+        let outbound = self.store.outbound().await.map_err(failed)?;
+        same!("outbound", outbound.status, self.fleet.outbound_status());
+        same!("numbers", outbound.numbers, self.fleet.numbers());
+        same!("accounts", outbound.accounts, self.fleet.accounts());
+        for number in 0..3 {
+            let merchant: MerchantId = format!("m{number}").parse().unwrap();
+            let redis = self.store.answer_probability(&merchant).await.map_err(failed)?;
+            let ours = self.fleet.answer_probability(&merchant, self.now);
+            same!(format!("answer probability of {merchant}"), redis, ours);
+            let merchant = (number > 0).then_some(merchant);
+            let query = ReservationQuery { merchant, after: None, limit: 100 };
+            let redis = self.store.reservations(&query).await.map_err(failed)?;
+            same!(format!("{query:?}"), redis, self.fleet.reservations(&query));
+            for found in redis.reservations {
+                let alone = self.store.reservation(&found.id).await.map_err(failed)?;
+                same!("reservation", alone, Some(found));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Broken builds: description, text of the library, replacement.
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 23] = [
+    (
+        "a call without a reservation takes a held slot",
+        "not outbound.is_open(step.tier) then\n      pod, reason",
+        "false then\n      pod, reason",
+    ),
+    (
+        "a waiting call takes a held slot",
+        "  if not outbound.is_open(pod.tier, pod.keeps_count and 1 or 0) then",
+        "  if false then",
+    ),
+    (
+        "a requeued call takes a held slot",
+        "(outbound.is_dialed(entry.score) or outbound.is_open(tier))",
+        "true",
+    ),
+    (
+        "a grant ignores the inbound reserve",
+        "local number = slots >= reserve and fitting_dials(dials, probability, left, slots - reserve, target) or 0",
+        "local number = fitting_dials(dials, probability, left, slots, target)",
+    ),
+    (
+        "a grant overtakes waiting callers",
+        "not (has_waiting_calls and count('ZCARD', pool_keys_of(tier).queue) > 0)",
+        "true",
+    ),
+    (
+        "dials do not count as calls of their merchant",
+        "  run_index('ZADD', live_key(facts.merchant), unpack(deadlines))\n",
+        "",
+    ),
+    (
+        "the end of a reservation leaves a call of its merchant",
+        "  run_index('ZREM', live_key(facts.merchant), facts.id)\n",
+        "",
+    ),
+    (
+        "the end of a reservation leaves its line",
+        "  outbound.free_line(facts.number, facts.id)\n",
+        "",
+    ),
+    (
+        "the end of a call leaves its line",
+        "  outbound.free_line(record.number, 'call:' .. call)\n",
+        "",
+    ),
+    (
+        "a call that leaves the queue keeps its line",
+        "  outbound.free_line(entry.number, 'call:' .. call)\n",
+        "",
+    ),
+    ("a reconnecting call loses its line", "  request.number = record.number\n", ""),
+    (
+        "a late confirmation loses the line",
+        "pod_attempt = attempt, number = call_end.number}",
+        "pod_attempt = attempt}",
+    ),
+    (
+        "a reservation is used twice",
+        "  if request.dial then outbound.finish(request.dial, 'answered', request.call) end\n",
+        "",
+    ),
+    (
+        "a reservation of another merchant is used",
+        "if request.merchant ~= '' and request.merchant ~= facts.merchant then",
+        "if false then",
+    ),
+    (
+        "an expired reservation is used",
+        "return facts and facts.ends > now and facts or nil",
+        "return facts",
+    ),
+    (
+        "grants of an account are not spaced",
+        "if now < last + interval then return account, 0, last + interval - now end",
+        "",
+    ),
+    (
+        "a batch exceeds the rate of its account",
+        "      return account, 1, interval\n",
+        "      return account, 2, interval\n",
+    ),
+    (
+        "the lines of a number are exceeded by a batch",
+        "  bound(lines_room(number, #ids), 'max_lines')\n",
+        "  bound(lines_room(number, #ids) and lines_room(number, #ids) > 0 and #ids or 0, 'max_lines')\n",
+    ),
+    (
+        "a failed dial counts as answered",
+        "record_dial_ended(ended, answers, cause == 'answered', ",
+        "record_dial_ended(ended, answers, true, ",
+    ),
+    (
+        "many outstanding dials do not lengthen the memory of the answer rate",
+        "cause == 'answered', max(0, dials.dials))",
+        "cause == 'answered', 0)",
+    ),
+    (
+        "a reservation that was not dialed lowers the answer rate",
+        "if cause == 'answered' or facts.call ~= '' then",
+        "if true then",
+    ),
+    (
+        "freed slots are not handed off to waiting calls",
+        "  outbound.finish(facts, cause)\n  outbound.hand_off_pool(facts.tier)\n",
+        "  outbound.finish(facts, cause)\n",
+    ),
+    (
+        "another target leaves the held slots of other pools",
+        "  if known_target ~= target then change_target(target) end\n",
+        "  if known_target ~= target then run_index('HSET', K.dials, ':target', text_of(target)) end\n",
+    ),
+];
