@@ -1,7 +1,7 @@
 //! Broken builds of failover and of the return of calls: description, text of the library,
 //! replacement. All descriptions begin with `failover`.
 
-pub(crate) const FAILOVER_MUTATIONS: [(&str, &str, &str); 21] = [
+pub(crate) const FAILOVER_MUTATIONS: [(&str, &str, &str); 22] = [
     (
         "failover: the retries are not limited",
         "is_lost and ordinal_of(record) > tonumber(max_retries)",
@@ -36,6 +36,11 @@ pub(crate) const FAILOVER_MUTATIONS: [(&str, &str, &str); 21] = [
         "failover: the reason of a detach is not recorded",
         "  record_pod_failure(call, record, reason)\n  return end_released",
         "  return end_released",
+    ),
+    (
+        "failover: a stream that stays on its pod has an event",
+        "  if next_pod.name ~= former then\n",
+        "  if true then\n",
     ),
     (
         "failover: a repeat moves the stream again",
