@@ -95,8 +95,8 @@ const MUTATIONS: [(&str, &str, &str); 59] = [
     ),
     (
         "a refused call counts against max_rate",
-        "  local limit = document and not request.is_reconnect",
-        "  count_admission(request, config)\n  local limit = document and not request.is_reconnect",
+        "  local is_limited = document and not request.is_reconnect",
+        "  count_admission(request, config)\n  local is_limited = document and not request.is_reconnect",
     ),
     (
         "a late confirmation takes a pod with another call",
