@@ -78,7 +78,7 @@ router() { step cargo test --locked --package smart-router "$@"; }
 
 if [ $run = one ]; then
   step cargo test --locked --workspace --lib -- "$name"
-  router --test e2e --test external --test differential --test model -- "$name"
+  router --test e2e --test external --test differential --test model --test campaign -- "$name"
   exit
 fi
 
@@ -89,6 +89,7 @@ router --test allocations
 router --test e2e -- --test-threads=$threads
 router --test differential -- --skip mutations
 router --test model -- --skip sabotage
+router --test campaign
 
 if at_least full; then
   step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
@@ -99,6 +100,8 @@ if at_least full; then
   KILLS=50,200 router --test e2e calls_survive_the_kills
   # Compares the work of Redis for few pods and for many.
   router --test growth -- --test-threads=1 --nocapture
+  # All figures of docs/outbound.md.
+  CAMPAIGN=full router --test campaign figures
   if command -v valkey-server >/dev/null; then
     REDIS_SERVER=valkey-server router --test e2e redis
   fi

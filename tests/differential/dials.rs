@@ -74,7 +74,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 21] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 22] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -163,8 +163,13 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 21] = [
     ),
     (
         "a failed dial counts as answered",
-        "ARITHMETIC.record_dial_ended(ended, answers, cause == 'answered')",
-        "ARITHMETIC.record_dial_ended(ended, answers, true)",
+        "record_dial_ended(ended, answers, cause == 'answered', ",
+        "record_dial_ended(ended, answers, true, ",
+    ),
+    (
+        "many outstanding dials do not lengthen the memory of the answer rate",
+        "cause == 'answered', max(0, dials.dials))",
+        "cause == 'answered', 0)",
     ),
     (
         "a reservation that was not dialed lowers the answer rate",

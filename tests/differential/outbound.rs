@@ -52,8 +52,8 @@ fn redis_holds_the_same_slots_as_the_model() {
 #[test]
 fn redis_learns_the_same_answer_rate_as_the_model() {
     const SCRIPT: &str = "local dials, answers = first_answer_rate()
-      for i = 1, #ARGV do
-        dials, answers = record_dial_ended(dials, answers, ARGV[i] == '1')
+      for i = 1, #ARGV, 2 do
+        dials, answers = record_dial_ended(dials, answers, ARGV[i] == '1', tonumber(ARGV[i + 1]))
         for _, number in ipairs({dials, answers, answer_probability(dials, answers)}) do
           out[#out + 1] = string.format('%.17g', number)
         end
@@ -61,13 +61,18 @@ fn redis_learns_the_same_answer_rate_as_the_model() {
     let server = RedisServer::start(&[]);
     let mut dice = Dice(12);
     for percent in [0, 5, 30, 70, 100] {
-        let ends: Vec<bool> = (0..1_000).map(|_| dice.percent(percent)).collect();
-        let arguments: Vec<String> = ends.iter().map(|&end| u8::from(end).to_string()).collect();
+        let ends: Vec<(bool, u64)> =
+            (0..1_000).map(|_| (dice.percent(percent), dice.between(0, 400))).collect();
+        let arguments: Vec<String> = ends
+            .iter()
+            .flat_map(|(end, outstanding)| [u64::from(*end), *outstanding])
+            .map(|number| number.to_string())
+            .collect();
         let mut rate = AnswerRate::default();
         let expected: Vec<u64> = ends
             .iter()
-            .flat_map(|&end| {
-                rate.record(end);
+            .flat_map(|&(end, outstanding)| {
+                rate.record(end, outstanding);
                 [rate.dials, rate.answers, rate.probability()]
             })
             .collect();

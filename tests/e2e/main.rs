@@ -38,6 +38,7 @@ mod observers;
 mod older_clients;
 mod origins;
 mod outbound;
+mod outbound_faults;
 mod plan;
 mod pod_watch;
 mod pods;

@@ -13,6 +13,7 @@ mod image;
 mod monitoring;
 mod nginx;
 mod openapi;
+mod outbound;
 mod pod_security;
 mod provider_sdks;
 mod redis_ha;

@@ -3,7 +3,7 @@
 use std::{
     fs,
     os::unix::{fs::symlink, process::CommandExt},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
@@ -13,7 +13,7 @@ use testkit::{free_port, program_path, scratch};
 const NEEDS_ACCOUNT: &str = "<!-- needs an account -->";
 
 /// Blocks of commands of a page, and the number of those that need an account.
-fn commands(page: &str) -> (Vec<String>, usize) {
+pub(crate) fn commands(page: &str) -> (Vec<String>, usize) {
     let (mut blocks, mut skipped, mut current, mut before) = (Vec::new(), 0, None, "");
     for line in page.lines() {
         match (&mut current, line) {
@@ -30,7 +30,7 @@ fn commands(page: &str) -> (Vec<String>, usize) {
 
 /// A directory like the root of the repository, with the tested program as the result of the
 /// build.
-fn checkout() -> std::path::PathBuf {
+fn checkout() -> PathBuf {
     let directory = scratch();
     fs::create_dir_all(directory.join("target/release")).unwrap();
     symlink(program_path(), directory.join("target/release/smart-router")).unwrap();
@@ -41,12 +41,8 @@ fn checkout() -> std::path::PathBuf {
 /// The test program is built already.
 const NO_BUILD: &str = r#"cargo() { [ "$*" = "build --release" ]; }"#;
 
-#[test]
-fn every_command_of_the_tutorial_succeeds() {
-    let page = fs::read_to_string(Path::new(testkit::ROOT).join("docs/tutorial.md")).unwrap();
-    let (blocks, skipped) = commands(&page);
-    assert_eq!(skipped, 1, "the tunnel");
-    assert_eq!(page.matches("\n```sh").count(), blocks.len() + skipped, "blocks of another form");
+/// Executes the blocks of a page in one shell. Returns the directory and the output.
+pub(crate) fn execute(blocks: &[String]) -> (PathBuf, String) {
     let mut script = format!("set -euxo pipefail\n{NO_BUILD}\n{}", blocks.concat());
     // Ports of the page may be taken on this machine. A free port may contain the digits of
     // another one, so that all are replaced by names first.
@@ -74,6 +70,16 @@ fn every_command_of_the_tutorial_succeeds() {
     let _ = Command::new("kill").args(["-KILL", "--", &group]).output();
     let [printed, errors] = [stdout, stderr].map(|path| fs::read_to_string(path).unwrap());
     assert!(status.success(), "{printed}\n{errors}");
+    (directory, printed)
+}
+
+#[test]
+fn every_command_of_the_tutorial_succeeds() {
+    let page = fs::read_to_string(Path::new(testkit::ROOT).join("docs/tutorial.md")).unwrap();
+    let (blocks, skipped) = commands(&page);
+    assert_eq!(skipped, 1, "the tunnel");
+    assert_eq!(page.matches("\n```sh").count(), blocks.len() + skipped, "blocks of another form");
+    let (directory, printed) = execute(&blocks);
     assert_eq!(printed.matches("of audio came back; correlation").count(), 3, "{printed}");
     assert!(printed.contains("403\n"), "{printed}");
     assert!(printed.contains("<Stream url=\"wss://voice.example.com/media/CA"), "{printed}");

@@ -71,8 +71,9 @@ rules! {
     MAX_CPS: u32 = 1_000;
     /// Free slots of one pod that count for dials at most: it bounds the work of counting them.
     MAX_COUNTED_SLOTS: usize = 64;
-    /// Lifetime of the learned answer rate of a merchant after its last dial (ms).
-    ANSWER_RATE_TTL: Millis = 2_592_000_000;
+    /// Lifetime of the learned answer rate of a merchant after its last dial (ms). A campaign on
+    /// idle pods dials many at once, before it can learn that more are answered than before.
+    ANSWER_RATE_TTL: Millis = 600_000;
     /// Lifetime of the lines of a number in Redis without a change (ms).
     LINES_TTL: Millis = 86_400_000;
     /// Pause before a refused dialler asks again (ms), unless the limit itself names a time.

@@ -86,7 +86,7 @@ impl OutboundFacts {
 
     pub(super) fn answer_rate(&self, merchant: &MerchantId, now: Millis) -> AnswerRate {
         let known = self.answer_rates.get(merchant);
-        let known = known.filter(|(_, at)| *at + ANSWER_RATE_TTL > now);
+        let known = known.filter(|(_, at)| *at + ANSWER_RATE_TTL >= now);
         known.map(|(rate, _)| *rate).unwrap_or_default()
     }
 
@@ -180,7 +180,7 @@ impl OutboundFacts {
         let is_answered = cause == ReservationEnd::Answered;
         if is_answered || facts.call.is_some() {
             let mut rate = self.answer_rate(&facts.merchant, at);
-            rate.record(is_answered);
+            rate.record(is_answered, self.dials_in(&facts.pool).sums.dials);
             self.set_answer_rate(facts.merchant.clone(), rate, at);
         }
         Some(facts)
@@ -188,7 +188,7 @@ impl OutboundFacts {
 
     pub(super) fn set_answer_rate(&mut self, merchant: MerchantId, rate: AnswerRate, at: Millis) {
         if self.answer_rates.len() >= MAX_ANSWER_RATES {
-            self.answer_rates.retain(|_, (_, saved)| *saved + ANSWER_RATE_TTL > at);
+            self.answer_rates.retain(|_, (_, saved)| *saved + ANSWER_RATE_TTL >= at);
         }
         self.answer_rates.insert(merchant, (rate, at));
     }

@@ -113,20 +113,20 @@ fn an_answer_rate_starts_at_one_and_stays_there_while_all_answer() {
     let mut rate = AnswerRate::default();
     for _ in 0..1_000 {
         assert_eq!(rate.probability(), PROBABILITY_UNIT);
-        rate.record(true);
+        rate.record(true, 3);
     }
 }
 
 #[test]
-fn an_answer_rate_is_never_zero() {
+fn an_answer_rate_without_answers_stays_at_its_minimum() {
     let mut rate = AnswerRate::default();
-    (0..10_000).for_each(|_| rate.record(false));
-    assert!((20..60).contains(&rate.probability()), "{rate:?}");
+    (0..10_000).for_each(|_| rate.record(false, 0));
+    assert_eq!(rate.probability(), 32);
 }
 
 /// Records dials of which exactly this share is answered, evenly spread.
 fn record_evenly(rate: &mut AnswerRate, dials: u64, percent: u64) {
-    (0..dials).for_each(|i| rate.record((i + 1) * percent / 100 > i * percent / 100));
+    (0..dials).for_each(|i| rate.record((i + 1) * percent / 100 > i * percent / 100, 4));
 }
 
 #[test]
@@ -135,8 +135,20 @@ fn an_answer_rate_follows_a_shift_within_some_tens_of_dials() {
     let mut rate = AnswerRate::default();
     record_evenly(&mut rate, 100, 30);
     assert!((0.3..0.42).contains(&share(&rate)), "{}", share(&rate));
-    record_evenly(&mut rate, 40, 70);
+    record_evenly(&mut rate, 50, 70);
     assert!((0.6..0.8).contains(&share(&rate)), "{}", share(&rate));
     record_evenly(&mut rate, 60, 30);
     assert!((0.3..0.48).contains(&share(&rate)), "{}", share(&rate));
+}
+
+#[test]
+fn an_answer_rate_survives_dials_that_end_together() {
+    let mut rate = AnswerRate::default();
+    let mut outstanding = 500;
+    // All were placed at once. The answers come first, then the provider gives up on the others.
+    for dial in 0..500 {
+        outstanding -= 1;
+        rate.record(dial < 150, outstanding);
+    }
+    assert!(rate.probability() > PROBABILITY_UNIT / 10, "{rate:?}: {}", rate.probability());
 }

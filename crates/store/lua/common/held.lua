@@ -52,8 +52,9 @@ local function normal_bound(mean, variance, skewness, target)
   return -math.floor(-slots)
 end
 
--- Returns the smallest number of slots that more dials answer than with a probability of at most `target`. The sums are
--- those of the outstanding dials: their number, p in units of 1/1024, and p (1 - p) in units of 1/1024^2.
+-- Returns the slots to hold: the smallest k such that more than k dials are answered with a probability of at most
+-- `target`. The sums are those of the outstanding dials: their number, p in units of 1/1024, and p (1 - p) in units of
+-- 1/1024^2.
 local function held_slots(dials, probability, variance, target)
   if target < MIN_TARGET then return dials end
   if variance == 0 then return math.floor(probability / PROBABILITY_UNIT) end
@@ -85,24 +86,26 @@ local function held_slots(dials, probability, variance, target)
   return math.min(slots, dials)
 end
 
-local DIAL, MEMORY, PRIOR = 65536, 32, 8
+local DIAL, PRIOR, MIN_PROBABILITY = 65536, 8, 32
+local MEMORY, MEMORY_PER_OUTSTANDING = 32, 2
 
 -- Returns the counts of a merchant without ended dials: dials and answers, in units of 1/65,536.
 local function first_answer_rate()
   return PRIOR * DIAL, PRIOR * DIAL
 end
 
--- Records that a dial ended. Returns the counts after it.
-local function record_dial_ended(dials, answers, answered)
-  dials = dials - math.floor(dials / MEMORY) + DIAL
-  answers = answers - math.floor(answers / MEMORY) + (answered and DIAL or 0)
+-- Records that a dial ended; its pool still has `outstanding` dials. Returns the counts after it.
+local function record_dial_ended(dials, answers, answered, outstanding)
+  local memory = MEMORY + MEMORY_PER_OUTSTANDING * outstanding
+  dials = dials - math.floor(dials / memory) + DIAL
+  answers = answers - math.floor(answers / memory) + (answered and DIAL or 0)
   return dials, math.min(answers, dials)
 end
 
 -- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval.
 local function answer_probability(dials, answers)
   dials, answers = dials / DIAL, answers / DIAL
-  local spread = math.sqrt(answers * (dials - answers) / dials + 0.25)
-  local upper = (answers + 0.5 + spread) / (dials + 1)
-  return math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT)
+  local spread = 0.25 * math.sqrt(answers * (dials - answers) / dials + 0.015625)
+  local upper = (answers + 0.03125 + spread) / (dials + 0.0625)
+  return math.max(MIN_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))
 end

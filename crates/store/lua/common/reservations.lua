@@ -94,7 +94,7 @@ function outbound.finish(facts, cause, call)
   -- A reservation that was not reported as dialed says nothing about the called person.
   if cause == 'answered' or facts.call ~= '' then
     local ended, answers = outbound.answer_rate(facts.merchant)
-    ended, answers = ARITHMETIC.record_dial_ended(ended, answers, cause == 'answered')
+    ended, answers = ARITHMETIC.record_dial_ended(ended, answers, cause == 'answered', max(0, dials.dials))
     run('SET', K.answer_rate .. facts.merchant, format('%d %d', ended, answers), 'PX', text_of(RULES.ANSWER_RATE_TTL))
   end
   record_event('reservation_ended', call or facts.call, '', pool_keys_of(facts.tier).source, facts.merchant,
