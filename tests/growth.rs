@@ -4,12 +4,12 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use fleet::{
-    Allocate, CallQuery, Edit, Hold, Release,
-    names::{CallSid, PodName},
+    Allocate, CallQuery, Edit, Hold, Release, ReservationQuery, Reserve,
+    names::{CallSid, PodName, ReservationId},
     tiers::{DocumentSource, Tiers},
 };
 use futures_util::future::join_all;
-use store::{Functions, Redis, RedisConfig, Store, StoreError};
+use store::{Functions, OutboundStore, Redis, RedisConfig, Store, StoreError};
 
 use testkit::redis::{RedisServer, WRITER, ready_pod, store_config};
 
@@ -226,6 +226,45 @@ impl GrowingStore {
         cost
     }
 
+    /// Reserves capacity for dials, one per request. Returns the ids.
+    async fn reserve(&mut self, count: usize) -> Vec<ReservationId> {
+        let numbers = self.next..self.next + count;
+        self.next += count;
+        let requests: Vec<Reserve> = numbers.map(dial).collect();
+        for batch in requests.chunks(CONCURRENCY) {
+            let replies =
+                batch.iter().map(|request| retry(async || self.store.reserve(request).await));
+            for reserved in join_all(replies).await {
+                assert_eq!(reserved.granted.len(), 1, "{:?}", reserved.limit);
+            }
+        }
+        requests.into_iter().flat_map(|request| request.ids).collect()
+    }
+
+    async fn give_back(&self, ids: Vec<ReservationId>) {
+        for batch in ids.chunks(CONCURRENCY) {
+            let replies = batch.iter().map(|id| retry(async || self.store.give_back(id).await));
+            join_all(replies).await;
+        }
+    }
+
+    /// The cost of a grant, as the average of a batch.
+    async fn grant_cost(&mut self) -> Cost {
+        self.reset();
+        let ids = self.reserve(CONCURRENCY).await;
+        let cost = self.cost();
+        self.give_back(ids).await;
+        cost
+    }
+
+    /// The cost of the end of a reservation, as the average of a batch.
+    async fn give_back_cost(&mut self) -> Cost {
+        let ids = self.reserve(CONCURRENCY).await;
+        self.reset();
+        self.give_back(ids).await;
+        self.cost()
+    }
+
     /// The cost of a sweep that ends one call, as the average of several: a single one would measure
     /// the wake-up of Redis.
     async fn sweep_cost(&mut self) -> Cost {
@@ -259,6 +298,18 @@ impl GrowingStore {
         let Cost { commands, time } = self.cost();
         println!("{what}: {commands:.0} commands per step, {time:.0} µs");
         assert!(commands <= MAX_STEP_COMMANDS, "{what} runs {commands} commands per step");
+    }
+}
+
+/// A request for one reservation, with a number and a merchant.
+fn dial(number: usize) -> Reserve {
+    Reserve {
+        ids: vec![format!("R{number:016x}").parse().unwrap()],
+        merchant: "acme".parse().unwrap(),
+        number: Some("+14155550100".parse().unwrap()),
+        accounts: vec!["twilio".parse().unwrap()],
+        ttl: 900_000,
+        miss_target: 10_000,
     }
 }
 
@@ -325,6 +376,29 @@ async fn a_release_costs_the_same_with_ten_thousand_calls_waiting() {
     let [none, few, many] = costs.map(lower_quartiles);
     println!("release, no call waits: {none:?}");
     assert_constant("release, 200 and 10,000 calls wait", [few, many]);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn dials_cost_the_same_with_ten_and_ten_thousand_reservations() {
+    let (mut few, mut many) = (GrowingStore::new(400).await, GrowingStore::new(400).await);
+    for (store, reservations) in [(&mut few, 10), (&mut many, 10_000)] {
+        let number = "+14155550100".parse().unwrap();
+        retry(async || store.store.set_number(&number, Some(1_000_000), "").await).await;
+        store.reserve(reservations).await;
+    }
+    check_constant("grant", &mut few, &mut many, GrowingStore::grant_cost).await;
+    check_constant("give back", &mut few, &mut many, GrowingStore::give_back_cost).await;
+    let what = "allocate while slots are held";
+    check_constant(what, &mut few, &mut many, GrowingStore::allocation_cost).await;
+    let store = &many.store;
+    let audit = async {
+        retry(async || store.audit().await).await;
+    };
+    many.check_step("audit", audit).await;
+    let list = ReservationQuery { limit: 50, ..ReservationQuery::default() };
+    let read = async { drop(retry(async || store.reservations(&list).await).await) };
+    many.check_step("reservations", read).await;
+    many.check_step("sweep", async { drop(retry(async || store.sweep(100).await).await) }).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -50,6 +50,8 @@ pub(crate) struct Workload {
     pub retries: usize,
     /// Maximum pause of a client between calls.
     pub pause_ms: usize,
+    /// Diallers beside the callers.
+    pub diallers: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -75,6 +77,7 @@ pub(crate) const DEFAULT_WORKLOAD: Workload = Workload {
     waits: false,
     retries: 2,
     pause_ms: 20,
+    diallers: 0,
 };
 
 impl Workload {

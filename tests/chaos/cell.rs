@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use super::{callers::Workload, cells, faults::FaultContext, store::BackendKind, streams};
+use super::{
+    callers::Workload, cells, diallers, faults::FaultContext, store::BackendKind, streams,
+};
 
 /// The mutation of a broken build.
 #[derive(Debug, Clone, Copy)]
@@ -49,5 +51,5 @@ pub(crate) struct Cell {
 
 /// All cells.
 pub(crate) fn all() -> impl Iterator<Item = &'static Cell> {
-    cells::CELLS.iter().chain(&streams::CELLS)
+    cells::CELLS.iter().chain(&diallers::CELLS).chain(&streams::CELLS)
 }

@@ -6,6 +6,7 @@ mod callers;
 mod cell;
 mod cells;
 mod deployment;
+mod diallers;
 mod faults;
 mod final_check;
 mod heartbeat;

@@ -13,6 +13,7 @@ use super::{
     cell::{Broken, Cell},
     cells::CELLS,
     deployment::{Deployment, cap},
+    diallers,
     faults::FaultContext,
     final_check,
     heartbeat::Heartbeat,
@@ -156,6 +157,10 @@ fn run_cell(
         }
         if workload.churn && !is_baseline {
             scope.spawn(move || operators::churn(deployment, Dice(seed ^ 0xC4u64)));
+        }
+        for number in 0..workload.diallers {
+            let dice = Dice(seed.wrapping_mul(7_919).wrapping_add(number as u64));
+            scope.spawn(move || diallers::dial(deployment, dice));
         }
         scope.spawn(move || operators::record_replacements(deployment));
         let context = FaultContext {

@@ -74,7 +74,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 23] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 22] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -180,10 +180,5 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 23] = [
         "freed slots are not handed off to waiting calls",
         "  outbound.finish(facts, cause)\n  outbound.hand_off_pool(facts.tier)\n",
         "  outbound.finish(facts, cause)\n",
-    ),
-    (
-        "another target leaves the held slots of other pools",
-        "  if known_target ~= target then change_target(target) end\n",
-        "  if known_target ~= target then run_index('HSET', K.dials, ':target', text_of(target)) end\n",
     ),
 ];

@@ -70,8 +70,8 @@ pub(crate) const FAILOVER_MUTATIONS: [(&str, &str, &str); 22] = [
     ),
     (
         "failover: the call history has no failovers",
-        "if (tonumber(failovers) or 0) > 0 or number ~= '' then text",
-        "if number ~= '' then text",
+        "if (tonumber(failovers) or 0) > 0 or number ~= '' then",
+        "if number ~= '' then",
     ),
     (
         "failover: a call whose gateway is lost gets another pod",

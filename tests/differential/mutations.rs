@@ -99,8 +99,8 @@ const MUTATIONS: [(&str, &str, &str); 59] = [
     ),
     (
         "a refused call counts against max_rate",
-        "  local limit = is_limited and exceeded_limit(",
-        "  count_admission(request, config)\n  local limit = is_limited and exceeded_limit(",
+        "  local is_limited = document and not request.is_reconnect",
+        "  count_admission(request, config)\n  local is_limited = document and not request.is_reconnect",
     ),
     (
         "a late confirmation takes a pod with another call",

@@ -13,8 +13,8 @@ use testkit::{Connection, Router, dice::Dice, eventually, redis::RedisServer};
 const SECOND: Duration = Duration::from_secs(1);
 const NUMBER: &str = "+14155550100";
 const PODS: u64 = 30;
-const MAX_LINES: u64 = 6;
-const MAX_CPS: usize = 15;
+const MAX_LINES: u64 = 8;
+const MAX_CPS: usize = 6;
 
 /// Addresses of the routers, separated by commas, and the name of the dialler.
 const ROUTERS: &str = "DIALLER_ROUTERS";

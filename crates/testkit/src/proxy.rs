@@ -189,7 +189,7 @@ impl FaultProxy {
         *self.shared.replaced.lock().unwrap() = Some((bytes, by));
     }
 
-    /// Kills a router at a point of its next allocation.
+    /// Kills a router at a point of its next allocation or grant.
     pub fn kill_on_allocate(&self, point: KillPoint, kill: impl Fn() + Send + Sync + 'static) {
         *self.shared.pending_kill.lock().unwrap() = Some((point, Box::new(kill)));
     }
@@ -336,7 +336,9 @@ impl Direction {
             return self.pass_throttled(bytes, cap, to);
         }
         // `pod_name` matches the baseline, which is killed between two of its commands.
-        let is_allocate = contains(bytes, b"_allocate_") || contains(bytes, b"pod_name");
+        let is_allocate = [b"_allocate_".as_slice(), b"_reserve_", b"pod_name"]
+            .into_iter()
+            .any(|text| contains(bytes, text));
         let mut pending_kill = self.shared.pending_kill.lock().unwrap();
         if let Some((point, kill)) = pending_kill.take_if(|_| is_allocate) {
             match point {

@@ -63,8 +63,8 @@ impl DialSums {
     }
 }
 
-/// Returns the smallest number of slots that more dials answer than with a probability of at most
-/// `target`.
+/// Returns the slots to hold: the smallest k such that more than k dials are answered with a
+/// probability of at most `target`.
 ///
 /// Two distributions bound the number of answers, and the smaller result holds:
 /// - the binomial distribution of the same mean (exact if all probabilities are equal; otherwise

@@ -52,8 +52,9 @@ local function normal_bound(mean, variance, skewness, target)
   return -math.floor(-slots)
 end
 
--- Returns the smallest number of slots that more dials answer than with a probability of at most `target`. The sums are
--- those of the outstanding dials: their number, p in units of 1/1024, and p (1 - p) in units of 1/1024^2.
+-- Returns the slots to hold: the smallest k such that more than k dials are answered with a probability of at most
+-- `target`. The sums are those of the outstanding dials: their number, p in units of 1/1024, and p (1 - p) in units of
+-- 1/1024^2.
 local function held_slots(dials, probability, variance, target)
   if target < MIN_TARGET then return dials end
   if variance == 0 then return math.floor(probability / PROBABILITY_UNIT) end

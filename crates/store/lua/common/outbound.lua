@@ -3,21 +3,27 @@
 -- Functions of outbound calls, in a table: a Lua chunk has at most 200 local names.
 local outbound = {}
 
--- Returns the free slots of a pool, or `enough` if there are at least as many. Of one pod at most MAX_COUNTED_SLOTS
--- count: it bounds the number of commands.
+-- Returns the free slots of the pods in an index of a shared pool. Of one pod at most MAX_COUNTED_SLOTS count: for each
+-- level below the cap the pods with at most that many calls, until only pods with all of these slots are left.
+local function slots_in_index(key, cap, enough)
+  local last = max(0, cap - RULES.MAX_COUNTED_SLOTS)
+  local idle = count('ZCOUNT', key, '-inf', text_of(last))
+  local slots = 0
+  for level = cap - 1, last + 1, -1 do
+    if slots + idle * (level - last + 1) >= enough then return enough end
+    local pods = count('ZCOUNT', key, '-inf', text_of(level))
+    if pods == idle then return slots + idle * (level - last + 1) end
+    slots = slots + pods
+  end
+  return slots + idle
+end
+
+-- Returns the free slots of a pool, or `enough` or more if there are at least as many.
 function outbound.counted_slots(tier, kind, enough)
   local keys = pool_keys_of(tier)
   if kind.kind ~= 'shared' then return count('SCARD', keys.available) + count('ZCARD', keys.at_risk) end
-  local slots = 0
-  for _, key in ipairs({keys.available, keys.at_risk}) do
-    for level = kind.cap - 1, max(0, kind.cap - RULES.MAX_COUNTED_SLOTS), -1 do
-      local pods = count('ZCOUNT', key, '-inf', text_of(level))
-      slots = slots + pods
-      if pods == 0 then break end
-      if slots >= enough then return enough end
-    end
-  end
-  return slots
+  local slots = slots_in_index(keys.available, kind.cap, enough)
+  return slots >= enough and enough or slots + slots_in_index(keys.at_risk, kind.cap, enough)
 end
 
 -- Parses the dials of a pool: held slots, and the sums over its outstanding dials. A malformed entry counts as none;

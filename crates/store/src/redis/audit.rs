@@ -59,8 +59,7 @@ impl Redis {
             all.pods += audited.pods;
             all.repaired += audited.repaired;
         }
-        let (_, outbound) = self.audit_step(&self.functions().audit_outbound, &[]).await?;
-        all.repaired += outbound.repaired;
+        all.repaired += self.audit_outbound().await?;
         let pools = self.pools().await?;
         for pool in &pools {
             if pool.parse::<Pool>().is_err() {
@@ -74,6 +73,19 @@ impl Redis {
             }
         }
         Ok(all)
+    }
+
+    /// Audits reservations, the lines of numbers with a limit, and the sums of dials. Returns the
+    /// number of repairs.
+    async fn audit_outbound(&self) -> Result<usize, StoreError> {
+        let mut repaired = self.audit_scan(&self.functions().audit_reservations, &[]).await?;
+        // A key of the wrong type has no numbers; a limit that is set replaces it.
+        let numbers = self.scan_members("HSCAN", keys::NUMBERS).await.unwrap_or_default();
+        for number in &numbers {
+            repaired += self.audit_scan(&self.functions().audit_lines, &[number]).await?;
+        }
+        let (_, dials) = self.audit_step(&self.functions().audit_dials, &[]).await?;
+        Ok(repaired + dials.repaired)
     }
 
     /// All pools that ever held a pod.

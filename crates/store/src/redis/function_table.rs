@@ -13,9 +13,11 @@ functions! {
     apply_tiers         AllowOom   Essential
     attach              AllowOom   Essential
     audit_calls         AllowOom   Essential
-    audit_outbound      AllowOom   Essential
+    audit_dials         AllowOom   Essential
+    audit_lines         AllowOom   Essential
     audit_pods          AllowOom   Essential
     audit_pool          AllowOom   Essential
+    audit_reservations  AllowOom   Essential
     call                Reads      Sheddable
     calls               Reads      Sheddable
     capacity            Reads      Sheddable

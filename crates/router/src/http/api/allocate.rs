@@ -12,7 +12,7 @@ use serde_json::json;
 use tokio::time::Instant;
 use utoipa::ToSchema;
 
-use super::reservations;
+use super::reservation_use;
 use crate::http::{
     ApiError, Context, RequestLog, Shared,
     middleware::body::JsonBody,
@@ -203,7 +203,7 @@ pub async fn connect(
             "merchant document is malformed; using the default chain"
         );
     }
-    log.warning = reservations::record_use(context, request, &outcome);
+    log.warning = reservation_use::record_use(context, request, &outcome);
     match outcome {
         Ok(Ok(allocation)) => {
             log.outcome = match &allocation {

@@ -1,7 +1,5 @@
 //! `GET /metrics`: Prometheus metrics.
 
-use std::time::Duration;
-
 use axum::{
     extract::State,
     http::header,
@@ -12,9 +10,6 @@ use crate::http::{
     Shared,
     openapi::{Endpoint, Group, schemas},
 };
-
-/// Time limit of a read of the store; the metrics then have the last values.
-const READ_TIMEOUT: Duration = Duration::from_secs(1);
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
@@ -29,8 +24,7 @@ pub fn endpoint() -> Endpoint {
 
 pub async fn metrics(State(context): Shared) -> Response {
     context.metrics.cluster.problems.set(context.lifecycle.problems().len() as i64);
-    let read = store::observing(context.store.outbound());
-    if let Ok(Ok(outbound)) = tokio::time::timeout(READ_TIMEOUT, read).await {
+    if let Ok(outbound) = context.snapshots.outbound().await {
         context.metrics.outbound.set(outbound);
     }
     let text = context.metrics.render(context.snapshots.recent_status().await);

@@ -16,6 +16,7 @@ pub mod prescale;
 pub mod probes;
 pub mod release;
 pub mod renew;
+mod reservation_use;
 pub mod reservations;
 pub mod snapshots;
 pub mod status;

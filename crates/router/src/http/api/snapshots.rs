@@ -10,7 +10,7 @@ use std::{
 use tokio::{sync::Mutex, time::Instant};
 
 use fleet::{PodStatus, Status, tiers::Tiers};
-use store::{Reply, Store, StoreError, observing};
+use store::{Outbound, Reply, Store, StoreError, observing};
 
 /// Age up to which metrics reuse a read.
 const MAX_AGE: Duration = Duration::from_secs(1);
@@ -25,6 +25,7 @@ pub struct Snapshots {
     status: Arc<SharedRead<Status>>,
     pods: Arc<SharedRead<Vec<PodStatus>>>,
     tiers: Arc<SharedRead<Tiers>>,
+    outbound: Arc<SharedRead<Outbound>>,
 }
 
 impl Snapshots {
@@ -34,6 +35,7 @@ impl Snapshots {
             status: Arc::default(),
             pods: Arc::default(),
             tiers: Arc::default(),
+            outbound: Arc::default(),
         })
     }
 
@@ -56,6 +58,11 @@ impl Snapshots {
 
     pub async fn tiers(&self) -> Result<Arc<Tiers>, StoreError> {
         self.tiers.read(Duration::ZERO, self.store.clone(), |it| it.tiers()).await.outcome
+    }
+
+    /// Outstanding dials and limits, from a read that started at most `MAX_AGE` ago.
+    pub async fn outbound(&self) -> Result<Arc<Outbound>, StoreError> {
+        self.outbound.read(MAX_AGE, self.store.clone(), |it| it.outbound()).await.outcome
     }
 
     /// Status of all pools at most `MAX_AGE` ago, and the time of the read. A store that sheds

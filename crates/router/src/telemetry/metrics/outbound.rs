@@ -39,7 +39,7 @@ const OUTCOMES: [&str; 7] =
 pub struct OutboundMetrics {
     reservations: Family<OutcomeLabel, Counter>,
     refusals: Family<LimitLabel, Counter>,
-    latest: Arc<Mutex<Option<Outbound>>>,
+    latest: Arc<Mutex<Option<Arc<Outbound>>>>,
 }
 
 impl OutboundMetrics {
@@ -81,7 +81,7 @@ impl OutboundMetrics {
     }
 
     /// Sets the outstanding dials, for the gauges.
-    pub fn set(&self, outbound: Outbound) {
+    pub fn set(&self, outbound: Arc<Outbound>) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbound);
     }
 }

@@ -41,8 +41,10 @@ use crate::http::{
     openapi::{Endpoint, Group, schemas},
 };
 use crate::{lifecycle::Lifecycle, telemetry::metrics::Metrics};
-use fleet::{EventId, LoggedEvent, Millis, PodStatus, Status, names::Pool, tiers::Tiers};
-use store::{Store, StoreError};
+use fleet::{
+    EventId, LoggedEvent, Millis, OutboundStatus, PodStatus, Status, names::Pool, tiers::Tiers,
+};
+use store::{Outbound, Store, StoreError};
 
 /// Refresh interval while dashboards are open. (Slow reads are further apart: see [`Snapshots`].)
 const WATCHED_INTERVAL: Duration = Duration::from_millis(500);
@@ -198,7 +200,8 @@ impl Live {
             let status = refreshed.ok();
             starts.update(status.as_deref(), status.is_some() && self.store.outage().is_none());
             if is_watched {
-                self.publish_state(&starts, &feed, latencies.last(), status);
+                let outbound = self.snapshots.outbound().await.ok();
+                self.publish_state(&starts, &feed, latencies.last(), status, outbound);
             }
             let pause = if is_watched { WATCHED_INTERVAL } else { IDLE_INTERVAL };
             tokio::select! {
@@ -327,6 +330,7 @@ impl Live {
         feed: &EventFeed,
         latencies: Value,
         status: Option<Arc<Status>>,
+        outbound: Option<Arc<Outbound>>,
     ) {
         let at = self.store.now();
         let outage = self.store.outage();
@@ -361,6 +365,9 @@ impl Live {
         if let Some(status) = &status {
             state["active_calls"] = json!(status.active_calls);
             state["waiting"] = json!(status.waiting);
+            let outbound = outbound.unwrap_or_default();
+            state["reservations"] = json!(outbound.status.reservations);
+            let pool_json = |pool| pool_json(pool, &outbound.status);
             state["pools"] = status.pools.iter().map(pool_json).collect();
         }
         let message = live_message("state", &state);
@@ -378,7 +385,7 @@ struct EventFeed {
     rates: EventRates,
 }
 
-fn pool_json(pool: &fleet::PoolStatus) -> Value {
+fn pool_json(pool: &fleet::PoolStatus, outbound: &OutboundStatus) -> Value {
     let mut value = json!(super::status::pool_status_json(pool));
     let (name, is_merchant) = match &pool.pool {
         Pool::Tier(tier) => (tier.to_string(), false),
@@ -386,6 +393,10 @@ fn pool_json(pool: &fleet::PoolStatus) -> Value {
     };
     value["name"] = json!(name);
     value["is_merchant"] = json!(is_merchant);
+    if let Some((_, dials)) = outbound.pools.iter().find(|(known, _)| *known == pool.pool) {
+        value["dials"] = json!(dials.sums.dials);
+        value["held"] = json!(dials.held);
+    }
     value
 }
 

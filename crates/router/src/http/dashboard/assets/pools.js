@@ -76,6 +76,11 @@ function describeKind(pool) {
   return pool.type;
 }
 
+// Outstanding dials of diallers, and the slots that are held for them.
+function describeDials({ dials, held }) {
+  return dials ? `, ${plural(dials, "dial")} with ${formatNumber(held)} held` : "";
+}
+
 function showCard(card, pool) {
   setText(card.name, poolKey(pool));
   setText(card.kind, describeKind(pool));
@@ -95,7 +100,7 @@ function showCard(card, pool) {
     PARTS.map(({ key, of }) => `${formatNumber(of(pool))} ${key}`).join(", "),
   );
   setText(card.size, `${plural(pool.assigned, "pod")}, target ${formatNumber(pool.target)}`);
-  setText(card.waiting, `${formatNumber(pool.waiting)} waiting`);
+  setText(card.waiting, `${formatNumber(pool.waiting)} waiting${describeDials(pool)}`);
   card.element.classList.toggle("below", pool.assigned < pool.target);
   card.waiting.classList.toggle("some", pool.waiting > 0);
 }
