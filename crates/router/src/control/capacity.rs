@@ -320,7 +320,8 @@ impl Runner<'_> {
             log_step(pool, &observation, &capacity);
             decided.insert(pool.clone(), capacity);
         }
-        CapacitySnapshot { at, router: self.control.identity.clone(), pools: decided }
+        let router = self.control.identity.clone();
+        CapacitySnapshot { at, router, pools: decided, is_own: true }
     }
 
     /// The starting pods of each pool: that of their label, else the one that they will get.
