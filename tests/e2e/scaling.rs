@@ -180,6 +180,35 @@ fn surplus_pods_return_after_their_tier_lost_its_workload() {
 }
 
 #[test]
+fn pods_of_a_former_workload_leave_the_tier() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "old", 2);
+    kube.add_workload(DEPLOYMENTS, "new", 3);
+    let _controllers = kube.run_controllers(START_UP);
+    let tiers = |workload: &str| {
+        json!({"tiers": {"gold": {"workload": workload}, "basic": {}}, "default_chain": ["gold", "basic"]})
+            .to_string()
+    };
+    let extra = [("RECONCILE_INTERVAL", "1s")];
+    let router = scaled_router(&kube, &tiers("deployment/old"), "off", &extra);
+    let assigned = |pool: &str| router.status()["pools"][pool]["assigned"].clone();
+    eventually(DECISIONS, "the pods are assigned", || {
+        assigned("gold") == 2 && assigned("basic") == 3
+    });
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    assert!(pod.as_str().unwrap().starts_with("old"), "{pod}");
+    let (status, answer) = router.put("/api/v1/tiers", &tiers("deployment/new"));
+    assert_eq!(status, 200, "{answer}");
+    eventually(DECISIONS, "the busy pod of the former workload stays", || {
+        assigned("gold") == 4 && assigned("basic") == 1
+    });
+    assert_eq!(router.release("CA1").0, 200);
+    eventually(DECISIONS, "it leaves after its call", || {
+        assigned("gold") == 3 && assigned("basic") == 2
+    });
+}
+
+#[test]
 fn surplus_pods_return_when_demand_rises_again() {
     let kube = FakeKube::start();
     kube.add_workload(STATEFUL_SETS, "gold", 4);

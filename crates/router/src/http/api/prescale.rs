@@ -232,6 +232,17 @@ mod tests {
     }
 
     #[test]
+    fn an_invalid_pool_is_an_error_of_that_field() {
+        for bad in ["", "a b", "merchant:"] {
+            assert_eq!(
+                read_pool(bad).unwrap_err().details,
+                Some(json!({"field": "pool"})),
+                "{bad}"
+            );
+        }
+    }
+
+    #[test]
     fn the_end_of_an_order_is_a_time_or_a_duration() {
         assert_eq!(end(json!({"for": "4h"})), Ok(NOW + 4 * 3_600_000));
         assert_eq!(end(json!({"until": 1_763_280_060})), Ok(NOW + 60_000));
