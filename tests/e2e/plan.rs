@@ -70,6 +70,8 @@ fn plan_names_the_line_of_an_invalid_trace() {
     assert_eq!((code, error.contains("-: line 3: ")), (1, true), "{error}");
     let (code, _, error) = plan(&["--trace", "-"], "");
     assert_eq!((code, error.contains("line 1: the file is empty")), (1, true), "{error}");
+    let (_, _, error) = plan(&["--trace", "-", "--duration", "3m"], "time,calls\n0,1\n60,1e9\n");
+    assert!(error.contains("line 3: 1000000000 calls; expected a whole number of at most"));
     assert_eq!(plan(&["--trace", "/nonexistent.csv"], "").0, 1);
     assert_eq!(plan(&[], "").0, 2);
     assert_eq!(plan(&["--step", "--target", "101%"], "").0, 1);
@@ -99,4 +101,27 @@ fn plan_step_answers_each_line_before_the_next() {
     drop(input);
     assert!(child.wait().unwrap().success());
     assert!(output.next().is_none());
+}
+
+#[test]
+fn plan_names_the_flag_of_an_invalid_value() {
+    for (args, expected) in [
+        (["--step", "--cold-start", "60.0s"], "smart-router: --cold-start=60.0s: expected a "),
+        (["--step", "--calls-per-pod", "0"], "expected a whole number from 1 to 1000"),
+        (["--step", "--calls-per-pod", "x"], "--calls-per-pod=x: expected a whole number"),
+        (["--synthetic", "--svg", "x.svg"], "cannot be used with"),
+        (["--trace=-", "--write", "x.md"], "cannot be used with"),
+    ] {
+        let (code, _, error) = plan(&args, "");
+        assert!(code != 0 && error.contains(expected), "{args:?}: {error}");
+    }
+    let (code, _, _) = plan(&["--calls-per-hour=9", "--duration=3m", "--svg=x.svg"], "");
+    assert_eq!(code, 2, "the tables have no chart");
+}
+
+#[test]
+fn calls_without_duration_have_no_ratio() {
+    let (code, text, _) = plan(&["--trace", "-"], "start,duration\n0,0\n60,0\n");
+    let fixed_peak = text.lines().find(|line| line.starts_with("fixed peak")).unwrap();
+    assert_eq!((code, fixed_peak.split_whitespace().nth(4)), (0, Some("-")), "{text}");
 }

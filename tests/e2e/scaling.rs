@@ -111,6 +111,103 @@ fn a_shared_tier_that_spreads_calls_follows_the_load() {
     the_workload_follows_the_load(DEPLOYMENTS, tier, 3);
 }
 
+/// Seconds until the drain of a pod ends.
+fn drained_for(router: &Router, pod: &str) -> u64 {
+    let (_, pod) = router.get(&format!("/api/v1/pod/{pod}"));
+    let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
+    pod["draining_until"].as_u64().unwrap_or(0).saturating_sub(now)
+}
+
+/// The leader goes, and the workload acts on its last number late.
+fn surplus_pods_stay_out_while_a_number_removes_them(plural: &'static str, mode: &str) {
+    let mut kube = FakeKube::start();
+    kube.add_workload(plural, "gold", 3);
+    let controllers = kube.run_controllers(START_UP);
+    let workload = format!("{}/gold", plural.trim_end_matches('s'));
+    let tier = json!({"workload": workload, "min": 3, "max": 3});
+    let router = scaled_router(&kube, &tiers(tier.clone()), mode, &[]);
+    eventually(DECISIONS, "the pods serve", || in_service(&router) == 3);
+    (0..3).for_each(|call| drop(router.allocate(&format!("CA{call}"))));
+    set_bounds(&router, &tier, 1, 1);
+    eventually(DECISIONS, "surplus pods leave service", || in_service(&router) == 1);
+    let (_, pods) = router.get("/api/v1/pods");
+    let names =
+        pods["pods"].as_array().unwrap().iter().map(|pod| pod["pod_name"].as_str().unwrap());
+    let surplus: Vec<&str> = names.filter(|pod| drained_for(&router, pod) > 0).collect();
+    assert_eq!(surplus.len(), 2, "{pods}");
+    // With calls they are removed by no number: they return soon if no leader follows.
+    assert!(surplus.iter().all(|pod| drained_for(&router, pod) <= 60), "{pods}");
+    drop(controllers);
+    (0..3).for_each(|call| drop(router.release(&format!("CA{call}"))));
+    eventually(DECISIONS, "the number falls", || match mode {
+        "on" => kube.replicas(plural, "gold") == 1,
+        _ => gold(&router)["desired"] == 1,
+    });
+    kube.stop();
+    assert!(surplus.iter().all(|pod| drained_for(&router, pod) > 1_800), "{pods}");
+    eventually(DECISIONS * 2, "no decision is reported", || {
+        router.get("/api/v1/capacity").0 == 503
+    });
+    let metrics = router.connect_as_admin().get("/metrics").text();
+    assert!(!metrics.contains("smart_router_desired_pods{"), "{metrics}");
+    assert_eq!(in_service(&router), 1);
+}
+
+#[test]
+fn surplus_pods_of_a_deployment_stay_out_while_a_number_removes_them() {
+    surplus_pods_stay_out_while_a_number_removes_them(DEPLOYMENTS, "on");
+}
+
+#[test]
+fn surplus_pods_of_a_stateful_set_stay_out_while_a_number_removes_them() {
+    surplus_pods_stay_out_while_a_number_removes_them(STATEFUL_SETS, "external");
+}
+
+#[test]
+fn surplus_pods_return_after_their_tier_lost_its_workload() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "gold", 3);
+    let _controllers = kube.run_controllers(START_UP);
+    let tier = json!({"workload": "deployment/gold", "min": 3, "max": 3});
+    let router = scaled_router(&kube, &tiers(tier.clone()), "on", &[]);
+    eventually(DECISIONS, "the pods serve", || in_service(&router) == 3);
+    (0..3).for_each(|call| drop(router.allocate(&format!("CA{call}"))));
+    set_bounds(&router, &tier, 1, 1);
+    eventually(DECISIONS, "surplus pods leave service", || in_service(&router) == 1);
+    let (status, answer) = router.put("/api/v1/tiers", &tiers(json!({"target": 3})));
+    assert_eq!(status, 200, "{answer}");
+    eventually(DECISIONS, "the pods return", || in_service(&router) == 3);
+}
+
+#[test]
+fn pods_of_a_former_workload_leave_the_tier() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "old", 2);
+    kube.add_workload(DEPLOYMENTS, "new", 3);
+    let _controllers = kube.run_controllers(START_UP);
+    let tiers = |workload: &str| {
+        json!({"tiers": {"gold": {"workload": workload}, "basic": {}}, "default_chain": ["gold", "basic"]})
+            .to_string()
+    };
+    let extra = [("RECONCILE_INTERVAL", "1s")];
+    let router = scaled_router(&kube, &tiers("deployment/old"), "off", &extra);
+    let assigned = |pool: &str| router.status()["pools"][pool]["assigned"].clone();
+    eventually(DECISIONS, "the pods are assigned", || {
+        assigned("gold") == 2 && assigned("basic") == 3
+    });
+    let pod = router.allocate("CA1")["pod_name"].clone();
+    assert!(pod.as_str().unwrap().starts_with("old"), "{pod}");
+    let (status, answer) = router.put("/api/v1/tiers", &tiers("deployment/new"));
+    assert_eq!(status, 200, "{answer}");
+    eventually(DECISIONS, "the busy pod of the former workload stays", || {
+        assigned("gold") == 4 && assigned("basic") == 1
+    });
+    assert_eq!(router.release("CA1").0, 200);
+    eventually(DECISIONS, "it leaves after its call", || {
+        assigned("gold") == 3 && assigned("basic") == 2
+    });
+}
+
 #[test]
 fn surplus_pods_return_when_demand_rises_again() {
     let kube = FakeKube::start();
@@ -140,7 +237,7 @@ fn a_dry_run_reports_changes_and_writes_nothing() {
     let router = scaled_router(&kube, &tiers, "dry-run", &[]);
     eventually(DECISIONS, "the change is reported", || {
         events(&router, "scaled").iter().any(|event| {
-            event["detail"] == "deployment/gold 2 5 max dry_run" && event["pool"] == "pool:gold"
+            event["detail"] == "deployment/gold 2 5 min dry_run" && event["pool"] == "pool:gold"
         })
     });
     assert_eq!(kube.scale_writes(), []);

@@ -15,7 +15,12 @@ pub fn default_pool(tiers: &Tiers, assigned: impl Fn(&Pool) -> usize) -> Option<
         .filter_map(|(name, _)| tiers.pool(name))
         .find(below)
         .or_else(|| tiers.chain_pools().find(below))
-        .or_else(|| tiers.chain_pools().rfind(|pool| tiers.workload(pool).is_none()))
+        .or_else(|| last_pool(tiers))
+}
+
+/// The last tier of the chain that takes any pod.
+fn last_pool(tiers: &Tiers) -> Option<Pool> {
+    tiers.chain_pools().rfind(|pool| tiers.workload(pool).is_none())
 }
 
 /// The pods of one pool, as input to [`rebalance`].
@@ -36,7 +41,8 @@ pub(crate) struct PodShift {
 }
 
 /// Moves that bring the tiers of the default chain closer to their targets. Tiers below target,
-/// in chain order, take idle pods from tiers above target, last of the chain first.
+/// in chain order, take idle pods from tiers above target, last of the chain first. The pods that a
+/// tier with a workload has from before go to the last tier if none is below target.
 pub(crate) fn rebalance(tiers: &Tiers, pools: &[PoolCounts]) -> Vec<PodShift> {
     let counts = |pool: &Pool| pools.iter().find(|counts| counts.pool == *pool);
     let mut surpluses: Vec<(Pool, usize)> = tiers
@@ -60,6 +66,10 @@ pub(crate) fn rebalance(tiers: &Tiers, pools: &[PoolCounts]) -> Vec<PodShift> {
                 missing -= pods;
             }
         }
+    }
+    let former = surpluses.into_iter().filter(|(from, _)| tiers.workload(from).is_some());
+    for (from, pods) in former.filter(|(_, pods)| *pods > 0) {
+        shifts.extend(last_pool(tiers).map(|to| PodShift { from, to, pods }));
     }
     shifts
 }
@@ -131,6 +141,24 @@ mod tests {
                 "1 from pool:zinc to pool:iron"
             ]
         );
+    }
+
+    #[test]
+    fn a_tier_with_a_workload_loses_the_idle_pods_that_it_had_before() {
+        let tiers = tiers(
+            r#"{"tiers": {"gold": {"workload": "deployment/new"}, "iron": {"target": 2}, "zinc": {}},
+                "default_chain": ["gold", "iron", "zinc"]}"#,
+        );
+        let counts = |pool: &str, assigned, movable| PoolCounts {
+            pool: pool.parse().unwrap(),
+            assigned,
+            movable,
+        };
+        let shown: Vec<_> = rebalance(&tiers, &[counts("gold", 9, 5), counts("iron", 1, 1)])
+            .iter()
+            .map(|shift| format!("{} from {} to {}", shift.pods, shift.from, shift.to))
+            .collect();
+        assert_eq!(shown, ["1 from pool:gold to pool:iron", "4 from pool:gold to pool:zinc"]);
     }
 
     #[test]

@@ -85,7 +85,8 @@ impl Margin {
         if self.load <= 0.0 || load <= 0.0 {
             return target;
         }
-        let typical = (self.squares / self.load).max(1.0);
+        // The load that a call meets, without the Poisson noise of the calls themselves.
+        let typical = (self.squares / self.load - 1.0).max(1.0);
         let z = normal_quantile(target);
         let squared = z * z + (load.max(1.0) / typical).ln();
         normal_tail(squared.max(0.25).sqrt()).clamp(target * BOUNDS.0, target * BOUNDS.1)

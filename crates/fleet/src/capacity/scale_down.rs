@@ -85,7 +85,20 @@ impl ScaleMemory {
         }
     }
 
-    fn has_settled(&self, now: Millis) -> bool {
+    /// Whether a number that was published or written may still remove a surplus pod. A mark
+    /// stays until the pod returns.
+    pub fn is_exposed(&self, kind: WorkloadKind, pod: &ScaledPod, now: Millis) -> bool {
+        match kind {
+            WorkloadKind::Deployment => pod.is_marked,
+            WorkloadKind::StatefulSet => {
+                let ordinal = u64::from(pod.ordinal.unwrap_or(u32::MAX));
+                !self.has_settled(now) && ordinal >= self.removed_from
+            }
+        }
+    }
+
+    /// Whether no number that removes pods can be acted on any more.
+    pub fn has_settled(&self, now: Millis) -> bool {
         !self.is_low && now >= self.settles_at
     }
 
@@ -201,14 +214,8 @@ fn restorable(
     now: Millis,
     count: u64,
 ) -> Vec<PodName> {
-    let is_exposed = |pod: &ScaledPod| match pool.kind {
-        WorkloadKind::Deployment => pod.is_marked,
-        WorkloadKind::StatefulSet => {
-            u64::from(pod.ordinal.unwrap_or(u32::MAX)) >= memory.removed_from
-        }
-    };
     let mut pods = in_stage(pool, PodStage::Surplus);
-    pods.retain(|pod| memory.has_settled(now) || !is_exposed(pod));
+    pods.retain(|pod| memory.has_settled(now) || !memory.is_exposed(pool.kind, pod, now));
     match pool.kind {
         WorkloadKind::Deployment => {
             pods.sort_by(|a, b| (Reverse(a.calls), &a.name).cmp(&(Reverse(b.calls), &b.name)));

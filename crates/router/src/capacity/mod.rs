@@ -42,8 +42,11 @@ pub struct CapacityConfig {
     pub scaling: ScalingMode,
 }
 
-/// Age from which decisions are no longer reported: an autoscaler must not act on them.
-pub const MAX_AGE: Duration = Duration::from_secs(120);
+/// Age from which the decisions of this router are no longer reported: an autoscaler must not act
+/// on them.
+const MAX_AGE: Duration = Duration::from_secs(120);
+/// The same for decisions of another router, which may be gone: three of its steps.
+const MAX_FOLLOWED_AGE: Duration = Duration::from_secs(15);
 
 /// The decisions for all pools at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -53,6 +56,16 @@ pub struct CapacitySnapshot {
     /// The router that took them.
     pub router: String,
     pub pools: BTreeMap<Pool, PoolCapacity>,
+    /// This process took them.
+    #[serde(skip)]
+    pub is_own: bool,
+}
+
+impl CapacitySnapshot {
+    /// Age from which the decisions are no longer reported.
+    pub fn max_age(&self) -> Duration {
+        if self.is_own { MAX_AGE } else { MAX_FOLLOWED_AGE }
+    }
 }
 
 /// The decision for one pool, and the observation behind it.
@@ -195,7 +208,17 @@ mod tests {
             forecast: Vec::new(),
             scaling: None,
         };
-        CapacitySnapshot { at: 1, router: "r".into(), pools: BTreeMap::from([(pool(), decision)]) }
+        let pools = BTreeMap::from([(pool(), decision)]);
+        CapacitySnapshot { at: 1, router: "r".into(), pools, is_own: true }
+    }
+
+    #[test]
+    fn decisions_of_another_router_are_reported_for_a_few_steps() {
+        let own = decided(3);
+        let text = serde_json::to_string(&own).unwrap();
+        let followed: CapacitySnapshot = serde_json::from_str(&text).unwrap();
+        assert_eq!(followed.pools, own.pools);
+        assert_eq!((followed.max_age(), own.max_age()), (MAX_FOLLOWED_AGE, MAX_AGE));
     }
 
     #[test]

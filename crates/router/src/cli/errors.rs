@@ -3,10 +3,11 @@
 use std::process::ExitCode;
 
 use clap::{
-    Error,
+    Command, CommandFactory, Error,
     error::{ContextKind, ContextValue, ErrorKind},
 };
 
+use super::Cli;
 use crate::config::{ConfigError, without_password};
 
 /// Prints an error, in one line if a value is invalid; returns the exit code.
@@ -32,8 +33,8 @@ fn invalid_value(error: &Error) -> Option<ConfigError> {
         _ => None,
     };
     let flag = text(ContextKind::InvalidArg)?;
-    let name = flag.split_whitespace().next()?.trim_start_matches("--").to_owned();
-    let variable = name.replace('-', "_").to_uppercase();
+    let flag = flag.split_whitespace().next()?;
+    let variable = variable_of(flag.trim_start_matches("--")).unwrap_or_else(|| flag.to_owned());
     let value = text(ContextKind::InvalidValue)?;
     // An invalid URL may contain a password that can't be located.
     let shown = match variable.as_str() {
@@ -43,7 +44,26 @@ fn invalid_value(error: &Error) -> Option<ConfigError> {
     };
     let expected = match error.get(ContextKind::ValidValue) {
         Some(ContextValue::Strings(valid)) => valid.join(" or "),
-        _ => std::error::Error::source(error).map(ToString::to_string)?,
+        _ => numbers(std::error::Error::source(error).map(ToString::to_string)?),
     };
     Some(ConfigError { variable, value: shown, expected })
+}
+
+/// The variable of a flag; most flags of commands have none.
+fn variable_of(flag: &str) -> Option<String> {
+    let command = Cli::command();
+    let commands = std::iter::once(&command).chain(command.get_subcommands());
+    let mut args = commands.flat_map(Command::get_arguments);
+    let variable = args.find_map(|arg| arg.get_env().filter(|_| arg.get_long() == Some(flag)))?;
+    Some(variable.to_string_lossy().into_owned())
+}
+
+/// Clap's parser of numbers describes the value instead of the expected ones.
+fn numbers(error: String) -> String {
+    let range = error.split_once(" is not in ").and_then(|(_, range)| range.split_once("..="));
+    match range {
+        Some((from, to)) => format!("a whole number from {from} to {to}"),
+        None if error.starts_with("invalid digit") => "a whole number".into(),
+        None => error,
+    }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Write as _,
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Read as _},
     path::PathBuf,
 };
 
@@ -69,10 +69,10 @@ pub(super) struct PlanArgs {
     #[arg(long, conflicts_with_all = ["step", "synthetic"])]
     json: bool,
     /// Write a chart of the simulated policy (SVG)
-    #[arg(long, value_name = "PATH", requires = "trace")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["calls_per_hour", "step", "synthetic"])]
     svg: Option<PathBuf>,
     /// Write the table into this Markdown page, and pictures beside it, instead of printing it
-    #[arg(long, value_name = "PATH", requires = "synthetic")]
+    #[arg(long, value_name = "PATH", conflicts_with_all = ["calls_per_hour", "step", "trace"])]
     write: Option<PathBuf>,
 }
 
@@ -230,16 +230,17 @@ fn synthetic(args: &PlanArgs) -> anyhow::Result<()> {
 
 fn simulate_trace(args: &PlanArgs) -> anyhow::Result<()> {
     let path = args.trace.as_deref().context("no trace")?;
-    let text = match path.to_str() {
-        Some("-") => io::read_to_string(io::stdin()),
-        _ => std::fs::read_to_string(path),
+    let mut text = Vec::new();
+    let read = match path.to_str() {
+        Some("-") => io::stdin().read_to_end(&mut text),
+        _ => std::fs::File::open(path).and_then(|mut file| file.read_to_end(&mut text)),
     };
     let shown = path.display();
-    let text = text.with_context(|| shown.to_string())?;
+    read.with_context(|| shown.to_string())?;
     let zone = args.civil_zone()?;
     let duration = args.duration.map(|duration| duration.0.as_secs_f64());
     let options = TraceOptions { duration, zone: zone.clone(), seed: SEED };
-    let (calls, closed) = trace::parse(&text, &options).with_context(|| shown.to_string())?;
+    let (calls, closed) = trace::read(&text, &options).with_context(|| shown.to_string())?;
     if closed > 0 {
         eprintln!("{shown}: {closed} times of 4 h or more without rows; simulated as closed");
     }
@@ -285,11 +286,12 @@ fn describe(args: &PlanArgs, results: &[PolicyResult]) -> String {
         });
         return format!("{value:#}\n");
     }
+    let ratio = |ratio: Option<f64>| ratio.map_or_else(|| "-".into(), |it| format!("{it:.3}"));
     let row = |result: &PolicyResult| {
         let outcome = &result.outcome;
         let mut cells = vec![
             result.name.clone(),
-            format!("{:.3}", outcome.pod_hours_per_call_hour()),
+            ratio(outcome.pod_hours_per_call_hour()),
             format!("{:.4}%", 100.0 * outcome.miss_share()),
             outcome.misses.to_string(),
             format!("{:.0}", outcome.pod_hours),

@@ -60,5 +60,5 @@ fn zone_name(text: &str) -> Result<String, String> {
 
 fn scaling_mode(text: &str) -> Result<ScalingMode, String> {
     let mode = ScalingMode::ALL.into_iter().find(|mode| mode.as_str() == text);
-    mode.ok_or_else(|| "expected off, dry-run, external or on".to_owned())
+    mode.ok_or_else(|| "off, dry-run, external or on".to_owned())
 }

@@ -56,6 +56,8 @@ struct Lead {
     tiers: Tiers,
     known: HashSet<Pool>,
     listed_at: Instant,
+    /// The pool whose state was saved last: the next update continues after it.
+    saved_last: Option<Pool>,
 }
 
 /// The task of one replica.
@@ -182,6 +184,7 @@ impl Runner<'_> {
             known: known_pools(&tiers, &pools),
             tiers,
             listed_at: Instant::now(),
+            saved_last: None,
         };
         let saved = self.load(lead.known.iter().cloned().collect()).await?;
         let cursors: HashMap<Pool, _> =
@@ -320,7 +323,8 @@ impl Runner<'_> {
             log_step(pool, &observation, &capacity);
             decided.insert(pool.clone(), capacity);
         }
-        CapacitySnapshot { at, router: self.control.identity.clone(), pools: decided }
+        let router = self.control.identity.clone();
+        CapacitySnapshot { at, router, pools: decided, is_own: true }
     }
 
     /// The starting pods of each pool: that of their label, else the one that they will get.
@@ -359,8 +363,15 @@ impl Runner<'_> {
         for (pool, policy) in &mut lead.pools {
             let Some(capacity) = snapshot.pools.get(pool) else { continue };
             update.events.extend(policy.due_event(capacity).map(|detail| (pool.clone(), detail)));
-            if update.states.len() < STATES_PER_UPDATE {
-                update.states.extend(policy.due_state(cursor, false).map(|it| (pool.clone(), it)));
+        }
+        for pool in in_turn(&lead.pools, lead.saved_last.as_ref()) {
+            if update.states.len() == STATES_PER_UPDATE {
+                break;
+            }
+            let policy = lead.pools.get_mut(&pool).filter(|_| snapshot.pools.contains_key(&pool));
+            if let Some(state) = policy.and_then(|policy| policy.due_state(cursor, false)) {
+                lead.saved_last = Some(pool.clone());
+                update.states.push((pool, state));
             }
         }
         let writer = self.control.writer(lead.epoch);
@@ -418,6 +429,13 @@ impl Runner<'_> {
     }
 }
 
+/// All pools, from the one after `last`: with more states than updates can save, each has its turn.
+fn in_turn<V>(pools: &BTreeMap<Pool, V>, last: Option<&Pool>) -> Vec<Pool> {
+    let is_later = |pool: &&Pool| last.is_none_or(|last| *pool > last);
+    let (later, before): (Vec<&Pool>, Vec<&Pool>) = pools.keys().partition(is_later);
+    later.into_iter().chain(before).cloned().collect()
+}
+
 /// Pools that get decisions: those of the table, and merchants' own pools with pods.
 fn known_pools(tiers: &Tiers, pods: &[PoolPods]) -> HashSet<Pool> {
     let pools = pods.iter().map(|pods| &pods.pool);
@@ -458,4 +476,23 @@ fn log_step(pool: &Pool, observation: &Observation, capacity: &PoolCapacity) {
     });
     let (desired, reason) = (capacity.desired, capacity.reason.as_str());
     tracing::debug!(%pool, observation = %line, desired, reason, "capacity decision");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn states_are_saved_in_turn() {
+        let pool = |name: &str| name.parse::<Pool>().unwrap();
+        let pools: BTreeMap<Pool, ()> = ["a", "b", "c"].map(|name| (pool(name), ())).into();
+        let turn = |last: Option<&str>| {
+            let order = in_turn(&pools, last.map(pool).as_ref());
+            order.iter().map(Pool::as_tier_value).collect::<Vec<_>>().concat()
+        };
+        assert_eq!(turn(None), "abc");
+        assert_eq!(turn(Some("b")), "cab");
+        assert_eq!(turn(Some("bb")), "cab", "the pool is gone");
+        assert_eq!(turn(Some("c")), "abc");
+    }
 }

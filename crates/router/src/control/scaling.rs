@@ -8,7 +8,7 @@ mod pool;
 mod writer;
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
     time::Duration,
 };
@@ -41,6 +41,10 @@ struct Scaler<'a> {
     /// The epoch of the term in which the state was collected.
     epoch: Option<u64>,
     pools: BTreeMap<Pool, PoolScaler>,
+    /// Surplus pods of no workload of a tier, and since when.
+    orphans: HashMap<PodName, Millis>,
+    /// The store may have such pods.
+    may_have_orphans: bool,
     /// Numbers settle by the monotonic clock, which does not jump.
     began: Instant,
 }
@@ -60,6 +64,8 @@ impl Control {
             mode,
             epoch: None,
             pools: BTreeMap::new(),
+            orphans: HashMap::new(),
+            may_have_orphans: true,
             began: Instant::now(),
         };
         let mut ticks = ticks(SCALE_INTERVAL);
@@ -82,7 +88,8 @@ impl Control {
 impl Scaler<'_> {
     /// Drops the state of a term: another leader may act from now on.
     fn forget(&mut self) {
-        self.epoch = None;
+        (self.epoch, self.may_have_orphans) = (None, true);
+        self.orphans.clear();
         for pool in std::mem::take(&mut self.pools).into_keys() {
             self.control.capacity.clear_scaling(&pool);
         }
@@ -111,8 +118,10 @@ impl Scaler<'_> {
         for pool in gone {
             self.pools.remove(&pool);
             self.control.capacity.clear_scaling(&pool);
+            self.may_have_orphans = true;
         }
-        if wanted.is_empty() || self.view.lists().1.is_none() {
+        let is_needed = !wanted.is_empty() || self.may_have_orphans;
+        if !is_needed || self.view.lists().1.is_none() {
             return Ok(());
         }
         self.view.set_workloads(&tiers);
@@ -120,6 +129,35 @@ impl Scaler<'_> {
             store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
         for (pool, workload) in wanted {
             self.scale(&pool, workload, &pods, self.control.writer(epoch)).await?;
+        }
+        self.return_orphans(&pods, self.control.writer(epoch)).await
+    }
+
+    /// Returns surplus pods whose workload no tier has any more, once the last number has settled.
+    async fn return_orphans(
+        &mut self,
+        pods: &HashMap<PodName, PodStatus>,
+        writer: PodWriter<'_>,
+    ) -> Result<(), Halt> {
+        let workloads = self.pools.values().map(|scaler| &scaler.workload);
+        let scaled: HashSet<PodName> = workloads
+            .flat_map(|workload| self.view.pods_of(workload))
+            .map(|pod| pod.name)
+            .collect();
+        let elapsed = self.began.elapsed().as_millis() as Millis;
+        let is_orphan = |pod: &&PodStatus| pod.is_surplus && !scaled.contains(&pod.name);
+        let orphans: Vec<&PodStatus> = pods.values().filter(is_orphan).collect();
+        let since: HashMap<PodName, Millis> = orphans
+            .iter()
+            .map(|pod| (pod.name.clone(), *self.orphans.get(&pod.name).unwrap_or(&elapsed)))
+            .collect();
+        (self.may_have_orphans, self.orphans) = (!since.is_empty(), since);
+        for pod in orphans {
+            if elapsed >= self.orphans[&pod.name].saturating_add(self.mode.settle_time()) {
+                let store = &self.control.store;
+                let returned = store.set_surplus(&pod.name, &pod.facts.uid, None, writer).await?;
+                returned.map(drop).map_err(|_| Halt::Fenced)?;
+            }
         }
         Ok(())
     }

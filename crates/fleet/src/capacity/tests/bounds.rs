@@ -51,7 +51,7 @@ fn pods_that_never_become_ready_end_the_scale_up() {
     let decision = pool.run(HOUR, 2.0);
     assert_eq!(decision.reason, Reason::PodsNotReady);
     let bound = decision.desired;
-    assert!(bound < 200, "{decision:?}");
+    assert!(bound < 250, "{decision:?}");
     let decision = pool.run(4 * HOUR, 5.0);
     assert_eq!((decision.desired, decision.reason), (bound, Reason::PodsNotReady));
     assert!(decision.needed > bound);
@@ -63,14 +63,14 @@ fn pods_that_never_become_ready_end_the_scale_up() {
 
 #[test]
 fn pods_that_never_become_ready_are_reported_within_the_bounds() {
-    let bounds = Bounds { min: 6, ..Bounds::default() };
+    let bounds = Bounds { min: 8, ..Bounds::default() };
     let mut pool = Pool::new(Settings { bounds, ..Settings::default() });
-    (pool.ready, pool.pods_start) = (2, false);
+    (pool.ready, pool.pods_start) = (4, false);
     let decision = pool.run(20 * 60, 0.0);
-    assert_eq!((decision.desired, decision.reason), (6, Reason::PodsNotReady));
-    assert!(decision.needed <= 2, "{decision:?}");
+    assert_eq!((decision.desired, decision.reason), (8, Reason::PodsNotReady));
+    assert!(decision.needed <= 4, "{decision:?}");
     // The ready pods suffice: the starting ones are not kept.
     pool.policy.settings.bounds.min = 0;
     let decision = pool.run(60, 0.0);
-    assert!(decision.desired <= 2 && decision.reason != Reason::PodsNotReady, "{decision:?}");
+    assert!(decision.desired <= 4 && decision.reason != Reason::PodsNotReady, "{decision:?}");
 }

@@ -15,11 +15,12 @@ use fleet::{
     workload::{self, Workload, WorkloadKind},
 };
 
-/// How long a drain of the scaler lasts without renewal: a pod returns by itself if no leader
-/// follows.
+/// How long the drain of a surplus pod lasts without renewal while no visible number removes the
+/// pod: it returns by itself if no leader follows.
 const DRAIN_TIME: Millis = 60_000;
-/// A drain with less than this time left is renewed.
-const RENEW_BELOW: Millis = 40_000;
+/// The same for a pod that a published or written number removes. The number stands for as long as
+/// no leader replaces it, and the workload may act on it late: the next leader returns the pod.
+const EXPOSED_DRAIN_TIME: Millis = 3_600_000;
 
 /// The state of a pool between two steps, within a term.
 pub(super) struct PoolScaler {
@@ -73,6 +74,8 @@ impl Step<'_> {
             .map(|pod| self.scaled_pod(pod, known.get(&pod.name), first_ordinal))
             .collect();
         let active = pods.iter().filter(|pod| pod.stage != PodStage::Terminating).count() as u64;
+        // A step that ends early leaves the last number in place.
+        self.renew_exposed(scaler, &pods, known).await?;
         let mut report = ScalingReport { mode: self.mode.as_str().into(), ..Default::default() };
         let replicas = match read {
             Ok(replicas) => replicas,
@@ -103,8 +106,12 @@ impl Step<'_> {
         let settle_time = self.mode.settle_time();
         let planned = plan(&pool, &mut scaler.memory, self.elapsed, settle_time);
         match self.mode {
-            ScalingMode::Off => return Ok((active, report)),
+            ScalingMode::Off => {
+                self.return_surplus(scaler, active, &pods, known).await?;
+                return Ok((active, report));
+            }
             ScalingMode::DryRun => {
+                self.return_surplus(scaler, active, &pods, known).await?;
                 scaler.writing.dry_run(self, &scaler.workload, &replicas, &planned).await?;
                 return Ok((active.max(planned.number), report));
             }
@@ -113,6 +120,8 @@ impl Step<'_> {
         scaler.memory.published(planned.number, planned.pods, self.elapsed, settle_time);
         scaler.published = Some(planned.number);
         report.surplus = pods.iter().filter(|pod| pod.stage == PodStage::Surplus).count() as u64;
+        // Before the number is visible.
+        self.renew_exposed(scaler, &pods, known).await?;
         report.error = self.carry_out(&planned, &pods, known).await?;
         if let (Some(replicas), None) = (&replicas, &report.conflict) {
             let (workload, writing) = (&scaler.workload, &mut scaler.writing);
@@ -155,6 +164,41 @@ impl Step<'_> {
         }
     }
 
+    /// Extends the drains of surplus pods that a number removes, in the modes that have them.
+    async fn renew_exposed(
+        &self,
+        scaler: &PoolScaler,
+        pods: &[ScaledPod],
+        known: &HashMap<PodName, PodStatus>,
+    ) -> Result<(), Halt> {
+        if matches!(self.mode, ScalingMode::Off | ScalingMode::DryRun) {
+            return Ok(());
+        }
+        let (kind, memory) = (scaler.workload.kind, &scaler.memory);
+        let surplus = pods.iter().filter(|pod| pod.stage == PodStage::Surplus);
+        for pod in surplus.filter(|pod| memory.is_exposed(kind, pod, self.elapsed)) {
+            self.renew(&pod.name, known, EXPOSED_DRAIN_TIME).await?;
+        }
+        Ok(())
+    }
+
+    /// Returns surplus pods that a leader with another mode left, once its number has settled.
+    async fn return_surplus(
+        &self,
+        scaler: &mut PoolScaler,
+        active: u64,
+        pods: &[ScaledPod],
+        known: &HashMap<PodName, PodStatus>,
+    ) -> Result<(), Halt> {
+        scaler.memory.published(active, active, self.elapsed, self.mode.settle_time());
+        if scaler.memory.has_settled(self.elapsed) {
+            for pod in pods.iter().filter(|pod| pod.stage == PodStage::Surplus) {
+                self.set_surplus(&pod.name, known, None).await?;
+            }
+        }
+        Ok(())
+    }
+
     /// Changes pods as planned, and renews the drains of surplus pods. Returns an error of the
     /// Kubernetes API, which does not stop the rest.
     async fn carry_out(
@@ -180,15 +224,30 @@ impl Step<'_> {
             self.set_surplus(name, known, Some(DRAIN_TIME)).await?;
         }
         for name in &planned.mark {
+            // A marked pod is the first that a lower number removes.
+            self.renew(name, known, EXPOSED_DRAIN_TIME).await?;
             self.mark(name, known, true, &mut error).await;
         }
         for pod in pods.iter().filter(|pod| pod.stage == PodStage::Surplus) {
-            let until = known.get(&pod.name).and_then(|pod| pod.draining_until).unwrap_or(0);
-            if !planned.restore.contains(&pod.name) && until < self.now + RENEW_BELOW {
-                self.set_surplus(&pod.name, known, Some(DRAIN_TIME)).await?;
+            if !planned.restore.contains(&pod.name) {
+                self.renew(&pod.name, known, DRAIN_TIME).await?;
             }
         }
         Ok(error)
+    }
+
+    /// Extends the drain of a surplus pod once a third of `time` has passed.
+    async fn renew(
+        &self,
+        name: &PodName,
+        known: &HashMap<PodName, PodStatus>,
+        time: Millis,
+    ) -> Result<(), Halt> {
+        let until = known.get(name).and_then(|pod| pod.draining_until).unwrap_or(0);
+        match until < self.now + time / 3 * 2 {
+            true => self.set_surplus(name, known, Some(time)).await,
+            false => Ok(()),
+        }
     }
 
     /// Sets or removes the deletion cost of a surplus pod; returns whether it has.

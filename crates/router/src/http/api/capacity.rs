@@ -8,7 +8,7 @@ use serde_json::json;
 use utoipa::ToSchema;
 
 use crate::{
-    capacity::{CapacitySnapshot, FORECAST_STEP, MAX_AGE, PoolCapacity, ScalingReport},
+    capacity::{CapacitySnapshot, FORECAST_STEP, PoolCapacity, ScalingReport},
     http::{
         ApiError, Shared,
         openapi::{Endpoint, Group, schemas},
@@ -124,7 +124,7 @@ pub fn endpoint() -> Endpoint {
         })
         .error_with(
             503,
-            "No router has taken decisions within two minutes, or `EVENTS` is off.",
+            "No router has taken decisions within 15 s, or `EVENTS` is off.",
             json!({"error": "no capacity decisions yet"}),
         )
 }
@@ -140,7 +140,7 @@ pub async fn capacity(State(context): Shared) -> Result<Json<CapacityJson>, ApiE
         return Err(unavailable("no capacity decisions yet: retry in a few seconds".into()));
     }
     let age = context.store.now().saturating_sub(latest.at);
-    if age > MAX_AGE.as_millis() as Millis {
+    if age > latest.max_age().as_millis() as Millis {
         let error = format!("the last capacity decisions are {} s old", age / 1_000);
         return Err(unavailable(error));
     }

@@ -16,7 +16,7 @@ use crate::{
 };
 use fleet::{
     Millis, PrescaleOrder,
-    names::{OrderId, Pool},
+    names::{InvalidName, OrderId, Pool},
     rules::MAX_PRESCALE_ORDERS,
     tiers::Tiers,
 };
@@ -120,7 +120,7 @@ pub async fn post(
     caller: Caller,
     JsonBody(body): JsonBody<PrescaleBody>,
 ) -> Result<Response, ApiError> {
-    let pool: Pool = body.pool.as_deref().unwrap_or_default().parse()?;
+    let pool = read_pool(body.pool.as_deref().unwrap_or_default())?;
     let pods = read_pods(body.pods.as_ref())?;
     let until = read_end(&body, context.store.now())?;
     let tiers = context.store.tiers().await?;
@@ -156,6 +156,10 @@ pub async fn delete(
 
 fn invalid(field: &str, error: String) -> ApiError {
     ApiError { details: Some(json!({"field": field})), ..ApiError::bad_request(error) }
+}
+
+fn read_pool(text: &str) -> Result<Pool, ApiError> {
+    text.parse().map_err(|error| InvalidName { field: "pool", ..error }.into())
 }
 
 fn read_pods(value: Option<&Value>) -> Result<u32, ApiError> {
@@ -225,6 +229,17 @@ mod tests {
     fn end(body: Value) -> Result<Millis, String> {
         let body: PrescaleBody = serde_json::from_value(body).unwrap();
         read_end(&body, NOW).map_err(|error| error.error)
+    }
+
+    #[test]
+    fn an_invalid_pool_is_an_error_of_that_field() {
+        for bad in ["", "a b", "merchant:"] {
+            assert_eq!(
+                read_pool(bad).unwrap_err().details,
+                Some(json!({"field": "pool"})),
+                "{bad}"
+            );
+        }
     }
 
     #[test]

@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::Counter, gauge::ConstGauge},
 };
 
-use crate::capacity::{CapacitySnapshot, MAX_AGE, PoolCapacity, ScalingReport};
+use crate::capacity::{CapacitySnapshot, PoolCapacity, ScalingReport};
 use fleet::capacity::Reason;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -91,9 +91,8 @@ impl Collector for CapacityGauges {
             counter.encode(encoder.encode_descriptor(name, help, None, MetricType::Counter)?)?;
         }
         let latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let Some((snapshot, _)) = latest.filter(|(_, seen)| seen.elapsed() < MAX_AGE) else {
-            return Ok(());
-        };
+        let latest = latest.filter(|(snapshot, seen)| seen.elapsed() < snapshot.max_age());
+        let Some((snapshot, _)) = latest else { return Ok(()) };
         let descriptor = encoder.encode_descriptor(
             "capacity_decided_timestamp_seconds",
             "Time of the latest capacity decisions, in unix seconds",

@@ -213,7 +213,7 @@ mod tests {
     fn the_forecast_meets_the_target_with_fewer_pods_than_the_others() {
         let calls = Synthetic { kind: Kind::Office, peak: 60.0, days: 4, seed: 3 }.calls();
         let results = comparison(60_000).run(&calls);
-        let cost = |index: usize| results[index].outcome.pod_hours_per_call_hour();
+        let cost = |index: usize| results[index].outcome.pod_hours_per_call_hour().unwrap();
         // The first opening is unknown: its calls are most of the misses of these days.
         assert!(results[0].outcome.miss_share() < 0.003, "{}", results[0].outcome.miss_share());
         assert!(results[1].outcome.miss_share() <= 0.001 && cost(0) < cost(1));

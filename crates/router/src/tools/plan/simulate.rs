@@ -72,8 +72,9 @@ pub struct Outcome {
 }
 
 impl Outcome {
-    pub fn pod_hours_per_call_hour(&self) -> f64 {
-        self.pod_hours / self.call_hours.max(1e-9)
+    /// `None` if all calls have a duration of 0.
+    pub fn pod_hours_per_call_hour(&self) -> Option<f64> {
+        (self.call_hours > 0.0).then(|| self.pod_hours / self.call_hours)
     }
 
     pub fn miss_share(&self) -> f64 {

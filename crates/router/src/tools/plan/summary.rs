@@ -45,7 +45,7 @@ pub fn table(mut progress: impl FnMut(&str)) -> String {
                 let _ = write!(
                     row,
                     " {:.2}, {:.2} % |",
-                    outcome.pod_hours_per_call_hour(),
+                    outcome.pod_hours_per_call_hour().unwrap_or(0.0),
                     100.0 * outcome.miss_share()
                 );
             }

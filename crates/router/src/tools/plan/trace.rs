@@ -48,6 +48,18 @@ pub struct TraceOptions {
     pub seed: u64,
 }
 
+/// Reads a trace as [`parse`] does, from bytes.
+pub fn read(bytes: &[u8], options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
+    match std::str::from_utf8(bytes) {
+        Ok(text) => parse(text, options),
+        Err(invalid) => {
+            let before = &bytes[..invalid.valid_up_to()];
+            let line = 1 + before.iter().filter(|byte| **byte == b'\n').count();
+            error(line, "bytes that are not UTF-8; expected text in UTF-8")
+        }
+    }
+}
+
 /// Reads `start,duration` rows, or `time,calls` counts, sorted by time. Returns the calls and the
 /// number of closed times in the counts.
 pub fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
@@ -85,6 +97,8 @@ struct Row {
     /// Seconds since the epoch.
     at: f64,
     value: f64,
+    /// A local time that occurs twice, or never, because clocks change.
+    is_ambiguous: bool,
 }
 
 impl Row {
@@ -93,24 +107,28 @@ impl Row {
         let [at, value] = cells[..] else {
             return error(line, format!("{} columns; expected 2", cells.len()));
         };
-        let seconds = time(at, zone).map_err(|reason| TraceError { line, reason })?;
+        let (seconds, is_ambiguous) =
+            time(at, zone).map_err(|reason| TraceError { line, reason })?;
         if !(0.0..=MAX_TIME).contains(&seconds) {
             return error(line, format!("time {at}; expected a time from 1970 to 2200"));
         }
         match value.parse::<f64>() {
-            Ok(value) if value.is_finite() && value >= 0.0 => Ok(Self { line, at: seconds, value }),
+            Ok(value) if value.is_finite() && value >= 0.0 => {
+                Ok(Self { line, at: seconds, value, is_ambiguous })
+            }
             _ => error(line, format!("{value:?}; expected a number of 0 or more")),
         }
     }
 }
 
-/// Parses seconds since the epoch, a time with an offset, or a local time of the zone.
-fn time(text: &str, zone: &TimeZone) -> Result<f64, String> {
+/// Parses seconds since the epoch, a time with an offset, or a local time of the zone. Returns
+/// also whether a local time is ambiguous.
+fn time(text: &str, zone: &TimeZone) -> Result<(f64, bool), String> {
     if let Ok(seconds) = text.parse::<f64>() {
-        return Ok(seconds);
+        return Ok((seconds, false));
     }
     if let Ok(stamp) = text.parse::<Timestamp>() {
-        return Ok(stamp.as_millisecond() as f64 / 1_000.0);
+        return Ok((stamp.as_millisecond() as f64 / 1_000.0, false));
     }
     let expected = || {
         format!(
@@ -122,13 +140,22 @@ fn time(text: &str, zone: &TimeZone) -> Result<f64, String> {
         return Err(expected());
     }
     let local: DateTime = text.parse().map_err(|_| expected())?;
-    let stamp = zone.to_ambiguous_zoned(local).compatible().map_err(|_| expected())?.timestamp();
-    Ok(stamp.as_millisecond() as f64 / 1_000.0)
+    let zoned = zone.to_ambiguous_zoned(local);
+    let is_ambiguous = zoned.is_ambiguous();
+    let stamp = zoned.compatible().map_err(|_| expected())?.timestamp();
+    Ok((stamp.as_millisecond() as f64 / 1_000.0, is_ambiguous))
 }
+
+/// The reason of an error about the interval between two rows in the hour of a clock change.
+const CLOCK_CHANGE: &str = "clocks change in this hour, and its local times occur twice or never; \
+     write times with an offset, such as 2025-10-26T02:00:00+01:00";
 
 fn check_order(rows: &[Row]) -> Result<(), TraceError> {
     for pair in rows.windows(2) {
         let gap = pair[1].at - pair[0].at;
+        if gap < 0.0 && pair[1].is_ambiguous {
+            return error(pair[1].line, CLOCK_CHANGE);
+        }
         if gap < 0.0 {
             return error(pair[1].line, "the time is before that of the row above; sort the rows");
         }
@@ -169,6 +196,9 @@ fn counts(rows: &[Row], options: &TraceOptions) -> Result<(Vec<Call>, usize), Tr
         match (gap - interval).abs() < 0.5 {
             true => {}
             false if gap >= CLOSED => closed += 1,
+            false if pair.iter().any(|row| row.is_ambiguous) => {
+                return error(pair[1].line, CLOCK_CHANGE);
+            }
             false => {
                 return error(
                     pair[1].line,
@@ -183,7 +213,8 @@ fn counts(rows: &[Row], options: &TraceOptions) -> Result<(Vec<Call>, usize), Tr
     let mut calls = Vec::new();
     for row in rows {
         if row.value > MAX_ROW || row.value.fract() != 0.0 {
-            return error(row.line, format!("{} calls; expected a whole number", row.value));
+            let expected = format!("expected a whole number of at most {MAX_ROW}");
+            return error(row.line, format!("{} calls; {expected}", row.value));
         }
         if calls.len() + row.value as usize > MAX_CALLS {
             return error(row.line, format!("more than {MAX_CALLS} calls"));
@@ -233,6 +264,31 @@ mod tests {
         assert_eq!((calls.len(), closed), (6, 1));
         assert!(calls[1].start < 300_000 && (600_000..900_000).contains(&calls[4].start));
         assert!(calls.is_sorted_by_key(|call| call.start));
+    }
+
+    #[test]
+    fn local_times_of_a_clock_change_are_explained() {
+        let zone = jiff::tz::TimeZoneDatabase::bundled().get("Europe/Berlin").unwrap();
+        let options = TraceOptions { zone, ..options() };
+        let hours = ["01:30", "02:00", "02:30", "02:00", "02:30", "03:00"];
+        let rows = hours.map(|hour| format!("2025-10-26T{hour}:00,1\n")).concat();
+        for header in ["time,calls", "start,duration"] {
+            let failed = parse(&format!("{header}\n{rows}"), &options).unwrap_err();
+            assert_eq!((failed.line, failed.reason.as_str()), (5, CLOCK_CHANGE));
+        }
+        let once = ["01:30", "02:00", "02:30", "03:00"];
+        let rows = once.map(|hour| format!("2025-10-26T{hour}:00,1\n")).concat();
+        let failed = parse(&format!("time,calls\n{rows}"), &options).unwrap_err();
+        assert_eq!((failed.line, failed.reason.as_str()), (5, CLOCK_CHANGE));
+        let offsets = ["01:30:00+02:00", "02:00:00+02:00", "02:30:00+02:00", "02:00:00+01:00"];
+        let rows = offsets.map(|time| format!("2025-10-26T{time},1\n")).concat();
+        assert!(parse(&format!("time,calls\n{rows}"), &options).is_ok());
+    }
+
+    #[test]
+    fn bytes_that_are_not_text_are_an_error_of_their_line() {
+        let failed = read(b"start,duration\n1,2\n2,\xff\n", &options()).unwrap_err();
+        assert_eq!(failed.line, 3);
     }
 
     #[test]
