@@ -9,7 +9,8 @@ use serde_json::{Map, Value, json};
 use crate::{
     merchant::MerchantConfig,
     names::{MerchantId, TierName},
-    tiers::{DocumentSource, TierKind, Tiers},
+    tiers::{DocumentSource, TierError, TierKind, Tiers},
+    workload::Workload,
 };
 
 /// The field of a merchant's document that names the object which manages it.
@@ -73,9 +74,11 @@ impl Refused {
 
 /// The tier table of a set of objects. The table is one document: if any object is refused, there
 /// is no new table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct FoldedTiers {
     pub table: Option<Tiers>,
+    /// Why accepted objects form no table.
+    pub error: Option<String>,
     /// The verdict about each object, by its name.
     pub objects: BTreeMap<String, Result<TierName, Refused>>,
 }
@@ -103,6 +106,7 @@ struct TierSpec {
     name: TierName,
     entry: Value,
     position: Option<i64>,
+    workload: Option<Workload>,
 }
 
 /// Folds objects into a tier table that `owner` manages.
@@ -121,10 +125,13 @@ pub fn fold_tiers(objects: &[Manifest], owner: &str) -> FoldedTiers {
         }
     }
     let is_complete = verdicts.is_empty() && !accepted.is_empty();
-    let table = is_complete.then(|| table_of(&accepted, owner));
+    let (table, error) = match is_complete.then(|| table_of(&accepted, owner)).transpose() {
+        Ok(table) => (table, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
     let accepted = accepted.into_iter().map(|(object, spec)| (object.name.clone(), Ok(spec.name)));
     verdicts.extend(accepted);
-    FoldedTiers { table, objects: verdicts }
+    FoldedTiers { table, error, objects: verdicts }
 }
 
 /// Oldest first: of two objects that contradict each other, the older is accepted.
@@ -134,11 +141,12 @@ fn by_age(objects: &[Manifest]) -> Vec<&Manifest> {
     sorted
 }
 
-/// The tiers and positions of accepted objects, with the objects' names.
+/// The tiers, positions and workloads of accepted objects, with the objects' names.
 #[derive(Default)]
 struct Taken<'a> {
     tiers: BTreeMap<TierName, &'a str>,
     positions: BTreeMap<i64, &'a str>,
+    workloads: BTreeMap<Workload, &'a str>,
 }
 
 impl<'a> Taken<'a> {
@@ -150,21 +158,28 @@ impl<'a> Taken<'a> {
                 "the tier {tier} is already defined by the VoiceTier {other}, which is older"
             )));
         }
-        if let Some(position) = spec.position {
-            if let Some(other) = self.positions.get(&position) {
-                return Err(Refused::conflict(format!(
-                    "chainPosition {position} is already used by the VoiceTier {other}, which is \
-                     older; the order of the chain would be ambiguous"
-                )));
-            }
-            self.positions.insert(position, &object.name);
+        let position = spec.position;
+        if let Some((position, other)) = position.and_then(|it| self.positions.get_key_value(&it)) {
+            return Err(Refused::conflict(format!(
+                "chainPosition {position} is already used by the VoiceTier {other}, which is \
+                 older; the order of the chain would be ambiguous"
+            )));
         }
+        let workload = spec.workload.as_ref();
+        if let Some((workload, other)) = workload.and_then(|it| self.workloads.get_key_value(it)) {
+            return Err(Refused::conflict(format!(
+                "the workload {workload} is already used by the VoiceTier {other}, which is \
+                 older; its pods can belong to one tier only"
+            )));
+        }
+        self.positions.extend(position.map(|it| (it, object.name.as_str())));
+        self.workloads.extend(workload.map(|it| (it.clone(), object.name.as_str())));
         self.tiers.insert(tier.clone(), &object.name);
         Ok(())
     }
 }
 
-fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Tiers {
+fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Result<Tiers, TierError> {
     let entries = accepted.iter().map(|(_, it)| (it.name.to_string(), it.entry.clone()));
     let tiers: Map<String, Value> = entries.collect();
     let mut chain: Vec<(i64, &TierName)> =
@@ -172,9 +187,8 @@ fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Tiers {
     chain.sort();
     let chain: Vec<&str> = chain.into_iter().map(|(_, name)| name.as_str()).collect();
     let document = json!({"tiers": tiers, "default_chain": chain}).to_string();
-    let (table, _) =
-        Tiers::parse(&document, DocumentSource::Settings).expect("each tier was parsed before");
-    table.with_owner(Some(owner))
+    let (table, _) = Tiers::parse(&document, DocumentSource::Settings)?;
+    Ok(table.with_owner(Some(owner)))
 }
 
 fn fields_of<'a>(spec: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, Refused> {
@@ -216,8 +230,8 @@ fn read_tier(object: &Manifest) -> Result<TierSpec, Refused> {
     let document = json!({"tiers": {name.as_str(): entry}}).to_string();
     let (table, _) = Tiers::parse(&document, DocumentSource::Settings)
         .map_err(|error| Refused::invalid(error.to_string()))?;
-    let kind = table.get(&name).map(|tier| tier.kind);
-    if !matches!(kind, Some(TierKind::Shared { .. })) {
+    let tier = table.get(&name);
+    if !matches!(tier.map(|tier| tier.kind), Some(TierKind::Shared { .. })) {
         for field in ["maxConcurrent", "strategy"] {
             if given(field).is_some() {
                 let message = format!("spec.{field} applies to tiers of the type shared only");
@@ -236,7 +250,8 @@ fn read_tier(object: &Manifest) -> Result<TierSpec, Refused> {
             }
         },
     };
-    Ok(TierSpec { name, entry, position })
+    let workload = tier.and_then(|tier| tier.workload.clone());
+    Ok(TierSpec { name, entry, position, workload })
 }
 
 /// A merchant's document as an object defines it.

@@ -40,7 +40,7 @@ fn without_positions_the_chain_is_automatic_and_without_objects_there_is_no_tabl
     let chain: Vec<String> =
         folded.table.unwrap().default_chain().iter().map(|step| step.to_string()).collect();
     assert_eq!(chain, ["a", "b"]);
-    assert_eq!(fold(&[]), FoldedTiers { table: None, objects: BTreeMap::new() });
+    assert_eq!(fold(&[]), FoldedTiers::default());
 }
 
 #[test]
@@ -59,6 +59,16 @@ fn contradictions_refuse_the_younger_object_and_the_whole_table() {
     assert_eq!(same_position.table, None);
     assert!(same_position.objects["a"].is_ok(), "of the same age, by name");
     assert!(refusal(&same_position, "b").1.contains("chainPosition 1 is already used"));
+    let same_workload = fold(&[
+        object("b", 6, json!({"workload": "deployment/agents"})),
+        object("a", 5, json!({"workload": "deployment/agents"})),
+        object("c", 7, json!({"workload": "statefulset/agents"})),
+    ]);
+    assert_eq!(same_workload.table, None);
+    assert!(same_workload.objects["a"].is_ok() && same_workload.objects["c"].is_ok());
+    let (reason, message) = refusal(&same_workload, "b");
+    assert_eq!(reason, "Conflict");
+    assert!(message.contains("deployment/agents is already used by the VoiceTier a"), "{message}");
 }
 
 #[test]

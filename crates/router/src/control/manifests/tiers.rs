@@ -1,5 +1,7 @@
 //! VoiceTier objects: one tier table, applied in one step.
 
+use std::collections::BTreeMap;
+
 use super::{AUTHOR, Outcome, Outcomes};
 use crate::control::Control;
 use fleet::{
@@ -30,19 +32,14 @@ impl Control {
         namespace: &str,
     ) -> Result<AppliedTiers, StoreError> {
         let current = self.store.tiers().await?;
-        let FoldedTiers { table, objects: verdicts } =
+        let FoldedTiers { table, error, objects: verdicts } =
             manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
         let table = match table {
             Some(table) => table,
             None if objects.is_empty() => current.clone().with_owner(None),
             None => {
-                let refused = verdicts.iter().filter(|(_, it)| it.is_err());
-                let names: Vec<&str> = refused.map(|(name, _)| name.as_str()).collect();
-                let shown = names.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-                let count = names.len();
-                let message = format!(
-                    "the last tier table stays: {count} VoiceTiers are not accepted, such as {shown}"
-                );
+                let problem = error.unwrap_or_else(|| not_accepted(&verdicts));
+                let message = format!("the last tier table stays: {problem}");
                 return Ok(AppliedTiers::Refused { reason: "TableRefused", message });
             }
         };
@@ -96,5 +93,19 @@ impl Control {
             (Ok(tier), _) => Outcome::Applied { tier: Some(tier), pool: None },
         };
         folded.objects.into_iter().map(|(name, verdict)| (name, outcome(verdict))).collect()
+    }
+}
+
+/// Names the objects that are not accepted.
+fn not_accepted<T>(verdicts: &BTreeMap<String, Result<T, Refused>>) -> String {
+    const MAX_SHOWN: usize = 5;
+    let refused = verdicts.iter().filter(|(_, it)| it.is_err());
+    let names: Vec<&str> = refused.map(|(name, _)| name.as_str()).collect();
+    match names.as_slice() {
+        [name] => format!("the VoiceTier {name} is not accepted"),
+        names => {
+            let shown = names.iter().take(MAX_SHOWN).copied().collect::<Vec<_>>().join(", ");
+            format!("{} VoiceTiers are not accepted, such as {shown}", names.len())
+        }
     }
 }
