@@ -206,6 +206,11 @@ fn a_wrong_value_is_refused_by_name() {
         ("monitoring.serviceMonitor.interval=1m", "serviceMonitor.interval: Does not match"),
         ("media.resources.limit.memory=1Gi", "media.resources: Additional property limit"),
         ("tierConfig=gold", "tierConfig is not JSON"),
+        (
+            "providers={twilio,plivo}",
+            "providers has plivo, but secrets.keys has no PLIVO_AUTH_TOKEN",
+        ),
+        ("secrets.keys={API_TOKENS}", "providers has twilio, but secrets.keys has no TWILIO"),
     ];
     for (value, expected) in cases {
         match helm(&["--set", value]) {
@@ -476,7 +481,10 @@ fn the_notes_warn_about_open_doors_and_closed_ones() {
     assert!(shown.contains("the keys API_TOKENS, TWILIO_AUTH_TOKEN;"), "{shown}");
     for (value, expected) in [
         ("secrets.keys={TWILIO_AUTH_TOKEN}", "the API needs no authentication"),
-        ("providers={twilio,vonage}", "without VONAGE_SIGNATURE_SECRET in secrets.keys"),
+        (
+            "providers={twilio,vonage},secrets.unverifiedProviders={vonage}",
+            "without VONAGE_SIGNATURE_SECRET in secrets.keys",
+        ),
         ("ingress.enabled=true", "Set networkPolicy.ingressNamespace"),
         ("router.replicas=3", "lead voice.example.com to the Service smart-router"),
     ] {

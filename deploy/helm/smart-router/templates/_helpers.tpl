@@ -29,8 +29,30 @@
 {{ join "," $parts }}
 {{- end }}
 
+{{/* Keys of the Secret that verify the webhooks of each provider. */}}
+{{- define "smart-router.providerKeys" -}}
+twilio: TWILIO_AUTH_TOKEN
+plivo: PLIVO_AUTH_TOKEN
+exotel: EXOTEL_AUTH_TOKEN
+signalwire: SIGNALWIRE_AUTH_TOKEN
+telnyx: TELNYX_PUBLIC_KEY
+vonage: VONAGE_SIGNATURE_SECRET
+jambonz: JAMBONZ_WEBHOOK_SECRET
+{{- end }}
+
+{{/* Refuses a provider whose webhooks would not be verified. */}}
+{{- define "smart-router.requireProviderKeys" -}}
+{{- $keys := include "smart-router.providerKeys" . | fromYaml -}}
+{{- range .Values.providers -}}
+{{- if not (or (has (get $keys .) $.Values.secrets.keys) (has . $.Values.secrets.unverifiedProviders)) -}}
+{{- fail (printf "providers has %s, but secrets.keys has no %s: anyone could send its webhooks. Add the key, or add %s to secrets.unverifiedProviders" . (get $keys .) .) -}}
+{{- end -}}
+{{- end -}}
+{{- end }}
+
 {{/* Settings of the ConfigMap: values of their own, then those of `settings`, which win. */}}
 {{- define "smart-router.settings" -}}
+{{- include "smart-router.requireProviderKeys" . -}}
 {{- $media := ternary .Values.media.host .Values.host .Values.media.enabled -}}
 {{- if hasKey (fromJson .Values.tierConfig) "Error" -}}
 {{- fail (printf "tierConfig is not JSON: %s" (fromJson .Values.tierConfig).Error) -}}
