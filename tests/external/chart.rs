@@ -377,6 +377,25 @@ fn a_release_with_another_name_has_objects_of_its_own() {
 }
 
 #[test]
+fn objects_of_the_cluster_have_the_namespace_in_their_names() {
+    let names = |arguments: &[&str]| -> Vec<String> {
+        let objects = helm(arguments).unwrap();
+        let of_cluster = objects.iter().filter(|it| it["metadata"]["namespace"].is_null());
+        of_cluster.map(name_of).collect()
+    };
+    let expected =
+        ["ClusterRole", "ClusterRoleBinding"].map(|it| format!("{it} smart-router:a:nodes"));
+    let found = names(&["--namespace=a", "--set=priorityClass.create=false"]);
+    assert_eq!(found, expected, "a release in another namespace has others");
+    let none = names(&["--set=rbac.nodes=false,priorityClass.create=false"]);
+    assert!(none.is_empty(), "{none:?}");
+    let roles = helm(&["--namespace=a"]).unwrap();
+    let binding = roles.iter().find(|it| it["kind"] == "ClusterRoleBinding").unwrap();
+    assert_eq!(binding["roleRef"]["name"], binding["metadata"]["name"]);
+    assert_eq!(binding["subjects"][0]["namespace"], "a");
+}
+
+#[test]
 fn agents_in_another_namespace_are_watched_and_reached_there() {
     let objects = helm(&["--set=agents.namespace=agents,agents.labels.role=voice"]).unwrap();
     let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
