@@ -112,7 +112,8 @@ impl Scaler<'_> {
             self.pools.remove(&pool);
             self.control.capacity.clear_scaling(&pool);
         }
-        if wanted.is_empty() || self.view.lists().1.is_none() {
+        let is_known = self.view.lists().1.is_some() && self.view.knows_workloads();
+        if wanted.is_empty() || !is_known {
             return Ok(());
         }
         self.view.set_workloads(&tiers);
