@@ -185,6 +185,14 @@ fn changed_settings_change_the_checksum_of_every_pod() {
 }
 
 #[test]
+fn null_removes_the_defaults_of_all_settings() {
+    let objects = helm(&["--set=settings=null"]).unwrap();
+    let settings = objects.iter().find(|it| it["kind"] == "ConfigMap").unwrap();
+    assert_eq!(settings["data"]["PROVIDERS"], "twilio");
+    assert!(settings["data"]["REDIS_URL"].is_null());
+}
+
+#[test]
 fn a_wrong_value_is_refused_by_name() {
     let cases = [
         ("replicas=3", "Additional property replicas is not allowed"),
@@ -206,6 +214,9 @@ fn a_wrong_value_is_refused_by_name() {
         ("monitoring.serviceMonitor.interval=1m", "serviceMonitor.interval: Does not match"),
         ("media.resources.limit.memory=1Gi", "media.resources: Additional property limit"),
         ("tierConfig=gold", "tierConfig is not JSON"),
+        ("image=null", "(root): image is required"),
+        ("router.replicas=null", "router: replicas is required"),
+        ("monitoring.alerts=null", "monitoring: alerts is required"),
         (
             "providers={twilio,plivo}",
             "providers has plivo, but secrets.keys has no PLIVO_AUTH_TOKEN",

@@ -63,7 +63,8 @@ jambonz: JAMBONZ_WEBHOOK_SECRET
   "VOICE_AGENT_PORT" (toString .Values.agents.port)
   "PROVIDERS" (join "," .Values.providers)
   "TIER_CONFIG" .Values.tierConfig -}}
-{{- if not .Values.settings.VOICE_AGENT_BASE_URL -}}
+{{- $given := .Values.settings | default dict -}}
+{{- if not $given.VOICE_AGENT_BASE_URL -}}
 {{- $_ := set $settings "MEDIA_URL" (printf "wss://%s" $media) -}}
 {{- end -}}
 {{- if ne (include "smart-router.name" .) "smart-router" -}}
@@ -72,7 +73,7 @@ jambonz: JAMBONZ_WEBHOOK_SECRET
 {{- range .Values.secrets.keys -}}
 {{- $_ := set $settings (printf "%s_FILE" .) (printf "/etc/smart-router/secrets/%s" .) -}}
 {{- end -}}
-{{- toYaml (mergeOverwrite $settings .Values.settings) -}}
+{{- toYaml (mergeOverwrite $settings $given) -}}
 {{- end }}
 
 {{/* Egress to DNS, agents and Redis. */}}
