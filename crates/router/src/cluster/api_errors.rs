@@ -1,6 +1,9 @@
 //! Errors of the Kubernetes API: each is reported once until a request succeeds.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use kube::{Error, runtime::watcher};
 
@@ -29,6 +32,27 @@ impl Report {
                 "{failure}; an API server that starts refuses valid requests for a moment"
             ),
             Self::Lasting(error) => tracing::warn!(error, "{failure}"),
+        }
+    }
+}
+
+/// A failed request, for a task outside of this module.
+#[derive(Debug)]
+pub enum ApiFailure {
+    Error {
+        error: Error,
+        /// The permissions that the request needs.
+        rule: String,
+    },
+    /// No response in time.
+    Timeout,
+}
+
+impl fmt::Display for ApiFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error { error, rule } => f.write_str(&explain(error, rule)),
+            Self::Timeout => f.write_str(NO_ANSWER),
         }
     }
 }
@@ -93,6 +117,14 @@ impl ApiErrors {
         }
     }
 
+    /// Records a failed request.
+    pub fn record_failure(&mut self, failure: &ApiFailure) -> Option<Report> {
+        match failure {
+            ApiFailure::Error { error, rule } => self.record(error, rule),
+            ApiFailure::Timeout => self.record_timeout(),
+        }
+    }
+
     /// Records a request without a response in time.
     pub fn record_timeout(&mut self) -> Option<Report> {
         self.report_text(NO_ANSWER.into())
@@ -144,9 +176,8 @@ mod tests {
 
     #[test]
     fn the_same_status_with_another_text_is_not_new() {
-        let forbidden = |text: &str| {
-            Error::Api(Box::new(Status::failure(text, "Forbidden").with_code(403)))
-        };
+        let forbidden =
+            |text: &str| Error::Api(Box::new(Status::failure(text, "Forbidden").with_code(403)));
         let (mut errors, now) = (ApiErrors::default(), Instant::now());
         for (after, is_new) in [(0, true), (1, false), (5, true), (6, false)] {
             let now = now + Duration::from_secs(after);

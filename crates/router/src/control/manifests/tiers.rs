@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::{AUTHOR, Outcome, Outcomes};
+use super::{AUTHOR, Configured, Outcome, Outcomes};
 use crate::control::Control;
 use fleet::{
     Edit,
     manifests::{self, FoldedTiers, Manifest, Refused},
+    tiers::Tiers,
 };
 use store::StoreError;
 
@@ -20,6 +21,7 @@ pub(super) enum AppliedTiers {
     Refused {
         reason: &'static str,
         message: String,
+        current: Tiers,
     },
 }
 
@@ -32,7 +34,7 @@ impl Control {
         namespace: &str,
     ) -> Result<AppliedTiers, StoreError> {
         let current = self.store.tiers().await?;
-        let FoldedTiers { table, error, objects: verdicts } =
+        let FoldedTiers { table, error, objects: verdicts, .. } =
             manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
         let table = match table {
             Some(table) => table,
@@ -40,7 +42,7 @@ impl Control {
             None => {
                 let problem = error.unwrap_or_else(|| not_accepted(&verdicts));
                 let message = format!("the last tier table stays: {problem}");
-                return Ok(AppliedTiers::Refused { reason: "TableRefused", message });
+                return Ok(AppliedTiers::Refused { reason: "TableRefused", message, current });
             }
         };
         if table == current {
@@ -53,7 +55,7 @@ impl Control {
             let message = format!(
                 "the last tier table stays: the new one has no tier for pods such as {pod}"
             );
-            return Ok(AppliedTiers::Refused { reason: "NoTierForPods", message });
+            return Ok(AppliedTiers::Refused { reason: "NoTierForPods", message, current });
         }
         let edit = Edit { expected: Some(&current), by: AUTHOR };
         if self.store.apply_tiers(&table, edit).await?.is_err() {
@@ -61,6 +63,7 @@ impl Control {
             return Ok(AppliedTiers::Refused {
                 reason: "Retrying",
                 message: "the tier table changed at the same time; retrying".into(),
+                current,
             });
         }
         match table.managed_by() {
@@ -84,15 +87,40 @@ impl Control {
         namespace: &str,
         applied: &AppliedTiers,
     ) -> Outcomes {
-        let folded = manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
-        let outcome = |verdict: Result<_, Refused>| match (verdict, applied) {
-            (Err(refused), _) => Outcome::Refused(refused),
-            (Ok(tier), AppliedTiers::Refused { reason, message }) => {
-                Outcome::Pending { tier: Some(tier), pool: None, reason, message: message.clone() }
-            }
-            (Ok(tier), _) => Outcome::Applied { tier: Some(tier), pool: None },
+        let owner = manifests::tiers_owner(namespace);
+        let folded = manifests::fold_tiers(objects, &owner);
+        let last_table = match applied {
+            AppliedTiers::Refused { current, .. } => Some(current),
+            AppliedTiers::Unchanged | AppliedTiers::Changed => None,
         };
-        folded.objects.into_iter().map(|(name, verdict)| (name, outcome(verdict))).collect()
+        // The tier of a refused object is in force if the objects manage it, and no other does.
+        let has_last_state = |object: &Manifest| {
+            let (Ok(tier), Some(table)) = (manifests::tier_name(object), last_table) else {
+                return false;
+            };
+            let is_taken = folded.objects.values().flatten().any(|it| it.name == tier);
+            table.managed_by() == Some(&owner) && table.get(&tier).is_some() && !is_taken
+        };
+        let outcome = |object: &Manifest| {
+            let accepted = match folded.objects.get(&object.name)? {
+                Ok(accepted) => accepted,
+                Err(refused) => {
+                    let has_last_state = has_last_state(object);
+                    return Some(Outcome::Refused { refused: refused.clone(), has_last_state });
+                }
+            };
+            let configured = Configured::tier(accepted);
+            Some(match applied {
+                AppliedTiers::Refused { reason, message, current }
+                    if !folded.is_in_force(accepted, current) =>
+                {
+                    Outcome::Pending { configured, reason, message: message.clone() }
+                }
+                _ => Outcome::Applied(configured),
+            })
+        };
+        let outcomes = objects.iter().map(|object| Some((object.name.clone(), outcome(object)?)));
+        outcomes.flatten().collect()
     }
 }
 
