@@ -1,6 +1,12 @@
 //! `release.sh`: the files of a release, from a program that is already built.
 
-use std::{collections::BTreeMap, fs, path::{Path, PathBuf}, process::Command, sync::OnceLock};
+use std::{
+    collections::BTreeMap,
+    fs,
+    path::{Path, PathBuf},
+    process::Command,
+    sync::OnceLock,
+};
 
 use serde_json::Value;
 use testkit::scratch;

@@ -64,6 +64,9 @@ jambonz: JAMBONZ_WEBHOOK_SECRET
   "PROVIDERS" (join "," .Values.providers)
   "TIER_CONFIG" .Values.tierConfig -}}
 {{- $given := .Values.settings | default dict -}}
+{{- with .Values.agents.namespaces -}}
+{{- $_ := set $settings "NAMESPACES" (join "," .) -}}
+{{- end -}}
 {{- if not $given.VOICE_AGENT_BASE_URL -}}
 {{- $_ := set $settings "MEDIA_URL" (printf "wss://%s" $media) -}}
 {{- end -}}
@@ -76,6 +79,19 @@ jambonz: JAMBONZ_WEBHOOK_SECRET
 {{- toYaml (mergeOverwrite $settings $given) -}}
 {{- end }}
 
+{{/*
+Seconds of a duration such as 5m, 1h30m or off. The schema has checked its form.
+*/}}
+{{- define "smart-router.seconds" -}}
+{{- $seconds := 0 -}}
+{{- range $unit, $factor := dict "h" 3600 "m" 60 "s" 1 -}}
+{{- range regexFindAll (printf "[0-9]+%s" $unit) (regexReplaceAll "[0-9]+ms" $.duration "1s") -1 -}}
+{{- $seconds = add $seconds (mul $factor (trimSuffix $unit . | int)) -}}
+{{- end -}}
+{{- end -}}
+{{ $seconds }}
+{{- end }}
+
 {{/* Egress to DNS, agents and Redis. */}}
 {{- define "smart-router.egress" -}}
 - ports:
@@ -84,14 +100,16 @@ jambonz: JAMBONZ_WEBHOOK_SECRET
     - port: 53
       protocol: TCP
 - to:
+    {{- range .Values.agents.namespaces | default (list .Values.agents.namespace) }}
     - podSelector:
         matchLabels:
-          {{- include "smart-router.agentLabels" . | nindent 10 }}
-      {{- if .Values.agents.namespace }}
+          {{- include "smart-router.agentLabels" $ | nindent 10 }}
+      {{- if . }}
       namespaceSelector:
         matchLabels:
-          kubernetes.io/metadata.name: {{ .Values.agents.namespace | quote }}
+          kubernetes.io/metadata.name: {{ . | quote }}
       {{- end }}
+    {{- end }}
   ports:
     - port: {{ .Values.agents.port }}
 - ports:
