@@ -106,7 +106,8 @@ fn a_withdrawn_role_hides_the_pods_of_its_namespace() {
     let before = kube.forbidden();
     eventually(20 * SECOND, "the router retries", || kube.forbidden() >= before + 4);
     let reports = log.count("cannot watch the pods of the namespace b");
-    assert_eq!(reports, 2, "one of a transient and one of a lasting error: {}", log.text());
+    // One of a transient and one of a lasting 403, and perhaps one of the closed watch.
+    assert!((2..=3).contains(&reports), "{}", log.text());
     kube.faults(|faults| faults.forbidden_paths.clear());
     eventually(20 * SECOND, "the pod serves again", || {
         router_pod(&router, "agent-b")["is_terminating"] == false

@@ -9,6 +9,8 @@ use clap::Arg;
 use serde_json::{Value, json};
 
 use super::{chart, is_current, schema};
+use crate::render::helm;
+use testkit::scratch;
 
 /// Settings that other values, the manifests or the Secret determine.
 const OWNED: [&str; 15] = [
@@ -50,10 +52,13 @@ fn value_schema(argument: &Arg) -> Value {
     if words.len() > 1 && words.iter().all(is_word) {
         return json!({"type": "string", "enum": words});
     }
+    let is_off = argument.get_default_values().iter().any(|default| default == "off");
     let pattern = match name {
-        // A duration needs at least one number.
+        "DURATION" if is_off => format!("^(off|0|[0-9]{DURATION_REST})$"),
         "DURATION" => format!("^[0-9]{DURATION_REST}$"),
-        "off|DURATION" => format!("^(off|0|[0-9]{DURATION_REST})$"),
+        "off|DURATION" => format!("^(off|[0-9]{DURATION_REST})$"),
+        // A fraction.
+        "0..1" => return json!({"type": "string"}),
         "PORT" | "NUMBER" => "^[0-9]+$".to_owned(),
         _ => match name.strip_prefix("off|").unwrap_or(name).split_once("..") {
             Some((low, high)) if [low, high].iter().all(|it| it.parse::<u64>().is_ok()) => {
@@ -64,6 +69,25 @@ fn value_schema(argument: &Arg) -> Value {
         },
     };
     json!({"type": "string", "pattern": pattern})
+}
+
+/// The values that the program documents pass, besides those that the tests of the chart refuse.
+#[test]
+fn the_schema_accepts_the_default_of_every_setting() {
+    let allowed = schema()["properties"]["settings"]["properties"].clone();
+    let variables = smart_router::cli::variables();
+    let defaults = variables.iter().filter_map(|it| {
+        let name = it.get_env()?.to_str()?;
+        let default = it.get_default_values().first()?.to_str()?;
+        allowed.get(name).map(|_| (name, default))
+    });
+    let mut settings: BTreeMap<&str, &str> = defaults.collect();
+    assert!(settings.len() > 20, "{settings:?}");
+    settings.extend([("OTEL_TRACES_SAMPLER_ARG", "0.25"), ("HOLD_TIME", "1m30s")]);
+    let values = scratch().join("values.json");
+    fs::write(&values, json!({"settings": settings}).to_string()).unwrap();
+    let rendered = helm(&["--values", values.to_str().unwrap()]);
+    assert!(rendered.is_ok(), "{}", rendered.unwrap_err());
 }
 
 #[test]
