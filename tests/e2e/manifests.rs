@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::pod_watch::metric;
 use testkit::{
     Router,
-    cluster::{available, router},
+    cluster::{available, logged_router, router},
     eventually,
     kube::{FakeKube, NAMESPACE},
     redis::RedisServer,
@@ -82,6 +83,7 @@ fn contradictions_are_named_in_the_status_and_the_last_table_stays() {
     // Of two objects of the same second, the first by name counts.
     tier(&kube, "gold-again", json!({"tier": "gold"}));
     tier(&kube, "basic", json!({"type": "shared", "maxConcurrent": 0, "chainPosition": 20}));
+    tier(&kube, "iron", json!({"target": 1, "chainPosition": 30}));
     eventually(10 * SECOND, "both are refused", || {
         ["gold-again", "basic"]
             .iter()
@@ -90,15 +92,23 @@ fn contradictions_are_named_in_the_status_and_the_last_table_stays() {
     let again = condition(&kube, "voicetiers", "gold-again", "Accepted");
     assert_eq!(again["reason"], "Conflict");
     assert!(again["message"].as_str().unwrap().contains("the VoiceTier gold"), "{again}");
+    let again = condition(&kube, "voicetiers", "gold-again", "Programmed");
+    assert_eq!(again["message"], "the object has no effect", "it never was in force");
     let basic = condition(&kube, "voicetiers", "basic", "Accepted");
     assert!(basic["message"].as_str().unwrap().contains("at least 1"), "{basic}");
     assert_eq!(basic["observedGeneration"], 2);
-    eventually(10 * SECOND, "the accepted tier names the refused ones", || {
-        let gold = condition(&kube, "voicetiers", "gold", "Programmed");
-        let names_refused =
-            |message: &str| message.contains("gold-again") && message.contains("basic");
-        gold["message"].as_str().is_some_and(names_refused)
+    let basic = condition(&kube, "voicetiers", "basic", "Programmed");
+    assert_eq!(basic["message"], "the last accepted state stays in force");
+    eventually(10 * SECOND, "the new tier names the refused ones", || {
+        let iron = condition(&kube, "voicetiers", "iron", "Programmed");
+        let names_refused = |message: &str| {
+            message.contains("2 VoiceTiers are not accepted, such as basic, gold-again")
+        };
+        iron["message"].as_str().is_some_and(names_refused)
     });
+    let gold = condition(&kube, "voicetiers", "gold", "Programmed");
+    assert_eq!(gold["status"], "True", "it is in force as before: {gold}");
+    assert_eq!(metric(&router, "smart_router_manifests_refused"), 2, "not those that wait");
     assert_eq!(router.get(TIERS).1, before, "the last good table stays");
     // A repaired table takes effect in one step.
     kube.remove("voicetiers", NAMESPACE, "gold-again");
@@ -109,6 +119,76 @@ fn contradictions_are_named_in_the_status_and_the_last_table_stays() {
     eventually(10 * SECOND, "the status says so", || {
         is(&kube, "voicetiers", "basic", "Accepted", "True")
     });
+}
+
+#[test]
+fn two_tiers_of_one_workload_are_a_conflict_and_the_leader_goes_on() {
+    let (kube, router) = managed();
+    tier(&kube, "iron", json!({"workload": "deployment/agents", "chainPosition": 30}));
+    eventually(10 * SECOND, "the first is in force", || {
+        is(&kube, "voicetiers", "iron", "Programmed", "True")
+    });
+    tier(&kube, "tin", json!({"workload": "deployment/agents", "chainPosition": 40}));
+    eventually(10 * SECOND, "the second is refused", || {
+        is(&kube, "voicetiers", "tin", "Accepted", "False")
+    });
+    let tin = condition(&kube, "voicetiers", "tin", "Accepted");
+    assert_eq!(tin["reason"], "Conflict");
+    let message = tin["message"].as_str().unwrap();
+    assert!(message.contains("the workload deployment/agents is already used by"), "{message}");
+    assert!(message.contains("the VoiceTier iron"), "{message}");
+    tier(&kube, "tin", json!({"workload": "deployment/others", "chainPosition": 40}));
+    eventually(10 * SECOND, "the repaired table is in force", || {
+        router.get(TIERS).1["default_chain"] == json!(["gold", "basic", "iron", "tin"])
+    });
+}
+
+#[test]
+fn an_object_whose_pool_has_no_pods_is_not_ready() {
+    let (kube, router) = managed();
+    tier(&kube, "iron", json!({"workload": "deployment/nowhere", "chainPosition": 30}));
+    merchant(&kube, "acme", json!({"pool": "acme", "fallback": ["merchant:ghost", "gold"]}));
+    merchant(&kube, "limits", json!({"maxCalls": 3}));
+    let reason = |plural: &str, name: &str| {
+        let ready = condition(&kube, plural, name, "Ready");
+        (ready["reason"].clone(), ready["message"].as_str().unwrap_or_default().to_owned())
+    };
+    for (plural, name, expected, named) in [
+        ("voicetiers", "gold", "Ready", "pods"),
+        ("voicetiers", "basic", "NoPods", "no pod"),
+        ("voicetiers", "iron", "NoPods", "deployment/nowhere"),
+        ("voicemerchants", "acme", "UnknownPool", "merchant:acme, merchant:ghost"),
+        ("voicemerchants", "limits", "Ready", "pods"),
+    ] {
+        eventually(20 * SECOND, name, || {
+            let (reason, message) = reason(plural, name);
+            reason == expected && message.contains(named)
+        });
+    }
+    let acme = kube.custom("voicemerchants", NAMESPACE, "acme");
+    assert_eq!(acme["status"]["pods"], 0);
+    assert!(is(&kube, "voicemerchants", "acme", "Programmed", "True"));
+    for pod in ["acme", "ghost"] {
+        kube.add_with(&format!("{pod}-0"), |object| {
+            object["metadata"]["labels"]["smart-router/merchant"] = json!(pod);
+        });
+    }
+    eventually(20 * SECOND, "the merchant is ready", || {
+        is(&kube, "voicemerchants", "acme", "Ready", "True")
+    });
+    assert_eq!(router.status()["merchants"]["acme"]["available"], 1);
+}
+
+#[test]
+fn a_missing_permission_for_the_status_is_in_the_log() {
+    let kube = FakeKube::start();
+    kube.install_crds(true);
+    kube.add("voice-agent-0");
+    kube.faults(|faults| faults.forbidden_path = Some("/status"));
+    tier(&kube, "gold", json!({}));
+    let (_router, log) = logged_router(&kube, &[]);
+    log.wait_for("cannot write the status of objects", 0);
+    assert!(log.text().contains("voicetiers is forbidden"), "{}", log.text());
 }
 
 #[test]

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use testkit::{
     Router,
-    cluster::{available, router},
+    cluster::{available, logged_router, router},
     eventually,
     kube::FakeKube,
     redis::RedisServer,
@@ -83,6 +83,60 @@ fn a_namespace_that_the_role_does_not_cover_is_named_and_the_others_work() {
         router.get("/api/v1/pod/agent-b").1["is_terminating"] == false
     });
     eventually(5 * SECOND, "the page is clear", || warnings(&router).is_empty());
+}
+
+#[test]
+fn a_withdrawn_role_hides_the_pods_of_its_namespace() {
+    let kube = FakeKube::start();
+    kube.add_in("a", "agent-a", |_| {});
+    kube.add_in("b", "agent-b", |_| {});
+    kube.add_in("b", "agent-c", |_| {});
+    let (router, log) = logged_router(&kube, &[NAMESPACES]);
+    eventually(5 * SECOND, "all pods are known", || available(&router) == 3);
+    let call_of = |number: u32| router.allocate(&format!("CA{number}"))["pod_name"].clone();
+    let calls: Vec<Value> = (0..3).map(call_of).collect();
+    kube.faults(|faults| faults.forbidden_paths = vec!["/namespaces/b/pods".into()]);
+    kube.delete_in("b", "agent-c");
+    kube.drop_watches();
+    eventually(20 * SECOND, "pods that may be gone get no new calls", || {
+        ["agent-b", "agent-c"].iter().all(|pod| router_pod(&router, pod)["is_terminating"] == true)
+    });
+    assert_eq!(router_pod(&router, "agent-a")["is_terminating"], false);
+    assert_eq!((0..3).map(call_of).collect::<Vec<_>>(), calls, "their calls stay");
+    let before = kube.forbidden();
+    eventually(20 * SECOND, "the router retries", || kube.forbidden() >= before + 4);
+    let reports = log.count("cannot watch the pods of the namespace b");
+    // One of a transient and one of a lasting 403, and perhaps one of the closed watch.
+    assert!((2..=3).contains(&reports), "{}", log.text());
+    kube.faults(|faults| faults.forbidden_paths.clear());
+    eventually(20 * SECOND, "the pod serves again", || {
+        router_pod(&router, "agent-b")["is_terminating"] == false
+    });
+    eventually(5 * SECOND, "the other pod is gone", || router.get("/api/v1/pod/agent-c").0 == 404);
+    eventually(5 * SECOND, "the page does not name the namespace", || {
+        !warnings(&router).iter().any(|warning| warning.contains("namespace b"))
+    });
+}
+
+#[test]
+fn without_any_role_the_pods_stay_as_they_were() {
+    let kube = FakeKube::start();
+    kube.add_in("a", "agent-a", |_| {});
+    kube.add_in("b", "agent-b", |_| {});
+    let router = router(&kube, &[NAMESPACES]);
+    eventually(5 * SECOND, "both are known", || available(&router) == 2);
+    kube.faults(|faults| faults.forbidden_path = Some("/pods"));
+    kube.drop_watches();
+    eventually(20 * SECOND, "the page names both namespaces", || {
+        let warnings = warnings(&router);
+        ["a", "b"].iter().all(|namespace| {
+            let text = format!("the pods of the namespace {namespace} are not watched");
+            warnings.iter().any(|warning| warning.contains(&text))
+        })
+    });
+    let before = kube.forbidden();
+    eventually(20 * SECOND, "the router retries", || kube.forbidden() >= before + 4);
+    assert_eq!(available(&router), 2);
 }
 
 #[test]
@@ -189,6 +243,18 @@ fn expired_leases_are_reported_as_one_event_of_the_pod() {
     router.allocate("CA2");
     eventually(10 * SECOND, "the second lease expired", || router.status()["active_calls"] == 0);
     assert_eq!(kube.cluster_events().len(), 1, "repetitions are counted, not written");
+}
+
+#[test]
+fn a_missing_permission_for_events_is_in_the_log() {
+    let kube = FakeKube::start();
+    kube.add("agent-0");
+    kube.faults(|faults| faults.forbidden_path = Some("/events"));
+    let (router, log) = logged_router(&kube, &[("LEASE_TTL", "1s")]);
+    eventually(5 * SECOND, "the pod is known", || available(&router) == 1);
+    router.allocate("CA1");
+    log.wait_for("cannot write Events about pods", 0);
+    assert!(log.text().contains("events is forbidden"), "{}", log.text());
 }
 
 #[test]

@@ -52,7 +52,7 @@ fn kill(mut router: Router) {
 }
 
 /// Returns the value of a metric without labels.
-fn metric(router: &Router, name: &str) -> u64 {
+pub(crate) fn metric(router: &Router, name: &str) -> u64 {
     let text = router.connect().get("/metrics").text();
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()

@@ -1,6 +1,8 @@
 //! The Helm chart: the same objects as kustomize, values that are checked and documented, and
 //! secrets that the program follows.
 
+mod generated;
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
@@ -10,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use clap::Arg;
 use serde_json::{Value, json};
 use testkit::{Connection, Router, eventually, scratch};
 
@@ -185,6 +186,14 @@ fn changed_settings_change_the_checksum_of_every_pod() {
 }
 
 #[test]
+fn null_removes_the_defaults_of_all_settings() {
+    let objects = helm(&["--set=settings=null"]).unwrap();
+    let settings = objects.iter().find(|it| it["kind"] == "ConfigMap").unwrap();
+    assert_eq!(settings["data"]["PROVIDERS"], "twilio");
+    assert!(settings["data"]["REDIS_URL"].is_null());
+}
+
+#[test]
 fn a_wrong_value_is_refused_by_name() {
     let cases = [
         ("replicas=3", "Additional property replicas is not allowed"),
@@ -206,6 +215,21 @@ fn a_wrong_value_is_refused_by_name() {
         ("monitoring.serviceMonitor.interval=1m", "serviceMonitor.interval: Does not match"),
         ("media.resources.limit.memory=1Gi", "media.resources: Additional property limit"),
         ("tierConfig=gold", "tierConfig is not JSON"),
+        ("image=null", "(root): image is required"),
+        ("settings.NAMESPACES=a", "settings: Additional property NAMESPACES"),
+        ("router.resources.limits.memory=lots", "router.resources.limits.memory"),
+        ("settings.MEDIA_DRAIN_TIME=10m", "router.terminationGracePeriodSeconds is 330, but"),
+        ("router.terminationGracePeriodSeconds=314", "MEDIA_DRAIN_TIME (5m) needs 315"),
+        ("settings.LEASE_TTL=5x", "settings.LEASE_TTL: Does not match pattern"),
+        ("settings.LOG_LEVEL=loud", "settings.LOG_LEVEL must be one of the following"),
+        ("settings.AGENT_TLS=yep", "settings.AGENT_TLS must be one of the following"),
+        ("router.replicas=null", "router: replicas is required"),
+        ("monitoring.alerts=null", "monitoring: alerts is required"),
+        (
+            "providers={twilio,plivo}",
+            "providers has plivo, but secrets.keys has no PLIVO_AUTH_TOKEN",
+        ),
+        ("secrets.keys={API_TOKENS}", "providers has twilio, but secrets.keys has no TWILIO"),
     ];
     for (value, expected) in cases {
         match helm(&["--set", value]) {
@@ -239,24 +263,6 @@ fn schema() -> Value {
     serde_json::from_str(&text).unwrap()
 }
 
-/// Settings that other values, the manifests or the Secret determine.
-const OWNED: [&str; 14] = [
-    "POD_NAME",
-    "NAMESPACE",
-    "PODS",
-    "PODS_FILE",
-    "DATA_DIR",
-    "HTTP_BIND",
-    "HTTP_PORT",
-    "METRICS_PORT",
-    "POD_LABEL_SELECTOR",
-    "VOICE_AGENT_PORT",
-    "PROVIDERS",
-    "TIER_CONFIG",
-    "LEADER_ELECTION_LOCK_NAME",
-    "OTEL_EXPORTER_OTLP_HEADERS",
-];
-
 /// `UPDATE=1` writes generated parts instead of comparing them.
 fn is_current(path: &Path, generated: &str) {
     if std::env::var_os("UPDATE").is_some() {
@@ -268,24 +274,6 @@ fn is_current(path: &Path, generated: &str) {
         "{} is not current; run UPDATE=1 cargo test -p smart-router --test external chart::",
         path.display()
     );
-}
-
-#[test]
-fn the_schema_has_the_settings_of_the_program() {
-    let mut schema = schema();
-    let keys = &schema["properties"]["secrets"]["properties"]["keys"]["items"]["enum"];
-    let keys: BTreeSet<String> = serde_json::from_value(keys.clone()).unwrap();
-    let names = smart_router::cli::variables();
-    let names = names.iter().filter_map(Arg::get_env).map(|name| name.to_str().unwrap());
-    let (secrets, others): (Vec<&str>, Vec<&str>) =
-        names.partition(|name| keys.contains(name.strip_suffix("_FILE").unwrap_or(name)));
-    assert_eq!(secrets.len(), 2 * keys.len(), "each secret is a variable or a file");
-    let others = others.into_iter().filter(|name| !OWNED.contains(name));
-    let settings: BTreeMap<&str, Value> =
-        others.map(|name| (name, json!({"type": "string"}))).collect();
-    schema["properties"]["settings"]["properties"] = json!(settings);
-    let generated = format!("{}\n", serde_json::to_string_pretty(&schema).unwrap());
-    is_current(&chart().join("values.schema.json"), &generated);
 }
 
 /// Helm reads only files of the chart, so these are copies of the files of kustomize.
@@ -300,46 +288,6 @@ fn the_files_of_the_chart_equal_those_of_kustomize() {
     ] {
         is_current(&chart().join(copy), &fs::read_to_string(deploy().join(source)).unwrap());
     }
-}
-
-/// Rows of the table of values.
-fn rows(path: &str, schema: &Value, default: &Value, found: &mut Vec<String>) {
-    let properties = schema["properties"].as_object();
-    let is_map = path == "settings";
-    match properties {
-        Some(properties) if !is_map => {
-            for (name, schema) in properties.iter().filter(|(name, _)| *name != "global") {
-                let path = if path.is_empty() { name.clone() } else { format!("{path}.{name}") };
-                rows(&path, schema, &default[name], found);
-            }
-        }
-        _ => {
-            let description = schema["description"].as_str().unwrap_or_default();
-            assert!(!description.is_empty(), "{path} has no description");
-            let default = match default {
-                Value::Null => return,
-                Value::String(text) if text.is_empty() => "empty".to_owned(),
-                Value::String(text) if text.contains('\n') => "three tiers".to_owned(),
-                Value::String(text) => format!("`{text}`"),
-                other => format!("`{other}`"),
-            };
-            found.push(format!("| `{path}` | {default} | {description} |"));
-        }
-    }
-}
-
-#[test]
-fn the_readme_describes_every_value() {
-    let values = fs::read_to_string(chart().join("values.yaml")).unwrap();
-    let values: Value = serde_saphyr::from_str(&values).unwrap();
-    let mut found = vec!["| value | default | meaning |".to_owned(), "| --- | --- | --- |".into()];
-    rows("", &schema(), &values, &mut found);
-    let path = chart().join("README.md");
-    let text = fs::read_to_string(&path).unwrap();
-    let (begin, end) = ("<!-- values -->\n", "<!-- end of values -->");
-    let (before, rest) = text.split_once(begin).unwrap();
-    let (_, after) = rest.split_once(end).unwrap();
-    is_current(&path, &format!("{before}{begin}{}\n{end}{after}", found.join("\n")));
 }
 
 #[test]
@@ -372,6 +320,25 @@ fn a_release_with_another_name_has_objects_of_its_own() {
 }
 
 #[test]
+fn objects_of_the_cluster_have_the_namespace_in_their_names() {
+    let names = |arguments: &[&str]| -> Vec<String> {
+        let objects = helm(arguments).unwrap();
+        let of_cluster = objects.iter().filter(|it| it["metadata"]["namespace"].is_null());
+        of_cluster.map(name_of).collect()
+    };
+    let expected =
+        ["ClusterRole", "ClusterRoleBinding"].map(|it| format!("{it} smart-router:a:nodes"));
+    let found = names(&["--namespace=a", "--set=priorityClass.create=false"]);
+    assert_eq!(found, expected, "a release in another namespace has others");
+    let none = names(&["--set=rbac.nodes=false,priorityClass.create=false"]);
+    assert!(none.is_empty(), "{none:?}");
+    let roles = helm(&["--namespace=a"]).unwrap();
+    let binding = roles.iter().find(|it| it["kind"] == "ClusterRoleBinding").unwrap();
+    assert_eq!(binding["roleRef"]["name"], binding["metadata"]["name"]);
+    assert_eq!(binding["subjects"][0]["namespace"], "a");
+}
+
+#[test]
 fn agents_in_another_namespace_are_watched_and_reached_there() {
     let objects = helm(&["--set=agents.namespace=agents,agents.labels.role=voice"]).unwrap();
     let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind).unwrap();
@@ -387,6 +354,26 @@ fn agents_in_another_namespace_are_watched_and_reached_there() {
     assert_eq!(to["podSelector"]["matchLabels"], json!({"role": "voice"}));
     let namespace = &to["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"];
     assert_eq!(namespace, "agents");
+}
+
+#[test]
+fn agents_in_several_namespaces_are_watched_and_reached_there() {
+    let objects = helm(&["--set=agents.namespaces={voice,a,b}"]).unwrap();
+    let of = |kind: &str| -> Vec<&Value> {
+        objects.iter().filter(|object| object["kind"] == kind).collect()
+    };
+    for kind in ["Role", "RoleBinding"] {
+        let namespaces = of(kind).into_iter().map(|it| it["metadata"]["namespace"].as_str());
+        let namespaces: BTreeSet<&str> = namespaces.flatten().collect();
+        assert_eq!(namespaces, ["a", "b", "voice"].into());
+    }
+    let names = of("RoleBinding").into_iter().map(|it| &it["subjects"][0]["namespace"]);
+    assert!(names.into_iter().all(|name| name == "voice"));
+    assert_eq!(of("ConfigMap")[0]["data"]["NAMESPACES"], "voice,a,b");
+    let to = of("NetworkPolicy")[0]["spec"]["egress"][1]["to"].as_array().unwrap();
+    let name =
+        |it: &Value| it["namespaceSelector"]["matchLabels"]["kubernetes.io/metadata.name"].clone();
+    assert_eq!(to.iter().map(name).collect::<Vec<_>>(), ["voice", "a", "b"]);
 }
 
 const PROVIDERS: &str = "twilio,plivo,exotel,signalwire,telnyx,vonage,jambonz";
@@ -476,7 +463,10 @@ fn the_notes_warn_about_open_doors_and_closed_ones() {
     assert!(shown.contains("the keys API_TOKENS, TWILIO_AUTH_TOKEN;"), "{shown}");
     for (value, expected) in [
         ("secrets.keys={TWILIO_AUTH_TOKEN}", "the API needs no authentication"),
-        ("providers={twilio,vonage}", "without VONAGE_SIGNATURE_SECRET in secrets.keys"),
+        (
+            "providers={twilio,vonage},secrets.unverifiedProviders={vonage}",
+            "without VONAGE_SIGNATURE_SECRET in secrets.keys",
+        ),
         ("ingress.enabled=true", "Set networkPolicy.ingressNamespace"),
         ("router.replicas=3", "lead voice.example.com to the Service smart-router"),
     ] {

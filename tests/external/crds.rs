@@ -45,6 +45,27 @@ fn the_definitions_have_the_fields_and_bounds_of_the_router() {
     assert_eq!(tier["properties"]["maxConcurrent"]["minimum"], 1);
 }
 
+/// The rules of a schema, in the order of the fields.
+fn rules(schema: &Value) -> Vec<&str> {
+    let rules = schema["x-kubernetes-validations"].as_array();
+    rules.into_iter().flatten().map(|it| it["rule"].as_str().unwrap()).collect()
+}
+
+/// The router refuses these objects, too; the API server names the cause at once.
+#[test]
+fn the_definitions_refuse_what_the_router_refuses() {
+    let tier = spec("voicetiers.yaml");
+    let bounds = "!has(self.min) || !has(self.max) || self.min <= self.max";
+    assert!(rules(&tier).contains(&bounds), "{:?}", rules(&tier));
+    let merchant = spec("voicemerchants.yaml");
+    let exclusive = rules(&merchant).iter().any(|it| it.contains("size(self.fallback) == 0"));
+    assert!(exclusive, "dedicatedOnly with a fallback: {:?}", rules(&merchant));
+    let properties = &merchant["properties"];
+    assert_eq!(rules(&properties["pool"]), ["self != '.' && self != '..'"]);
+    let item = &properties["fallback"]["items"];
+    assert_eq!(rules(item), ["!self.matches('^(merchant:)?[.]{1,2}$')"]);
+}
+
 #[test]
 fn the_objects_of_the_guide_are_accepted() {
     let guide = deploy().join("../docs/guides/declarative-configuration.md");

@@ -7,9 +7,10 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    merchant::MerchantConfig,
+    merchant::{MerchantConfig, Step},
     names::{MerchantId, TierName},
-    tiers::{DocumentSource, TierKind, Tiers},
+    tiers::{DocumentSource, Tier, TierError, TierKind, Tiers},
+    workload::Workload,
 };
 
 /// The field of a merchant's document that names the object which manages it.
@@ -73,11 +74,49 @@ impl Refused {
 
 /// The tier table of a set of objects. The table is one document: if any object is refused, there
 /// is no new table.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Default)]
 pub struct FoldedTiers {
     pub table: Option<Tiers>,
+    /// Why accepted objects form no table.
+    pub error: Option<String>,
     /// The verdict about each object, by its name.
-    pub objects: BTreeMap<String, Result<TierName, Refused>>,
+    pub objects: BTreeMap<String, Result<AcceptedTier, Refused>>,
+    /// An object has a position, so that the chain is not automatic.
+    has_positions: bool,
+}
+
+/// A tier as an accepted object defines it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AcceptedTier {
+    pub name: TierName,
+    pub tier: Tier,
+    position: Option<i64>,
+}
+
+impl FoldedTiers {
+    /// Whether a table has the tier of an accepted object as the object defines it.
+    pub fn is_in_force(&self, accepted: &AcceptedTier, table: &Tiers) -> bool {
+        let AcceptedTier { name, tier, position } = accepted;
+        let place = |name: &TierName| {
+            let is_it = |step: &Step| matches!(step, Step::Tier(tier) if tier == name);
+            table.default_chain().iter().position(is_it)
+        };
+        let is_chained = position.is_some() || !self.has_positions;
+        let is_in_order = |other: &AcceptedTier| match (place(name), place(&other.name)) {
+            (Some(here), Some(there)) => {
+                position.cmp(&other.position) == here.cmp(&there) || other.position.is_none()
+            }
+            _ => true,
+        };
+        let is_same = |known: &Tier| {
+            let is_shared = |tier: &Tier| matches!(tier.kind, TierKind::Shared { .. });
+            let is_of_kind = known.kind == tier.kind || !is_shared(known) && !is_shared(tier);
+            is_of_kind && (Tier { kind: tier.kind, ..known.clone() }) == *tier
+        };
+        table.get(name).is_some_and(is_same)
+            && place(name).is_some() == is_chained
+            && (position.is_none() || self.objects.values().flatten().all(is_in_order))
+    }
 }
 
 /// Returns the owner of a tier table that objects of this namespace manage.
@@ -103,6 +142,7 @@ struct TierSpec {
     name: TierName,
     entry: Value,
     position: Option<i64>,
+    tier: Tier,
 }
 
 /// Folds objects into a tier table that `owner` manages.
@@ -121,10 +161,18 @@ pub fn fold_tiers(objects: &[Manifest], owner: &str) -> FoldedTiers {
         }
     }
     let is_complete = verdicts.is_empty() && !accepted.is_empty();
-    let table = is_complete.then(|| table_of(&accepted, owner));
-    let accepted = accepted.into_iter().map(|(object, spec)| (object.name.clone(), Ok(spec.name)));
+    let (table, error) = match is_complete.then(|| table_of(&accepted, owner)).transpose() {
+        Ok(table) => (table, None),
+        Err(error) => (None, Some(error.to_string())),
+    };
+    let accepted = accepted.into_iter().map(|(object, spec)| {
+        let TierSpec { name, position, tier, .. } = spec;
+        (object.name.clone(), Ok(AcceptedTier { name, tier, position }))
+    });
     verdicts.extend(accepted);
-    FoldedTiers { table, objects: verdicts }
+    let has_position = |it: &Manifest| it.spec.get("chainPosition").is_some_and(|it| !it.is_null());
+    let has_positions = objects.iter().any(has_position);
+    FoldedTiers { table, error, objects: verdicts, has_positions }
 }
 
 /// Oldest first: of two objects that contradict each other, the older is accepted.
@@ -134,11 +182,12 @@ fn by_age(objects: &[Manifest]) -> Vec<&Manifest> {
     sorted
 }
 
-/// The tiers and positions of accepted objects, with the objects' names.
+/// The tiers, positions and workloads of accepted objects, with the objects' names.
 #[derive(Default)]
 struct Taken<'a> {
     tiers: BTreeMap<TierName, &'a str>,
     positions: BTreeMap<i64, &'a str>,
+    workloads: BTreeMap<Workload, &'a str>,
 }
 
 impl<'a> Taken<'a> {
@@ -150,21 +199,28 @@ impl<'a> Taken<'a> {
                 "the tier {tier} is already defined by the VoiceTier {other}, which is older"
             )));
         }
-        if let Some(position) = spec.position {
-            if let Some(other) = self.positions.get(&position) {
-                return Err(Refused::conflict(format!(
-                    "chainPosition {position} is already used by the VoiceTier {other}, which is \
-                     older; the order of the chain would be ambiguous"
-                )));
-            }
-            self.positions.insert(position, &object.name);
+        let position = spec.position;
+        if let Some((position, other)) = position.and_then(|it| self.positions.get_key_value(&it)) {
+            return Err(Refused::conflict(format!(
+                "chainPosition {position} is already used by the VoiceTier {other}, which is \
+                 older; the order of the chain would be ambiguous"
+            )));
         }
+        let workload = spec.tier.workload.as_ref();
+        if let Some((workload, other)) = workload.and_then(|it| self.workloads.get_key_value(it)) {
+            return Err(Refused::conflict(format!(
+                "the workload {workload} is already used by the VoiceTier {other}, which is \
+                 older; its pods can belong to one tier only"
+            )));
+        }
+        self.positions.extend(position.map(|it| (it, object.name.as_str())));
+        self.workloads.extend(workload.map(|it| (it.clone(), object.name.as_str())));
         self.tiers.insert(tier.clone(), &object.name);
         Ok(())
     }
 }
 
-fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Tiers {
+fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Result<Tiers, TierError> {
     let entries = accepted.iter().map(|(_, it)| (it.name.to_string(), it.entry.clone()));
     let tiers: Map<String, Value> = entries.collect();
     let mut chain: Vec<(i64, &TierName)> =
@@ -172,9 +228,8 @@ fn table_of(accepted: &[(&Manifest, TierSpec)], owner: &str) -> Tiers {
     chain.sort();
     let chain: Vec<&str> = chain.into_iter().map(|(_, name)| name.as_str()).collect();
     let document = json!({"tiers": tiers, "default_chain": chain}).to_string();
-    let (table, _) =
-        Tiers::parse(&document, DocumentSource::Settings).expect("each tier was parsed before");
-    table.with_owner(Some(owner))
+    let (table, _) = Tiers::parse(&document, DocumentSource::Settings)?;
+    Ok(table.with_owner(Some(owner)))
 }
 
 fn fields_of<'a>(spec: &'a Value, known: &[&str]) -> Result<&'a Map<String, Value>, Refused> {
@@ -194,10 +249,15 @@ fn name_of(object: &Manifest, field: &str) -> Result<String, Refused> {
     }
 }
 
+/// Returns the tier that an object defines.
+pub fn tier_name(object: &Manifest) -> Result<TierName, Refused> {
+    let name = name_of(object, "tier")?;
+    name.parse().map_err(|error| Refused::invalid(format!("{error}")))
+}
+
 fn read_tier(object: &Manifest) -> Result<TierSpec, Refused> {
     let fields = fields_of(&object.spec, &TIER_FIELDS)?;
-    let name = name_of(object, "tier")?;
-    let name: TierName = name.parse().map_err(|error| Refused::invalid(format!("{error}")))?;
+    let name = tier_name(object)?;
     let given = |field: &str| fields.get(field).filter(|value| !value.is_null()).cloned();
     let mut entry = Map::new();
     for (field, key) in [
@@ -216,8 +276,8 @@ fn read_tier(object: &Manifest) -> Result<TierSpec, Refused> {
     let document = json!({"tiers": {name.as_str(): entry}}).to_string();
     let (table, _) = Tiers::parse(&document, DocumentSource::Settings)
         .map_err(|error| Refused::invalid(error.to_string()))?;
-    let kind = table.get(&name).map(|tier| tier.kind);
-    if !matches!(kind, Some(TierKind::Shared { .. })) {
+    let tier = table.get(&name).ok_or_else(|| Refused::invalid("the tier is missing"))?;
+    if !matches!(tier.kind, TierKind::Shared { .. }) {
         for field in ["maxConcurrent", "strategy"] {
             if given(field).is_some() {
                 let message = format!("spec.{field} applies to tiers of the type shared only");
@@ -236,7 +296,8 @@ fn read_tier(object: &Manifest) -> Result<TierSpec, Refused> {
             }
         },
     };
-    Ok(TierSpec { name, entry, position })
+    let tier = tier.clone();
+    Ok(TierSpec { name, entry, position, tier })
 }
 
 /// A merchant's document as an object defines it.

@@ -4,7 +4,7 @@ use axum::response::{IntoResponse, Response};
 use serde_json::json;
 
 use crate::{
-    Router,
+    Log, Router,
     kube::{FakeKube, NAMESPACE},
 };
 
@@ -19,6 +19,17 @@ pub const TIMES: [(&str, &str); 3] = [
 
 /// A router in the fake cluster.
 pub fn router(kube: &FakeKube, extra: &[(&str, &str)]) -> Router {
+    Router::start(&settings(kube, extra))
+}
+
+/// The same with its log, at the level info.
+pub fn logged_router(kube: &FakeKube, extra: &[(&str, &str)]) -> (Router, Log) {
+    let mut settings = settings(kube, extra);
+    settings.push(("LOG_LEVEL", "info"));
+    Router::start_logged(&settings)
+}
+
+fn settings<'a>(kube: &'a FakeKube, extra: &[(&'a str, &'a str)]) -> Vec<(&'a str, &'a str)> {
     let config = kube.config.to_str().unwrap();
     let mut settings = vec![
         ("KUBECONFIG", config),
@@ -29,7 +40,7 @@ pub fn router(kube: &FakeKube, extra: &[(&str, &str)]) -> Router {
     ];
     settings.extend(TIMES);
     settings.extend(extra);
-    Router::start(&settings)
+    settings
 }
 
 pub fn available(router: &Router) -> u64 {

@@ -40,7 +40,7 @@ fn without_positions_the_chain_is_automatic_and_without_objects_there_is_no_tabl
     let chain: Vec<String> =
         folded.table.unwrap().default_chain().iter().map(|step| step.to_string()).collect();
     assert_eq!(chain, ["a", "b"]);
-    assert_eq!(fold(&[]), FoldedTiers { table: None, objects: BTreeMap::new() });
+    assert_eq!(fold(&[]), FoldedTiers::default());
 }
 
 #[test]
@@ -59,6 +59,51 @@ fn contradictions_refuse_the_younger_object_and_the_whole_table() {
     assert_eq!(same_position.table, None);
     assert!(same_position.objects["a"].is_ok(), "of the same age, by name");
     assert!(refusal(&same_position, "b").1.contains("chainPosition 1 is already used"));
+    let same_workload = fold(&[
+        object("b", 6, json!({"workload": "deployment/agents"})),
+        object("a", 5, json!({"workload": "deployment/agents"})),
+        object("c", 7, json!({"workload": "statefulset/agents"})),
+    ]);
+    assert_eq!(same_workload.table, None);
+    assert!(same_workload.objects["a"].is_ok() && same_workload.objects["c"].is_ok());
+    let (reason, message) = refusal(&same_workload, "b");
+    assert_eq!(reason, "Conflict");
+    assert!(message.contains("deployment/agents is already used by the VoiceTier a"), "{message}");
+}
+
+#[test]
+fn an_unchanged_tier_is_in_force_beside_a_refused_one() {
+    let gold = object("gold", 1, json!({"target": 2, "chainPosition": 10}));
+    let basic = object("basic", 2, json!({"type": "shared", "chainPosition": 20}));
+    let acme = object("acme", 3, json!({"target": 1}));
+    let bad = object("bad", 9, json!({"target": -1}));
+    let all = [gold, basic, acme, bad];
+    let table = fold(&all[..3]).table.unwrap();
+    let in_force = |objects: &[Manifest]| -> Vec<String> {
+        let folded = fold(objects);
+        let accepted =
+            folded.objects.iter().filter_map(|(name, it)| Some((name, it.as_ref().ok()?)));
+        let current = accepted.filter(|(_, it)| folded.is_in_force(it, &table));
+        current.map(|(name, _)| name.clone()).collect()
+    };
+    assert_eq!(in_force(&all), ["acme", "basic", "gold"]);
+    for (changed, spec) in [
+        ("gold", json!({"target": 3, "chainPosition": 10})),
+        ("gold", json!({"target": 2})),
+        ("acme", json!({"target": 1, "chainPosition": 30})),
+        ("acme", json!({"type": "shared", "target": 1})),
+        ("acme", json!({"target": 1, "workload": "deployment/acme"})),
+        ("basic", json!({"type": "shared", "chainPosition": 20, "min": 1})),
+    ] {
+        let mut objects = all.clone();
+        objects.iter_mut().find(|it| it.name == changed).unwrap().spec = spec.clone();
+        let found = in_force(&objects);
+        assert_eq!(found.len(), 2, "{changed} {spec}: {found:?}");
+        assert!(!found.iter().any(|name| name == changed), "{changed} {spec}: {found:?}");
+    }
+    let mut swapped = all;
+    swapped[0].spec["chainPosition"] = json!(30);
+    assert_eq!(in_force(&swapped), ["acme"], "another order is not in force");
 }
 
 #[test]

@@ -1,6 +1,9 @@
 //! Errors of the Kubernetes API: each is reported once until a request succeeds.
 
-use std::time::{Duration, Instant};
+use std::{
+    fmt,
+    time::{Duration, Instant},
+};
 
 use kube::{Error, runtime::watcher};
 
@@ -9,6 +12,8 @@ use super::{cause_of, explain, is_status};
 /// How long a 403 is retried, and reported as transient. An API server that starts answers 403 to valid
 /// requests until it has loaded the Roles, in a large cluster for some seconds.
 pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
+
+const NO_ANSWER: &str = "the Kubernetes API does not answer";
 
 /// An error to log.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -31,10 +36,39 @@ impl Report {
     }
 }
 
+/// A failed request, for a task outside of this module.
+#[derive(Debug)]
+pub enum ApiFailure {
+    Error {
+        error: Error,
+        /// The permissions that the request needs.
+        rule: String,
+    },
+    /// No response in time.
+    Timeout,
+}
+
+impl fmt::Display for ApiFailure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Error { error, rule } => f.write_str(&explain(error, rule)),
+            Self::Timeout => f.write_str(NO_ANSWER),
+        }
+    }
+}
+
+/// The identity of an error. Requests of one task get the same status with different texts, such
+/// as the list and the watch of the same objects.
+#[derive(Debug, PartialEq, Eq)]
+enum Cause {
+    Status { code: u16, rule: String, is_transient: bool },
+    Text(String),
+}
+
 /// Errors of one task that uses the API, from the first failure to the next success.
 #[derive(Debug, Default)]
 pub struct ApiErrors {
-    reported: Option<Report>,
+    reported: Option<Cause>,
     since: Option<Instant>,
     forbidden_since: Option<Instant>,
 }
@@ -50,35 +84,62 @@ impl ApiErrors {
         let is_forbidden = is_status(Some(error), 403);
         if !is_forbidden {
             self.forbidden_since = None;
-        } else if now < *self.forbidden_since.get_or_insert(now) + FORBIDDEN_GRACE {
-            let text = match error {
-                Error::Api(status) => status.message.clone(),
-                other => other.to_string(),
-            };
-            return self.report(Report::Transient(text), now);
         }
-        self.report(Report::Lasting(explain(error, rule)), now)
+        let is_transient =
+            is_forbidden && now < *self.forbidden_since.get_or_insert(now) + FORBIDDEN_GRACE;
+        let (cause, report) = match error {
+            Error::Api(status) => {
+                let (code, rule) = (status.code, rule.to_owned());
+                let report = match is_transient {
+                    true => Report::Transient(status.message.clone()),
+                    false => Report::Lasting(explain(error, &rule)),
+                };
+                (Cause::Status { code, rule, is_transient }, report)
+            }
+            other => {
+                let text = explain(other, rule);
+                (Cause::Text(text.clone()), Report::Lasting(text))
+            }
+        };
+        self.report(cause, report, now)
+    }
+
+    /// Whether requests have been answered with 403 for longer than a starting API server does.
+    pub fn is_forbidden(&self) -> bool {
+        self.forbidden_since.is_some_and(|since| since.elapsed() >= FORBIDDEN_GRACE)
     }
 
     /// Records an error of a watch.
     pub fn record_watch_error(&mut self, error: &watcher::Error, rule: &str) -> Option<Report> {
         match cause_of(error) {
             Some(error) => self.record(error, rule),
-            None => self.report(Report::Lasting(error.to_string()), Instant::now()),
+            None => self.report_text(error.to_string()),
+        }
+    }
+
+    /// Records a failed request.
+    pub fn record_failure(&mut self, failure: &ApiFailure) -> Option<Report> {
+        match failure {
+            ApiFailure::Error { error, rule } => self.record(error, rule),
+            ApiFailure::Timeout => self.record_timeout(),
         }
     }
 
     /// Records a request without a response in time.
     pub fn record_timeout(&mut self) -> Option<Report> {
-        self.report(Report::Lasting("the Kubernetes API does not answer".into()), Instant::now())
+        self.report_text(NO_ANSWER.into())
     }
 
-    fn report(&mut self, report: Report, now: Instant) -> Option<Report> {
+    fn report_text(&mut self, text: String) -> Option<Report> {
+        self.report(Cause::Text(text.clone()), Report::Lasting(text), Instant::now())
+    }
+
+    fn report(&mut self, cause: Cause, report: Report, now: Instant) -> Option<Report> {
         self.since.get_or_insert(now);
-        if self.reported.as_ref() == Some(&report) {
+        if self.reported.as_ref() == Some(&cause) {
             return None;
         }
-        self.reported = Some(report.clone());
+        self.reported = Some(cause);
         Some(report)
     }
 
@@ -111,6 +172,21 @@ mod tests {
         };
         assert!(text.contains("a Role that allows to list"), "{text}");
         assert_eq!(errors.record_at(&status(403), "to list", now + 2 * FORBIDDEN_GRACE), None);
+    }
+
+    #[test]
+    fn the_same_status_with_another_text_is_not_new() {
+        let forbidden =
+            |text: &str| Error::Api(Box::new(Status::failure(text, "Forbidden").with_code(403)));
+        let (mut errors, now) = (ApiErrors::default(), Instant::now());
+        for (after, is_new) in [(0, true), (1, false), (5, true), (6, false)] {
+            let now = now + Duration::from_secs(after);
+            let report = errors.record_at(&forbidden("cannot watch"), "to read pods", now);
+            assert_eq!(report.is_some(), is_new, "after {after} s");
+            assert_eq!(errors.record_at(&forbidden("cannot list"), "to read pods", now), None);
+        }
+        let later = now + Duration::from_secs(7);
+        assert!(errors.record_at(&forbidden("cannot get"), "to get nodes", later).is_some());
     }
 
     #[test]

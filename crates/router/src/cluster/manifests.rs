@@ -13,7 +13,7 @@ use kube::{
 use serde_json::{Value, json};
 use tokio::time::{Instant, sleep_until};
 
-use super::{ApiErrors, Cluster, PAGE_SIZE, api_errors::Report, cause_of, explain, is_status};
+use super::{ApiErrors, ApiFailure, Cluster, PAGE_SIZE, api_errors::Report, cause_of, is_status};
 use crate::lifecycle::Lifecycle;
 use fleet::manifests::Manifest;
 
@@ -246,13 +246,13 @@ impl ManifestWatch {
 }
 
 impl Cluster {
-    /// Writes the status of an object. Returns the error in words.
+    /// Writes the status of an object.
     pub(crate) async fn write_status(
         &self,
         kind: ManifestKind,
         name: &str,
         status: &Value,
-    ) -> Result<(), String> {
+    ) -> Result<(), ApiFailure> {
         let api = self.manifests(kind);
         let patch = Patch::Merge(json!({"status": status}));
         match api.patch_status(name, &PatchParams::default(), &patch).await {
@@ -263,7 +263,7 @@ impl Cluster {
                 let (plural, namespace) = (kind.plural(), &self.config.namespace);
                 let rule =
                     format!("patch on {plural}/status ({GROUP}) in the namespace {namespace}");
-                Err(explain(&error, &rule))
+                Err(ApiFailure::Error { error, rule })
             }
         }
     }

@@ -24,7 +24,7 @@ use kube::{
 };
 
 pub use self::{
-    api_errors::{ApiErrors, FORBIDDEN_GRACE},
+    api_errors::{ApiErrors, ApiFailure, FORBIDDEN_GRACE},
     lease::{Lock, Renewal},
     pod_view::{PodState, PodView, Sighting, StartingPod, WorkloadPod},
     pods::{ClusterPod, PodDetails},

@@ -14,7 +14,7 @@ use kube::{
 };
 use serde_json::json;
 
-use super::{Cluster, explain, is_status};
+use super::{ApiFailure, Cluster, is_status};
 
 /// The API limits the note of an Event (bytes).
 const MAX_NOTE: usize = 1_024;
@@ -47,14 +47,14 @@ impl PodEvents {
         Self { cluster, instance }
     }
 
-    /// Writes an Event, or the number of its repetitions. Returns the error in words.
-    pub(crate) async fn publish(&self, event: &PodEvent) -> Result<(), String> {
+    /// Writes an Event, or the number of its repetitions.
+    pub(crate) async fn publish(&self, event: &PodEvent) -> Result<(), ApiFailure> {
         let api: Api<Event> = Api::namespaced(self.cluster.client.clone(), &event.namespace);
         self.write(&api, event).await.map_err(|error| {
             let namespace = &event.namespace;
             let rule =
                 format!("create and patch on events (events.k8s.io) in the namespace {namespace}");
-            explain(&error, &rule)
+            ApiFailure::Error { error, rule }
         })
     }
 

@@ -52,6 +52,10 @@ impl Fresh {
     fn new(events: Events) -> Self {
         Self { events, listed: HashMap::new(), deadline: Instant::now() + LIST_TIMEOUT }
     }
+
+    fn extend_deadline(&mut self) {
+        self.deadline = Instant::now() + LIST_TIMEOUT;
+    }
 }
 
 /// The watches of this replica.
@@ -143,7 +147,8 @@ impl PodWatch {
                 }
                 () = sleep_until(retry.unwrap_or(deadline)), if retry.is_some() => {}
                 () = sleep_until(deadline), if has_fresh => {
-                    tracing::warn!("the list of pods makes no progress; starting a new one");
+                    let namespace = self.namespace_name();
+                    tracing::warn!(namespace, "the list of pods makes no progress; starting a new one");
                     watching.start_list();
                 }
                 () = watching.view.list_requested(self.namespace) => if !has_fresh { watching.start_list() },
@@ -165,7 +170,7 @@ impl PodWatch {
             match event {
                 Ok(Event::Init) => fresh.listed.clear(),
                 Ok(Event::InitApply(pod)) => {
-                    fresh.deadline = Instant::now() + LIST_TIMEOUT;
+                    fresh.extend_deadline();
                     fresh.listed.extend(watching.cluster.sighting(&pod));
                 }
                 Ok(Event::InitDone) => {
@@ -225,14 +230,24 @@ impl PodWatch {
         }
         let is_lost = watching.view.list_failed(self.namespace);
         self.lifecycle.is_cluster_lost.store(is_lost, Ordering::Relaxed);
+        if watching.errors.is_forbidden() && watching.view.forget(self.namespace) {
+            // An open watch outlives its Role; only a new list shows the pods again.
+            watching.current = None;
+            tracing::warn!(namespace, "the namespace may not be read; its pods get no new calls");
+        }
         watching.retry_at[from] = Instant::now() + watching.backoff;
         if is_expired(error) && from == CURRENT {
             // The API no longer has the version to resume from.
             watching.current = None;
         }
-        if watching.fresh.is_none() {
-            watching.start_list();
-            watching.retry_at[FRESH] = Instant::now() + watching.backoff;
+        match &mut watching.fresh {
+            // An error is an answer: a list that fails is retried, and does not stall.
+            Some(fresh) if from == FRESH => fresh.extend_deadline(),
+            Some(_) => {}
+            None => {
+                watching.start_list();
+                watching.retry_at[FRESH] = Instant::now() + watching.backoff;
+            }
         }
         watching.backoff = (watching.backoff * 2).min(MAX_BACKOFF);
     }

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 use tokio::time::{Instant, timeout};
 
 use super::{Control, ticks};
-use crate::cluster::{PodEvent, PodEvents, PodView};
+use crate::cluster::{ApiErrors, ApiFailure, PodEvent, PodEvents, PodView};
 use fleet::{Event, EventId, EventKind, Millis, names::PodName};
 use store::observing;
 
@@ -132,6 +132,7 @@ impl Control {
     /// Reports until shutdown, while this replica leads.
     pub(crate) async fn report_pod_events(self: Arc<Self>, view: Arc<PodView>, events: PodEvents) {
         let (mut from, mut aggregator) = (None, Aggregator::default());
+        let mut errors = ApiErrors::default();
         let mut ticks = ticks(READ_INTERVAL);
         while self.next_tick(&mut ticks).await {
             if self.metrics.leader.get() != 1 {
@@ -144,7 +145,7 @@ impl Control {
             });
             from = Some(self.read_reports(start, &view, &mut aggregator).await);
             tokio::select! {
-                () = self.write_events(&events, &mut aggregator) => {}
+                () = self.write_events(&events, &mut aggregator, &mut errors) => {}
                 () = self.lifecycle.stopping.cancelled() => return,
             }
         }
@@ -177,20 +178,27 @@ impl Control {
         EventId { at: self.store.now().max(from.at), number: 0 }
     }
 
-    async fn write_events(&self, events: &PodEvents, aggregator: &mut Aggregator) {
+    async fn write_events(
+        &self,
+        events: &PodEvents,
+        aggregator: &mut Aggregator,
+        errors: &mut ApiErrors,
+    ) {
         for held in aggregator.due(Instant::now()) {
             let written = timeout(WRITE_TIMEOUT, events.publish(&held.event)).await;
-            let written =
-                written.unwrap_or_else(|_| Err("the Kubernetes API does not answer".into()));
+            let written = written.unwrap_or(Err(ApiFailure::Timeout));
             held.next_write = Instant::now() + REPEAT_INTERVAL;
             match written {
                 Ok(()) => {
                     held.written = held.event.count;
+                    errors.clear();
                     self.lifecycle.set_problem(PROBLEM, None);
                 }
-                Err(error) => {
-                    let problem = format!("Events about pods are not written: {error}");
-                    tracing::debug!(problem, "retrying in a minute");
+                Err(failure) => {
+                    if let Some(report) = errors.record_failure(&failure) {
+                        report.log("cannot write Events about pods; retrying in a minute");
+                    }
+                    let problem = format!("Events about pods are not written: {failure}");
                     self.lifecycle.set_problem(PROBLEM, Some(problem));
                     return;
                 }

@@ -121,7 +121,8 @@ impl Scaler<'_> {
             self.may_have_orphans = true;
         }
         let is_needed = !wanted.is_empty() || self.may_have_orphans;
-        if !is_needed || self.view.lists().1.is_none() {
+        let is_known = self.view.lists().1.is_some() && self.view.knows_workloads();
+        if !is_needed || !is_known {
             return Ok(());
         }
         self.view.set_workloads(&tiers);

@@ -50,7 +50,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
     let path = parts.uri.path();
     let at_once = |answer| (answer, false);
     let mut state = shared.state.lock().unwrap();
-    if let Some(refused) = forbidden(&mut state, parts, path) {
+    if let Some(refused) = forbidden(&mut state, parts, &query) {
         return at_once(refused);
     }
     if let Some(name) = path.strip_prefix("/api/v1/namespaces/").filter(|it| !it.contains('/')) {
@@ -82,18 +82,22 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
 }
 
 /// Returns the response to a request that the injected faults forbid.
-fn forbidden(state: &mut ApiState, parts: &Parts, path: &str) -> Option<Response> {
-    let faults = &state.faults;
+fn forbidden(state: &mut ApiState, parts: &Parts, query: &Query) -> Option<Response> {
+    let (faults, path) = (&state.faults, parts.uri.path());
     let mut texts = faults.forbidden_path.iter().copied();
     let mut paths = faults.forbidden_paths.iter().map(String::as_str);
     if !texts.any(|text| path.contains(text)) && !paths.any(|text| path.contains(text)) {
         return None;
     }
     state.forbidden += 1;
-    let verb = parts.method.as_str().to_lowercase();
     let message = match Target::parse(path) {
         None => format!("{path} is forbidden: User \"router\" cannot do this"),
-        Some(Target { resource, namespace, .. }) => {
+        Some(Target { resource, namespace, name, .. }) => {
+            let verb = match &parts.method {
+                &Method::GET if query.contains_key("watch") => "watch".into(),
+                &Method::GET if name.is_empty() => "list".into(),
+                method => method.as_str().to_lowercase(),
+            };
             let scope = match namespace {
                 "" => "at the cluster scope".to_owned(),
                 namespace => format!("in the namespace \"{namespace}\""),

@@ -5,6 +5,11 @@ Deployment of routers or media processes. Arguments: root; name; values (`router
 {{- define "smart-router.deployment" -}}
 {{- $root := .root -}}
 {{- $values := .root.Values -}}
+{{- $drain := ($values.settings | default dict).MEDIA_DRAIN_TIME | default "5m" -}}
+{{- $needed := include "smart-router.seconds" (dict "duration" $drain) | int | add 15 -}}
+{{- if lt (int .values.terminationGracePeriodSeconds) (int $needed) -}}
+{{- fail (printf "%s.terminationGracePeriodSeconds is %d, but MEDIA_DRAIN_TIME (%s) needs %d: Kubernetes would kill the process before its streams end" (ternary "media" "router" .media) (int .values.terminationGracePeriodSeconds) $drain $needed) -}}
+{{- end -}}
 apiVersion: apps/v1
 kind: Deployment
 metadata:

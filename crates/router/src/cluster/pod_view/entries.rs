@@ -151,6 +151,16 @@ impl Inner {
         }
     }
 
+    /// Drops all pods of a namespace. They may exist: none of them counts as gone.
+    pub(super) fn forget(&mut self, namespace: usize) {
+        let names: Vec<PodName> = self.entries(namespace).map(|(name, _)| name.clone()).collect();
+        for name in names {
+            let was_in_service = self.is_in_service(&name);
+            self.drop_entry(&name, |it| it.namespace == namespace);
+            self.settle_name(&name, was_in_service);
+        }
+    }
+
     /// Marks a pod that a list no longer contains as gone.
     pub(super) fn remove_missing(&mut self, namespace: usize, name: PodName) {
         let Some(known) = self.entry(namespace, &name) else { return };

@@ -129,7 +129,7 @@ struct Inner {
     /// The tiers that take the pods of workloads.
     workload_tiers: HashMap<Workload, Step>,
     in_service: usize,
-    /// Number of complete lists.
+    /// Number of complete lists, and of namespaces that were forgotten.
     lists: u64,
     /// When each namespace was last listed.
     listed_at: HashMap<usize, Instant>,
@@ -234,6 +234,23 @@ impl PodView {
         are_all
     }
 
+    /// Forgets the pods of a namespace that the Role does not cover any more: those of the store
+    /// then get no new calls, as at the start without that Role. Returns whether it did. If no
+    /// other namespace works, the last state stays: the service account itself may have a problem,
+    /// and without any pod all calls would be refused.
+    pub fn forget(&self, namespace: usize) -> bool {
+        let mut inner = self.inner();
+        let works = |it: &usize| *it != namespace && !inner.failing.contains(it);
+        if !inner.listed_at.keys().any(works) || inner.listed_at.remove(&namespace).is_none() {
+            return false;
+        }
+        inner.forget(namespace);
+        // The leader compares the store with the view again.
+        inner.lists += 1;
+        self.notify(inner);
+        true
+    }
+
     /// Replaces the nodes that take no new pods.
     pub fn set_cordoned(&self, nodes: HashSet<String>) {
         let mut inner = self.inner();
@@ -295,8 +312,9 @@ impl PodView {
         std::mem::take(&mut self.inner().departed)
     }
 
-    /// Returns the number of complete lists, and when the oldest was read: `None` until every
-    /// namespace is listed, or fails while another is listed.
+    /// Returns a number that every complete list and every forgotten namespace raise, and when the
+    /// oldest list was read: `None` until every namespace is listed, or fails while another is
+    /// listed.
     pub fn lists(&self) -> (u64, Option<Instant>) {
         let inner = self.inner();
         let is_known = |it: usize| inner.listed_at.contains_key(&it) || inner.failing.contains(&it);

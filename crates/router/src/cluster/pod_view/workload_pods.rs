@@ -44,6 +44,11 @@ impl PodView {
         self.notify(inner);
     }
 
+    /// Whether the pods of workloads are known.
+    pub fn knows_workloads(&self) -> bool {
+        self.inner().listed_at.contains_key(&WORKLOAD_NAMESPACE)
+    }
+
     /// Returns the pods of a workload.
     pub fn pods_of(&self, workload: &Workload) -> Vec<WorkloadPod> {
         let inner = self.inner();

@@ -1,31 +1,55 @@
 //! The status of objects: counts, and conditions in words.
 
+use std::borrow::Cow;
+
 use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use fleet::{
     PoolStatus, Status,
-    manifests::{Manifest, Refused},
+    manifests::{AcceptedTier, Manifest, Refused},
     names::{Pool, TierName},
+    workload::Workload,
 };
+
+/// The parts of the fleet that an object configures.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(super) struct Configured {
+    tier: Option<TierName>,
+    workload: Option<Workload>,
+    /// The pools of merchants that a VoiceMerchant names, in the order of its chain.
+    pools: Vec<Pool>,
+}
+
+impl Configured {
+    pub(super) fn tier(accepted: &AcceptedTier) -> Self {
+        let workload = accepted.tier.workload.clone();
+        Self { tier: Some(accepted.name.clone()), workload, pools: Vec::new() }
+    }
+
+    pub(super) fn merchant(pools: Vec<Pool>) -> Self {
+        Self { pools, ..Self::default() }
+    }
+
+    /// Whether it has a pool of its own, whose counts are in the status.
+    fn has_pool(&self) -> bool {
+        self.tier.is_some() || !self.pools.is_empty()
+    }
+}
 
 /// Result of applying an object.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Outcome {
-    /// In force. A VoiceTier has a tier, a VoiceMerchant may have a dedicated pool.
-    Applied {
-        tier: Option<TierName>,
-        pool: Option<Pool>,
-    },
+    /// In force.
+    Applied(Configured),
     /// Valid, but not in force.
-    Pending {
-        tier: Option<TierName>,
-        pool: Option<Pool>,
-        reason: &'static str,
-        message: String,
-    },
-    Refused(Refused),
+    Pending { configured: Configured, reason: &'static str, message: String },
+    /// Not valid. The state that the object had before may be in force.
+    Refused { refused: Refused, has_last_state: bool },
 }
+
+/// Status, reason and message of a condition.
+type Condition<'a> = (&'static str, &'a str, Cow<'a, str>);
 
 /// Returns the status of an object. A condition that keeps its value keeps its time.
 pub(super) fn status(
@@ -34,39 +58,74 @@ pub(super) fn status(
     fleet: &Status,
     before: &Value,
 ) -> Value {
-    let (accepted, programmed, pool) = match outcome {
-        Outcome::Applied { tier, pool } => {
-            let accepted = ("True", "Accepted", "the object is valid");
-            let programmed = ("True", "Programmed", "the object is in force");
-            (accepted, programmed, pool_of(tier.as_ref(), pool.as_ref(), fleet))
+    let valid: Condition<'_> = ("True", "Accepted", "the object is valid".into());
+    let mut conditions: Vec<(&str, Condition<'_>)> = match outcome {
+        Outcome::Applied(_) => {
+            let programmed = ("True", "Programmed", "the object is in force".into());
+            vec![("Accepted", valid), ("Programmed", programmed)]
         }
-        Outcome::Pending { tier, pool, reason, message } => {
-            let accepted = ("True", "Accepted", "the object is valid");
-            let programmed = ("False", *reason, message.as_str());
-            (accepted, programmed, pool_of(tier.as_ref(), pool.as_ref(), fleet))
+        Outcome::Pending { reason, message, .. } => {
+            let programmed = ("False", *reason, message.as_str().into());
+            vec![("Accepted", valid), ("Programmed", programmed)]
         }
-        Outcome::Refused(Refused { reason, message }) => {
-            let accepted = ("False", *reason, message.as_str());
-            let programmed = ("False", "NotAccepted", "the last accepted state stays in force");
-            (accepted, programmed, None)
+        Outcome::Refused { refused: Refused { reason, message }, has_last_state } => {
+            let effect = match has_last_state {
+                true => "the last accepted state stays in force",
+                false => "the object has no effect",
+            };
+            let accepted = ("False", *reason, message.as_str().into());
+            vec![("Accepted", accepted), ("Programmed", ("False", "NotAccepted", effect.into()))]
         }
     };
-    let conditions = [("Accepted", accepted), ("Programmed", programmed)].map(
-        |(kind, (status, reason, message))| {
+    let configured = match outcome {
+        Outcome::Applied(configured) | Outcome::Pending { configured, .. } => Some(configured),
+        Outcome::Refused { .. } => None,
+    };
+    conditions.extend(configured.map(|it| ("Ready", readiness(it, fleet))));
+    let conditions: Vec<Value> = conditions
+        .into_iter()
+        .map(|(kind, (status, reason, message))| {
             let time = time_of(before, kind, status);
             json!({
-                "type": kind, "status": status, "reason": reason, "message": shortened(message),
+                "type": kind, "status": status, "reason": reason, "message": shortened(&message),
                 "observedGeneration": object.generation, "lastTransitionTime": time,
             })
-        },
-    );
+        })
+        .collect();
     let mut status = json!({"observedGeneration": object.generation, "conditions": conditions});
-    if let Some(pool) = pool {
-        status["pods"] = json!(pool.assigned);
-        status["available"] = json!(pool.available);
-        status["calls"] = json!(pool.active_calls);
+    if let Some(configured) = configured.filter(|it| it.has_pool()) {
+        let pool = pool_of(configured, fleet);
+        status["pods"] = json!(pool.map_or(0, |it| it.assigned));
+        status["available"] = json!(pool.map_or(0, |it| it.available));
+        status["calls"] = json!(pool.map_or(0, |it| it.active_calls));
     }
     status
+}
+
+/// Whether the pools of an object have pods. A name that no pod and no tier has is valid, and may
+/// be a typing error.
+fn readiness<'a>(configured: &Configured, fleet: &Status) -> Condition<'a> {
+    if configured.tier.is_some() && pool_of(configured, fleet).is_none_or(|it| it.assigned == 0) {
+        let message = match &configured.workload {
+            Some(workload) => format!("the pool has no pod: no pod of the {workload} is known"),
+            None => "the pool has no pod".to_owned(),
+        };
+        return ("False", "NoPods", message.into());
+    }
+    let assigned =
+        |pool: &Pool| fleet.pools.iter().find(|it| it.pool == *pool).map(|it| it.assigned);
+    let of = |count: Option<usize>| {
+        let pools = configured.pools.iter().filter(|pool| assigned(pool) == count);
+        pools.map(Pool::to_string).collect::<Vec<_>>().join(", ")
+    };
+    let (unknown, empty) = (of(None), of(Some(0)));
+    if !unknown.is_empty() {
+        return ("False", "UnknownPool", format!("no tier and no pod defines {unknown}").into());
+    }
+    if !empty.is_empty() {
+        return ("False", "NoPods", format!("no pod is in {empty}").into());
+    }
+    ("True", "Ready", "every pool of the object has pods".into())
 }
 
 /// Whether a merge patch with this status would change it: the patch keeps fields that it does not
@@ -82,18 +141,13 @@ fn shortened(message: &str) -> String {
     message.chars().take(MAX_CHARS).collect()
 }
 
-fn pool_of<'a>(
-    tier: Option<&TierName>,
-    pool: Option<&Pool>,
-    fleet: &'a Status,
-) -> Option<&'a PoolStatus> {
-    let is_it = |it: &&PoolStatus| {
+/// The pool of a tier, or the first pool of a merchant.
+fn pool_of<'a>(configured: &Configured, fleet: &'a Status) -> Option<&'a PoolStatus> {
+    let is_it = |it: &&PoolStatus| match (&configured.tier, &it.pool) {
+        (None, pool) => Some(pool) == configured.pools.first(),
+        (Some(tier), Pool::Tier(name)) => name == tier,
         // The pool of an exclusive tier outside of the chain is named like a merchant's.
-        let is_tier = |tier: &TierName| match &it.pool {
-            Pool::Tier(name) => name == tier,
-            Pool::Merchant(id) => id.as_str() == tier.as_str(),
-        };
-        Some(&it.pool) == pool || tier.is_some_and(is_tier)
+        (Some(tier), Pool::Merchant(id)) => id.as_str() == tier.as_str(),
     };
     fleet.pools.iter().find(is_it)
 }

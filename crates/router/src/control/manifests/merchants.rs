@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use super::{AUTHOR, Outcome, Outcomes};
+use super::{AUTHOR, Configured, Outcome, Outcomes};
 use crate::control::Control;
 use fleet::{
     Edit,
@@ -62,17 +62,24 @@ impl Control {
                 self.write_merchant(id, Some(document), current.unwrap_or_default()).await?;
             }
         }
-        let outcome = |folded| match folded {
-            Err(refused) => Outcome::Refused(refused),
+        let has_document = |object: &str| {
+            let owner = manifests::merchant_owner(namespace, object);
+            stored.values().any(|document| manifests::owner_of(document).as_ref() == Some(&owner))
+        };
+        let outcome = |name: String, folded| match folded {
+            Err(refused) => {
+                let has_last_state = has_document(&name);
+                (name, Outcome::Refused { refused, has_last_state })
+            }
             Ok(manifests::FoldedMerchant { config, .. }) => {
-                let pool = config.steps().find_map(|step| match step {
+                let pools = config.steps().filter_map(|step| match step {
                     Step::Merchant(id) => Some(Pool::Merchant(id.clone())),
                     Step::Tier(_) => None,
                 });
-                Outcome::Applied { tier: None, pool }
+                (name, Outcome::Applied(Configured::merchant(pools.collect())))
             }
         };
-        Ok(folded.into_iter().map(|(name, folded)| (name, outcome(folded))).collect())
+        Ok(folded.into_iter().map(|(name, folded)| outcome(name, folded)).collect())
     }
 
     /// Returns the documents that an object manages or defines.

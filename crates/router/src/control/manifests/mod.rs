@@ -11,9 +11,12 @@ use futures_util::future::join_all;
 use serde_json::Value;
 use tokio::time::{Instant, sleep_until, timeout};
 
-use self::{conditions::Outcome, tiers::AppliedTiers};
+use self::{
+    conditions::{Configured, Outcome},
+    tiers::AppliedTiers,
+};
 use super::Control;
-use crate::cluster::{Cluster, ManifestKind, ManifestList, ManifestWatch};
+use crate::cluster::{ApiErrors, ApiFailure, Cluster, ManifestKind, ManifestList, ManifestWatch};
 use fleet::manifests::Manifest;
 use store::StoreError;
 
@@ -45,6 +48,8 @@ struct Progress {
     merchants: Outcomes,
     /// When all merchants were last compared; `None` if they must be.
     merchants_checked: Option<Instant>,
+    /// Errors of the writes of status.
+    status_errors: ApiErrors,
 }
 
 impl Control {
@@ -110,7 +115,7 @@ impl Control {
             writes.extend(self.new_statuses(merchants, &progress.merchants).await?);
         }
         self.metrics.cluster.refused_manifests.set(refused as i64);
-        self.write_statuses(cluster, writes).await;
+        self.write_statuses(cluster, writes, &mut progress.status_errors).await;
         Ok(())
     }
 
@@ -132,34 +137,43 @@ impl Control {
         Ok(objects.manifests.iter().zip(&objects.statuses).filter_map(status_of).collect())
     }
 
-    /// Writes the status of objects. A failure is shown on the dashboard and retried.
+    /// Writes the status of objects. A failure is logged, shown on the dashboard and retried.
     async fn write_statuses(
         &self,
         cluster: &Cluster,
         mut writes: Vec<(ManifestKind, String, Value)>,
+        errors: &mut ApiErrors,
     ) {
         writes.truncate(MAX_STATUS_WRITES);
         for batch in writes.chunks(MAX_CONCURRENT_WRITES) {
             let written = batch.iter().map(|(kind, name, status)| async move {
                 timeout(STATUS_TIMEOUT, cluster.write_status(*kind, name, status))
                     .await
-                    .unwrap_or_else(|_| Err("the Kubernetes API does not answer".into()))
+                    .unwrap_or(Err(ApiFailure::Timeout))
             });
             let failed = join_all(written).await.into_iter().find_map(Result::err);
-            let problem =
-                failed.map(|error| format!("the status of objects is not written: {error}"));
-            let is_failed = problem.is_some();
-            if let Some(problem) = &problem {
-                tracing::debug!(problem, "retrying at the next check");
-            }
+            let problem = failed
+                .as_ref()
+                .map(|error| format!("the status of objects is not written: {error}"));
             self.lifecycle.set_problem(STATUS_PROBLEM, problem);
-            if is_failed {
+            if let Some(failure) = failed {
+                if let Some(report) = errors.record_failure(&failure) {
+                    report.log("cannot write the status of objects; retrying");
+                }
                 return;
             }
+            errors.clear();
         }
     }
 }
 
+/// Counts the refused objects. The valid ones that wait for them are not counted, unless no object
+/// is refused: then the table as a whole is.
 fn count_refused(outcomes: &Outcomes) -> usize {
-    outcomes.values().filter(|outcome| !matches!(outcome, Outcome::Applied { .. })).count()
+    let refused = |it: &&Outcome| matches!(it, Outcome::Refused { .. });
+    let pending = |it: &&Outcome| matches!(it, Outcome::Pending { .. });
+    match outcomes.values().filter(refused).count() {
+        0 => outcomes.values().filter(pending).count(),
+        count => count,
+    }
 }

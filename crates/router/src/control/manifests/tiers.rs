@@ -1,10 +1,13 @@
 //! VoiceTier objects: one tier table, applied in one step.
 
-use super::{AUTHOR, Outcome, Outcomes};
+use std::collections::BTreeMap;
+
+use super::{AUTHOR, Configured, Outcome, Outcomes};
 use crate::control::Control;
 use fleet::{
     Edit,
     manifests::{self, FoldedTiers, Manifest, Refused},
+    tiers::Tiers,
 };
 use store::StoreError;
 
@@ -18,6 +21,7 @@ pub(super) enum AppliedTiers {
     Refused {
         reason: &'static str,
         message: String,
+        current: Tiers,
     },
 }
 
@@ -30,20 +34,15 @@ impl Control {
         namespace: &str,
     ) -> Result<AppliedTiers, StoreError> {
         let current = self.store.tiers().await?;
-        let FoldedTiers { table, objects: verdicts } =
+        let FoldedTiers { table, error, objects: verdicts, .. } =
             manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
         let table = match table {
             Some(table) => table,
             None if objects.is_empty() => current.clone().with_owner(None),
             None => {
-                let refused = verdicts.iter().filter(|(_, it)| it.is_err());
-                let names: Vec<&str> = refused.map(|(name, _)| name.as_str()).collect();
-                let shown = names.iter().take(5).copied().collect::<Vec<_>>().join(", ");
-                let count = names.len();
-                let message = format!(
-                    "the last tier table stays: {count} VoiceTiers are not accepted, such as {shown}"
-                );
-                return Ok(AppliedTiers::Refused { reason: "TableRefused", message });
+                let problem = error.unwrap_or_else(|| not_accepted(&verdicts));
+                let message = format!("the last tier table stays: {problem}");
+                return Ok(AppliedTiers::Refused { reason: "TableRefused", message, current });
             }
         };
         if table == current {
@@ -56,7 +55,7 @@ impl Control {
             let message = format!(
                 "the last tier table stays: the new one has no tier for pods such as {pod}"
             );
-            return Ok(AppliedTiers::Refused { reason: "NoTierForPods", message });
+            return Ok(AppliedTiers::Refused { reason: "NoTierForPods", message, current });
         }
         let edit = Edit { expected: Some(&current), by: AUTHOR };
         if self.store.apply_tiers(&table, edit).await?.is_err() {
@@ -64,6 +63,7 @@ impl Control {
             return Ok(AppliedTiers::Refused {
                 reason: "Retrying",
                 message: "the tier table changed at the same time; retrying".into(),
+                current,
             });
         }
         match table.managed_by() {
@@ -87,14 +87,53 @@ impl Control {
         namespace: &str,
         applied: &AppliedTiers,
     ) -> Outcomes {
-        let folded = manifests::fold_tiers(objects, &manifests::tiers_owner(namespace));
-        let outcome = |verdict: Result<_, Refused>| match (verdict, applied) {
-            (Err(refused), _) => Outcome::Refused(refused),
-            (Ok(tier), AppliedTiers::Refused { reason, message }) => {
-                Outcome::Pending { tier: Some(tier), pool: None, reason, message: message.clone() }
-            }
-            (Ok(tier), _) => Outcome::Applied { tier: Some(tier), pool: None },
+        let owner = manifests::tiers_owner(namespace);
+        let folded = manifests::fold_tiers(objects, &owner);
+        let last_table = match applied {
+            AppliedTiers::Refused { current, .. } => Some(current),
+            AppliedTiers::Unchanged | AppliedTiers::Changed => None,
         };
-        folded.objects.into_iter().map(|(name, verdict)| (name, outcome(verdict))).collect()
+        // The tier of a refused object is in force if the objects manage it, and no other does.
+        let has_last_state = |object: &Manifest| {
+            let (Ok(tier), Some(table)) = (manifests::tier_name(object), last_table) else {
+                return false;
+            };
+            let is_taken = folded.objects.values().flatten().any(|it| it.name == tier);
+            table.managed_by() == Some(&owner) && table.get(&tier).is_some() && !is_taken
+        };
+        let outcome = |object: &Manifest| {
+            let accepted = match folded.objects.get(&object.name)? {
+                Ok(accepted) => accepted,
+                Err(refused) => {
+                    let has_last_state = has_last_state(object);
+                    return Some(Outcome::Refused { refused: refused.clone(), has_last_state });
+                }
+            };
+            let configured = Configured::tier(accepted);
+            Some(match applied {
+                AppliedTiers::Refused { reason, message, current }
+                    if !folded.is_in_force(accepted, current) =>
+                {
+                    Outcome::Pending { configured, reason, message: message.clone() }
+                }
+                _ => Outcome::Applied(configured),
+            })
+        };
+        let outcomes = objects.iter().map(|object| Some((object.name.clone(), outcome(object)?)));
+        outcomes.flatten().collect()
+    }
+}
+
+/// Names the objects that are not accepted.
+fn not_accepted<T>(verdicts: &BTreeMap<String, Result<T, Refused>>) -> String {
+    const MAX_SHOWN: usize = 5;
+    let refused = verdicts.iter().filter(|(_, it)| it.is_err());
+    let names: Vec<&str> = refused.map(|(name, _)| name.as_str()).collect();
+    match names.as_slice() {
+        [name] => format!("the VoiceTier {name} is not accepted"),
+        names => {
+            let shown = names.iter().take(MAX_SHOWN).copied().collect::<Vec<_>>().join(", ");
+            format!("{} VoiceTiers are not accepted, such as {shown}", names.len())
+        }
     }
 }

@@ -17,7 +17,7 @@ impl ClusterMetrics {
         );
         prefixed.register(
             "manifests_refused",
-            "VoiceTier and VoiceMerchant objects that are not in force, counted by the leader",
+            "VoiceTier and VoiceMerchant objects that are refused, counted by the leader",
             self.refused_manifests.clone(),
         );
     }
