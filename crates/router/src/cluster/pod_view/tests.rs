@@ -246,3 +246,35 @@ fn an_observed_transition_counts_by_the_local_clock() {
     future.apply(0, &pod, ready(now + 3_600));
     assert!(age(&future) < hour);
 }
+
+#[test]
+fn a_forgotten_namespace_is_unknown_until_it_is_listed_again() {
+    let view = two_namespaces();
+    view.replace(0, list(&[("a", "u1", 100)]), &HashSet::new());
+    view.replace(1, list(&[("b", "u2", 101)]), &HashSet::new());
+    let (before, _) = view.lists();
+    view.list_failed(1);
+    assert!(view.forget(1));
+    assert_eq!((view.in_service(), view.is_complete()), (1, false));
+    assert_eq!(view.all().into_keys().collect::<Vec<_>>(), [name("a")]);
+    assert_eq!(reason(&view, "b"), None, "it may exist");
+    assert!(view.lists().0 > before, "the leader compares again");
+    assert!(view.take_departed().is_empty());
+    assert!(!view.forget(1), "once");
+    view.replace(1, list(&[("b", "u2", 101)]), &HashSet::new());
+    assert!(view.is_complete() && view.in_service() == 2);
+}
+
+#[test]
+fn the_last_namespace_that_can_be_read_is_not_forgotten() {
+    let view = view(&[("a", "u1", 100)]);
+    view.list_failed(0);
+    assert!(!view.forget(0), "the only one");
+    let view = two_namespaces();
+    for namespace in [0, 1] {
+        view.replace(namespace, list(&[]), &HashSet::new());
+        view.list_failed(namespace);
+    }
+    assert!(!view.forget(0) && !view.forget(1), "both fail");
+    assert!(view.is_complete());
+}
