@@ -100,11 +100,13 @@ fn the_leader_refills_a_store_that_a_follower_recovered() {
     let other = all[1 - leader];
     eventually(5 * SECOND, "all pods are known", || available(other) == 3);
     server.restart_empty();
-    // A request makes the follower recover the store before the leader accesses it.
+    // A request makes the follower recover the store, mostly before the leader accesses it. On a busy
+    // machine the leader may have written the pods by then.
     eventually(2 * SECOND, "the store is recovered", || {
-        let (_, response) = other.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
-        response["error"] == "no pods available"
+        let (status, response) = other.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
+        status == 200 || response["error"] == "no pods available"
     });
+    other.release("CA1");
     eventually(5 * SECOND, "the leader writes the pods", || available(other) == 3);
 }
 
