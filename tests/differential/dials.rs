@@ -74,7 +74,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 22] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -94,11 +94,6 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 22] = [
         "a grant ignores the inbound reserve",
         "local number = slots >= reserve and fitting_dials(dials, probability, left, slots - reserve, target) or 0",
         "local number = fitting_dials(dials, probability, left, slots, target)",
-    ),
-    (
-        "a grant overtakes waiting callers",
-        "not (has_waiting_calls and count('ZCARD', pool_keys_of(tier).queue) > 0)",
-        "true",
     ),
     (
         "dials do not count as calls of their merchant",
@@ -126,11 +121,6 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 22] = [
         "",
     ),
     ("a reconnecting call loses its line", "  request.number = record.number\n", ""),
-    (
-        "a late confirmation loses the line",
-        "pod_attempt = attempt, number = call_end.number}",
-        "pod_attempt = attempt}",
-    ),
     (
         "a reservation is used twice",
         "  if request.dial then outbound.finish(request.dial, 'answered', request.call) end\n",
