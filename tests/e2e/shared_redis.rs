@@ -324,17 +324,22 @@ fn one_operation_is_one_command() {
         ]
     };
     assert_eq!(run("CA1"), [200; 5]);
-    let monitor = std::process::Command::new("redis-cli")
+    // A file: a pipe that is not read would stop the monitor.
+    let path = scratch().join("monitor");
+    let mut monitor = std::process::Command::new("redis-cli")
         .args(["-p", &server.port.to_string(), "monitor"])
-        .stdout(std::process::Stdio::piped())
+        .stdout(fs::File::create(&path).unwrap())
         .spawn()
         .unwrap();
-    thread::sleep(Duration::from_millis(300));
+    let read = || String::from_utf8_lossy(&fs::read(&path).unwrap()).into_owned();
+    eventually(Duration::from_secs(5), "the monitor runs", || read().starts_with("OK"));
     assert_eq!(run("CA2"), [200; 5]);
-    thread::sleep(Duration::from_millis(300));
-    let pid = monitor.id().to_string();
-    std::process::Command::new("kill").arg(&pid).status().unwrap();
-    let text = String::from_utf8(monitor.wait_with_output().unwrap().stdout).unwrap();
+    eventually(Duration::from_secs(5), "the last command is shown", || {
+        read().lines().any(|line| line.contains("_undrain_") && line.contains("voice-agent-0"))
+    });
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let text = read();
     let commands: Vec<&str> =
         text.lines().filter(|line| line.contains("] \"") && !line.contains(" lua] ")).collect();
     // Sweeps of the router may be in between.
