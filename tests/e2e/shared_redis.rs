@@ -349,7 +349,12 @@ fn one_operation_is_one_command() {
         .collect();
     assert_eq!(ours.len(), 5, "{commands:#?}");
     assert!(ours.iter().all(|line| line.contains("\"FCALL\"")), "{commands:#?}");
-    assert!(commands.iter().all(|line| line.contains("\"FCALL\"")), "{commands:#?}");
+    // Reads of the audit and of the capacity policy may be in between.
+    let is_background = |line: &&&str| {
+        ["\"SMEMBERS\"", "SCAN\"", "\"XRANGE\""].iter().any(|command| line.contains(command))
+    };
+    let others = commands.iter().filter(|line| !is_background(line));
+    assert!(others.clone().all(|line| line.contains("\"FCALL\"")), "{commands:#?}");
 }
 
 #[test]
