@@ -324,6 +324,10 @@ fn one_operation_is_one_command() {
         ]
     };
     assert_eq!(run("CA1"), [200; 5]);
+    // The first audit precedes the first decisions on capacity; the next ones follow 5 s later.
+    eventually(Duration::from_secs(20), "the start is over", || {
+        router.get("/api/v1/capacity").0 == 200
+    });
     // A file: a pipe that is not read would stop the monitor.
     let path = scratch().join("monitor");
     let mut monitor = std::process::Command::new("redis-cli")
