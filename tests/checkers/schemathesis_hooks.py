@@ -34,6 +34,6 @@ def before_call(context, case, kwargs):
         # `min` may not be above `max`.
         if isinstance(tier, dict):
             tier.pop("max", None)
-    if path.endswith("/drain") and body.get("wait"):
+    if path.endswith(("/drain", "/reservations")) and body.get("wait"):
         # Generated waits of up to an hour are too long for a test.
         body["wait"] = "10ms"

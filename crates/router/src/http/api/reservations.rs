@@ -32,6 +32,8 @@ use fleet::{
 use store::Store;
 use telephony::Provider;
 
+/// The error of a request without a grant.
+const NONE_GRANTED: &str = "no reservation was granted";
 /// The longest long poll.
 const MAX_WAIT: Duration = Duration::from_secs(60);
 /// Bounds of the pause between two requests of a long poll.
@@ -77,6 +79,9 @@ struct Granted {
 
 #[derive(Serialize, ToSchema)]
 struct ReserveResponse {
+    /// Only if none was granted.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    error: Option<&'static str>,
     reservations: Vec<Granted>,
     /// Reservations that were not granted.
     refused: usize,
@@ -170,6 +175,7 @@ fn example() -> ReservationJson {
 fn granted_example(granted: bool) -> ReserveResponse {
     let grant = Granted { id: example_id(), expires_at: 1_763_280_075.0 };
     ReserveResponse {
+        error: (!granted).then_some(NONE_GRANTED),
         reservations: granted.then_some(grant).into_iter().collect(),
         refused: usize::from(!granted),
         reason: (!granted).then_some("capacity"),
@@ -297,6 +303,7 @@ fn respond(context: &Context, request: &Reserve, reserved: Reserved) -> Response
         format!("the document of {merchant} is malformed ({error}): the default chain applies")
     });
     let body = ReserveResponse {
+        error: granted.is_empty().then_some(NONE_GRANTED),
         reservations: granted
             .into_iter()
             .map(|id| Granted { id, expires_at: seconds(until) })

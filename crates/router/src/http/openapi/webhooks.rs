@@ -61,7 +61,8 @@ const CONFIGURED: [Field; 4] = [
     Field {
         name: "reservation",
         description: "The reservation of a dial that was answered.",
-        pattern: "^.*$",
+        // Any text: a call with an unknown reservation is a call without one.
+        pattern: "",
         example: "R5f3a09c2b1d4e687",
     },
 ];
@@ -139,7 +140,7 @@ impl Webhook<'_> {
         let endpoint =
             self.generated.iter().fold(endpoint, |it, field| self.query_param(it, field));
         self.configured.iter().fold(endpoint, |it, field| {
-            let schema = match self.is_strict() {
+            let schema = match self.is_strict() && !field.pattern.is_empty() {
                 true => schemas::matching_or_empty(field.pattern),
                 false => schemas::text(),
             };
