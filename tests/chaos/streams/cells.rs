@@ -172,8 +172,8 @@ pub(crate) static CELLS: [Cell; 10] = [
         settings: &[("MEDIA_LEASE", "6s")],
         streams: Some(&Scenario { fault: |fault| wipe_store(fault, LONG_LEASE), ..ALMOST_FULL }),
         broken: Broken::Edit(&[(
-            "return {'extended', now, ending, run('ZCARD', key)}",
-            "return {'extended', now, ending, 1000000}",
+            "return {'extended', now, ending, run('ZCARD', key), unknown}",
+            "return {'extended', now, ending, 1000000, {}}",
         )]),
         broken_description: "gateways do not notice that the store has lost their streams",
         ..DEFAULT_CELL
