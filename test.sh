@@ -100,8 +100,6 @@ if at_least full; then
   KILLS=50,200 router --test e2e calls_survive_the_kills
   # Compares the work of Redis for few pods and for many.
   router --test growth -- --test-threads=1 --nocapture
-  # All figures of docs/outbound.md.
-  CAMPAIGN=full router --test campaign figures
   if command -v valkey-server >/dev/null; then
     REDIS_SERVER=valkey-server router --test e2e redis
   fi
@@ -111,6 +109,8 @@ if at_least nightly; then
   router --test differential mutations
   router --test model sabotage
   router --test chaos -- --jobs 2 --runs 0
+  # All figures of docs/outbound.md; minutes.
+  CAMPAIGN=full router --test campaign figures
   # A seventh of the mutants a day, by the day of the week: all of them take hours.
   step ./mutants.sh --shard "$(($(date +%u) - 1))/7"
 fi
