@@ -110,6 +110,11 @@ fn calls_survive_a_failover_of_redis() {
     let primary: Vec<String> = ask(&sentinel, &primary).unwrap();
     assert_eq!(primary, ["localhost".to_owned(), pods[0].port.to_string()]);
 
+    // Redis replies before it replicates.
+    eventually(FAILOVER, "the replicas have the call", || {
+        let has_call = |pod: &Pod| pod.ask(redis::cmd("EXISTS").arg("voice:call:C1")) == Ok(1);
+        pods[1..].iter().all(has_call)
+    });
     // The primary is lost; its call is known to the next one.
     let lost = pods[0].port;
     pods[0].redis = None;
