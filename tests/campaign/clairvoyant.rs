@@ -1,5 +1,5 @@
-//! The dialler to compare with: it knows the dials that will be answered, and holds a slot for
-//! those alone, from the dial on.
+//! The clairvoyant dialler, for comparison: it knows the dials that will be answered, and holds a
+//! slot only for them, from the dial on.
 
 use std::collections::HashSet;
 
