@@ -60,6 +60,11 @@ impl Durations {
             && is_amount(self.ended)
     }
 
+    /// Whether the observer records durations: a step without one then had no ended call.
+    pub(super) fn is_recorded(&self) -> bool {
+        !self.histogram.is_empty()
+    }
+
     /// Learns from counts: `ended` calls ended while `live` calls were live for `seconds`.
     pub(super) fn observe_counts(&mut self, live: f64, seconds: f64, ended: f64) {
         self.live_seconds += live * seconds;

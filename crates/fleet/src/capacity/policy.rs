@@ -157,12 +157,15 @@ impl Policy {
         state.start_ups.observe_counts((last.pods, pods), at, elapsed, learn);
         let mean_calls = (last.calls + seen.calls) as f64 / 2.0;
         state.margin.observe(mean_calls, elapsed);
-        // A full pool may have refused calls, which then did not end here.
         let slots = seen.ready.min(last.pods.ready) * self.settings.calls_per_pod;
         let arrived = seen.arrivals.saturating_sub(seen.refusals) + last.calls;
-        if seen.live < slots || seen.refusals > 0 {
-            let ended = arrived.saturating_sub(seen.calls) as f64;
-            state.durations.observe_counts(mean_calls, elapsed, ended);
+        // The arrivals of a full pool say nothing of ended calls: it may have refused some that
+        // the observer does not count. Its recorded ends are exact.
+        let is_certain = seen.live < slots || seen.refusals > 0;
+        let counted = is_certain.then(|| arrived.saturating_sub(seen.calls));
+        let recorded = state.durations.is_recorded().then_some(observation.durations.len() as u64);
+        if let Some(ended) = counted.max(recorded) {
+            state.durations.observe_counts(mean_calls, elapsed, ended as f64);
         }
         let miss_target = 1.0 - self.settings.target;
         let to = self.settings.zone.local_seconds(observation.at);

@@ -7,6 +7,7 @@ mod misses;
 mod numbers;
 mod properties;
 mod scale_down;
+mod short_calls;
 mod state;
 
 use super::{Decision, Observation, Policy, Settings};
