@@ -13,7 +13,7 @@ use crate::{
 };
 
 /// Broken builds: description, text of the library, replacement.
-const MUTATIONS: [(&str, &str, &str); 59] = [
+const MUTATIONS: [(&str, &str, &str); 60] = [
     (
         "a pod at risk stays among the available ones",
         "    remove_from_index(pool_keys_of(pod.tier).available, pod.name)\n  elseif",
@@ -192,8 +192,13 @@ const MUTATIONS: [(&str, &str, &str); 59] = [
     ),
     (
         "a short record keeps fields of the previous one",
-        "if not fields.record and fields.tried == ''",
-        "if fields.tried == '' or fields.stage == ''",
+        "local is_first = not fields.record and fields.tried == ''",
+        "local is_first = fields.tried == '' or fields.stage == ''",
+    ),
+    (
+        "a new call keeps the history of an earlier call of its id",
+        "(request.has_history or request.previous)",
+        "request.previous",
     ),
     ("the lease names the wrong call", "run('ZREVRANGE'", "run('ZRANGE'"),
     ("refusals are recorded as waits", "record_event('refused',", "record_event('waiting',"),

@@ -95,7 +95,7 @@ local function serve_new_call(request, steps, config)
     count_admission(request, config)
     request.tried = tried
     local pool = allocate_pod(pod, request.call, request, now + request.lease, request.life)
-    if request.stage ~= '' then run('DEL', K.call_end .. request.call) end
+    if request.stage ~= '' and (request.has_history or request.previous) then run('DEL', K.call_end .. request.call) end
     if tried == '' and request.pod_attempt == '' and config.malformed == '' then
       return {'new', now, pod.name, pool}
     end

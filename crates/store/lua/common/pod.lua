@@ -18,8 +18,9 @@ local function readable_facts_of(pod_name, ending_call)
     tier = try('GET', K.pod_tier .. pod_name)
     if type(tier) ~= 'string' then tier = nil end
   end
+  -- All fields of a plain pod: Lua copies a table that grows beyond the fields of its constructor.
   local pod = {name = pod_name, key = key, calls_key = calls_key, tier = tier, calls = 0, has_lost_call = false,
-    has_no_lease = false}
+    has_no_lease = false, is_plain = false, draining = false, released_at = false, keeps_count = false}
   if ending_call then
     read_table(tier)
     local index = K.calls
@@ -284,9 +285,13 @@ end
 local function allocate_pod(pod, call, fields, deadline, life)
   local key, pool = K.call .. call, pool_keys_of(pod.tier).source
   set_deadline(pod, call, deadline, nil, fields.merchant)
-  if not fields.record and fields.tried == '' and fields.stage == '' and fields.pod_attempt == '' then
+  local is_first = not fields.record and fields.tried == '' and fields.pod_attempt == ''
+  if is_first and fields.stage == '' then
     run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant, 'allocated_at', seconds,
       'at', text_of(now), REQUEST_IDS, fields.request_id)
+  elseif is_first then
+    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant, 'allocated_at', seconds,
+      'at', text_of(now), REQUEST_IDS, fields.request_id, 'stage', fields.stage)
   else
     run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant or '',
       'allocated_at', seconds, 'at', text_of(now), REQUEST_IDS, fields.request_id or '', 'tried', fields.tried or '',

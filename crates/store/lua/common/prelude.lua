@@ -1,7 +1,7 @@
 -- prelude: time, keys, checked reads, call records. The library begins with this file.
 
 -- redis.call, redis.pcall and functions of Lua: set at the first call, because Redis provides redis.call only then.
-local run, try, floor, max, format
+local run, run_protected, floor, max, format
 
 -- State of one function call, set when it begins.
 local P -- key prefix
@@ -18,18 +18,21 @@ local has_waiting_calls -- false only if no call waits; nil before the tier tabl
 local has_dials -- false only if no reservation is outstanding; nil before the tier table was read
 local has_numbers -- whether numbers have limits of lines; nil before the tier table was read
 
--- Wraps redis.pcall: errors of the data, such as a key of the wrong type, are returned. Any other error ends the
--- function, such as a command denied by an ACL: handled as an error of the data, it would replace indexes.
-local function try_in(pcall)
-  return function(...)
-    local reply = pcall(...)
-    local err = type(reply) == 'table' and reply.err
-    if err and not string.find(err, '^WRONGTYPE')
-      and (not string.find(err, '^ERR') or string.find(err, 'user executing the script', 1, true)) then
-      error(reply, 0)
-    end
-    return reply
+-- Ends the function unless an error reply is an error of the data, such as a key of the wrong type. A command denied by
+-- an ACL, handled as an error of the data, would replace indexes.
+local function end_unless_data_error(reply)
+  local err = reply.err
+  if not string.find(err, '^WRONGTYPE')
+    and (not string.find(err, '^ERR') or string.find(err, 'user executing the script', 1, true)) then
+    error(reply, 0)
   end
+end
+
+-- Runs a command. Returns errors of the data; any other error ends the function.
+local function try(...)
+  local reply = run_protected(...)
+  if type(reply) == 'table' and reply.err then end_unless_data_error(reply) end
+  return reply
 end
 
 -- Memoizes a function of one text. The cache is bounded because texts come from requests.
@@ -66,8 +69,9 @@ end
 -- Runs a command on an index. An index of the wrong type is replaced, since it is derived; the next sweep requests an
 -- audit, which fills it again.
 local function run_index(command, key, ...)
-  local reply = try(command, key, ...)
+  local reply = run_protected(command, key, ...)
   if type(reply) == 'table' and reply.err then
+    end_unless_data_error(reply)
     run('DEL', key)
     run('SET', K.audit_due, '1', 'PX', '60000')
     reply = run(command, key, ...)
@@ -272,7 +276,7 @@ local function operation(name, work)
     flags = flags,
     callback = function(keys, args)
       if not run then
-        run, try, floor, max, format = redis.call, try_in(redis.pcall), math.floor, math.max, string.format
+        run, run_protected, floor, max, format = redis.call, redis.pcall, math.floor, math.max, string.format
       end
       local prefix, not_after = keys[1], args[1]
       if P ~= prefix then P, K, pool_keys_of = prefix, keys_under(prefix), pool_keys_under(prefix) end

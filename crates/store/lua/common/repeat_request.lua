@@ -7,7 +7,11 @@ local function parse_request(ARGV)
   local request = {call = call, merchant = merchant, lease = lease, life = life, request_id = request_id,
     stage = stage or '', pod_attempt = pod_attempt or '', tried = '', signed = signed or '',
     reservation = reservation or '', numbers = numbers or '', number = ''}
-  if run('EXISTS', K.call .. call) == 1 then request.record = read_record(call) end
+  -- Usually neither key exists.
+  if run('EXISTS', K.call .. call, K.call_end .. call) > 0 then
+    request.has_history = true
+    if run('EXISTS', K.call .. call) == 1 then request.record = read_record(call) end
+  end
   if hold and hold ~= '' then
     local time, poll_timeout, max_waiting, max_waiting_per_merchant = string.match(hold, '^(%d+) (%d+) (%d+) (%d+)$')
     request.hold_time, request.poll_timeout = tonumber(time), tonumber(poll_timeout)
