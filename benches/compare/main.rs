@@ -24,7 +24,10 @@ use testkit::{
 /// A measured system.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum System {
+    /// The answers name the address of a pod, as those of the baselines do.
     Router,
+    /// The router with its media gateway: a call is provisional until its stream attaches.
+    Gateway,
     Embedded,
     Baseline(BaselineKind),
 }
@@ -33,6 +36,7 @@ impl System {
     fn short_name(self) -> &'static str {
         match self {
             Self::Router => "router",
+            Self::Gateway => "gateway",
             Self::Embedded => "embedded",
             Self::Baseline(BaselineKind::Pool) => "pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands",
@@ -43,6 +47,7 @@ impl System {
     fn name(self) -> &'static str {
         match self {
             Self::Router => "router",
+            Self::Gateway => "router with media gateway",
             Self::Embedded => "router, embedded",
             Self::Baseline(BaselineKind::Pool) => "many commands, pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands, one connection",
@@ -151,7 +156,7 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             command.args(["serve", &kind, &port.to_string(), &url, &case.chain()]);
             command
         }
-        System::Router | System::Embedded => {
+        System::Router | System::Gateway | System::Embedded => {
             let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
             let port = port.to_string();
             command
@@ -162,8 +167,11 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
                 .env("METRICS_PORT", &port)
                 .env("LOG_FORMAT", "json")
                 .env("TIER_CONFIG", case.tiers());
-            if system == System::Router {
+            if system != System::Embedded {
                 command.env("REDIS_URL", url);
+            }
+            if system == System::Router {
+                command.env("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
             }
             command
         }
@@ -194,7 +202,7 @@ impl RunningSystem {
         };
         let (process, port) = start(&case, system, endpoint);
         redis.wait_until_idle();
-        if system == System::Router {
+        if matches!(system, System::Router | System::Gateway) {
             // Ends the re-registration window, in which a release does more work.
             let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
             let mut connection = client.get_connection().unwrap();
@@ -313,7 +321,7 @@ async fn compare(is_quick: bool, write: bool) {
     let one = Case { connections: 1, merchant: true, ..Case::new("conn1", 1_000, 0) };
     let exclusive = Case::new("exclusive", 1_000, 0);
     let ratio_cases = [
-        (exclusive, vec![ROUTER, POOL, MUX, BARE]),
+        (exclusive, vec![ROUTER, System::Gateway, POOL, MUX, BARE]),
         (Case::new("fallthrough", 0, 1_000), vec![ROUTER, POOL]),
         (Case::new("shared5k", 0, 5_000), vec![ROUTER, POOL]),
         (Case::new("shared50k", 0, 50_000), vec![ROUTER, POOL]),
