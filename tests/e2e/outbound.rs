@@ -343,6 +343,7 @@ fn metrics_count_reservations_by_outcome() {
             r#"smart_router_reservations_total{outcome="answered"} 1"#,
             r#"smart_router_reservations_refused_total{limit="capacity"} 4"#,
             r#"smart_router_pool_held_slots{tier="gold"} 1"#,
+            r#"smart_router_pool_answer_rate{tier="gold"} 1"#,
             "smart_router_outstanding_reservations 1",
         ] {
             assert!(metrics.contains(line), "{line} is missing");

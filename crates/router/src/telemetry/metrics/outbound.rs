@@ -89,13 +89,22 @@ impl OutboundMetrics {
 /// A gauge of a pool: name, help text, value.
 type DialGauge = (&'static str, &'static str, fn(&HeldDials) -> f64);
 
-const GAUGES: [DialGauge; 3] = [
+const GAUGES: [DialGauge; 4] = [
     ("pool_dials", "Outstanding dials of the pool", |dials| dials.sums.dials as f64),
     ("pool_held_slots", "Slots that are held for outstanding dials", |dials| dials.held as f64),
     (
         "pool_expected_answers",
         "Outstanding dials that are expected to be answered, by the learned answer rates",
         |dials| dials.sums.probability as f64 / PROBABILITY_UNIT as f64,
+    ),
+    // By pool, not by merchant: the number of merchants is unbounded.
+    (
+        "pool_answer_rate",
+        "Learned answer rate: the mean answer probability of the pool's outstanding dials",
+        |dials| {
+            let dials_or_one = dials.sums.dials.max(1) as f64;
+            dials.sums.probability as f64 / PROBABILITY_UNIT as f64 / dials_or_one
+        },
     ),
 ];
 
