@@ -41,6 +41,7 @@ mod older_clients;
 mod origins;
 mod outbound;
 mod outbound_faults;
+mod outbound_manual_edits;
 mod plan;
 mod pod_watch;
 mod pods;

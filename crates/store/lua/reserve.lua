@@ -32,10 +32,15 @@ local function max_calls_room(merchant, config, wanted)
   return max(0, config.max_calls - count('ZCARD', key))
 end
 
+-- Returns a limit; nil without one. A malformed limit allows no dial.
+local function limit_of(key, field)
+  local limit = read('HGET', key, field)
+  return limit and (tonumber(string.match(limit, '^%d+$')) or 0) or nil
+end
+
 -- Returns how many more lines of the number are free; nil without a limit.
 local function lines_room(number, wanted)
-  local limit = number ~= '' and has_numbers and try('HGET', K.numbers, number)
-  limit = type(limit) == 'string' and tonumber(limit)
+  local limit = number ~= '' and has_numbers and limit_of(K.numbers, number)
   if not limit then return nil end
   local key = K.lines .. number
   local room = max(0, limit - count('SCARD', key))
@@ -52,8 +57,7 @@ end
 -- it allows the next one.
 local function dial_rate_room(accounts)
   for account in string.gmatch(accounts, '%S+') do
-    local limit = try('HGET', K.accounts, account)
-    limit = type(limit) == 'string' and tonumber(limit)
+    local limit = limit_of(K.accounts, account)
     if limit == 0 then return account, 0, RULES.DIAL_RETRY end
     if limit then
       -- Evenly spaced, so that no second has more than the limit.

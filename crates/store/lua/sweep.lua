@@ -131,7 +131,6 @@ operation('sweep', function(ARGV)
       for _, tier in ipairs(run_index('SMEMBERS', K.pools)) do run_index('ZREM', pool_keys_of(tier).queue, call) end
     end
   end
-  sweep_reservations(limit, reservations)
   for _, call in ipairs(run_index('ZRANGEBYSCORE', K.calls, '-inf', now, 'LIMIT', 0, limit)) do
     local record = record_of(call)
     local attached, cause = stream_of(record), PROVISIONAL[record.stage] or 'lease'
@@ -141,6 +140,8 @@ operation('sweep', function(ARGV)
     expire_call(call, record, cause, expired)
   end
   sweep_gateways(tonumber(limit), unswept, expired)
+  -- After the leases: an overdue waiting call that gets a slot here ends with the next sweep.
+  sweep_reservations(limit, reservations)
   local due = try('ZRANGEBYSCORE', K.draining, '-inf', now, 'LIMIT', 0, limit)
   if due.err then
     run('DEL', K.draining)

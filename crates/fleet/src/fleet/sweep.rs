@@ -50,7 +50,6 @@ impl Fleet {
             self.record(Change::LeftQueue { call: call.clone() });
             swept.abandoned.push(AbandonedCall { call, waited: now.saturating_sub(since) });
         }
-        swept.reservations = self.sweep_reservations(limit, now);
         let due = self.leases.iter().take_while(|(until, _)| *until <= now).take(limit);
         let due: Vec<CallSid> = due.map(|(_, call)| call.clone()).collect();
         for call in due {
@@ -69,6 +68,8 @@ impl Fleet {
             }
         }
         self.sweep_gateways(limit, now, &mut swept);
+        // After the leases: an overdue waiting call that gets a slot here ends with the next sweep.
+        swept.reservations = self.sweep_reservations(limit, now);
         for _ in 0..limit {
             let Some((_, pod)) = self.drains.first().filter(|(until, _)| *until <= now).cloned()
             else {

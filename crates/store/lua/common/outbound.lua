@@ -78,5 +78,5 @@ end
 function outbound.uses_line(number, holder)
   local call = string.match(holder, '^call:(.+)$')
   if call then return fields_of(call, 'number') == number end
-  return run('EXISTS', K.reservation .. holder) == 1
+  return outbound.get(holder) ~= nil
 end

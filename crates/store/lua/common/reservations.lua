@@ -28,11 +28,16 @@ function outbound.outstanding(id)
   return facts and facts.ends > now and facts or nil
 end
 
--- Returns the learned answer rate of a merchant: decayed counts of its dials and answers.
+-- Whole numbers up to this one are exact in Lua.
+local MAX_EXACT = 2 ^ 53
+
+-- Returns the learned answer rate of a merchant: decayed counts of its dials and answers. A malformed one counts as
+-- none.
 function outbound.answer_rate(merchant)
   local text = try('GET', K.answer_rate .. merchant)
   local dials, answers = string.match(type(text) == 'string' and text or '', '^(%d+) (%d+)$')
-  if dials then return tonumber(dials), tonumber(answers) end
+  dials, answers = tonumber(dials), tonumber(answers)
+  if dials and dials > 0 and dials <= MAX_EXACT and answers <= dials then return dials, answers end
   return ARITHMETIC.first_answer_rate()
 end
 

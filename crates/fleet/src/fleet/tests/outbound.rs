@@ -106,6 +106,19 @@ fn a_reservation_expires_and_its_slot_goes_to_a_waiting_call() {
 }
 
 #[test]
+fn an_overdue_waiting_call_that_gets_the_slot_of_a_reservation_ends_with_the_next_sweep() {
+    let mut fleet = fleet(r#"{"gold": 1}"#, 1);
+    fleet.reserve(&request(0, 1), NOW);
+    for call in ["c1", "c2"] {
+        assert!(fleet.allocate(&waiting_request(call), NOW).is_err());
+    }
+    let first = fleet.sweep(1, NOW + TTL);
+    assert_eq!(first.abandoned.len(), 1, "the limit leaves one overdue call in the queue");
+    assert_eq!((first.reservations.len(), first.expired.len()), (1, 0));
+    assert_eq!(fleet.sweep(1, NOW + TTL).expired[0].cause, EndCause::Abandoned);
+}
+
+#[test]
 fn waiting_callers_precede_diallers() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
     allocate(&mut fleet, &plain_request("c1"));
