@@ -13,7 +13,17 @@ use crate::{
 };
 
 /// Broken builds: description, text of the library, replacement.
-const MUTATIONS: [(&str, &str, &str); 60] = [
+const MUTATIONS: [(&str, &str, &str); 62] = [
+    (
+        "used slots count as free",
+        "free + pods * max(0, cap - tonumber(score))",
+        "free + pods * cap",
+    ),
+    (
+        "a pod that is no longer shared counts one of its calls",
+        "sum == calls and 0 or #pools, COLUMNS",
+        "0, COLUMNS",
+    ),
     (
         "a pod at risk stays among the available ones",
         "    remove_from_index(pool_keys_of(pod.tier).available, pod.name)\n  elseif",

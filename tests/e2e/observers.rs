@@ -115,8 +115,8 @@ fn concurrent_scrapes_share_one_store_read_per_second() {
         let (reads, allowed) =
             (count_runs(&server, "status"), STARTUP_READS + time.as_secs() as usize);
         assert!(reads <= allowed, "{reads} reads for {answered} requests in {time:?}");
-        let pages = count_runs(&server, "pool_load");
-        assert!(pages <= 3 * allowed, "{pages} pages of three pools in {time:?}");
+        // The indexes tell the calls of each pool, so that no pods are counted one by one.
+        assert_eq!(count_runs(&server, "pool_load"), 0);
     }
 }
 

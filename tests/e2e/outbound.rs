@@ -163,6 +163,36 @@ fn the_provider_s_callback_ends_a_dial() {
 }
 
 #[test]
+fn a_dial_is_reported_once() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 2}"#)], |router| {
+        let granted = reserved(router, 2);
+        let path = |number: usize| format!("/api/v1/reservations/{}/dialed", granted[number]);
+        let first = router.post(&path(0), json!({"call_sid": "CA1"}));
+        assert_eq!(first.0, 200, "{first:?}");
+        assert_eq!(router.post(&path(0), json!({"call_sid": "CA1"})), first, "a repeat");
+        let (status, answer) = router.post(&path(1), json!({"call_sid": "CA1"}));
+        assert_eq!(status, 409, "{answer}");
+        assert!(answer["error"].as_str().unwrap().contains(&granted[0]), "{answer}");
+        let form = "CallSid=CA1&CallStatus=busy";
+        assert_eq!(router.connect().form("/api/v1/twilio/call-status", form).status, 200);
+        assert_eq!(router.get(&format!("/api/v1/reservations/{}", granted[0])).0, 404);
+        assert_eq!(outstanding(router), 1);
+        assert_eq!(router.post(&path(1), json!([])).0, 400);
+    });
+}
+
+#[test]
+fn a_refusal_names_a_reservation_without_effect() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 1}"#)], |router| {
+        reserved(router, 1);
+        let named = json!({"call_sid": "CA1", "reservation_id": "R0000000000000000"});
+        let (status, answer) = router.post("/api/v1/allocate", named);
+        let warning = answer["details"]["warnings"][0].as_str().unwrap_or_default();
+        assert!(status == 503 && warning.contains("never existed"), "{answer}");
+    });
+}
+
+#[test]
 fn reservations_are_given_back_and_expire() {
     let settings = [("TIER_CONFIG", r#"{"gold": 2}"#), ("RESERVATION_TTL", "1s")];
     each_store(&settings, |router| {

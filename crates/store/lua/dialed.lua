@@ -1,11 +1,16 @@
--- Ties a reservation to the provider's call. It expires a lifetime after the dial.
+-- Ties a reservation to the provider's call. It expires a lifetime after the first report of the dial.
 -- ARGV[2..4]: reservation, call, lifetime (ms)
 -- Replies: {dialed, now, deadline}   {not_found, now}
+--          {other_reservation, now, id}: the call is the dial of another outstanding reservation
 operation('dialed', function(ARGV)
   local _, id, call, lifetime = unpack(ARGV)
   local facts = outbound.outstanding(id)
   if not facts then return {'not_found', now} end
-  if facts.call ~= '' and facts.call ~= call and try('GET', K.dial .. facts.call) == id then
+  if facts.call == call then return {'dialed', now, text_of(facts.ends)} end
+  local owner = try('GET', K.dial .. call)
+  local other = type(owner) == 'string' and outbound.outstanding(owner)
+  if other and other.call == call then return {'other_reservation', now, owner} end
+  if facts.call ~= '' and try('GET', K.dial .. facts.call) == id then
     run('DEL', K.dial .. facts.call)
   end
   facts.call, facts.ends = call, now + tonumber(lifetime)

@@ -2,8 +2,8 @@
 
 use crate::{Embedded, Outbound, OutboundStore, Reply};
 use fleet::{
-    Millis, ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus, Reserve,
-    Reserved,
+    DialRefused, Millis, ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus,
+    Reserve, Reserved,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
 };
 
@@ -17,7 +17,7 @@ impl OutboundStore for Embedded {
         id: &'a ReservationId,
         call: &'a CallSid,
         ttl: Millis,
-    ) -> Reply<'a, Result<Millis, ReservationNotFound>> {
+    ) -> Reply<'a, Result<Millis, DialRefused>> {
         self.step("dialed", move |fleet, now| fleet.dialed(id, call, ttl, now))
     }
 

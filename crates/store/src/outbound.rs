@@ -2,8 +2,8 @@
 
 use crate::Reply;
 use fleet::{
-    AccountStatus, Millis, NumberStatus, OutboundStatus, ReservationNotFound, ReservationPage,
-    ReservationQuery, ReservationStatus, Reserve, Reserved,
+    AccountStatus, DialRefused, Millis, NumberStatus, OutboundStatus, ReservationNotFound,
+    ReservationPage, ReservationQuery, ReservationStatus, Reserve, Reserved,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
 };
 
@@ -21,13 +21,14 @@ pub struct Outbound {
 pub trait OutboundStore {
     /// Grants as many reservations as the limits allow now.
     fn reserve<'a>(&'a self, request: &'a Reserve) -> Reply<'a, Reserved>;
-    /// Ties a reservation to the provider's call. Returns its new deadline.
+    /// Ties a reservation to the provider's call. Returns its new deadline; a repeat returns the
+    /// same one.
     fn dialed<'a>(
         &'a self,
         id: &'a ReservationId,
         call: &'a CallSid,
         ttl: Millis,
-    ) -> Reply<'a, Result<Millis, ReservationNotFound>>;
+    ) -> Reply<'a, Result<Millis, DialRefused>>;
     fn give_back<'a>(&'a self, id: &'a ReservationId)
     -> Reply<'a, Result<(), ReservationNotFound>>;
     fn reservation<'a>(&'a self, id: &'a ReservationId) -> Reply<'a, Option<ReservationStatus>>;

@@ -80,8 +80,8 @@ pub use self::{
     release::{CallNotFound, NotReleased, Release, Released},
     renew::{Confirm, Confirmed, Renew, Renewed},
     reservations::{
-        DialLimit, Reservation, ReservationEnd, ReservationNotFound, ReservationUse, Reserve,
-        Reserved,
+        DialLimit, DialRefused, Reservation, ReservationEnd, ReservationNotFound, ReservationUse,
+        Reserve, Reserved,
     },
     signed_requests::SignedRequest,
     streams::{

@@ -106,6 +106,16 @@ pub struct Reserved {
 #[error("reservation not found")]
 pub struct ReservationNotFound;
 
+/// Why a dial was not recorded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum DialRefused {
+    #[error(transparent)]
+    NotFound(#[from] ReservationNotFound),
+    /// The call is the dial of another outstanding reservation.
+    #[error("the call is the dial of reservation {0}")]
+    OtherReservation(ReservationId),
+}
+
 /// The effect of a reservation on an allocation.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ReservationUse {
@@ -184,15 +194,24 @@ impl Fleet {
         reserved
     }
 
-    /// Ties a reservation to the provider's call. It expires `ttl` after the dial.
+    /// Ties a reservation to the provider's call. It expires `ttl` after the first report of the
+    /// dial; a repeat changes nothing.
     pub fn dialed(
         &mut self,
         id: &ReservationId,
         call: &CallSid,
         ttl: Millis,
         now: Millis,
-    ) -> Result<Millis, ReservationNotFound> {
-        self.outstanding(id, now).ok_or(ReservationNotFound)?;
+    ) -> Result<Millis, DialRefused> {
+        let facts = self.outstanding(id, now).ok_or(ReservationNotFound)?;
+        if facts.call.as_ref() == Some(call) {
+            return Ok(facts.until);
+        }
+        if let Some(other) = self.outbound.dial_of(call)
+            && self.outstanding(other, now).is_some()
+        {
+            return Err(DialRefused::OtherReservation(other.clone()));
+        }
         let until = now + ttl;
         let (reservation, call) = (id.clone(), call.clone());
         self.record(Change::Dialed { reservation, call, until });

@@ -2,7 +2,7 @@
 
 use super::{
     Redis, keys,
-    operations::unexpected,
+    operations::{STATUS_COLUMNS, unexpected},
     reply::{FunctionReply, parse},
     tier_table,
 };
@@ -100,7 +100,7 @@ impl CapacityStore for Redis {
             let (table, rows) = (reply.texts()?, reply.texts()?);
             let tiers = tier_table::read(&table, &reply.texts()?)?;
             let mut pools = Vec::new();
-            for row in rows.chunks_exact(7) {
+            for row in rows.chunks_exact(STATUS_COLUMNS) {
                 // Skip an invalid name, which only a manual edit can have written.
                 let Ok(pool) = row[0].parse::<Pool>() else { continue };
                 let mut numbers = [0_usize; 5];

@@ -28,6 +28,8 @@ use fleet::{
 const RENEWAL_BATCH: usize = 500;
 /// Pools that a status reads concurrently: below the minimum number of permits for observers.
 const CONCURRENT_POOLS: usize = 4;
+/// Columns of a pool in the reply of the function `status`.
+pub(super) const STATUS_COLUMNS: usize = 9;
 
 pub(super) fn flag(flag: bool) -> &'static str {
     if flag { "1" } else { "0" }
@@ -371,7 +373,7 @@ impl Store for Redis {
             let rows = reply.texts()?;
             let tiers = tier_table::read(&table, &reply.texts()?)?;
             let mut counts = BTreeMap::new();
-            for row in rows.chunks_exact(7) {
+            for row in rows.chunks_exact(STATUS_COLUMNS) {
                 let Ok(pool) = row[0].parse::<Pool>() else {
                     tracing::warn!(
                         pool = row[0],
@@ -379,7 +381,7 @@ impl Store for Redis {
                     );
                     continue;
                 };
-                let mut numbers = [0; 6];
+                let mut numbers = [0; STATUS_COLUMNS - 1];
                 for (number, text) in numbers.iter_mut().zip(&row[1..]) {
                     *number = reply::parse(text)?;
                 }
@@ -388,7 +390,9 @@ impl Store for Redis {
                 }
             }
             for (name, _) in tiers.iter() {
-                counts.entry(tiers.pool(name).expect("each tier has a pool")).or_insert([0; 6]);
+                counts
+                    .entry(tiers.pool(name).expect("each tier has a pool"))
+                    .or_insert([0; STATUS_COLUMNS - 1]);
             }
             let pools =
                 counts.into_iter().map(|(pool, counts)| self.pool_status(pool, &tiers, counts));

@@ -8,7 +8,7 @@ use super::{
 };
 use crate::{Outbound, OutboundStore, Reply, StoreError};
 use fleet::{
-    AccountStatus, HeldDials, Millis, NumberStatus, OutboundStatus, Reservation,
+    AccountStatus, DialRefused, HeldDials, Millis, NumberStatus, OutboundStatus, Reservation,
     ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus, ReservationUse,
     Reserve, Reserved,
     merchant::Malformed,
@@ -48,13 +48,16 @@ impl OutboundStore for Redis {
         id: &'a ReservationId,
         call: &'a CallSid,
         ttl: Millis,
-    ) -> Reply<'a, Result<Millis, ReservationNotFound>> {
+    ) -> Reply<'a, Result<Millis, DialRefused>> {
         Box::pin(async move {
             let args = [id.as_str(), call.as_str(), &ttl.to_string()];
             let mut reply = self.run(&self.functions().dialed, &args).await?;
             match reply.word.as_str() {
                 "dialed" => Ok(Ok(reply.number()?)),
-                "not_found" => Ok(Err(ReservationNotFound)),
+                "not_found" => Ok(Err(ReservationNotFound.into())),
+                "other_reservation" => {
+                    Ok(Err(DialRefused::OtherReservation(parse(&reply.text()?)?)))
+                }
                 _ => Err(unexpected(&reply)),
             }
         })

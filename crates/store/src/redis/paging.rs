@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use super::{
     Redis,
-    operations::flag,
+    operations::{STATUS_COLUMNS, flag},
     reply::{call_row, millis, parse, pod_row},
     retry::Deadline,
 };
@@ -150,16 +150,19 @@ impl Redis {
         Ok(())
     }
 
+    /// The status of a pool. Where `counts` has no number of calls, its pods are counted page by
+    /// page.
     pub(super) async fn pool_status(
         &self,
         pool: Pool,
         tiers: &Tiers,
-        counts: [u64; 6],
+        counts: [i64; STATUS_COLUMNS - 1],
     ) -> Result<PoolStatus, StoreError> {
-        let [assigned, available, draining, not_ready, quarantined, waiting] =
-            counts.map(|count| count as usize);
-        let (mut active_calls, mut free_slots) = (0, 0);
-        let mut cursor = (assigned > 0).then(|| "0".to_owned());
+        let is_counted = counts[6] >= 0;
+        let [assigned, available, draining, not_ready, quarantined, waiting, calls, free] =
+            counts.map(|count| usize::try_from(count).unwrap_or(0));
+        let (mut active_calls, mut free_slots) = if is_counted { (calls, free) } else { (0, 0) };
+        let mut cursor = (!is_counted).then(|| "0".to_owned());
         while let Some(from) = cursor {
             let args = [&pool.as_tier_value(), from.as_str(), "200"];
             let mut reply = self.run(&self.functions().pool_load, &args).await?;

@@ -113,10 +113,13 @@ pub(super) fn step(
         OutboundOperation::Dialed { id, call } => {
             let ttl = 6_000;
             let OutboundOracle { grants, tied, .. } = &mut oracle.outbound;
-            let grant = grants.get_mut(id).filter(|grant| grant.until > now);
+            let is_outstanding = |id: &_| grants.get(id).is_some_and(|grant| grant.until > now);
+            let is_taken = tied.get(call).is_some_and(|known| known != id && is_outstanding(known));
+            let is_accepted = is_outstanding(id) && !is_taken;
             let outcome = fleet.dialed(id, call, ttl, now);
-            assert_eq!(outcome.is_ok(), grant.is_some(), "{id}");
-            if let Some(grant) = grant {
+            assert_eq!(outcome.is_ok(), is_accepted, "{id}: {outcome:?}");
+            let grant = grants.get_mut(id).filter(|_| is_accepted);
+            if let Some(grant) = grant.filter(|grant| grant.call.as_ref() != Some(call)) {
                 (grant.until, grant.call) = (now + ttl, Some(call.clone()));
                 tied.retain(|_, known| known != id);
                 tied.insert(call.clone(), id.clone());

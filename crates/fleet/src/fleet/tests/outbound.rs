@@ -102,7 +102,20 @@ fn a_reservation_expires_and_its_slot_goes_to_a_waiting_call() {
     assert_eq!(pod_of(&fleet, "c1"), None);
     assert_eq!(fleet.sweep(10, until).reservations, [id(0)]);
     assert_eq!(pod_of(&fleet, "c1").as_deref(), Some("p1"));
-    assert_eq!(fleet.dialed(&id(0), &name("CA1"), TTL, until), Err(ReservationNotFound));
+    assert_eq!(fleet.dialed(&id(0), &name("CA1"), TTL, until), Err(ReservationNotFound.into()));
+}
+
+#[test]
+fn a_call_is_the_dial_of_one_reservation() {
+    let mut fleet = fleet(r#"{"gold": 2}"#, 2);
+    fleet.reserve(&request(0, 2), NOW);
+    let until = fleet.dialed(&id(0), &name("CA1"), TTL, NOW + 1_000).unwrap();
+    let repeated = fleet.dialed(&id(0), &name("CA1"), TTL, NOW + 2_000);
+    assert_eq!(repeated, Ok(until), "a repeat does not extend it");
+    let other = fleet.dialed(&id(1), &name("CA1"), TTL, NOW + 2_000);
+    assert_eq!(other, Err(DialRefused::OtherReservation(id(0))));
+    fleet.give_back(&id(0), NOW + 2_000).unwrap();
+    assert!(fleet.dialed(&id(1), &name("CA1"), TTL, NOW + 2_000).is_ok());
 }
 
 #[test]

@@ -326,7 +326,7 @@ pub async fn allocate(
     let request = CallRequest::new(provider, parts)?;
     let request = CallRequest { carrier, parameters, reservation, numbers, ..request };
     let wait: Option<HumanDuration> = match body.wait.as_deref() {
-        None | Some("" | "0" | "0s") => None,
+        None | Some("" | "0" | "0s" | "0ms") => None,
         Some(text) => Some(text.parse().map_err(|expected| {
             ApiError::bad_request(format!("wait {text:?} is not valid: expected {expected}"))
         })?),
@@ -339,7 +339,13 @@ pub async fn allocate(
         _ => connect(&context, &request, AllocateOptions::default()).await,
     };
     Ok(match outcome {
-        Err(failure) => log.attach(ApiError::from(&failure)),
+        Err(failure) => {
+            let mut error = ApiError::from(&failure);
+            if let Some(warning) = log.warning {
+                error.details.get_or_insert_with(|| json!({}))["warnings"] = json!([warning]);
+            }
+            log.attach(error)
+        }
         Ok(Connected { allocation, ws_url }) => {
             let response = Json(AllocateResponse {
                 success: true,

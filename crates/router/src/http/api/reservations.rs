@@ -24,7 +24,8 @@ use crate::{
     human_duration::HumanDuration,
 };
 use fleet::{
-    Millis, ReservationNotFound, ReservationQuery, ReservationStatus, Reserve, Reserved,
+    DialRefused, Millis, ReservationNotFound, ReservationQuery, ReservationStatus, Reserve,
+    Reserved,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
     outbound::PROBABILITY_UNIT,
     rules::MAX_RESERVATIONS,
@@ -229,9 +230,15 @@ pub fn dialed_endpoint() -> Endpoint {
     reservation_endpoint("Report the provider's call of a reservation")
         .description(
             "The provider's status callbacks of the call (no-answer, busy, failed, canceled) then \
-             end the reservation at once. It expires `RESERVATION_TTL` after this request.",
+             end the reservation at once. It expires `RESERVATION_TTL` after this request. A \
+             repeated request changes nothing.",
         )
         .json_body::<DialedBody>(json!({"call_sid": "CA1"}))
+        .error_with(
+            409,
+            "The call is the dial of another outstanding reservation.",
+            json!({"error": "the call is the dial of reservation R5f3a09c2b1d4e687"}),
+        )
         .responds(DialedResponse { id: example_id(), expires_at: 1_763_280_075.0, success: true })
 }
 
@@ -329,7 +336,7 @@ fn invalid(field: &str, error: String) -> ApiError {
 
 fn read_wait(text: Option<&str>) -> Result<Duration, ApiError> {
     let wait = match text {
-        None | Some("" | "0" | "0s") => return Ok(Duration::ZERO),
+        None | Some("" | "0" | "0s" | "0ms") => return Ok(Duration::ZERO),
         Some(text) => text.parse::<HumanDuration>().map_err(|expected| {
             invalid("wait", format!("wait {text:?} is not valid: expected {expected}"))
         })?,
@@ -441,7 +448,12 @@ pub async fn dialed(
 ) -> Result<Response, ApiError> {
     let call: CallSid = body.call_sid.unwrap_or_default().parse()?;
     let ttl = context.outbound.reservation_ttl;
-    let until = context.store.dialed(&id, &call, ttl).await?.map_err(not_found)?;
+    let until = context.store.dialed(&id, &call, ttl).await?.map_err(|refused| match refused {
+        DialRefused::NotFound(error) => not_found(error),
+        DialRefused::OtherReservation(_) => {
+            ApiError::new(StatusCode::CONFLICT, refused.to_string())
+        }
+    })?;
     let log = RequestLog { call: Some(call), outcome: "dialed", ..RequestLog::default() };
     Ok(log.attach(Json(DialedResponse { id, expires_at: seconds(until), success: true })))
 }

@@ -115,6 +115,10 @@ impl<T: DeserializeOwned> FromRequest<Arc<Context>> for JsonBody<T> {
 
     async fn from_request(request: Request, context: &Arc<Context>) -> Result<Self, ApiError> {
         let bytes = read(request.into_body(), context.read_timeout).await?;
+        // Serde also reads the fields of a struct from an array, in their order.
+        if bytes.trim_ascii_start().first() == Some(&b'[') {
+            return Err(BodyError::Malformed("expected a JSON object".into()).into());
+        }
         serde_json::from_slice(&bytes)
             .map(Self)
             .map_err(|error| BodyError::Malformed(error.to_string()).into())
