@@ -8,8 +8,8 @@ use std::{
 };
 
 use fleet::{
-    Allocation, CallLookup, CallQuery, Edit, Event, EventKind, Fleet, Millis, PodStatus, Refusal,
-    Removed,
+    Allocation, CallLookup, CallQuery, Edit, Event, EventKind, Fleet, Millis, PodFacts, PodStatus,
+    Refusal, Removed,
     merchant::Malformed,
     names::{CallSid, PodName},
     rules::CALL_HISTORY_TTL,
@@ -18,7 +18,10 @@ use store::{Functions, Redis, RedisConfig, ScalingStore, Store, Ttls};
 
 use testkit::{
     dice::Dice,
-    operations::{GATEWAY_LEASE, LEASE_TTL, Operation, REREGISTRATION_WINDOW, table},
+    operations::{
+        GATEWAY_LEASE, LEASE_TTL, Operation, OutboundOperation, REREGISTRATION_WINDOW,
+        all_reservation_ids, table,
+    },
     redis::{RedisServer, store_config, unix_millis},
 };
 
@@ -82,6 +85,9 @@ pub(crate) struct Pair {
     pub(crate) schema: Schema,
     /// Records may have the field names of the other schema.
     pub(crate) has_mixed_records: bool,
+    /// No reservation is granted, and observed pods are in service: the usual case of an allocation
+    /// needs a store without reservations and pods whose facts are all defaults.
+    pub(crate) is_inbound_only: bool,
 }
 
 impl Pair {
@@ -125,6 +131,7 @@ impl Pair {
             next_event,
             schema,
             has_mixed_records,
+            is_inbound_only: false,
         };
         // The first event is that of the tiers, with which the fleet was created.
         pair.take_events().unwrap();
@@ -133,18 +140,42 @@ impl Pair {
 
     /// Runs one operation on both sides. Returns its description.
     async fn step(&mut self, dice: &mut Dice) -> Result<String, String> {
-        let operation = dice.operation(&mut self.fleet, self.now);
+        let mut operation = dice.operation(&mut self.fleet, self.now);
+        if let (Operation::Observe { facts, .. }, true) = (&mut operation, self.is_inbound_only) {
+            *facts = PodFacts {
+                ready: true,
+                terminating: false,
+                at_risk: false,
+                pin: None,
+                ..facts.clone()
+            };
+        }
         match &operation {
             Operation::Observe { .. } | Operation::Remove { .. } | Operation::Move { .. } => {
                 self.write_pod(&operation).await?;
             }
             Operation::Advance { time } => self.advance(*time).await?,
+            Operation::Outbound(OutboundOperation::Reserve(_)) if self.is_inbound_only => {}
             // Redis places the pods of a new table one by one. While slots are held, the pod that
             // opens a pool to waiting calls depends on that order.
             Operation::Tiers { .. } if self.has_held_slots_and_waiting_calls() => {}
             _ => self.run(&operation).await?,
         }
         Ok(format!("{operation:?}"))
+    }
+
+    /// Begins or ends a time without reservations, in turns with an exclusive and a shared first
+    /// tier; gives the outstanding reservations back.
+    async fn set_inbound_only(&mut self, turn: usize) -> Result<(), String> {
+        self.is_inbound_only = turn % 2 == 1;
+        if !self.is_inbound_only {
+            return Ok(());
+        }
+        for id in all_reservation_ids() {
+            self.run(&Operation::Outbound(OutboundOperation::GiveBack { id })).await?;
+        }
+        let tiers = table([EXCLUSIVE_FIRST, SHARED_FIRST][turn / 2 % 2]);
+        self.run(&Operation::Tiers { tiers, expected: None }).await
     }
 
     fn has_held_slots_and_waiting_calls(&self) -> bool {
@@ -422,6 +453,11 @@ const FIRST_TRY: Duration = Duration::from_millis(300);
 const HISTORY_INTERVAL: usize = 2_000;
 /// Operations between two changes of the schema.
 const SCHEMA_INTERVAL: usize = 300;
+/// Tables whose default chain begins with an exclusive and with a shared tier.
+const EXCLUSIVE_FIRST: usize = 0;
+const SHARED_FIRST: usize = 2;
+/// Operations with reservations, and then without.
+const OUTBOUND_INTERVAL: usize = 250;
 /// Operations with records of one schema, and then with records of both.
 const MIXED_INTERVAL: usize = 100;
 
@@ -439,6 +475,9 @@ async fn compare_once(
             pair.change_schema().await;
         }
         pair.mix_records(number, MIXED_INTERVAL);
+        if number % OUTBOUND_INTERVAL == 0 {
+            pair.set_inbound_only(number / OUTBOUND_INTERVAL).await?;
+        }
         let mut was_repeated = false;
         let stepped = match number % HISTORY_INTERVAL {
             number if number + 1 == HISTORY_INTERVAL => {

@@ -13,6 +13,7 @@ mod outbound;
 mod scaling_mutations;
 mod schema;
 mod stream_mutations;
+mod usual_case_mutations;
 
 /// The nightly run applies the mutations; a change of the library must not silently disable them.
 #[test]

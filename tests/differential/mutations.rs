@@ -10,6 +10,7 @@ use crate::{
     failover_mutations::FAILOVER_MUTATIONS,
     scaling_mutations::SCALING_MUTATIONS,
     stream_mutations::STREAM_MUTATIONS,
+    usual_case_mutations::USUAL_CASE_MUTATIONS,
 };
 
 /// Broken builds: description, text of the library, replacement.
@@ -43,12 +44,12 @@ const MUTATIONS: [(&str, &str, &str); 62] = [
     ),
     (
         "an ended call still counts",
-        "    local removed = try('ZREM', calls_key, ending_call)\n",
-        "    local removed = try('ZSCORE', calls_key, ending_call) and 1 or 0\n",
+        "is_removed and 1 or try('ZREM', calls_key, ending_call)\n",
+        "try('ZSCORE', calls_key, ending_call) and 1 or 0\n",
     ),
     (
         "a busy exclusive pod stays available",
-        "elseif serves and pod.calls == 0 then",
+        "elseif serves and calls == 0 then",
         "elseif serves then",
     ),
     (
@@ -202,8 +203,8 @@ const MUTATIONS: [(&str, &str, &str); 62] = [
     ),
     (
         "a short record keeps fields of the previous one",
-        "local is_first = not fields.record and fields.tried == ''",
-        "local is_first = fields.tried == '' or fields.stage == ''",
+        "tried == '' and fields.pod_attempt == '' and not fields.record",
+        "tried == '' or stage == ''",
     ),
     (
         "a new call keeps the history of an earlier call of its id",
@@ -248,8 +249,8 @@ const MUTATIONS: [(&str, &str, &str); 62] = [
     ),
     (
         "an allocation writes the pod attempt under the name of the other schema",
-        "'stage', fields.stage or '', POD_ATTEMPT,",
-        "'stage', fields.stage or '', OTHER_POD_ATTEMPT,",
+        "POD_ATTEMPT, fields.pod_attempt or '')",
+        "OTHER_POD_ATTEMPT, fields.pod_attempt or '')",
     ),
     (
         "a queue entry has the pod attempt under the name of the other schema",
@@ -259,7 +260,8 @@ const MUTATIONS: [(&str, &str, &str); 62] = [
 ];
 
 pub(crate) fn mutations() -> impl Iterator<Item = (&'static str, &'static str, &'static str)> {
-    let calls = MUTATIONS.into_iter().chain(STREAM_MUTATIONS).chain(FAILOVER_MUTATIONS);
+    let calls = MUTATIONS.into_iter().chain(USUAL_CASE_MUTATIONS);
+    let calls = calls.chain(STREAM_MUTATIONS).chain(FAILOVER_MUTATIONS);
     calls.chain(CAPACITY_MUTATIONS).chain(SCALING_MUTATIONS).chain(DIAL_MUTATIONS)
 }
 

@@ -10,10 +10,44 @@
 --          {not_found, now}
 --          {waited, now, time in the queue}: the call had no pod yet, and has left the queue
 --          {dialed, now}: the call was a dial without an answer; its reservation has ended
+
+-- Ends a call in the usual case: it has no stream, no other pod attempt and no line, its pod is plain and becomes idle,
+-- no call waits, and the re-registration window is over. `fields` are those of the call's record. Returns the reply; nil
+-- in any other case, and then whether the call was removed from its pod's index.
+local function end_usual_call(call, cause, fields)
+  local pod_name, source_pool, merchant, at, stage, request_ids, pod_attempt, _, stream, _, number = unpack(fields)
+  local is_usual = request_ids and source_pool and at and (stage or '') == '' and (pod_attempt or '') == ''
+    and not stream and not number and is_final[cause]
+  if not is_usual then return nil end
+  local key, calls_key = K.pod .. pod_name, K.pod_calls .. pod_name
+  local tier = run_protected('HGET', key, 'plain')
+  local chain, trusting = unpack(run_protected('HMGET', K.tiers, ':chain', ':trusting_until'))
+  if not chain or trusting and (tonumber(trusting) or now) >= now then return nil end
+  local kinds = parse_chain(chain).kinds
+  if not kinds[tier] or source_pool ~= pool_keys_of(tier).source then return nil end
+  if run_protected('ZREM', calls_key, call) ~= 1 then return nil end
+  if run('EXISTS', calls_key, K.pod_draining .. pod_name, K.waiting) ~= 0 then return nil, true end
+  run_index('ZREM', K.calls, call)
+  run('DEL', K.call .. call, K.lease .. pod_name)
+  if merchant and merchant ~= '' then run_index('ZREM', live_key(merchant), call) end
+  local time = lasted(at)
+  record_event('ended', call, pod_name, '', merchant, cause .. ' ' .. format('%d', time))
+  chain_kinds = kinds
+  place_calls({name = pod_name, key = key, tier = tier, calls = 0, released_at = seconds, has_no_lease = true,
+    is_plain = true})
+  return {'released', now, pod_name, source_pool, time}
+end
+
 operation('release', function(ARGV)
   local _, call, cause, expected_pod, request_id, pod_attempt, requested_at, fingerprint = unpack(ARGV)
+  local fields, is_removed = record_fields(call), nil
+  if fields[1] and not expected_pod then
+    local reply
+    reply, is_removed = end_usual_call(call, cause, fields)
+    if reply then return reply end
+  end
   expected_pod, request_id, pod_attempt = expected_pod or '', request_id or '', pod_attempt or ''
-  local record = read_record(call)
+  local record = read_record(call, fields)
   local pod_name = record.pod_name
   if not pod_name then
     -- The call waits, or the release reports the cause of an earlier end.
@@ -53,5 +87,5 @@ operation('release', function(ARGV)
   end
   local attached = stream_of(record)
   if attached then return end_stream(call, record, attached, cause) end
-  return end_released(call, record, cause)
+  return end_released(call, record, cause, is_removed)
 end)

@@ -10,6 +10,7 @@ mod journal;
 mod metrics;
 mod notifier;
 mod outbound;
+mod pacing;
 mod redis;
 mod scaling;
 
@@ -26,6 +27,7 @@ pub use self::{
     metrics::StoreMetrics,
     notifier::{Listener, Notifier},
     outbound::{Outbound, OutboundStore},
+    pacing::Pace,
     redis::{Functions, MIGRATION_QUIET_PERIOD, Redis, RedisConfig, Unusable, retry},
     scaling::ScalingStore,
 };

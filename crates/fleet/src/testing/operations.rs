@@ -1,7 +1,7 @@
 //! Random operations on a fleet, for property tests and differential tests.
 
 use super::dice::Dice;
-pub use super::outbound_operations::{OutboundOperation, RESERVATION_TTL};
+pub use super::outbound_operations::{OutboundOperation, RESERVATION_TTL, all_reservation_ids};
 use crate::{
     Allocate, Attach, CapacityUpdate, Claim, Claimant, Confirm, ConnectedStream, Detach, EndCause,
     Failover, Fleet, Hold, Millis, PodFacts, PodFailure, PodOrigin, PodWriter, PrescaleOrder,

@@ -21,6 +21,11 @@ pub enum OutboundOperation {
 /// Reservations that the operations name.
 const IDS: usize = 24;
 
+/// Every id that an operation may name.
+pub fn all_reservation_ids() -> impl Iterator<Item = ReservationId> {
+    (0..IDS).map(reservation_id)
+}
+
 fn reservation_id(number: usize) -> ReservationId {
     format!("R{number:016x}").parse().expect("an id")
 }

@@ -164,7 +164,7 @@ pub(super) async fn identify(
 
 pub(super) async fn pod_source(config: &Config) -> anyhow::Result<Source> {
     Ok(Source::Feed(match &config.pods {
-        PodSource::List(pods) => PodFeed::Fixed(pods.clone()),
+        PodSource::List(pods) => PodFeed::Fixed(Arc::new(pods.clone())),
         PodSource::File(path) => {
             let file = ListFile::open(path.clone(), config.agent_port);
             PodFeed::File(file.map_err(|expected| {

@@ -8,15 +8,17 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     Control,
     leader::{Halt, MIN_BACKOFF},
-    reconcile_list::{CLAIM_INTERVAL, MAX_CONCURRENT},
+    reconcile_list::{CLAIM_INTERVAL, batch_size, off_the_runtime},
     settling::Settling,
 };
 use crate::cluster::{PodState, PodView};
 use fleet::{Claimant, PodStatus, PodWriter, RemovalMode, Removed, names::PodName};
-use store::StoreError;
+use store::{Pace, StoreError};
 
 /// Delay between a change of pods and the rebalancing of pools.
 const REBALANCE_DELAY: Duration = Duration::from_secs(1);
+/// Pods that are compared before calls have their turn on this thread.
+const PODS_PER_TURN: usize = 200;
 
 impl Control {
     /// Reconciles the store with the view, and applies its changes. Ends only by an error.
@@ -45,7 +47,8 @@ impl Control {
                 let changes = view.take_changes();
                 if listed_at.is_some() && !changes.is_empty() {
                     let admit = |(name, state)| admitted(&mut settling, view, name, state);
-                    self.apply(changes.into_iter().map(admit).collect(), writer).await?;
+                    let changes = changes.into_iter().map(admit).collect();
+                    self.apply(changes, writer, batch_size(1)).await?;
                     rebalance_at = rebalance_at.or_else(|| Some(Instant::now() + REBALANCE_DELAY));
                 }
             }
@@ -71,8 +74,8 @@ impl Control {
                 }
                 () = sleep_until(rebalance_at.unwrap_or(list_at)), if rebalance_at.is_some() => {
                     rebalance_at = None;
-                    let tiers = self.store.tiers().await?;
-                    self.rebalance(&tiers, writer).await?;
+                    let (tiers, pods) = (self.store.tiers().await?, self.store.pods().await?);
+                    self.rebalance(tiers, pods, writer).await?;
                 }
             }
         }
@@ -88,12 +91,16 @@ impl Control {
         let started = Instant::now();
         let tiers = self.store.tiers().await?;
         view.set_workloads(&tiers);
+        let known = self.store.pods().await?;
+        let pod_count = known.len();
+        let by_name = |pod: PodStatus| (pod.name.clone(), pod);
         let known: HashMap<PodName, PodStatus> =
-            self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
+            off_the_runtime(move || known.into_iter().map(by_name).collect()).await;
         let (is_complete, pods) = (view.is_complete(), view.all());
         let mut changes = Vec::new();
         let missing: Vec<&PodStatus> =
             known.values().filter(|pod| !pods.contains_key(&pod.name)).collect();
+        let missing_count = missing.len();
         if is_complete {
             let gone = |pod: &&PodStatus| {
                 (pod.name.clone(), PodState::Gone { uid: pod.facts.uid.clone() })
@@ -104,7 +111,10 @@ impl Control {
             self.remove_all(&missing, writer.epoch).await?;
         }
         known.iter().for_each(|(name, pod)| settling.trust(name, &pod.facts));
-        for (name, state) in pods {
+        for (position, (name, state)) in pods.into_iter().enumerate() {
+            if position % PODS_PER_TURN == 0 {
+                tokio::task::yield_now().await;
+            }
             let (name, state) = admitted(settling, view, name, state);
             let is_known = match &state {
                 PodState::Unreadable => true,
@@ -122,12 +132,17 @@ impl Control {
             }
         }
         let count = changes.len();
-        self.apply(changes, writer).await?;
-        self.rebalance(&tiers, writer).await?;
+        self.apply(changes, writer, batch_size(pod_count)).await?;
+        let pods = if count == 0 && missing_count == 0 {
+            off_the_runtime(move || sorted(known)).await
+        } else {
+            self.store.pods().await?
+        };
+        self.rebalance(tiers, pods, writer).await?;
         self.lifecycle.store_reached();
         let took_ms = started.elapsed().as_millis() as u64;
         tracing::debug!(
-            pods = known.len(),
+            pods = pod_count,
             changes = count,
             took_ms,
             "reconciled the store with the cluster"
@@ -141,11 +156,13 @@ impl Control {
         &self,
         mut changes: Vec<(PodName, PodState)>,
         writer: PodWriter<'_>,
+        batch_size: usize,
     ) -> Result<(), Halt> {
         changes.sort_by(|(a, _), (b, _)| a.cmp(b));
-        for batch in changes.chunks(MAX_CONCURRENT) {
+        let mut pace = Pace::default();
+        for batch in changes.chunks(batch_size) {
             let writes = batch.iter().map(|(name, state)| self.write_pod(name, state, writer));
-            for fenced in join_all(writes).await {
+            for fenced in pace.step(join_all(writes)).await {
                 if fenced? {
                     return Err(Halt::Fenced);
                 }
@@ -178,6 +195,13 @@ impl Control {
             Ok(Removed::Gone { .. } | Removed::Busy) => Ok(false),
         }
     }
+}
+
+/// Pods by name, so that rebalancing moves the same ones each time.
+fn sorted(pods: HashMap<PodName, PodStatus>) -> Vec<PodStatus> {
+    let mut pods: Vec<PodStatus> = pods.into_values().collect();
+    pods.sort_by(|a, b| a.name.cmp(&b.name));
+    pods
 }
 
 /// Returns the state of a pod to write: not ready while it settles.

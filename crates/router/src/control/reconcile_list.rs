@@ -19,12 +19,14 @@ use fleet::{
     ClaimRefused, Claimant, EndedCall, Observed, PodFacts, PodStatus, PodWriter, RemovalMode,
     Removed, SIMULATED_DIGEST, WriteRefused, names::PodName, rebalance, tiers::Tiers,
 };
-use store::StoreError;
+use store::{Pace, StoreError};
 
 /// Interval at which a file of pods is read, and a leaving pod is checked for its last call.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Concurrent requests to the store.
-pub(crate) const MAX_CONCURRENT: usize = 512;
+/// Concurrent requests to an empty store.
+const MAX_CONCURRENT: usize = 512;
+/// Concurrent requests to a store that serves calls: about a millisecond of its time.
+pub(super) const BATCH_SIZE: usize = 32;
 
 /// Interval at which a source of pods renews its claim on the store; a list stays in force by it.
 pub(crate) const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
@@ -32,7 +34,7 @@ pub(crate) const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
 /// The source of a list of pods.
 #[derive(Clone)]
 pub enum PodFeed {
-    Fixed(Vec<ListedPod>),
+    Fixed(Arc<Vec<ListedPod>>),
     File(ListFile),
     /// As many simulated agents as the tiers in force want.
     Simulated,
@@ -42,7 +44,7 @@ pub enum PodFeed {
 #[derive(Clone)]
 pub struct ListFile {
     file: WatchedFile<Vec<ListedPod>>,
-    pods: Vec<ListedPod>,
+    pods: Arc<Vec<ListedPod>>,
 }
 
 impl PodFeed {
@@ -60,13 +62,13 @@ impl ListFile {
     pub fn open(path: PathBuf, agent_port: u16) -> Result<Self, String> {
         let parse = move |text: &str| pod_list::parse(text, agent_port);
         let (pods, file) = WatchedFile::open("PODS_FILE", path, Arc::new(parse))?;
-        Ok(Self { file, pods })
+        Ok(Self { file, pods: Arc::new(pods) })
     }
 
     /// Reads the file; returns whether its list changed.
     fn reload_if_changed(&mut self) -> bool {
         let Some(pods) = self.file.reload_if_changed() else { return false };
-        self.pods = pods;
+        self.pods = Arc::new(pods);
         true
     }
 }
@@ -144,45 +146,26 @@ impl Control {
             Err(refused) => return Ok(Reconciled::Refused(refused)),
         };
         let tiers = self.store.tiers().await?;
-        let simulated;
         let list = match feed {
-            PodFeed::Fixed(pods) | PodFeed::File(ListFile { pods, .. }) => pods,
-            PodFeed::Simulated => {
-                simulated = simulated_pods(&tiers);
-                &simulated
-            }
+            PodFeed::Fixed(pods) | PodFeed::File(ListFile { pods, .. }) => pods.clone(),
+            PodFeed::Simulated => Arc::new(simulated_pods(&tiers)),
         };
-        let known: HashMap<PodName, PodStatus> =
-            self.store.pods().await?.into_iter().map(|pod| (pod.name.clone(), pod)).collect();
-        // A name with another address is another pod, which joins after the last call of the
-        // previous one. A pod adopted from the older router has no address yet.
-        let is_same = |known: &PodStatus, facts: &PodFacts| {
-            known.facts.uid == facts.uid || known.facts.uid.is_empty()
-        };
-        let listed: HashMap<&PodName, PodFacts> =
-            list.iter().map(|pod| (&pod.name, pod.facts())).collect();
-        let (mut joining, mut replacing) = (Vec::new(), Vec::new());
-        for pod in list {
-            match known.get(&pod.name) {
-                Some(before) if !is_same(before, &listed[&pod.name]) => replacing.push(&pod.name),
-                Some(before) if before.facts == listed[&pod.name] => {}
-                _ => joining.push(&pod.name),
-            }
-        }
-        let leaving: Vec<_> = known
-            .values()
-            .filter(|pod| listed.get(&pod.name).is_none_or(|facts| !is_same(pod, facts)))
-            .collect();
+        let known = self.store.pods().await?;
+        let batch_size = batch_size(known.len());
+        let (differences, known) = off_the_runtime(move || (compare(&list, &known), known)).await;
+        let Differences { joining, mut replacing, leaving } = differences;
+        let is_unchanged = joining.is_empty() && replacing.is_empty() && leaving.is_empty();
         // New pods join first, so that the fleet is never empty.
-        let mut refused = self.join(&joining, &listed, epoch).await?;
-        let staying = self.remove_all(&leaving, epoch).await?;
-        replacing.retain(|name| !staying.contains(*name));
-        refused |= self.join(&replacing, &listed, epoch).await?;
+        let mut refused = self.join(&joining, epoch, batch_size).await?;
+        let staying = self.remove_all(&leaving.iter().collect::<Vec<_>>(), epoch).await?;
+        replacing.retain(|pod| !staying.contains(&pod.name));
+        refused |= self.join(&replacing, epoch, batch_size).await?;
         if refused {
             self.record_claim(Some(&ClaimRefused::Superseded));
             return Ok(Reconciled::Refused(ClaimRefused::Superseded));
         }
-        self.rebalance(&tiers, self.writer(epoch)).await?;
+        let known = if is_unchanged { known } else { self.store.pods().await? };
+        self.rebalance(tiers, known, self.writer(epoch)).await?;
         self.lifecycle.store_reached();
         self.metrics.reconciled(Duration::ZERO);
         Ok(Reconciled::Done { leaving: staying.len() })
@@ -191,15 +174,16 @@ impl Control {
     /// Writes pods of a list to the store; returns whether the store refuses this writer.
     async fn join(
         &self,
-        names: &[&PodName],
-        listed: &HashMap<&PodName, PodFacts>,
+        pods: &[ListedPod],
         epoch: u64,
+        batch_size: usize,
     ) -> Result<bool, StoreError> {
-        let mut refused = false;
-        for batch in names.chunks(MAX_CONCURRENT) {
-            let observed =
-                batch.iter().map(|name| self.observe(name, &listed[*name], self.writer(epoch)));
-            for outcome in join_all(observed).await {
+        let (mut refused, mut pace) = (false, Pace::default());
+        for batch in pods.chunks(batch_size) {
+            let observed = batch
+                .iter()
+                .map(async |pod| self.observe(&pod.name, &pod.facts(), self.writer(epoch)).await);
+            for outcome in pace.step(join_all(observed)).await {
                 refused |= outcome?;
             }
         }
@@ -213,9 +197,10 @@ impl Control {
         pods: &[&PodStatus],
         epoch: u64,
     ) -> Result<HashSet<PodName>, StoreError> {
-        let mut staying = HashSet::new();
-        for batch in pods.chunks(MAX_CONCURRENT) {
-            let removed = join_all(batch.iter().map(|pod| self.remove_when_idle(pod, epoch))).await;
+        let (mut staying, mut pace) = (HashSet::new(), Pace::default());
+        for batch in pods.chunks(BATCH_SIZE) {
+            let removed = join_all(batch.iter().map(|pod| self.remove_when_idle(pod, epoch)));
+            let removed = pace.step(removed).await;
             for (pod, removed) in batch.iter().zip(removed) {
                 if !removed? {
                     staying.insert(pod.name.clone());
@@ -300,16 +285,69 @@ impl Control {
     /// Moves idle pods from tiers of the chain above their target to tiers below theirs.
     pub(crate) async fn rebalance(
         &self,
-        tiers: &Tiers,
+        tiers: Tiers,
+        pods: Vec<PodStatus>,
         writer: PodWriter<'_>,
     ) -> Result<(), StoreError> {
-        let pods = self.store.pods().await?;
-        for (PodStatus { name: pod, facts, .. }, to) in rebalance(tiers, &pods) {
-            if self.store.move_pod(pod, &facts.uid, &to, writer).await?.is_ok() {
+        let moves = off_the_runtime(move || {
+            let moves = rebalance(&tiers, &pods).into_iter();
+            moves.map(|(pod, to)| (pod.name.clone(), pod.facts.uid.clone(), to)).collect::<Vec<_>>()
+        });
+        for (pod, uid, to) in moves.await {
+            if self.store.move_pod(&pod, &uid, &to, writer).await?.is_ok() {
                 tracing::info!(%pod, %to, "pod moved");
             }
         }
         Ok(())
+    }
+}
+
+/// Differences between the pods of the store and a list.
+struct Differences {
+    joining: Vec<ListedPod>,
+    /// Pods that join after the last call of the previous pod of their name.
+    replacing: Vec<ListedPod>,
+    leaving: Vec<PodStatus>,
+}
+
+/// Compares the pods of the store with a list.
+fn compare(list: &[ListedPod], known: &[PodStatus]) -> Differences {
+    // A name with another address is another pod. A pod adopted from the older router has no
+    // address yet.
+    let is_same = |known: &PodStatus, facts: &PodFacts| {
+        known.facts.uid == facts.uid || known.facts.uid.is_empty()
+    };
+    let by_name: HashMap<&PodName, &PodStatus> = known.iter().map(|pod| (&pod.name, pod)).collect();
+    let listed: HashMap<&PodName, PodFacts> =
+        list.iter().map(|pod| (&pod.name, pod.facts())).collect();
+    let (mut joining, mut replacing) = (Vec::new(), Vec::new());
+    for pod in list {
+        let facts = &listed[&pod.name];
+        match by_name.get(&pod.name) {
+            Some(before) if !is_same(before, facts) => replacing.push(pod.clone()),
+            Some(before) if before.facts == *facts => {}
+            _ => joining.push(pod.clone()),
+        }
+    }
+    let is_leaving =
+        |pod: &&PodStatus| listed.get(&pod.name).is_none_or(|facts| !is_same(pod, facts));
+    let leaving = known.iter().filter(is_leaving).cloned().collect();
+    Differences { joining, replacing, leaving }
+}
+
+/// Pods per step of upkeep. The first pods of a store are written at once: no call has a pod yet.
+pub(super) fn batch_size(known_pods: usize) -> usize {
+    if known_pods == 0 { MAX_CONCURRENT } else { BATCH_SIZE }
+}
+
+/// Runs work that grows with the number of pods on another thread: the workers of the runtime
+/// serve calls meanwhile.
+pub(super) async fn off_the_runtime<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> T {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => std::panic::resume_unwind(error.into_panic()),
     }
 }
 

@@ -7,7 +7,7 @@ use std::{collections::HashSet, sync::Arc, time::Duration};
 use futures_util::future::join_all;
 use tokio::time::Instant;
 
-use super::{Control, reconcile_list::MAX_CONCURRENT, ticks};
+use super::{Control, reconcile_list::BATCH_SIZE, ticks};
 use crate::cluster::PodView;
 use fleet::{Millis, PodStatus, names::PodName};
 use store::StoreError;
@@ -63,7 +63,7 @@ impl Control {
         departed: &mut HashSet<PodName>,
     ) -> Result<(), StoreError> {
         let names: Vec<PodName> = departed.iter().cloned().collect();
-        for batch in names.chunks(MAX_CONCURRENT) {
+        for batch in names.chunks(BATCH_SIZE) {
             let pods = join_all(batch.iter().map(|name| self.store.pod(name))).await;
             for (name, pod) in batch.iter().zip(pods) {
                 if let Some(pod) = pod? {

@@ -1,9 +1,10 @@
 -- end_released: the end of a call that was released, or whose stream was detached.
 
--- Ends a call and frees its pod. Returns the reply, as in release.lua.
-local function end_released(call, record, cause)
+-- Ends a call and frees its pod. `is_removed` tells that the call is no longer in the pod's index. Returns the reply,
+-- as in release.lua.
+local function end_released(call, record, cause, is_removed)
   local pod_name = record.pod_name
-  local pod = facts_of(pod_name, call)
+  local pod = facts_of(pod_name, call, is_removed)
   if record.stage == 'handed' then cause = 'abandoned' end
   end_call(pod, call, record, cause)
   local source = pool_text(record.source_pool, pod and pod.tier)

@@ -78,21 +78,53 @@ local function merchant_config_of(document)
   return #document > RULES.MAX_DOCUMENT and TOO_LONG or parse_config(document)
 end
 
--- Parses the default chain: its steps {step, tier, kind}, and the kinds by tier.
+-- Parses the default chain: its steps {step, tier, kind}, the kinds by tier, the merchant pools whose calls prefer low
+-- ordinals, and the tier from which draw_usual_pod draws (nil for none).
 local parse_chain = memoized(function(chain)
   local steps, kinds = {}, {}
   for name, kind, cap, strategy in string.gmatch(chain, '(%S+)=(%a+):(%d+):(%a+)') do
     kinds[name] = {kind = kind, cap = tonumber(cap), strategy = strategy}
     steps[#steps + 1] = {step = name, tier = name, kind = kinds[name]}
   end
-  return {steps = steps, kinds = kinds}
+  local first = steps[1]
+  local is_usual = first and first.kind.strategy == 'spread' and first.kind.cap > 0
+  return {steps = steps, kinds = kinds, ordered = parse_ordered(chain), usual_tier = is_usual and first.tier or nil,
+    is_usual_shared = is_usual and first.kind.kind == 'shared'}
 end)
 
+-- Draws the pod of a new call in the usual case: the merchant has no document, and the first pool of the default chain
+-- has an idle and plain pod; the call has neither a record nor a history, and no slots are held for dials. Returns nil
+-- where any of this is not so: the general case decides then.
+local function draw_usual_pod(call, merchant, numbers)
+  local chain = run_protected('HGET', K.tiers, ':chain')
+  if type(chain) ~= 'string' or merchant ~= '' and run_protected('HGET', K.merchant_config, merchant) then
+    return nil
+  end
+  local parsed = parse_chain(chain)
+  local tier = parsed.usual_tier
+  if not tier then return nil end
+  local available, pod_name = pool_keys_of(tier).available, nil
+  if parsed.is_usual_shared then
+    -- The least loaded pod: if it is not idle, none is.
+    pod_name = run_protected('ZRANGE', available, '0', '0')[1]
+  else
+    pod_name = run_protected('SRANDMEMBER', available)
+  end
+  if type(pod_name) ~= 'string' then return nil end
+  local key, calls_key = K.pod .. pod_name, K.pod_calls .. pod_name
+  if run_protected('HGET', key, 'plain') ~= tier or run_protected('EXISTS', calls_key, K.pod_draining .. pod_name,
+    K.call .. call, K.call_end .. call, K.reservations, numbers and K.numbers or K.reservations) ~= 0 then
+    return nil
+  end
+  chain_kinds, ordered_merchants = parsed.kinds, parsed.ordered
+  return {name = pod_name, key = key, calls_key = calls_key, tier = tier, calls = 0, is_plain = true,
+    has_no_lease = false}
+end
+
 -- Returns the chain steps of a call; tier and kind of an unknown step are nil.
-local function steps_of(config, chain)
+local function steps_of(config, parsed)
   local default = NONE
   if config.has_default_chain then
-    local parsed = parse_chain(chain)
     default, chain_kinds = parsed.steps, parsed.kinds
     if #config.steps == 0 then return default end
   end
@@ -116,8 +148,9 @@ local function chain_of(merchant)
   if type(chain) ~= 'string' then return nil end
   has_dials, has_numbers = dials and true or false, numbers and true or false
   has_waiting_calls = waiting and true or false
-  ordered_merchants = parse_ordered(chain)
+  local parsed = parse_chain(chain)
+  ordered_merchants = parsed.ordered
   local document = merchant ~= '' and try('HGET', K.merchant_config, merchant)
   local config = document and merchant_config_of(document) or DEFAULT_CONFIG
-  return steps_of(config, chain), config, document
+  return steps_of(config, parsed), config, document
 end

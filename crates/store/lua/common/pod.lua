@@ -6,8 +6,9 @@ local function read_table(tier)
 end
 
 -- Returns the facts of a pod from which its indexes follow; nil for an unknown pod, nil and the error if they cannot be
--- read. With `ending_call`, reads the tier table as well and removes the call from the indexes.
-local function readable_facts_of(pod_name, ending_call)
+-- read. With `ending_call`, reads the tier table as well and removes the call from the indexes; `is_removed` tells that
+-- the call is no longer in the pod's index.
+local function readable_facts_of(pod_name, ending_call, is_removed)
   local key, calls_key, draining_key = K.pod .. pod_name, K.pod_calls .. pod_name, K.pod_draining .. pod_name
   local tier, fields = try('HGET', key, 'plain'), nil
   local ready, terminating, pin, failures, quarantined_until, at_risk
@@ -25,7 +26,7 @@ local function readable_facts_of(pod_name, ending_call)
     read_table(tier)
     local index = K.calls
     run_index('ZREM', index, ending_call)
-    local removed = try('ZREM', calls_key, ending_call)
+    local removed = is_removed and 1 or try('ZREM', calls_key, ending_call)
     if removed == 1 then
       pod.has_lost_call = true
     elseif removed ~= 0 then
@@ -56,8 +57,8 @@ end
 
 -- Returns the facts of a pod; fails if they cannot be read. Functions over many pods use readable_facts_of instead, so
 -- that one pod does not fail them; the audit reports it.
-local function facts_of(pod_name, ending_call)
-  local pod, err = readable_facts_of(pod_name, ending_call)
+local function facts_of(pod_name, ending_call, is_removed)
+  local pod, err = readable_facts_of(pod_name, ending_call, is_removed)
   if err then error(err, 0) end
   return pod
 end
@@ -105,24 +106,25 @@ end
 -- where the caller knows it, with its deadline, start (s) and source pool. `keeps_count` marks a pod whose number of
 -- calls is the same as before, so that its availability is not written; `has_no_lease` one without a lease.
 local function place_calls(pod, call, deadline, at, pool)
-  local serves, kind = is_serving(pod), pod.tier and not pod.keeps_count and kind_of(pod.tier)
+  local tier, calls = pod.tier, pod.calls
+  local serves, kind = is_serving(pod), tier and not pod.keeps_count and kind_of(tier)
   if kind then
-    local key = pool_keys_of(pod.tier).available
+    local key = pool_keys_of(tier).available
     if pod.at_risk then
-      local takes_calls = serves and (kind.kind == 'shared' or pod.calls == 0)
+      local takes_calls = serves and (kind.kind == 'shared' or calls == 0)
       place_at_risk(pod, takes_calls)
     elseif kind.kind == 'shared' then
-      if serves then run_index('ZADD', key, text_of(pod.calls), pod.name) else run_index('ZREM', key, pod.name) end
-    elseif serves and pod.calls == 0 then
+      if serves then run_index('ZADD', key, text_of(calls), pod.name) else run_index('ZREM', key, pod.name) end
+    elseif serves and calls == 0 then
       run_index('SADD', key, pod.name)
     else
       run_index('SREM', key, pod.name)
     end
   end
-  local status = not serves and is_leaving(pod) and 'draining' or pod.calls > 0 and 'allocated'
+  local status = not serves and is_leaving(pod) and 'draining' or calls > 0 and 'allocated'
     or pod.quarantined and 'quarantined' or 'available'
-  if pod.calls == 0 then
-    if is_leaving(pod) then publish_drain(pod.name) end
+  if calls == 0 then
+    if not serves and is_leaving(pod) then publish_drain(pod.name) end
     if not pod.has_no_lease then run('DEL', K.lease .. pod.name) end
     if pod.released_at then
       run('HSET', pod.key, 'status', status, 'allocated_call_sid', '', 'allocated_at', '', 'released_at',
@@ -139,7 +141,7 @@ local function place_calls(pod, call, deadline, at, pool)
     at, pool = fields_of(call, 'allocated_at', 'source_pool')
     at, pool = at or '', pool or ''
   end
-  run('SET', K.lease .. pod.name, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
+  run('SET', K.lease .. pod.name, call, 'PX', format('%d', max(1, deadline - now) + RULES.KEY_SLACK))
   if pod.has_no_lease then pod.has_no_lease = false end
   run('HSET', pod.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
@@ -260,7 +262,7 @@ end
 -- Sets the deadline of a call in all indexes, and the lifetime of its record where `life` is given. Precedes other
 -- writes, because it fails on a pod's index of the wrong type.
 local function set_deadline(pod, call, deadline, life, merchant)
-  deadline = text_of(deadline)
+  deadline = format('%d', deadline)
   run_index('ZADD', K.calls, deadline, call)
   if pod then run('ZADD', pod.calls_key, deadline, call) end
   if life then run('PEXPIRE', K.call .. call, life) end
@@ -284,25 +286,26 @@ end
 -- it early. `life` is the lifetime of the record.
 local function allocate_pod(pod, call, fields, deadline, life)
   local key, pool = K.call .. call, pool_keys_of(pod.tier).source
-  set_deadline(pod, call, deadline, nil, fields.merchant)
-  local is_first = not fields.record and fields.tried == '' and fields.pod_attempt == ''
-  if is_first and fields.stage == '' then
-    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant, 'allocated_at', seconds,
-      'at', text_of(now), REQUEST_IDS, fields.request_id)
+  local pod_name, merchant, tried, stage, number = pod.name, fields.merchant, fields.tried, fields.stage, fields.number
+  set_deadline(pod, call, deadline, nil, merchant)
+  local at, is_first = format('%d', now), tried == '' and fields.pod_attempt == '' and not fields.record
+  if is_first and stage == '' then
+    run('HSET', key, 'pod_name', pod_name, 'source_pool', pool, 'merchant_id', merchant, 'allocated_at', seconds,
+      'at', at, REQUEST_IDS, fields.request_id)
   elseif is_first then
-    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant, 'allocated_at', seconds,
-      'at', text_of(now), REQUEST_IDS, fields.request_id, 'stage', fields.stage)
+    run('HSET', key, 'pod_name', pod_name, 'source_pool', pool, 'merchant_id', merchant, 'allocated_at', seconds,
+      'at', at, REQUEST_IDS, fields.request_id, 'stage', stage)
   else
-    run('HSET', key, 'pod_name', pod.name, 'source_pool', pool, 'merchant_id', fields.merchant or '',
-      'allocated_at', seconds, 'at', text_of(now), REQUEST_IDS, fields.request_id or '', 'tried', fields.tried or '',
-      'stage', fields.stage or '', POD_ATTEMPT, fields.pod_attempt or '')
+    run('HSET', key, 'pod_name', pod_name, 'source_pool', pool, 'merchant_id', merchant or '', 'allocated_at', seconds,
+      'at', at, REQUEST_IDS, fields.request_id or '', 'tried', tried or '', 'stage', stage or '',
+      POD_ATTEMPT, fields.pod_attempt or '')
   end
   run('PEXPIRE', key, life)
-  if fields.number and fields.number ~= '' then
-    run('HSET', key, 'number', fields.number)
-    outbound.take_line(fields.number, 'call:' .. call)
+  if number and number ~= '' then
+    run('HSET', key, 'number', number)
+    outbound.take_line(number, 'call:' .. call)
   end
-  record_event('allocated', call, pod.name, pool, fields.merchant, fields.tried or 'returned')
+  record_event('allocated', call, pod_name, pool, merchant, tried or 'returned')
   pod.calls = pod.calls + 1
   if pod.calls == 1 then place_calls(pod, call, deadline, seconds, pool) else place_calls(pod) end
   return pool

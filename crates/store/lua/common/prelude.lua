@@ -1,7 +1,13 @@
 -- prelude: time, keys, checked reads, call records. The library begins with this file.
 
--- redis.call, redis.pcall and functions of Lua: set at the first call, because Redis provides redis.call only then.
-local run, run_protected, floor, max, format
+-- Returns redis.call, redis.pcall and functions of Lua.
+local function builtins()
+  return redis.call, redis.pcall, type, tonumber, unpack, math.floor, math.max, string.format
+end
+
+-- The same as local names, because a global name costs a look-up in a table at each use. They are set at the first
+-- call: Redis does not provide them before.
+local run, run_protected, type, tonumber, unpack, floor, max, format
 
 -- State of one function call, set when it begins.
 local P -- key prefix
@@ -66,16 +72,19 @@ local function read(command, key, ...)
   return checked(key, try(command, key, ...))
 end
 
--- Runs a command on an index. An index of the wrong type is replaced, since it is derived; the next sweep requests an
--- audit, which fills it again.
+-- Replaces an index of the wrong type, since it is derived, and runs the command that failed again. The next sweep
+-- requests an audit, which fills the index.
+local function replace_index(reply, command, key, ...)
+  end_unless_data_error(reply)
+  run('DEL', key)
+  run('SET', K.audit_due, '1', 'PX', '60000')
+  return run(command, key, ...)
+end
+
+-- Runs a command on an index; replaces an index of the wrong type.
 local function run_index(command, key, ...)
   local reply = run_protected(command, key, ...)
-  if type(reply) == 'table' and reply.err then
-    end_unless_data_error(reply)
-    run('DEL', key)
-    run('SET', K.audit_due, '1', 'PX', '60000')
-    reply = run(command, key, ...)
-  end
+  if type(reply) == 'table' and reply.err then return replace_index(reply, command, key, ...) end
   return reply
 end
 
@@ -83,8 +92,9 @@ end
 -- EVENT_LIMIT, declared at the start of the library, is the approximate length of the log; '0' disables it.
 local function record_event(kind, call, pod_name, pool, merchant, detail)
   if EVENT_LIMIT == '0' then return end
-  run_index('XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind,
-    call .. ' ' .. pod_name .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (detail or ''))
+  local text = call .. ' ' .. pod_name .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (detail or '')
+  local reply = run_protected('XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind, text)
+  if type(reply) == 'table' then replace_index(reply, 'XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind, text) end
 end
 
 -- Runs a counting command on an index; an index of the wrong type counts as empty.
@@ -111,11 +121,15 @@ local function fields_of_other_schema(call)
   return request_ids, pod_attempt
 end
 
--- Returns the record of a call. Missing texts are empty; `pod_name`, `source_pool` and `at` are false or nil. A key of
--- another type is an empty record with the error in `err`.
-local function record_of(call)
-  local reply = try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
+-- Returns the reply with the fields of a call's record, in the order of `record_from`.
+local function record_fields(call)
+  return try('HMGET', K.call .. call, 'pod_name', 'source_pool', 'merchant_id', 'at', 'stage', REQUEST_IDS,
     POD_ATTEMPT, 'tried', 'stream', 'failovers', 'number')
+end
+
+-- Returns the record of a call from the reply with its fields. Missing texts are empty; `pod_name`, `source_pool` and
+-- `at` are false or nil. A key of another type is an empty record with the error in `err`.
+local function record_from(call, reply)
   local pod_name, source_pool, merchant_id, at, stage, request_ids, pod_attempt, tried, stream, failovers, number =
     unpack(reply)
   if not request_ids and not pod_attempt and (pod_name or stage) then
@@ -137,9 +151,13 @@ local function record_of(call)
   }
 end
 
--- Returns the record of a call; fails if the key holds another type.
-local function read_record(call)
-  local record = record_of(call)
+local function record_of(call)
+  return record_from(call, record_fields(call))
+end
+
+-- Returns the record of a call, from the reply with its fields if it was read; fails if the key holds another type.
+local function read_record(call, fields)
+  local record = record_from(call, fields or record_fields(call))
   if record.err then error(K.call .. call .. ': ' .. record.err, 0) end
   return record
 end
@@ -271,13 +289,12 @@ end
 -- The first argument is the request deadline (ms), 0 for none. VERSION distinguishes this library from others.
 local function operation(name, work)
   local flags = FLAGS[name] or error('undeclared function ' .. name)
+  local has_no_writes = flags[1] == 'no-writes'
   redis.register_function({
     function_name = 'smart_router_' .. name .. '_' .. VERSION,
     flags = flags,
     callback = function(keys, args)
-      if not run then
-        run, run_protected, floor, max, format = redis.call, redis.pcall, math.floor, math.max, string.format
-      end
+      if not run then run, run_protected, type, tonumber, unpack, floor, max, format = builtins() end
       local prefix, not_after = keys[1], args[1]
       if P ~= prefix then P, K, pool_keys_of = prefix, keys_under(prefix), pool_keys_under(prefix) end
       local clock = run('TIME')
@@ -286,7 +303,7 @@ local function operation(name, work)
       if not_after ~= '0' and now > tonumber(not_after) then return {'late', now} end
       tier_entries, chain_kinds, ordered_merchants, trusting_until, has_waiting_calls = nil, NONE, NONE, 0, nil
       has_dials, has_numbers = nil, nil
-      is_read_only = flags[1] == 'no-writes'
+      is_read_only = has_no_writes
       return work(args)
     end,
   })

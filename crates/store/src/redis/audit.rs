@@ -5,13 +5,13 @@ use std::collections::BTreeSet;
 use redis::cmd;
 
 use super::{Redis, errors::is_wrong_type, functions::Function, keys, retry::Deadline};
-use crate::StoreError;
+use crate::{StoreError, pacing::Pace};
 use fleet::{Audited, names::Pool};
 
 /// Calls or index members per step.
 const PAGE_SIZE: &str = "100";
 /// Pods per step.
-const POD_BATCH_SIZE: usize = 20;
+const POD_BATCH_SIZE: usize = 40;
 
 impl Redis {
     /// Runs one step of an audit. Returns the next cursor and the counts.
@@ -33,11 +33,12 @@ impl Redis {
     async fn audit_scan(&self, function: &Function, scope: &[&str]) -> Result<usize, StoreError> {
         let mut repaired = 0;
         let mut cursor = "0".to_owned();
+        let mut pace = Pace::default();
         loop {
             let args: Vec<&str> =
                 scope.iter().copied().chain([cursor.as_str(), PAGE_SIZE]).collect();
             let audited;
-            (cursor, audited) = self.audit_step(function, &args).await?;
+            (cursor, audited) = pace.step(self.audit_step(function, &args)).await?;
             repaired += audited.repaired;
             if cursor == "0" {
                 return Ok(repaired);
@@ -51,11 +52,13 @@ impl Redis {
         // The calls first: the other indexes of a pod follow from its index of calls.
         all.repaired += self.audit_scan(&self.functions().audit_calls, &[]).await?;
         // By name, so that pods are assigned to pools in a fixed order.
+        let mut pace = Pace::default();
         for batch in self.pod_names().await?.chunks(POD_BATCH_SIZE) {
             let args: Vec<&str> = std::iter::once(draining_ttl.as_str())
                 .chain(batch.iter().map(String::as_str))
                 .collect();
-            let (_, audited) = self.audit_step(&self.functions().audit_pods, &args).await?;
+            let step = self.audit_step(&self.functions().audit_pods, &args);
+            let (_, audited) = pace.step(step).await?;
             all.pods += audited.pods;
             all.repaired += audited.repaired;
         }
@@ -123,14 +126,14 @@ impl Redis {
         command: &str,
         key: &str,
     ) -> Result<BTreeSet<String>, redis::RedisError> {
-        let step = if command == "HSCAN" { 2 } else { 1 };
-        let mut members = BTreeSet::new();
+        let width = if command == "HSCAN" { 2 } else { 1 };
+        let (mut members, mut pace) = (BTreeSet::new(), Pace::default());
         let mut cursor = 0u64;
         loop {
             let mut scan = cmd(command);
             scan.arg(self.key(key)).arg(cursor).arg("COUNT").arg(500);
-            let (next, page): (u64, Vec<String>) = self.client.command(&scan).await?;
-            members.extend(page.into_iter().step_by(step));
+            let (next, page): (u64, Vec<String>) = pace.step(self.client.command(&scan)).await?;
+            members.extend(page.into_iter().step_by(width));
             cursor = next;
             if cursor == 0 {
                 return Ok(members);
