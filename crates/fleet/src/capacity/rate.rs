@@ -32,6 +32,8 @@ const MIN_DISPERSION: f64 = 0.002;
 const OUTLIER: f64 = 4.0;
 /// Lengths of a stored comparison, in seconds: a start-up time and an interval.
 const COMPARISON: RangeInclusive<f64> = 0.05..=2.0 * MAX_START_UP;
+/// Error of local times, in seconds, far below a change of clocks.
+const CLOCK_TOLERANCE: f64 = 1.0;
 /// The smallest rate that a forecast may claim, in calls per second.
 const MIN_RATE: f64 = 1e-6;
 
@@ -202,7 +204,12 @@ impl Rate {
                 estimate.exposure += expected;
             }
         }
-        let (start, end, sum) = self.comparison.unwrap_or((from, from, 0.0));
+        // A change of clocks moves the local time out of the comparison under way, which then has
+        // an hour too much or too little.
+        let comparison = self.comparison.filter(|(start, end, _)| {
+            (start - CLOCK_TOLERANCE..end + CLOCK_TOLERANCE).contains(&from)
+        });
+        let (start, end, sum) = comparison.unwrap_or((from, from, 0.0));
         if to >= end {
             if end > start {
                 self.compare(sum + arrivals, (to - start) / (end - start));
