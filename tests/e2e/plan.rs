@@ -39,6 +39,12 @@ fn plan_prints_erlang_tables_with_cost() {
     let (_, text, _) = plan(&[&args[..], &["--json"]].concat(), "");
     let value: Value = serde_json::from_str(&text).unwrap();
     assert_eq!(value["rows"][3]["without_hold_queue"]["pods"], 83);
+    // 17 pods of 4 calls have 68 slots, two more than 95 % need.
+    let (_, text, _) = plan(&[&args[..], &["--json", "--calls-per-pod=4"]].concat(), "");
+    let value: Value = serde_json::from_str(&text).unwrap();
+    let refused = &value["rows"][0]["without_hold_queue"];
+    let share = refused["refused"].as_f64().unwrap();
+    assert!(refused["pods"] == 17 && (0.03..0.04).contains(&share), "{refused}");
 }
 
 #[test]
@@ -107,6 +113,9 @@ fn plan_step_answers_each_line_before_the_next() {
 fn plan_names_the_flag_of_an_invalid_value() {
     for (args, expected) in [
         (["--step", "--cold-start", "60.0s"], "smart-router: --cold-start=60.0s: expected a "),
+        // The policy knows no longer start-up time, and the simulation would not end.
+        (["--step", "--cold-start", "61m"], "--cold-start=61m: expected a duration from 1ms to 1h"),
+        (["--trace=-", "--duration", "25h"], "--duration=25h: expected a duration from 1ms to 24h"),
         (["--step", "--calls-per-pod", "0"], "expected a whole number from 1 to 1000"),
         (["--step", "--calls-per-pod", "x"], "--calls-per-pod=x: expected a whole number"),
         (["--synthetic", "--svg", "x.svg"], "cannot be used with"),
@@ -115,6 +124,8 @@ fn plan_names_the_flag_of_an_invalid_value() {
         let (code, _, error) = plan(&args, "");
         assert!(code != 0 && error.contains(expected), "{args:?}: {error}");
     }
+    let (code, _, error) = plan(&["--calls-per-hour=1e7", "--duration=24h"], "");
+    assert!(code == 1 && error.contains("calls at the same time; expected at most"), "{error}");
     let (code, _, _) = plan(&["--calls-per-hour=9", "--duration=3m", "--svg=x.svg"], "");
     assert_eq!(code, 2, "the tables have no chart");
 }

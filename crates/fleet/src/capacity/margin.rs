@@ -53,7 +53,7 @@ pub(super) struct Misses {
 impl Margin {
     pub(super) fn is_sane(self) -> bool {
         [self.load, self.squares, self.allowed].into_iter().all(is_amount)
-            && self.correction.is_finite()
+            && (CORRECTION.0..=CORRECTION.1).contains(&self.correction)
     }
 
     pub(super) fn observe(&mut self, live: f64, seconds: f64) {

@@ -21,4 +21,5 @@ pub use self::{
     observation::{Bounds, Decision, Observation, Outlook, Prescale, Reason},
     policy::{Policy, Settings, State},
     scale_down::{PodStage, ScaleMemory, ScalePlan, ScaledPod, ScaledPool, plan},
+    start_up::MAX_START_UP,
 };

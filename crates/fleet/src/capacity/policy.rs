@@ -82,7 +82,11 @@ impl State {
     /// Whether the state may be continued. One that was edited by hand, or written by another
     /// version, may have other lengths or numbers that no observation leads to.
     pub fn is_sane(&self) -> bool {
-        is_amount(self.interval)
+        let is_last = |last: &Last| {
+            last.calls <= 2 * MAX_COUNT && last.pods.ready.max(last.pods.starting) <= MAX_COUNT
+        };
+        (0.0..=MAX_INTERVAL).contains(&self.interval)
+            && self.last.as_ref().is_none_or(is_last)
             && self.profile.is_sane()
             && self.rate.is_sane()
             && self.durations.is_sane()

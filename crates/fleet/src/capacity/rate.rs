@@ -1,10 +1,13 @@
 //! The present rate of arrivals: several estimates, weighted by how well each one forecast.
 
+use std::ops::RangeInclusive;
+
 use serde::{Deserialize, Serialize};
 
 use super::{
     policy::is_amount,
     profile::{Profile, Shape, slots_between},
+    start_up::MAX_START_UP,
 };
 
 /// Averaging times, in seconds. The weights choose among them.
@@ -27,6 +30,10 @@ const MIN_DISPERSION: f64 = 0.002;
 /// Errors beyond this number of standard deviations count as this number: one burst must not
 /// widen the margin of the days after it.
 const OUTLIER: f64 = 4.0;
+/// Lengths of a stored comparison, in seconds: a start-up time and an interval.
+const COMPARISON: RangeInclusive<f64> = 0.05..=2.0 * MAX_START_UP;
+/// Error of local times, in seconds, far below a change of clocks.
+const CLOCK_TOLERANCE: f64 = 1.0;
 /// The smallest rate that a forecast may claim, in calls per second.
 const MIN_RATE: f64 = 1e-6;
 
@@ -147,11 +154,13 @@ impl Rate {
     pub(super) fn is_sane(&self) -> bool {
         let is_estimate = |estimate: &Estimate| {
             let Estimate { calls, exposure, weight, forecast } = *estimate;
-            let (expected, variance) = forecast.unwrap_or((0.0, 0.0));
-            [calls, exposure, weight, expected, variance].into_iter().all(is_amount)
+            let is_forecast = |(calls, variance): (f64, f64)| {
+                [calls, variance].into_iter().all(|it| is_amount(it) && it > 0.0)
+            };
+            [calls, exposure, weight].into_iter().all(is_amount) && forecast.is_none_or(is_forecast)
         };
         let is_comparison = |(start, end, calls): (f64, f64, f64)| {
-            start.is_finite() && end.is_finite() && is_amount(calls)
+            COMPARISON.contains(&(end - start)) && is_amount(calls)
         };
         self.estimates.len() == ESTIMATES
             && self.estimates.iter().all(is_estimate)
@@ -195,7 +204,12 @@ impl Rate {
                 estimate.exposure += expected;
             }
         }
-        let (start, end, sum) = self.comparison.unwrap_or((from, from, 0.0));
+        // A change of clocks moves the local time out of the comparison under way, which then has
+        // an hour too much or too little.
+        let comparison = self.comparison.filter(|(start, end, _)| {
+            (start - CLOCK_TOLERANCE..end + CLOCK_TOLERANCE).contains(&from)
+        });
+        let (start, end, sum) = comparison.unwrap_or((from, from, 0.0));
         if to >= end {
             if end > start {
                 self.compare(sum + arrivals, (to - start) / (end - start));

@@ -8,6 +8,9 @@ use super::policy::is_amount;
 
 /// Remembered start-up times.
 const SAMPLES: usize = 64;
+/// The longest start-up time, in seconds. It bounds the time that a forecast covers.
+pub const MAX_START_UP: f64 = 3_600.0;
+const BOUNDS: (f64, f64) = (0.1, MAX_START_UP);
 /// Start-up times from which the configured one has no weight.
 const MIN_SAMPLES: usize = 4;
 /// The largest number of pods in a stored state.
@@ -42,7 +45,7 @@ impl StartUps {
     pub(super) fn is_sane(&self) -> bool {
         let pods = self.starting.iter().map(|(_, number)| number);
         self.samples.len() <= SAMPLES
-            && self.samples.iter().copied().all(is_amount)
+            && self.samples.iter().all(|seconds| (BOUNDS.0..=BOUNDS.1).contains(seconds))
             && self.starting.len() <= MAX_GROUPS
             && self.starting.iter().all(|(since, _)| is_amount(*since))
             && pods.chain(&self.stuck_at).all(|number| *number <= MAX_PODS)
@@ -67,7 +70,7 @@ impl StartUps {
     }
 
     fn push(&mut self, seconds: f64) {
-        self.samples.push_back(seconds.clamp(0.1, 3_600.0));
+        self.samples.push_back(seconds.clamp(BOUNDS.0, BOUNDS.1));
         if self.samples.len() > SAMPLES {
             self.samples.pop_front();
         }
@@ -93,7 +96,7 @@ impl StartUps {
             if *number == 0 {
                 self.starting.pop_front();
             }
-            if learn && (0.0..=3_600.0).contains(&seconds) {
+            if learn && (0.0..=MAX_START_UP).contains(&seconds) {
                 self.push(seconds);
             }
         }

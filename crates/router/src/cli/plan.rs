@@ -4,11 +4,12 @@ use std::{
     fmt::Write as _,
     io::{self, ErrorKind, Read as _},
     path::PathBuf,
+    time::Duration,
 };
 
 use anyhow::Context;
 use clap::{ArgGroup, Args};
-use fleet::capacity::{Settings, Zone};
+use fleet::capacity::{MAX_START_UP, Settings, Zone};
 use jiff::tz::{TimeZone, TimeZoneDatabase};
 use serde_json::json;
 
@@ -18,7 +19,7 @@ use crate::{
     human_duration::HumanDuration,
     tools::plan::{
         Chart, PoolModel, chart,
-        erlang::{self, Demand},
+        erlang::{self, Demand, MAX_LOAD},
         policies::{Comparison, PolicyResult},
         step::{self, StepError},
         summary,
@@ -48,10 +49,10 @@ pub(super) struct PlanArgs {
     #[arg(long)]
     synthetic: bool,
     /// Mean duration of a call
-    #[arg(long, value_name = "DURATION", conflicts_with_all = ["step", "synthetic"])]
+    #[arg(long, value_name = "DURATION", value_parser = call_duration, conflicts_with_all = ["step", "synthetic"])]
     duration: Option<HumanDuration>,
     /// Start-up time of a pod, from its creation to ready
-    #[arg(long, value_name = "DURATION", default_value = "60s")]
+    #[arg(long, value_name = "DURATION", default_value = "60s", value_parser = start_up)]
     cold_start: HumanDuration,
     /// Share of calls that find a warm pod
     #[arg(long, value_name = "PERCENT", default_value = "99.9%", value_parser = capacity_target)]
@@ -84,6 +85,22 @@ fn number(text: &str, expected: &str, range: impl Fn(f64) -> bool) -> Result<f64
 fn rate(text: &str) -> Result<f64, String> {
     let range = |number: f64| number > 0.0 && number <= 10_000_000.0;
     number(text, "a number above 0, at most 10000000", range)
+}
+
+fn duration(text: &str, longest: Duration) -> Result<HumanDuration, String> {
+    let given: Option<HumanDuration> = text.parse().ok();
+    given
+        .filter(|given| given.0 <= longest)
+        .ok_or_else(|| format!("a duration from 1ms to {}", HumanDuration(longest)))
+}
+
+fn call_duration(text: &str) -> Result<HumanDuration, String> {
+    duration(text, Duration::from_secs_f64(trace::MAX_DURATION))
+}
+
+/// The policy does not learn a longer time either.
+fn start_up(text: &str) -> Result<HumanDuration, String> {
+    duration(text, Duration::from_secs_f64(MAX_START_UP))
 }
 
 fn cost(text: &str) -> Result<f64, String> {
@@ -123,13 +140,13 @@ pub(super) fn plan(args: &PlanArgs) -> anyhow::Result<()> {
 /// A row of the Erlang tables.
 struct ErlangRow {
     target: f64,
-    /// Pods if a call without a pod is refused, and the share of such calls.
+    /// Slots of the pods if a call without one is refused, and the share of such calls.
     refuse: (u64, f64),
-    /// Pods if such a call waits, the share of such calls, and the mean wait of all calls.
+    /// Slots if such a call waits, the share of such calls, and the mean wait of all calls.
     hold: (u64, f64, f64),
 }
 
-fn erlang_rows(demand: Demand, target: f64) -> Vec<ErlangRow> {
+fn erlang_rows(demand: Demand, target: f64, calls_per_pod: u64) -> Vec<ErlangRow> {
     let mut targets = vec![0.95, 0.99, 0.995, 0.999, 0.9999];
     if targets.iter().all(|known| (known - target).abs() > 1e-9) {
         targets.push(target);
@@ -137,8 +154,10 @@ fn erlang_rows(demand: Demand, target: f64) -> Vec<ErlangRow> {
     }
     let row = |target| {
         let load = demand.load();
-        let refuse = erlang::pods_for(load, target, erlang::blocked);
-        let hold = erlang::pods_for(load, target, erlang::waits);
+        // The last pod may have more slots than are needed.
+        let slots =
+            |miss| erlang::pods_for(load, target, miss).div_ceil(calls_per_pod) * calls_per_pod;
+        let (refuse, hold) = (slots(erlang::blocked), slots(erlang::waits));
         ErlangRow {
             target,
             refuse: (refuse, erlang::blocked(load, refuse)),
@@ -151,7 +170,12 @@ fn erlang_rows(demand: Demand, target: f64) -> Vec<ErlangRow> {
 fn print_tables(args: &PlanArgs, calls_per_hour: f64) -> anyhow::Result<()> {
     let duration = args.duration.map_or(0.0, |duration| duration.0.as_secs_f64());
     let demand = Demand { rate: calls_per_hour / 3_600.0, duration };
-    let rows = erlang_rows(demand, args.target);
+    anyhow::ensure!(
+        demand.load() <= MAX_LOAD,
+        "--calls-per-hour and --duration give {:.0} calls at the same time; expected at most {MAX_LOAD}",
+        demand.load()
+    );
+    let rows = erlang_rows(demand, args.target, args.calls_per_pod);
     let pods = |slots: u64| slots.div_ceil(args.calls_per_pod);
     let warm = erlang::warm_pods(demand, args.cold_start.0.as_secs_f64(), args.target);
     let monthly = |slots: u64| args.pod_cost.map(|cost| cost * pods(slots) as f64);

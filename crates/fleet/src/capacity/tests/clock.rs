@@ -81,3 +81,21 @@ fn days_are_those_of_the_time_zone() {
 fn an_unknown_time_zone_is_an_error() {
     assert!("Mars/Olympus".parse::<crate::capacity::Zone>().is_err());
 }
+
+#[test]
+fn a_change_of_clocks_does_not_change_the_decisions_of_the_hour() {
+    // In Berlin 03:00 is 02:00 again at 01:00 UTC on 26 October 2025, and 02:00 is 03:00 at
+    // 01:00 UTC on 29 March 2026.
+    for change in [1_761_440_400, 1_774_746_000] {
+        let run = |zone: &str| {
+            let zone = zone.parse().unwrap();
+            let mut pool = Pool::new(Settings { zone, ..Settings::default() });
+            pool.now = change - 8 * DAY;
+            pool.run(8 * DAY, 2.0);
+            (0..2 * HOUR / STEP).map(|_| pool.step(2.0).desired).collect::<Vec<_>>()
+        };
+        let (there, utc) = (run("Europe/Berlin"), run("UTC"));
+        let most = there.iter().zip(&utc).map(|(there, utc)| there.abs_diff(*utc)).max();
+        assert!(most <= Some(2), "{most:?} pods apart of {:?}", utc.last());
+    }
+}

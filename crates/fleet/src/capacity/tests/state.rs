@@ -22,7 +22,19 @@ fn a_state_edited_by_hand_is_not_continued() {
         ("/start_ups/samples", serde_json::json!(vec![1.0; 65])),
         ("/start_ups/starting", serde_json::json!([[0.0, u64::MAX]])),
         ("/margin/load", serde_json::json!("much")),
+        ("/margin/correction", serde_json::json!(40.0)),
         ("/interval", serde_json::json!(null)),
+        // The forecast would cover a time without end, five minutes at a time.
+        ("/interval", serde_json::json!(1e17)),
+        ("/start_ups/samples", serde_json::json!([1e17])),
+        ("/rate/comparison", serde_json::json!([0.0, 1e17, 1.0])),
+        ("/rate/comparison", serde_json::json!([5.0, 5.0, 1.0])),
+        // Logarithms of 0.
+        ("/rate/estimates/3/forecast", serde_json::json!([0.0, 1.0])),
+        ("/rate/estimates/3/forecast", serde_json::json!([1.0, 0.0])),
+        // Sums beyond the largest number.
+        ("/last/calls", serde_json::json!(u64::MAX)),
+        ("/last/pods/ready", serde_json::json!(u64::MAX)),
     ] {
         let mut edited = saved.clone();
         *edited.pointer_mut(pointer).unwrap() = bad;

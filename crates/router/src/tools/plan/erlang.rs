@@ -2,6 +2,9 @@
 
 use fleet::capacity::normal_quantile;
 
+/// The largest load of the tables, in erlangs; their computation takes seconds.
+pub const MAX_LOAD: f64 = 1e7;
+
 /// A steady demand.
 #[derive(Debug, Clone, Copy)]
 pub struct Demand {

@@ -7,7 +7,8 @@ use serde::Deserialize;
 
 /// The latest time of an observation, in seconds since the epoch.
 const MAX_TIME: f64 = 1e12;
-const MAX_COUNT: f64 = 1e9;
+/// The largest count that the policy takes as it is.
+const MAX_COUNT: f64 = 1e8;
 
 /// An observation as an external simulator writes it.
 #[derive(Debug, Deserialize)]
@@ -38,7 +39,8 @@ fn observation(text: &str) -> Result<Observation, String> {
     }
     let count = |name: &str, number: f64| {
         let is_count = (0.0..=MAX_COUNT).contains(&number) && number.fract() == 0.0;
-        let expected = || format!("{name} is {number}; expected a whole number of 0 or more");
+        let expected =
+            || format!("{name} is {number}; expected a whole number from 0 to {MAX_COUNT}");
         is_count.then_some(number as u64).ok_or_else(expected)
     };
     Ok(Observation {
@@ -116,6 +118,7 @@ mod tests {
             r#"{"t": 1, "arrivals": -1, "live": 0, "ready": 0}"#,
             r#"{"t": 1, "arrivals": 1.5, "live": 0, "ready": 0}"#,
             r#"{"t": 1, "arrivals": 1e12, "live": 0, "ready": 0}"#,
+            r#"{"t": 1, "arrivals": 0, "live": 100000001, "ready": 0}"#,
             r#"{"t": 1, "arrivals": 0, "live": 0, "ready": 0, "raedy": 1}"#,
         ] {
             let (done, output) = filter(&format!("{LINE}\n{bad}\n"));

@@ -7,7 +7,7 @@ use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
 use super::{simulate::Call, synthetic::Random};
 
 /// The longest call, in seconds.
-const MAX_DURATION: f64 = 86_400.0;
+pub const MAX_DURATION: f64 = 86_400.0;
 /// The most calls of one row of counts, and of a trace.
 const MAX_ROW: f64 = 10_000_000.0;
 const MAX_CALLS: usize = 50_000_000;
@@ -15,6 +15,8 @@ const MAX_CALLS: usize = 50_000_000;
 const MAX_TIME: f64 = 7_258_118_400.0;
 /// The longest time between two rows, in seconds.
 const MAX_GAP: f64 = 31.0 * 86_400.0;
+/// The longest trace, in days: the simulation makes a decision for every 5 s of it.
+const MAX_DAYS: f64 = 366.0;
 /// A time without rows of counts that counts as closed; missing rows within a day are an error.
 const CLOSED: f64 = 4.0 * 3_600.0;
 
@@ -65,22 +67,27 @@ pub fn read(bytes: &[u8], options: &TraceOptions) -> Result<(Vec<Call>, usize), 
 pub fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut rows = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
-    let Some((_, header)) = rows.next().filter(|(_, header)| !header.is_empty()) else {
+    let Some((line, header)) = rows.find(|(_, header)| !header.is_empty()) else {
         return error(1, "the file is empty; expected the header start,duration or time,calls");
     };
     let columns: Vec<String> = header.split(',').map(|name| cell(name).to_lowercase()).collect();
     let columns: Vec<&str> = columns.iter().map(String::as_str).collect();
+    let has_durations = match columns[..] {
+        ["start", "duration"] => true,
+        ["time", "calls"] => false,
+        _ => {
+            let expected = "expected start,duration or time,calls";
+            return error(line, format!("header {header:?}; {expected}"));
+        }
+    };
     let rows: Vec<Row> = rows
         .filter(|(_, line)| !line.is_empty())
         .map(|(number, line)| Row::parse(number, line, &options.zone))
         .collect::<Result<_, _>>()?;
     check_order(&rows)?;
-    let calls = match columns[..] {
-        ["start", "duration"] => (calls(&rows)?, 0),
-        ["time", "calls"] => counts(&rows, options)?,
-        _ => {
-            return error(1, format!("header {header:?}; expected start,duration or time,calls"));
-        }
+    let calls = match has_durations {
+        true => (calls(&rows)?, 0),
+        false => counts(&rows, options)?,
     };
     match calls.0.is_empty() {
         true => error(rows.last().map_or(1, |row| row.line), "the trace has no calls"),
@@ -163,6 +170,10 @@ fn check_order(rows: &[Row]) -> Result<(), TraceError> {
             let days = (gap / 86_400.0) as u64;
             return error(pair[1].line, format!("a gap of {days} days after the row above"));
         }
+    }
+    let end = rows.first().map_or(0.0, |first| first.at) + MAX_DAYS * 86_400.0;
+    if let Some(beyond) = rows.iter().find(|row| row.at > end) {
+        return error(beyond.line, format!("more than {MAX_DAYS} days after the first row"));
     }
     Ok(())
 }
@@ -292,9 +303,27 @@ mod tests {
     }
 
     #[test]
+    fn empty_lines_may_precede_the_header() {
+        assert_eq!(parse("\n \nstart,duration\n1,2\n", &options()).unwrap().0.len(), 1);
+        assert_eq!(failing_line("\n\nstart,duration\n1,-2\n"), 4);
+    }
+
+    #[test]
+    fn a_trace_longer_than_a_year_is_an_error_of_its_first_line_beyond() {
+        let rows = |count| {
+            let rows = (0..count).map(|row| format!("{},60\n", row * 30 * 86_400));
+            format!("start,duration\n{}", rows.collect::<String>())
+        };
+        assert!(parse(&rows(13), &options()).is_ok());
+        assert_eq!(failing_line(&rows(400)), 15);
+    }
+
+    #[test]
     fn an_error_names_the_line() {
         assert_eq!(failing_line(""), 1);
         assert_eq!(failing_line("a,b\n1,2\n"), 1);
+        assert_eq!(failing_line("start;duration\n1;2\n"), 1);
+        assert_eq!(failing_line("\n# calls\nstart,duration\n1,2\n"), 2);
         assert_eq!(failing_line("start,duration\n"), 1);
         assert_eq!(failing_line("start,duration\n1,2\n0,2\n"), 3);
         assert_eq!(failing_line("start,duration\n1,-2\n"), 2);
