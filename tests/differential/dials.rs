@@ -74,7 +74,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 21] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -92,8 +92,8 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
     ),
     (
         "a grant ignores the inbound reserve",
-        "local number = slots >= reserve and fitting_dials(dials, probability, left, slots - reserve, target) or 0",
-        "local number = fitting_dials(dials, probability, left, slots, target)",
+        "local number = slots >= reserve and fitting_dials(dials, rate, left, slots - reserve, target) or 0",
+        "local number = fitting_dials(dials, rate, left, slots, target)",
     ),
     (
         "dials do not count as calls of their merchant",
@@ -160,6 +160,11 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
         "many outstanding dials do not lengthen the memory of the answer rate",
         "cause == 'answered', max(0, dials.dials))",
         "cause == 'answered', 0)",
+    ),
+    (
+        "outstanding dials beyond the ended ones do not raise the probability",
+        "rate.answers, dials.dials + number)",
+        "rate.answers, 0)",
     ),
     (
         "a reservation that was not dialed lowers the answer rate",
