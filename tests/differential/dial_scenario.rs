@@ -1,5 +1,5 @@
-//! A fixed series of dials: many outstanding ones, waiting callers, limits to the millisecond. Random
-//! operations rarely reach these states.
+//! A fixed series of dials: many outstanding ones, waiting callers, limits to the millisecond.
+//! Random operations rarely reach these states.
 
 use fleet::{
     Allocate, Confirm, Hold, PodFacts, Release, Reserve,
@@ -182,7 +182,7 @@ impl Pair {
             self.outbound(OutboundOperation::Account { account, max_cps }).await?;
             for (id, time) in [(620, 100), (622, 233), (624, 1), (626, 100)] {
                 self.reserve(Reserve {
-                    accounts: vec![account_of(), "twilio".parse().unwrap()],
+                    accounts: vec![account_without_limit(), "twilio".parse().unwrap()],
                     ..batch(id..id + 2)
                 })
                 .await?;
@@ -222,7 +222,7 @@ impl Pair {
 }
 
 /// An account without a limit of its own: that of its provider applies.
-fn account_of() -> AccountName {
+fn account_without_limit() -> AccountName {
     "twilio:AC1".parse().unwrap()
 }
 
