@@ -71,17 +71,24 @@ impl Model {
         }
     }
 
-    /// Teaches the model an answer rate, with dials that end at once.
+    /// Teaches the model an answer rate, with as many outstanding dials as a campaign has. The pods
+    /// are idle afterwards.
     pub(crate) fn learn(&mut self, answer_rate: f64) {
-        const DIALS: u64 = 200;
-        for dial in 0..DIALS {
-            let number = Number::MAX - dial;
-            self.reserve(number, false, 0).unwrap_or_else(|_| panic!("dial {dial} is refused"));
-            if ((dial + 1) as f64 * answer_rate).floor() > (dial as f64 * answer_rate).floor() {
-                assert!(self.answer(number, 0), "dial {dial} has no pod");
-                self.end_call(number, 0);
+        const DIALS: u64 = 1_000;
+        let outstanding = self.pods / 4;
+        let number = |dial: u64| Number::MAX - dial;
+        for dial in 0..DIALS + outstanding {
+            if dial < DIALS {
+                self.reserve(number(dial), false, 0)
+                    .unwrap_or_else(|_| panic!("dial {dial} is refused"));
+            }
+            let Some(ended) = dial.checked_sub(outstanding) else { continue };
+            let answers = |dials: u64| (dials as f64 * answer_rate).floor();
+            if answers(ended + 1) > answers(ended) {
+                assert!(self.answer(number(ended), 0), "dial {ended} has no pod");
+                self.end_call(number(ended), 0);
             } else {
-                self.end_dial(number, 0);
+                self.end_dial(number(ended), 0);
             }
         }
     }

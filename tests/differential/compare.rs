@@ -362,7 +362,7 @@ impl Pair {
     }
 
     /// Compares the events. An operation on all pods has no defined order.
-    fn events_agree(&mut self) -> Result<(), String> {
+    pub(crate) fn events_agree(&mut self) -> Result<(), String> {
         let mut redis = self.take_events()?;
         let mut fleet = self.fleet.take_events();
         if redis.iter().filter(|event| event.kind == EventKind::Moved).count() > 1 {
@@ -444,7 +444,7 @@ pub(crate) async fn compare(
 }
 
 /// Parts of the errors of a store that does not reply in time.
-const TIMEOUTS: [&str; 2] = ["the store is unavailable", "the store is overloaded"];
+pub(crate) const TIMEOUTS: [&str; 2] = ["the store is unavailable", "the store is overloaded"];
 
 /// A request that takes this long may have run twice: the reply of its first try was late. The
 /// second reply of a release or a detach, for example, differs from the first.

@@ -74,7 +74,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 39] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -92,8 +92,8 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
     ),
     (
         "a grant ignores the inbound reserve",
-        "local number = slots >= reserve and fitting_dials(dials, probability, left, slots - reserve, target) or 0",
-        "local number = fitting_dials(dials, probability, left, slots, target)",
+        "local number = slots >= reserve and fitting_dials(dials, rate, left, slots - reserve, target) or 0",
+        "local number = fitting_dials(dials, rate, left, slots, target)",
     ),
     (
         "dials do not count as calls of their merchant",
@@ -160,6 +160,101 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 20] = [
         "many outstanding dials do not lengthen the memory of the answer rate",
         "cause == 'answered', max(0, dials.dials))",
         "cause == 'answered', 0)",
+    ),
+    (
+        "outstanding dials beyond the ended ones do not raise the probability",
+        "rate.answers, dials.dials + number)",
+        "rate.answers, 0)",
+    ),
+    (
+        "a grant overtakes waiting callers",
+        "not (has_waiting_calls and count('ZCARD', pool_keys_of(tier).queue) > 0)",
+        "true",
+    ),
+    (
+        "a late confirmation loses the line",
+        "pod_attempt = attempt, number = call_end.number}",
+        "pod_attempt = attempt}",
+    ),
+    (
+        "a repeated request grants again",
+        "  return #granted > 0 and {'reserved', now, text_of(ends), '', 0, malformed, granted} or nil\n",
+        "  return nil\n",
+    ),
+    (
+        "another miss target leaves the held slots of other pools",
+        "  if known_target ~= target then change_target(target) end\n",
+        "  run_index('HSET', K.dials, ':target', text_of(target))\n",
+    ),
+    (
+        "a call becomes the dial of a second reservation",
+        "if other and other.call == call then return {'other_reservation', now, owner} end",
+        "",
+    ),
+    (
+        "the first reported call still ends the reservation",
+        "  if facts.call ~= '' and try('GET', K.dial .. facts.call) == id then\n    run('DEL', K.dial .. facts.call)\n",
+        "  if false then\n    run('DEL', K.dial .. facts.call)\n",
+    ),
+    (
+        "a reported dial keeps the deadline of its grant",
+        "facts.call, facts.ends = call, now + tonumber(lifetime)",
+        "facts.call = call",
+    ),
+    (
+        "a repeated report of a dial extends its reservation",
+        "  if facts.call == call then return {'dialed', now, text_of(facts.ends)} end\n",
+        "",
+    ),
+    (
+        "a reported dial is swept at the deadline of its grant",
+        "  run_index('ZADD', K.reservations, deadline, id)\n",
+        "",
+    ),
+    (
+        "a batch exceeds max_calls",
+        "  bound(max_calls_room(merchant, config, #ids), 'max_calls')\n",
+        "  bound(max_calls_room(merchant, config, #ids) == 0 and 0 or nil, 'max_calls')\n",
+    ),
+    (
+        "an account without calls per second allows dials",
+        "    if limit == 0 then return account, 0, RULES.DIAL_RETRY end\n",
+        "    if limit == 0 then return account, nil, 0 end\n",
+    ),
+    (
+        "the limit of a provider does not apply to its accounts",
+        "  for account in string.gmatch(accounts, '%S+') do\n    local limit = limit_of(K.accounts",
+        "  for account in string.gmatch(accounts, '^%S+') do\n    local limit = limit_of(K.accounts",
+    ),
+    (
+        "a batch that the pods limit names no limit",
+        "  if left > 0 then limit, wait = pod_limit, RULES.DIAL_RETRY end\n",
+        "",
+    ),
+    (
+        "an answer rate is kept for too long",
+        "'PX', text_of(RULES.ANSWER_RATE_TTL))",
+        "'PX', text_of(RULES.ANSWER_RATE_TTL + 1))",
+    ),
+    (
+        "a reservation expires a millisecond late",
+        "return facts and facts.ends > now and facts or nil",
+        "return facts and facts.ends >= now and facts or nil",
+    ),
+    (
+        "an expired dial does not lower the answer rate",
+        "if cause == 'answered' or facts.call ~= '' then",
+        "if cause ~= 'expired' and (cause == 'answered' or facts.call ~= '') then",
+    ),
+    (
+        "an expired reservation leaves the slot of a waiting call",
+        "    outbound.end_reservation(facts, 'expired')",
+        "    outbound.finish(facts, 'expired')",
+    ),
+    (
+        "a sweep forgets that slots are held",
+        "if outstanding == 0 and has_dials then",
+        "if has_dials then",
     ),
     (
         "a reservation that was not dialed lowers the answer rate",

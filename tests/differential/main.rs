@@ -5,6 +5,7 @@
 mod compare;
 mod call_history;
 mod capacity;
+mod dial_scenario;
 mod dials;
 mod failover_mutations;
 mod keys;

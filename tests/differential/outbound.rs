@@ -54,7 +54,7 @@ fn redis_learns_the_same_answer_rate_as_the_model() {
     const SCRIPT: &str = "local dials, answers = first_answer_rate()
       for i = 1, #ARGV, 2 do
         dials, answers = record_dial_ended(dials, answers, ARGV[i] == '1', tonumber(ARGV[i + 1]))
-        for _, number in ipairs({dials, answers, answer_probability(dials, answers)}) do
+        for _, number in ipairs({dials, answers, answer_probability(dials, answers, tonumber(ARGV[i + 1]))}) do
           out[#out + 1] = string.format('%.17g', number)
         end
       end";
@@ -73,7 +73,7 @@ fn redis_learns_the_same_answer_rate_as_the_model() {
             .iter()
             .flat_map(|&(end, outstanding)| {
                 rate.record(end, outstanding);
-                [rate.dials, rate.answers, rate.probability()]
+                [rate.dials, rate.answers, rate.probability_among(outstanding)]
             })
             .collect();
         assert_eq!(evaluate(&server, SCRIPT, &arguments), expected, "{percent} % answer");

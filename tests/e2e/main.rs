@@ -42,6 +42,7 @@ mod origins;
 mod outbound;
 mod outbound_faults;
 mod outbound_manual_edits;
+mod outbound_scale;
 mod plan;
 mod pod_watch;
 mod pods;

@@ -70,9 +70,12 @@ fn is_phone_number(text: &str) -> bool {
     }
     let address = text.strip_prefix("sip:").or_else(|| text.strip_prefix("sips:"));
     let is_allowed = |byte: u8| is_word(byte) || b"~!$&*+,;=:@%".contains(&byte);
-    text.len() <= 128
-        && address
-            .is_some_and(|it| !it.is_empty() && !it.contains("..") && it.bytes().all(is_allowed))
+    let is_sip = |address: &str| {
+        let (user, host) = address.split_once('@').unwrap_or(("anonymous", address));
+        let is_complete = !user.is_empty() && !host.is_empty() && !address.contains("..");
+        is_complete && address.bytes().all(is_allowed)
+    };
+    text.len() <= 128 && address.is_some_and(is_sip)
 }
 
 /// A provider, or a provider and one of its accounts.
@@ -392,6 +395,8 @@ mod tests {
             "sip:a b",
             "sip:a/b",
             "sip:..",
+            "sip:@example.com",
+            "sip:a@",
             &format!("{sip}x"),
         ] {
             assert!(PhoneNumber::parse(bad).is_err(), "{bad}");

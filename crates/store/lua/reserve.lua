@@ -76,10 +76,15 @@ local function dial_rate_room(accounts)
   return '', nil, 0
 end
 
--- Returns how many further dials a pool can hold within `room` slots, at most `wanted`.
-local function fitting_dials(dials, probability, wanted, room, target)
+-- Returns the answer probability of further dials in a pool.
+local function probability_of(rate, dials, number)
+  return ARITHMETIC.answer_probability(rate.dials, rate.answers, dials.dials + number)
+end
+
+-- Returns how many further dials of a merchant a pool can hold within `room` slots, at most `wanted`.
+local function fitting_dials(dials, rate, wanted, room, target)
   local function fits(number)
-    return outbound.held(outbound.add(dials, number, probability), target) <= room
+    return outbound.held(outbound.add(dials, number, probability_of(rate, dials, number)), target) <= room
   end
   if fits(wanted) then return wanted end
   local fitting, excess = 0, wanted
@@ -100,9 +105,9 @@ local function reserved_slots(tier, kind, bounds)
   return math.ceil(in_service * (kind.kind == 'shared' and kind.cap or 1) * tonumber(percent) / 100)
 end
 
--- Distributes dials over the pools of the chain. Returns {tier, number, dials} of each, how many found no room, and the
--- limit that refuses these.
-local function fill_pools(steps, wanted, probability, target, known)
+-- Distributes dials over the pools of the chain. Returns {tier, number, dials, probability} of each, how many found no
+-- room, and the limit that refuses these.
+local function fill_pools(steps, wanted, rate, target, known)
   local plan, left, limit, is_planned = {}, wanted, 'capacity', {}
   for _, step in ipairs(steps) do
     local tier, kind = step.tier, step.kind
@@ -112,13 +117,14 @@ local function fill_pools(steps, wanted, probability, target, known)
       local dials = outbound.parse_dials(known[tier])
       local reserve = reserved_slots(tier, kind, try('HGET', K.tier_bounds, merchant_of(tier) or tier))
       local slots = outbound.counted_slots(tier, kind, dials.dials + left + reserve)
-      local number = slots >= reserve and fitting_dials(dials, probability, left, slots - reserve, target) or 0
-      if number < left and reserve > 0 and fitting_dials(dials, probability, left, slots, target) > number then
+      local number = slots >= reserve and fitting_dials(dials, rate, left, slots - reserve, target) or 0
+      if number < left and reserve > 0 and fitting_dials(dials, rate, left, slots, target) > number then
         limit = 'inbound_reserve'
       end
       if number > 0 then
         left, is_planned[tier] = left - number, true
-        plan[#plan + 1] = {tier = tier, number = number, dials = dials}
+        plan[#plan + 1] = {tier = tier, number = number, dials = dials,
+          probability = probability_of(rate, dials, number)}
       end
     end
   end
@@ -149,7 +155,7 @@ end
 local function grant(plan, ids, facts, target)
   local granted, deadlines = {}, {}
   for _, part in ipairs(plan) do
-    facts.tier = part.tier
+    facts.tier, facts.probability = part.tier, part.probability
     for _ = 1, part.number do
       facts.id = ids[#granted + 1]
       granted[#granted + 1] = facts.id
@@ -160,7 +166,7 @@ local function grant(plan, ids, facts, target)
       record_event('reserved', '', '', pool_keys_of(part.tier).source, facts.merchant,
         facts.id .. (facts.number ~= '' and ' ' .. facts.number or ''))
     end
-    outbound.set_dials(part.tier, outbound.add(part.dials, part.number, facts.probability), target)
+    outbound.set_dials(part.tier, outbound.add(part.dials, part.number, part.probability), target)
   end
   run_index('ZADD', K.reservations, unpack(deadlines))
   run_index('ZADD', live_key(facts.merchant), unpack(deadlines))
@@ -187,9 +193,10 @@ operation('reserve', function(ARGV)
   bound(dial_room, 'max_cps')
   local ends = now + tonumber(lifetime)
   local facts = {ends = ends, at = now, merchant = merchant, number = number, account = account, call = ''}
-  facts.probability = ARITHMETIC.answer_probability(outbound.answer_rate(merchant))
+  local rate = {}
+  rate.dials, rate.answers = outbound.answer_rate(merchant)
   local known, known_target = known_dials(steps)
-  local plan, left, pod_limit = fill_pools(steps, allowed, facts.probability, target, known)
+  local plan, left, pod_limit = fill_pools(steps, allowed, rate, target, known)
   local wait = limit == '' and 0 or limit == 'max_cps' and dial_wait or RULES.DIAL_RETRY
   if left > 0 then limit, wait = pod_limit, RULES.DIAL_RETRY end
   if #plan == 0 then return {'reserved', now, text_of(ends), limit, wait, config.malformed, {}} end

@@ -1,24 +1,30 @@
 //! The limits of a grant: pods, calls of the merchant, lines of the number, calls per second of the
 //! account. They are checked in one step.
 
-use super::{Change, DialLimit, Fleet, HeldDials, Reserve, outbound_facts::held_slots};
+use super::{Change, DialLimit, Fleet, Reserve, outbound_facts::held_slots};
 use crate::{
     Millis, merchant,
     names::{AccountName, PhoneNumber, Pool},
-    outbound::PROBABILITY_UNIT,
+    outbound::{AnswerRate, DialSums, PROBABILITY_UNIT},
     rules::{DIAL_RETRY, MAX_COUNTED_SLOTS},
 };
+
+/// Grants in one pool.
+pub(super) struct PlannedDials {
+    pub(super) pool: Pool,
+    pub(super) count: usize,
+    pub(super) probability: u64,
+}
 
 /// The grants that the limits allow.
 pub(super) struct DialPlan {
     /// Reservations per pool, in the order of the chain.
-    pub(super) pools: Vec<(Pool, usize)>,
+    pub(super) pools: Vec<PlannedDials>,
     /// The limit that refuses the others.
     pub(super) limit: Option<DialLimit>,
     pub(super) retry_after: Millis,
     /// The account whose rate limit counts the grants.
     pub(super) account: Option<AccountName>,
-    pub(super) probability: u64,
 }
 
 /// Shortest time between two grants of an account (ms): evenly spaced, so that no second has more
@@ -27,18 +33,44 @@ fn dial_interval(max_cps: u32) -> Millis {
     1_000_u64.div_ceil(u64::from(max_cps.max(1)))
 }
 
+/// How many further dials of a merchant a pool can hold within `room` slots, at most `wanted`.
+fn fitting_dials(
+    before: DialSums,
+    rate: AnswerRate,
+    wanted: usize,
+    room: u64,
+    miss_target: u32,
+) -> usize {
+    let fits = |count: usize| {
+        let mut sums = before;
+        let count = count as u64;
+        sums.dials += count;
+        let probability = rate.probability_among(sums.dials);
+        sums.probability += count * probability;
+        sums.variance += count * probability * (PROBABILITY_UNIT - probability);
+        held_slots(sums, miss_target) <= room
+    };
+    if fits(wanted) {
+        return wanted;
+    }
+    let (mut fitting, mut excess) = (0, wanted);
+    while excess - fitting > 1 {
+        let middle = (fitting + excess) / 2;
+        if fits(middle) {
+            fitting = middle;
+        } else {
+            excess = middle;
+        }
+    }
+    fitting
+}
+
 impl Fleet {
     pub(super) fn plan_dials(&self, request: &Reserve, now: Millis) -> DialPlan {
-        let rate = self.outbound.answer_rate(&request.merchant, now);
         let accounts = &self.outbound.accounts;
         let account = request.accounts.iter().find(|account| accounts.contains_key(*account));
-        let mut plan = DialPlan {
-            pools: Vec::new(),
-            limit: None,
-            retry_after: 0,
-            account: account.cloned(),
-            probability: rate.probability(),
-        };
+        let mut plan =
+            DialPlan { pools: Vec::new(), limit: None, retry_after: 0, account: account.cloned() };
         let (cps_room, cps_retry) = self.dial_rate_room(account, now);
         let mut allowed = request.ids.len();
         for (room, limit) in [
@@ -52,7 +84,7 @@ impl Fleet {
         }
         let retry_after =
             if plan.limit == Some(DialLimit::MaxCps) { cps_retry } else { DIAL_RETRY };
-        let left = self.fill_pools(request, allowed, &mut plan);
+        let left = self.fill_pools(request, allowed, &mut plan, now);
         plan.retry_after = match plan.limit {
             None => 0,
             Some(_) if left > 0 => DIAL_RETRY,
@@ -62,7 +94,14 @@ impl Fleet {
     }
 
     /// Distributes grants over the pools of the chain. Returns how many found no room.
-    fn fill_pools(&self, request: &Reserve, allowed: usize, plan: &mut DialPlan) -> usize {
+    fn fill_pools(
+        &self,
+        request: &Reserve,
+        allowed: usize,
+        plan: &mut DialPlan,
+        now: Millis,
+    ) -> usize {
+        let rate = self.outbound.answer_rate(&request.merchant, now);
         let config = self.merchant_config_of(Some(&request.merchant));
         let mut left = allowed;
         let mut limit = DialLimit::Capacity;
@@ -73,58 +112,27 @@ impl Fleet {
             let pool = self.tiers.resolve(step).filter(|pool| self.tiers.kind(pool).is_some());
             let Some(pool) = pool else { continue };
             // Waiting callers precede diallers.
-            let is_known = plan.pools.iter().any(|(known, _)| *known == pool);
+            let is_known = plan.pools.iter().any(|planned| planned.pool == pool);
             if is_known || self.queue.len_of(&pool) > 0 {
                 continue;
             }
             let (slots, reserve) = (self.counted_slots(&pool), self.reserved_slots(&pool));
-            let fitting = |room| self.fitting_dials(request, &pool, plan.probability, left, room);
+            let sums = self.outbound.dials_in(&pool).sums;
+            let fitting = |room| fitting_dials(sums, rate, left, room, request.miss_target);
             let count = slots.checked_sub(reserve).map_or(0, fitting);
             if count < left && reserve > 0 && fitting(slots) > count {
                 limit = DialLimit::InboundReserve;
             }
             if count > 0 {
                 left -= count;
-                plan.pools.push((pool, count));
+                let probability = rate.probability_among(sums.dials + count as u64);
+                plan.pools.push(PlannedDials { pool, count, probability });
             }
         }
         if left > 0 {
             plan.limit = Some(limit);
         }
         left
-    }
-
-    /// How many further dials a pool can hold within `room` slots, at most `wanted`.
-    fn fitting_dials(
-        &self,
-        request: &Reserve,
-        pool: &Pool,
-        probability: u64,
-        wanted: usize,
-        room: u64,
-    ) -> usize {
-        let HeldDials { sums, .. } = self.outbound.dials_in(pool);
-        let fits = |count: usize| {
-            let mut sums = sums;
-            let count = count as u64;
-            sums.dials += count;
-            sums.probability += count * probability;
-            sums.variance += count * probability * (PROBABILITY_UNIT - probability);
-            held_slots(sums, request.miss_target) <= room
-        };
-        if fits(wanted) {
-            return wanted;
-        }
-        let (mut fitting, mut excess) = (0, wanted);
-        while excess - fitting > 1 {
-            let middle = (fitting + excess) / 2;
-            if fits(middle) {
-                fitting = middle;
-            } else {
-                excess = middle;
-            }
-        }
-        fitting
     }
 
     /// Free slots of a pool; of one pod at most [`MAX_COUNTED_SLOTS`] count.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Allocate, Allocation, Change, EventKind, Fleet, Refusal, RefusalReason, calls::Continuation,
-    choose_pod::HeldSlots, events::Event,
+    choose_pod::HeldSlots, dial_limits::PlannedDials, events::Event,
 };
 use crate::{
     Millis,
@@ -174,15 +174,16 @@ impl Fleet {
         }
         let plan = self.plan_dials(request, now);
         (reserved.limit, reserved.retry_after) = (plan.limit, plan.retry_after);
-        let pools = plan.pools.into_iter();
-        let pools = pools.flat_map(|(pool, count)| std::iter::repeat_n(pool, count));
-        for (id, pool) in request.ids.iter().zip(pools) {
+        let dials = plan.pools.into_iter().flat_map(|PlannedDials { pool, count, probability }| {
+            std::iter::repeat_n((pool, probability), count)
+        });
+        for (id, (pool, probability)) in request.ids.iter().zip(dials) {
             let facts = Reservation {
                 merchant: request.merchant.clone(),
                 pool,
                 number: request.number.clone(),
                 account: plan.account.clone(),
-                probability: plan.probability,
+                probability,
                 at: now,
                 until: reserved.until,
                 call: None,

@@ -49,8 +49,16 @@ impl AnswerRate {
     /// A wider interval costs throughput in the campaign simulator and saves few misses: `held`
     /// leaves out the calls that end while phones ring.
     pub fn probability(self) -> u64 {
-        let dials = self.dials as f64 / DIAL as f64;
-        let answers = self.answers as f64 / DIAL as f64;
+        self.probability_among(0)
+    }
+
+    /// The same for a dial in a pool that then has `outstanding` dials. Dials beyond the number of
+    /// ended ones count as answered: a burst on idle pods is planned with the old rate only as far
+    /// as there is evidence for it.
+    pub fn probability_among(self, outstanding: u64) -> u64 {
+        let unproven = (outstanding * DIAL).saturating_sub(self.dials);
+        let dials = (self.dials + unproven) as f64 / DIAL as f64;
+        let answers = (self.answers + unproven) as f64 / DIAL as f64;
         let spread = 0.25 * (answers * (dials - answers) / dials + 0.015625).sqrt();
         let upper = (answers + 0.03125 + spread) / (dials + 0.0625);
         let units = -((-upper * PROBABILITY_UNIT as f64).floor());

@@ -152,3 +152,18 @@ fn an_answer_rate_survives_dials_that_end_together() {
     }
     assert!(rate.probability() > PROBABILITY_UNIT / 10, "{rate:?}: {}", rate.probability());
 }
+
+#[test]
+fn more_outstanding_dials_than_ended_ones_raise_the_probability() {
+    let mut rate = AnswerRate::default();
+    (0..400_u64).for_each(|dial| rate.record(dial.is_multiple_of(4), 100));
+    let ended = rate.dials >> 16;
+    assert!((100..200).contains(&ended), "{rate:?}");
+    let learned = rate.probability();
+    assert_eq!(rate.probability_among(ended), learned, "as many as have ended");
+    let twice = rate.probability_among(2 * ended) as f64 / PROBABILITY_UNIT as f64;
+    assert!((0.6..0.7).contains(&twice), "half of them have ended: {twice}");
+    let many = (ended..10_000).map(|outstanding| rate.probability_among(outstanding));
+    assert!(many.is_sorted());
+    assert_eq!(rate.probability_among(1_000_000), PROBABILITY_UNIT);
+}

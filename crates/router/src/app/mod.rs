@@ -224,6 +224,7 @@ fn context(config: &Config, parts: &Parts, gateway: Option<&Arc<Gateway>>) -> Co
         honours_owners: matches!(&config.pods, PodSource::Cluster(it) if it.has_manifests),
         ttls: config.ttls,
         outbound: config.outbound,
+        dial_queues: http::DialQueues::default(),
         replay_window: config.replay_window,
         read_timeout: config.http.read_timeout,
         reconcile_now: reconcile_now.clone(),

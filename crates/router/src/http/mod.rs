@@ -16,7 +16,7 @@ use axum::{extract::State, response::Response};
 use tokio::sync::Notify;
 
 pub use self::{
-    api::{events::CallTimelines, reservations::OutboundConfig},
+    api::{dial_queues::DialQueues, events::CallTimelines, reservations::OutboundConfig},
     hold_config::{BusyAction, HoldConfig},
     reply::{ApiError, RequestLog},
     routes::{admin_routes, health_only_routes, metrics_routes, public_routes, routes},
@@ -57,6 +57,8 @@ pub struct Context {
     pub honours_owners: bool,
     pub ttls: Ttls,
     pub outbound: OutboundConfig,
+    /// Waiting diallers.
+    pub dial_queues: DialQueues,
     /// Time for which fingerprints of signed requests are kept, for replay protection.
     pub replay_window: Millis,
     pub read_timeout: Duration,
@@ -217,6 +219,7 @@ impl Context {
                 poll_timeout: None,
             },
             outbound: OutboundConfig { reservation_ttl: 75_000, miss_target: 10_000 },
+            dial_queues: DialQueues::default(),
             replay_window: 1_000,
             read_timeout: Duration::from_secs(1),
             reconcile_now: Arc::default(),

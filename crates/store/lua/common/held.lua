@@ -102,9 +102,11 @@ local function record_dial_ended(dials, answers, answered, outstanding)
   return dials, math.min(answers, dials)
 end
 
--- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval.
-local function answer_probability(dials, answers)
-  dials, answers = dials / DIAL, answers / DIAL
+-- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval. Of the
+-- `outstanding` dials of the pool, those beyond the number of ended ones count as answered.
+local function answer_probability(dials, answers, outstanding)
+  local unproven = math.max(0, outstanding * DIAL - dials)
+  dials, answers = (dials + unproven) / DIAL, (answers + unproven) / DIAL
   local spread = 0.25 * math.sqrt(answers * (dials - answers) / dials + 0.015625)
   local upper = (answers + 0.03125 + spread) / (dials + 0.0625)
   return math.max(MIN_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))

@@ -4,6 +4,7 @@ pub mod allocate;
 pub mod calls;
 pub mod capacity;
 pub mod dial_limits;
+pub mod dial_queues;
 pub mod drain;
 pub mod etag;
 pub mod events;

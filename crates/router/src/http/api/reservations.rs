@@ -1,6 +1,6 @@
 //! `/reservations`: capacity for dials.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use axum::{
     Json,
@@ -10,9 +10,9 @@ use axum::{
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use tokio::time::Instant;
 use utoipa::{PartialSchema, ToSchema};
 
+use super::dial_queues;
 use crate::{
     http::{
         ApiError, Context, RequestLog, Shared,
@@ -30,16 +30,12 @@ use fleet::{
     outbound::PROBABILITY_UNIT,
     rules::MAX_RESERVATIONS,
 };
-use store::Store;
 use telephony::Provider;
 
 /// The error of a request without a grant.
 const NONE_GRANTED: &str = "no reservation was granted";
 /// The longest long poll.
 const MAX_WAIT: Duration = Duration::from_secs(60);
-/// Bounds of the pause between two requests of a long poll.
-const MIN_PAUSE: Duration = Duration::from_millis(5);
-const MAX_PAUSE: Duration = Duration::from_millis(500);
 
 /// The configuration of outbound calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -247,54 +243,13 @@ pub fn delete_endpoint() -> Endpoint {
         .responds(GivenBack { id: example_id(), success: true })
 }
 
-/// Gives reservations back when it is dropped: the caller disconnected, or the store's reply was
-/// lost, so that the dialler does not know of them. Otherwise they would be held until they expire.
-struct GiveBackOnDrop {
-    store: Arc<dyn Store>,
-    ids: Vec<ReservationId>,
-}
-
-impl Drop for GiveBackOnDrop {
-    fn drop(&mut self) {
-        let (store, ids) = (self.store.clone(), std::mem::take(&mut self.ids));
-        if ids.is_empty() {
-            return;
-        }
-        tokio::spawn(async move {
-            for id in ids {
-                if let Err(error) = store.give_back(&id).await {
-                    tracing::warn!(
-                        reservation = %id, %error,
-                        "an unanswered request may have left a reservation; it expires"
-                    );
-                    return;
-                }
-            }
-        });
-    }
-}
-
 pub async fn post(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
     let wait = read_wait(body.wait.as_deref())?;
     let request = read_request(&context, &body)?;
-    let until = Instant::now() + wait;
-    let reserved = loop {
-        let mut pending = GiveBackOnDrop { store: context.store.clone(), ids: request.ids.clone() };
-        let reserved = context.store.reserve(&request).await?;
-        pending.ids.clear();
-        let now = Instant::now();
-        if !reserved.granted.is_empty() || now >= until {
-            break reserved;
-        }
-        let pause = Duration::from_millis(reserved.retry_after).clamp(MIN_PAUSE, MAX_PAUSE);
-        tokio::select! {
-            () = tokio::time::sleep_until(until.min(now + pause)) => {}
-            () = context.lifecycle.stopping.cancelled() => break reserved,
-        }
-    };
+    let reserved = dial_queues::reserve(&context, &request, wait).await?;
     Ok(respond(&context, &request, reserved))
 }
 
