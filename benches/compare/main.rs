@@ -16,7 +16,7 @@ use self::results::{print_head, print_row, ratios, redis_cost, upkeep, write_res
 use testkit::{
     Process,
     baseline::BaselineKind,
-    free_port,
+    eventually, free_port,
     measurement::{describe_machine, latency_proxy, redis_server, wait_for_port},
     scratch,
 };
@@ -193,8 +193,19 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
     (process, port)
 }
 
-/// Time in which a router adds 50,000 pods to an empty store.
-const UPKEEP_START: Duration = Duration::from_secs(20);
+/// Waits until the store has all pods of a case.
+fn wait_for_pods(case: &Case, connection: &mut redis::Connection) {
+    eventually(Duration::from_secs(30), "the store has all pods", || {
+        let count = |tier| {
+            let key = format!("voice:pool:{tier}:assigned");
+            cmd("SCARD").arg(key).query::<usize>(connection).unwrap()
+        };
+        ["gold", "basic"].map(count).iter().sum::<usize>() == case.exclusive + case.shared
+    });
+}
+
+/// Time in which an idle router audits 50,000 pods.
+const FIRST_AUDIT: Duration = Duration::from_secs(30);
 
 /// A running system with its own Redis server.
 struct RunningSystem {
@@ -216,17 +227,18 @@ impl RunningSystem {
             false => latency_proxy(redis_port, case.delay),
         };
         let (process, port) = start(&case, system, endpoint);
-        if system == System::Upkeep {
-            // Redis is never idle. The first reconciliation has to be over: it adds the pods.
-            std::thread::sleep(UPKEEP_START);
-        } else {
-            redis.wait_until_idle();
-        }
         if !matches!(system, System::Embedded | System::Baseline(_)) {
-            // Ends the re-registration window, in which a release does more work.
             let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
             let mut connection = client.get_connection().unwrap();
+            wait_for_pods(&case, &mut connection);
+            // Ends the re-registration window, in which a release does more work.
             cmd("HDEL").arg("voice:tiers").arg(":trusting_until").exec(&mut connection).unwrap();
+        }
+        // The first audit has to be over: it may take its whole interval.
+        match system {
+            System::Upkeep => {}
+            System::Calm => std::thread::sleep(FIRST_AUDIT),
+            _ => redis.wait_until_idle(),
         }
         Self { case, system, process, port, redis }
     }
@@ -370,9 +382,14 @@ async fn compare(is_quick: bool, write: bool) {
     for (case, systems) in cases {
         all.extend(measure_in_turns(case, &systems, turns, seconds).await);
     }
-    let upkeep_seconds = if is_quick { 4.0 } else { 10.0 };
-    let systems = [System::Calm, System::Upkeep];
-    all.extend(measure_in_turns(upkeep_case, &systems, turns, upkeep_seconds).await);
+    let upkeep_seconds = if is_quick { 6.0 } else { 20.0 };
+    for system in [System::Calm, System::Upkeep] {
+        // Not in turns: upkeep cannot be stopped without an outage.
+        let running = RunningSystem::start(upkeep_case, system).await;
+        running.load(0.5).await;
+        all.push(running.measure(upkeep_seconds).await);
+        print_row(all.last().expect("measured"));
+    }
     if write {
         write_results(&machine, &all);
     }
