@@ -2,12 +2,8 @@
 //! general case.
 
 /// Description, text of the library, replacement.
-pub(crate) const USUAL_CASE_MUTATIONS: [(&str, &str, &str); 12] = [
-    (
-        "the usual case allocates a busy pod as an idle one",
-        "run_protected('EXISTS', calls_key, K.pod_draining",
-        "run_protected('EXISTS', K.pod_draining",
-    ),
+pub(crate) const USUAL_CASE_MUTATIONS: [(&str, &str, &str); 14] = [
+    ("the usual case exceeds the cap of a shared pod", "or calls >= kind.cap)", ")"),
     (
         "the usual case allocates another pod to a repeated request",
         "    K.call .. call, K.call_end .. call, K.reservations,",
@@ -52,6 +48,16 @@ pub(crate) const USUAL_CASE_MUTATIONS: [(&str, &str, &str); 12] = [
         "the usual case ends provisional calls without a history",
         " and (stage or '') == '' and (pod_attempt or '') == ''",
         "",
+    ),
+    (
+        "the usual case skips pods at risk of the pool before",
+        "'EXISTS', keys.at_risk, K.audit_due) ~= 0",
+        "'EXISTS', K.audit_due) ~= 0",
+    ),
+    (
+        "the usual case does not tell the skipped pools",
+        "    tried = tried, record = nil",
+        "    tried = '', record = nil",
     ),
     (
         "the usual case keeps the line of an ended call",

@@ -177,13 +177,13 @@ local function allocate_usual_pod(ARGV)
   local _, call, merchant, lease, life, request_id, stage, pod_attempt, _, previous, signed, reservation, numbers =
     unpack(ARGV)
   if previous and previous ~= '' or signed and signed ~= '' or reservation and reservation ~= '' then return nil end
-  local pod = draw_usual_pod(call, merchant, numbers)
+  local pod, tried = draw_usual_pod(call, merchant, numbers)
   if not pod then return nil end
   local fields = {merchant = merchant, request_id = request_id, stage = stage or '', pod_attempt = pod_attempt or '',
-    tried = '', record = nil, number = nil}
+    tried = tried, record = nil, number = nil}
   local pool = allocate_pod(pod, call, fields, now + lease, life)
-  if fields.pod_attempt == '' then return {'new', now, pod.name, pool} end
-  return {'new', now, pod.name, pool, '', pod_attempt}
+  if tried == '' and fields.pod_attempt == '' then return {'new', now, pod.name, pool} end
+  return {'new', now, pod.name, pool, tried, fields.pod_attempt}
 end
 
 operation('allocate', function(ARGV)

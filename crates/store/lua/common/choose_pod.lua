@@ -50,6 +50,13 @@ local function draw_at_risk(tier, kind, avoid)
     or first_usable(try(command, key, from, to, 'LIMIT', '1', '16'), tier, cap, avoid)
 end
 
+-- Returns the reason why a pool has no usable pod.
+local function reason_of(keys)
+  if count('SCARD', keys.assigned) > count('ZCARD', keys.out) then return 'at_capacity' end
+  if count('ZCOUNT', keys.out, 1, 1) > 0 then return 'all_draining' end
+  return 'empty'
+end
+
 -- Returns a usable pod of a pool, other than `avoid`; nil and the reason if there is none.
 local function draw(tier, kind, avoid)
   local key = pool_keys_of(tier).available
@@ -73,10 +80,7 @@ local function draw(tier, kind, avoid)
   end
   pod = pod or draw_at_risk(tier, kind, avoid)
   if pod then return pod end
-  local out = pool_keys_of(tier).out
-  if count('SCARD', pool_keys_of(tier).assigned) > count('ZCARD', out) then return nil, 'at_capacity' end
-  if count('ZCOUNT', out, 1, 1) > 0 then return nil, 'all_draining' end
-  return nil, 'empty'
+  return nil, reason_of(pool_keys_of(tier))
 end
 
 -- Walks the chain. Returns the pod, and the steps skipped before it. With `respects_held`, a pool needs more free slots

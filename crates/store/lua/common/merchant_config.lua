@@ -79,46 +79,51 @@ local function merchant_config_of(document)
 end
 
 -- Parses the default chain: its steps {step, tier, kind}, the kinds by tier, the merchant pools whose calls prefer low
--- ordinals, and the tier from which draw_usual_pod draws (nil for none).
+-- ordinals, and the number of its first steps from which draw_usual_pod can draw.
 local parse_chain = memoized(function(chain)
-  local steps, kinds = {}, {}
+  local steps, kinds, usual_steps = {}, {}, 0
   for name, kind, cap, strategy in string.gmatch(chain, '(%S+)=(%a+):(%d+):(%a+)') do
-    kinds[name] = {kind = kind, cap = tonumber(cap), strategy = strategy}
+    kinds[name] = {kind = kind, cap = tonumber(cap), strategy = strategy, is_shared = kind == 'shared'}
+    if usual_steps == #steps and strategy == 'spread' and cap ~= '0' then usual_steps = usual_steps + 1 end
     steps[#steps + 1] = {step = name, tier = name, kind = kinds[name]}
   end
-  local first = steps[1]
-  local is_usual = first and first.kind.strategy == 'spread' and first.kind.cap > 0
-  return {steps = steps, kinds = kinds, ordered = parse_ordered(chain), usual_tier = is_usual and first.tier or nil,
-    is_usual_shared = is_usual and first.kind.kind == 'shared'}
+  return {steps = steps, kinds = kinds, ordered = parse_ordered(chain), usual_steps = usual_steps}
 end)
 
 -- Draws the pod of a new call in the usual case: the merchant has no document, and the first pool of the default chain
--- has an idle and plain pod; the call has neither a record nor a history, and no slots are held for dials. Returns nil
--- where any of this is not so: the general case decides then.
+-- with an available pod has a plain one; the call has neither a record nor a history, and no slots are held for dials.
+-- Returns the pod and the steps skipped before it; nil where any of this is not so: the general case decides then.
 local function draw_usual_pod(call, merchant, numbers)
   local chain = run_protected('HGET', K.tiers, ':chain')
   if type(chain) ~= 'string' or merchant ~= '' and run_protected('HGET', K.merchant_config, merchant) then
     return nil
   end
   local parsed = parse_chain(chain)
-  local tier = parsed.usual_tier
-  if not tier then return nil end
-  local available, pod_name = pool_keys_of(tier).available, nil
-  if parsed.is_usual_shared then
-    -- The least loaded pod: if it is not idle, none is.
-    pod_name = run_protected('ZRANGE', available, '0', '0')[1]
-  else
-    pod_name = run_protected('SRANDMEMBER', available)
+  local steps, tried, tier, kind, pod_name = parsed.steps, '', nil, nil, nil
+  for i = 1, parsed.usual_steps do
+    tier, kind = steps[i].tier, steps[i].kind
+    local keys = pool_keys_of(tier)
+    if kind.is_shared then
+      -- The least loaded pod.
+      pod_name = run_protected('ZRANGE', keys.available, '0', '0')[1]
+    else
+      pod_name = run_protected('SRANDMEMBER', keys.available)
+    end
+    if pod_name then break end
+    if run_protected('EXISTS', keys.at_risk, K.audit_due) ~= 0 then return nil end
+    tried = (tried == '' and '' or tried .. ' ') .. tier .. '=' .. reason_of(keys)
   end
   if type(pod_name) ~= 'string' then return nil end
   local key, calls_key = K.pod .. pod_name, K.pod_calls .. pod_name
-  if run_protected('HGET', key, 'plain') ~= tier or run_protected('EXISTS', calls_key, K.pod_draining .. pod_name,
+  local calls = kind.is_shared and run_protected('ZCARD', calls_key) or 0
+  if run_protected('HGET', key, 'plain') ~= tier or calls ~= 0 and (type(calls) ~= 'number' or calls >= kind.cap)
+    or run_protected('EXISTS', calls == 0 and calls_key or K.reservations, K.pod_draining .. pod_name,
     K.call .. call, K.call_end .. call, K.reservations, numbers and K.numbers or K.reservations) ~= 0 then
     return nil
   end
   chain_kinds, ordered_merchants = parsed.kinds, parsed.ordered
-  return {name = pod_name, key = key, calls_key = calls_key, tier = tier, calls = 0, is_plain = true,
-    has_no_lease = false}
+  return {name = pod_name, key = key, calls_key = calls_key, tier = tier, calls = calls, is_plain = true,
+    has_no_lease = false}, tried
 end
 
 -- Returns the chain steps of a call; tier and kind of an unknown step are nil.
