@@ -80,6 +80,9 @@ pub fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), T
             return error(line, format!("header {header:?}; {expected}"));
         }
     };
+    if has_durations && options.duration.is_some() {
+        return error(line, "the rows have durations; omit --duration, which is for time,calls");
+    }
     let rows: Vec<Row> = rows
         .filter(|(_, line)| !line.is_empty())
         .map(|(number, line)| Row::parse(number, line, &options.zone))
