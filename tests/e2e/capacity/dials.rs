@@ -89,6 +89,52 @@ fn the_diallers_of_a_killed_replica_stop_counting() {
 }
 
 #[test]
+fn malformed_reports_count_as_none_and_are_replaced() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, TIERS);
+    let mut redis = server.connection();
+    let mut edit = |words: &[&str]| {
+        let words = [&["DEL", "voice:waiting_dials"][..], words];
+        words.iter().for_each(|it| redis::cmd(it[0]).arg(&it[1..]).exec(&mut redis).unwrap());
+    };
+    take_all_slots(&routers[0]);
+    wait_for_dials(&routers[0], 0);
+    let _dialler = wait_for_reservations(&routers[0], "acme");
+    wait_for_dials(&routers[0], 20);
+    let far = "99999999999999 acme - 7";
+    for wrong in [
+        &["SET", "voice:waiting_dials", "x"][..],
+        &["LPUSH", "voice:waiting_dials", "x"],
+        &["HSET", "voice:waiting_dials", "r1", "x", "r2", far, "r3", ""],
+    ] {
+        edit(wrong);
+        eventually(PATIENCE, "the router's report is alone", || {
+            let mut redis = server.connection();
+            let known = redis::cmd("HKEYS").arg("voice:waiting_dials").query(&mut redis);
+            known.is_ok_and(|routers: Vec<String>| routers.len() == 1 && routers[0].len() > 2)
+        });
+        wait_for_dials(&routers[0], 20);
+    }
+}
+
+#[test]
+fn an_absurd_report_asks_for_no_more_than_max() {
+    let server = RedisServer::start(&[]);
+    let routers = replicas(&server, 1, TIERS);
+    let mut redis = server.connection();
+    let mut found = Value::Null;
+    eventually(PATIENCE, "the report counts", || {
+        let (seconds, _): (u64, u64) = redis::cmd("TIME").query(&mut redis).unwrap();
+        let report = format!("{} acme - x acme - 99999999999999999999", (seconds + 5) * 1_000);
+        let key = "voice:waiting_dials";
+        redis::cmd("HSET").arg(key).arg("r1").arg(report).exec(&mut redis).unwrap();
+        found = pool(&routers[0], "gold").unwrap_or_default();
+        found["waiting_dials"] == 100_000
+    });
+    assert_eq!((number(&found, "desired"), &found["reason"]), (300, &json!("max")));
+}
+
+#[test]
 fn dials_beyond_other_limits_need_no_pod() {
     let server = RedisServer::start(&[]);
     let url = server.url();
