@@ -1,6 +1,6 @@
 //! Reservations and the limits of dials: operations, reads and mutations.
 
-use fleet::{ReservationQuery, Reserved, merchant::Malformed, names::MerchantId};
+use fleet::{ReservationQuery, Reserved, WaitingDials, merchant::Malformed, names::MerchantId};
 use store::OutboundStore;
 use testkit::operations::{OutboundOperation, RESERVATION_TTL};
 
@@ -25,7 +25,20 @@ impl Pair {
         match operation {
             OutboundOperation::Reserve(request) => {
                 let redis = store.reserve(request).await.map_err(failed)?;
+                let granted = redis.granted.len();
                 same!(what, plain(redis), plain(fleet.reserve(request, now)));
+                // The refused dials wait; those of the same router before are served.
+                let waiting: Vec<WaitingDials> = (granted < request.ids.len())
+                    .then(|| WaitingDials {
+                        merchant: request.merchant.clone(),
+                        number: request.number.clone(),
+                        dials: (request.ids.len() - granted) as u64,
+                    })
+                    .into_iter()
+                    .collect();
+                let router = format!("r{}", request.ids.len() % 3);
+                store.report_waiting_dials(&router, &waiting).await.map_err(failed)?;
+                fleet.report_waiting_dials(&router, &waiting, now);
             }
             OutboundOperation::Dialed { id, call } => {
                 let redis = store.dialed(id, call, RESERVATION_TTL).await.map_err(failed)?;

@@ -12,11 +12,26 @@ pub const RESERVATION_TTL: Millis = 6_000;
 #[derive(Debug, Clone)]
 pub enum OutboundOperation {
     Reserve(Reserve),
-    Dialed { id: ReservationId, call: CallSid },
-    GiveBack { id: ReservationId },
-    Number { number: PhoneNumber, max_lines: Option<u32> },
-    Account { account: AccountName, max_cps: Option<u32> },
-    Waiting { router: String, waiting: Vec<WaitingDials> },
+    Dialed {
+        id: ReservationId,
+        call: CallSid,
+    },
+    GiveBack {
+        id: ReservationId,
+    },
+    Number {
+        number: PhoneNumber,
+        max_lines: Option<u32>,
+    },
+    Account {
+        account: AccountName,
+        max_cps: Option<u32>,
+    },
+    /// The report of a router. The random operations have none: each grant is followed by one.
+    Waiting {
+        router: String,
+        waiting: Vec<WaitingDials>,
+    },
 }
 
 /// Reservations that the operations name.
@@ -33,7 +48,7 @@ fn reservation_id(number: usize) -> ReservationId {
 
 impl Dice {
     pub(super) fn outbound(&mut self, fleet: &Fleet) -> OutboundOperation {
-        match self.roll(14) {
+        match self.roll(13) {
             0..=6 => OutboundOperation::Reserve(self.reserve()),
             7..=9 => OutboundOperation::Dialed { id: self.reservation(fleet), call: self.call() },
             10 => OutboundOperation::GiveBack { id: self.reservation(fleet) },
@@ -41,23 +56,11 @@ impl Dice {
                 let (number, max_lines) = (self.number(), self.roll(5) as u32);
                 OutboundOperation::Number { number, max_lines: self.mostly(max_lines) }
             }
-            12 => {
-                let (router, waiting) = (format!("r{}", self.roll(3)), self.waiting_dials());
-                OutboundOperation::Waiting { router, waiting }
-            }
             _ => {
                 let (account, max_cps) = (self.account(), [0, 1, 3, 1_000][self.roll(4)]);
                 OutboundOperation::Account { account, max_cps: self.mostly(max_cps) }
             }
         }
-    }
-
-    fn waiting_dials(&mut self) -> Vec<WaitingDials> {
-        let queue = |dice: &mut Self| {
-            let (number, dials) = (dice.number(), dice.between(1, 9));
-            WaitingDials { merchant: dice.merchant(), number: dice.mostly(number), dials }
-        };
-        (0..self.roll(5)).map(|_| queue(self)).collect()
     }
 
     fn reserve(&mut self) -> Reserve {
