@@ -12,11 +12,11 @@ use smart_router::tools::{
     provider_stream::Dialer,
 };
 
-use self::results::{print_head, print_row, ratios, redis_cost, write_results};
+use self::results::{print_head, print_row, ratios, redis_cost, upkeep, write_results};
 use testkit::{
     Process,
     baseline::BaselineKind,
-    free_port,
+    eventually, free_port,
     measurement::{describe_machine, latency_proxy, redis_server, wait_for_port},
     scratch,
 };
@@ -28,6 +28,10 @@ enum System {
     Router,
     /// The router with its media gateway: a call is provisional until its stream attaches.
     Gateway,
+    /// The router without upkeep: it neither reconciles nor audits during the run.
+    Calm,
+    /// The router during upkeep: it reconciles and audits all the time.
+    Upkeep,
     Embedded,
     Baseline(BaselineKind),
 }
@@ -37,6 +41,8 @@ impl System {
         match self {
             Self::Router => "router",
             Self::Gateway => "gateway",
+            Self::Calm => "calm",
+            Self::Upkeep => "upkeep",
             Self::Embedded => "embedded",
             Self::Baseline(BaselineKind::Pool) => "pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands",
@@ -48,6 +54,8 @@ impl System {
         match self {
             Self::Router => "router",
             Self::Gateway => "router with media gateway",
+            Self::Calm => "router, calm",
+            Self::Upkeep => "router, during upkeep",
             Self::Embedded => "router, embedded",
             Self::Baseline(BaselineKind::Pool) => "many commands, pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands, one connection",
@@ -156,7 +164,7 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             command.args(["serve", &kind, &port.to_string(), &url, &case.chain()]);
             command
         }
-        System::Router | System::Gateway | System::Embedded => {
+        System::Router | System::Gateway | System::Calm | System::Upkeep | System::Embedded => {
             let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
             let port = port.to_string();
             command
@@ -170,8 +178,12 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             if system != System::Embedded {
                 command.env("REDIS_URL", url);
             }
-            if system == System::Router {
+            if !matches!(system, System::Gateway | System::Embedded) {
                 command.env("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
+            }
+            if let System::Calm | System::Upkeep = system {
+                let interval = if system == System::Calm { "1h" } else { "1s" };
+                command.env("RECONCILE_INTERVAL", interval).env("CLEANUP_INTERVAL", interval);
             }
             command
         }
@@ -180,6 +192,20 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
     wait_for_port(port);
     (process, port)
 }
+
+/// Waits until the store has all pods of a case.
+fn wait_for_pods(case: &Case, connection: &mut redis::Connection) {
+    eventually(Duration::from_secs(30), "the store has all pods", || {
+        let count = |tier| {
+            let key = format!("voice:pool:{tier}:assigned");
+            cmd("SCARD").arg(key).query::<usize>(connection).unwrap()
+        };
+        ["gold", "basic"].map(count).iter().sum::<usize>() == case.exclusive + case.shared
+    });
+}
+
+/// Time in which an idle router audits 50,000 pods.
+const FIRST_AUDIT: Duration = Duration::from_secs(30);
 
 /// A running system with its own Redis server.
 struct RunningSystem {
@@ -201,12 +227,18 @@ impl RunningSystem {
             false => latency_proxy(redis_port, case.delay),
         };
         let (process, port) = start(&case, system, endpoint);
-        redis.wait_until_idle();
-        if matches!(system, System::Router | System::Gateway) {
-            // Ends the re-registration window, in which a release does more work.
+        if !matches!(system, System::Embedded | System::Baseline(_)) {
             let client = redis::Client::open(format!("redis://127.0.0.1:{redis_port}")).unwrap();
             let mut connection = client.get_connection().unwrap();
+            wait_for_pods(&case, &mut connection);
+            // Ends the re-registration window, in which a release does more work.
             cmd("HDEL").arg("voice:tiers").arg(":trusting_until").exec(&mut connection).unwrap();
+        }
+        // The first audit has to be over: it may take its whole interval.
+        match system {
+            System::Upkeep => {}
+            System::Calm => std::thread::sleep(FIRST_AUDIT),
+            _ => redis.wait_until_idle(),
         }
         Self { case, system, process, port, redis }
     }
@@ -344,13 +376,22 @@ async fn compare(is_quick: bool, write: bool) {
         (at("8,000 calls/s", 8_000.0), vec![ROUTER, BARE]),
         (at("12,000 calls/s", 12_000.0), vec![ROUTER, BARE]),
     ];
+    let upkeep_case = Case::new("upkeep50k", 0, 50_000);
     let mut all = Vec::new();
     let cases = ratio_cases.into_iter().chain(more_cases.into_iter().filter(|_| !is_quick));
     for (case, systems) in cases {
         all.extend(measure_in_turns(case, &systems, turns, seconds).await);
     }
+    let upkeep_seconds = if is_quick { 6.0 } else { 20.0 };
+    for system in [System::Calm, System::Upkeep] {
+        // Not in turns: upkeep cannot be stopped without an outage.
+        let running = RunningSystem::start(upkeep_case, system).await;
+        running.load(0.5).await;
+        all.push(running.measure(upkeep_seconds).await);
+        print_row(all.last().expect("measured"));
+    }
     if write {
         write_results(&machine, &all);
     }
-    println!("\n{}\n{}", redis_cost(&all), ratios(&all));
+    println!("\n{}\n{}\n{}", redis_cost(&all), upkeep(&all), ratios(&all));
 }

@@ -66,9 +66,25 @@ pub(crate) fn redis_cost(all: &[Measurement]) -> String {
     )
 }
 
+/// The throughput and the p99 of an allocate during upkeep of 50,000 pods, compared with the same
+/// router without upkeep.
+pub(crate) fn upkeep(all: &[Measurement]) -> String {
+    let report = |system| &find(all, "upkeep50k", system).report;
+    let (calm, busy) = (report(System::Calm), report(System::Upkeep));
+    format!(
+        "upkeep of 50,000 pods: {:.0} requests/s of {:.0} without: {:.2}x; p99 {:.2} ms of {:.2} ms: {:.2}x",
+        busy.requests_per_second,
+        calm.requests_per_second,
+        busy.requests_per_second / calm.requests_per_second,
+        busy.allocate.p99,
+        calm.allocate.p99,
+        busy.allocate.p99 / calm.allocate.p99
+    )
+}
+
 /// The last line: requests/s compared with the pool for the first four cases, p50 of allocate
-/// and release compared with one connection for the next two, and requests/s compared with the
-/// bare handler.
+/// and release compared with one connection for the next two, requests/s compared with the bare
+/// handler, and Redis's CPU compared with that of the bare scripts.
 pub(crate) fn ratios(all: &[Measurement]) -> String {
     let rate = |case: &str, system| find(all, case, system).report.requests_per_second;
     let p50 = |case: &str, system| {
@@ -83,6 +99,8 @@ pub(crate) fn ratios(all: &[Measurement]) -> String {
             .map(|case| format!("{case} {:.1}x", p50(case, MUX) / p50(case, ROUTER))),
     );
     parts.push(format!("ceiling {:.2}", rate("exclusive", ROUTER) / rate("exclusive", BARE)));
+    let redis_cpu = |system| find(all, "exclusive", system).redis_cpu;
+    parts.push(format!("redis {:.2}x bare", redis_cpu(ROUTER) / redis_cpu(BARE)));
     format!("ratios: {}", parts.join(", "))
 }
 
@@ -98,9 +116,10 @@ pub(crate) fn write_results(machine: &str, all: &[Measurement]) {
     }
     let rows: String = all.iter().map(|it| row(it) + "\n").collect();
     let results = format!(
-        "`./bench.sh --write`: {machine}\n\n{}\n{rows}\n{}\n\n`{}`\n",
+        "`./bench.sh --write`: {machine}\n\n{}\n{rows}\n{}\n\n{}\n\n`{}`\n",
         head(),
         redis_cost(all),
+        upkeep(all),
         ratios(all)
     );
     let page = docs.join("performance.md");

@@ -245,13 +245,13 @@ fn a_status_that_cannot_be_read_is_an_error() {
     let url = server.url().replace("redis://", "redis://router:pw@");
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", r#"{"gold": 2}"#)]);
     router.allocate("CA1");
-    run(&mut redis, &["ACL SETUSER router -sscan"]);
+    run(&mut redis, &["ACL SETUSER router -scard"]);
     eventually(Duration::from_secs(10), "the status is refused", || {
         let (status, response) = router.get("/api/v1/status");
         assert!(status == 503 || response["pools"]["gold"]["active_calls"] == 1, "{response}");
         status == 503
     });
-    run(&mut redis, &["ACL SETUSER router +sscan"]);
+    run(&mut redis, &["ACL SETUSER router +scard"]);
     eventually(Duration::from_secs(10), "the status can be read", || {
         router.get("/api/v1/status").0 == 200
     });

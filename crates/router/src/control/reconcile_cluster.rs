@@ -8,7 +8,7 @@ use tokio::time::{Instant, sleep_until};
 use super::{
     Control,
     leader::{Halt, MIN_BACKOFF},
-    reconcile_list::{CLAIM_INTERVAL, batch_size, off_the_runtime},
+    reconcile_list::{BATCH_SIZE, CLAIM_INTERVAL, batch_size, off_the_runtime},
     settling::Settling,
 };
 use crate::cluster::{PodState, PodView};
@@ -48,7 +48,7 @@ impl Control {
                 if listed_at.is_some() && !changes.is_empty() {
                     let admit = |(name, state)| admitted(&mut settling, view, name, state);
                     let changes = changes.into_iter().map(admit).collect();
-                    self.apply(changes, writer, batch_size(1)).await?;
+                    self.apply(changes, writer, BATCH_SIZE).await?;
                     rebalance_at = rebalance_at.or_else(|| Some(Instant::now() + REBALANCE_DELAY));
                 }
             }
@@ -132,7 +132,7 @@ impl Control {
             }
         }
         let count = changes.len();
-        self.apply(changes, writer, batch_size(pod_count)).await?;
+        self.apply(changes, writer, batch_size(pod_count, count)).await?;
         let pods = if count == 0 && missing_count == 0 {
             off_the_runtime(move || sorted(known)).await
         } else {

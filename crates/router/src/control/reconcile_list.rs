@@ -23,7 +23,7 @@ use store::{Pace, StoreError};
 
 /// Interval at which a file of pods is read, and a leaving pod is checked for its last call.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Concurrent requests to an empty store.
+/// Concurrent requests to a store that lacks most of its pods.
 const MAX_CONCURRENT: usize = 512;
 /// Concurrent requests to a store that serves calls: about a millisecond of its time.
 pub(super) const BATCH_SIZE: usize = 32;
@@ -151,9 +151,9 @@ impl Control {
             PodFeed::Simulated => Arc::new(simulated_pods(&tiers)),
         };
         let known = self.store.pods().await?;
-        let batch_size = batch_size(known.len());
         let (differences, known) = off_the_runtime(move || (compare(&list, &known), known)).await;
         let Differences { joining, mut replacing, leaving } = differences;
+        let batch_size = batch_size(known.len(), joining.len());
         let is_unchanged = joining.is_empty() && replacing.is_empty() && leaving.is_empty();
         // New pods join first, so that the fleet is never empty.
         let mut refused = self.join(&joining, epoch, batch_size).await?;
@@ -335,9 +335,10 @@ fn compare(list: &[ListedPod], known: &[PodStatus]) -> Differences {
     Differences { joining, replacing, leaving }
 }
 
-/// Pods per step of upkeep. The first pods of a store are written at once: no call has a pod yet.
-pub(super) fn batch_size(known_pods: usize) -> usize {
-    if known_pods == 0 { MAX_CONCURRENT } else { BATCH_SIZE }
+/// Pods per step of upkeep. A store that lacks most of its pods gets them at once: calls would be
+/// refused meanwhile.
+pub(super) fn batch_size(known_pods: usize, changes: usize) -> usize {
+    if changes > known_pods { MAX_CONCURRENT } else { BATCH_SIZE }
 }
 
 /// Runs work that grows with the number of pods on another thread: the workers of the runtime
