@@ -2,9 +2,9 @@
 //! Random operations rarely reach these states.
 
 use fleet::{
-    Allocate, Confirm, Hold, PodFacts, Release, Reserve,
-    names::{AccountName, CallSid, MerchantId, PodName, ReservationId},
-    rules::ANSWER_RATE_TTL,
+    Allocate, Confirm, Hold, PodFacts, Release, Reserve, WaitingDials,
+    names::{AccountName, CallSid, MerchantId, PhoneNumber, PodName, ReservationId},
+    rules::{ANSWER_RATE_TTL, MAX_WAITING_DIALS, WAITING_DIALS_TTL},
 };
 use store::{Functions, Store};
 use testkit::{
@@ -211,6 +211,48 @@ impl Pair {
         self.pass(RESERVATION_TTL).await
     }
 
+    /// Reports of waiting dials by two routers, within limits, until they expire.
+    async fn wait_for_pods(&mut self) -> Result<(), String> {
+        let other: MerchantId = "other".parse().unwrap();
+        let number: Option<PhoneNumber> = NUMBER.parse().ok();
+        let of = |merchant: &MerchantId, number: &Option<PhoneNumber>, dials| WaitingDials {
+            merchant: merchant.clone(),
+            number: number.clone(),
+            dials,
+        };
+        let acme = merchant();
+        self.learn(30).await?;
+        self.waiting("r1", vec![of(&acme, &None, 7), of(&acme, &number, 20)]).await?;
+        self.waiting("r2", vec![of(&acme, &number, 20), of(&other, &None, MAX_WAITING_DIALS + 1)])
+            .await?;
+        let limited = number.clone().expect("a number");
+        let limit = |max_lines| OutboundOperation::Number { number: limited.clone(), max_lines };
+        self.outbound(limit(Some(9))).await?;
+        self.reserve(Reserve { number: number.clone(), ..batch(950..953) }).await?;
+        for document in [
+            r#"{"max_calls": 8}"#,
+            r#"{"pool": "nowhere", "fallback": ["nothing", "basic", "gold"]}"#,
+            r#"{"pool": "nowhere", "dedicated_only": true}"#,
+        ] {
+            let (id, document) = (acme.clone(), Some(document));
+            self.check(Operation::Merchant { id, document, expected: None }).await?;
+        }
+        let id = acme.clone();
+        self.check(Operation::Merchant { id, document: None, expected: None }).await?;
+        self.outbound(limit(None)).await?;
+        self.waiting("r1", Vec::new()).await?;
+        self.pass(WAITING_DIALS_TTL / 2).await?;
+        self.waiting("r1", vec![of(&acme, &None, 5)]).await?;
+        for time in [WAITING_DIALS_TTL / 2 - 1, 1, WAITING_DIALS_TTL / 2] {
+            self.pass(time).await?;
+        }
+        self.pass(RESERVATION_TTL).await
+    }
+
+    async fn waiting(&mut self, router: &str, waiting: Vec<WaitingDials>) -> Result<(), String> {
+        self.outbound(OutboundOperation::Waiting { router: router.into(), waiting }).await
+    }
+
     /// A learned answer rate is forgotten to the millisecond.
     async fn forget(&mut self) -> Result<(), String> {
         self.learn(10).await?;
@@ -252,6 +294,7 @@ async fn run_all(pair: &mut Pair) -> Result<(), String> {
     pair.report().await?;
     pair.limit().await?;
     pair.confirm_late().await?;
+    pair.wait_for_pods().await?;
     pair.forget().await
 }
 

@@ -1,6 +1,6 @@
 //! Reservations and the limits of dials: operations, reads and mutations.
 
-use fleet::{ReservationQuery, Reserved, merchant::Malformed, names::MerchantId};
+use fleet::{ReservationQuery, Reserved, WaitingDials, merchant::Malformed, names::MerchantId};
 use store::OutboundStore;
 use testkit::operations::{OutboundOperation, RESERVATION_TTL};
 
@@ -25,7 +25,20 @@ impl Pair {
         match operation {
             OutboundOperation::Reserve(request) => {
                 let redis = store.reserve(request).await.map_err(failed)?;
+                let granted = redis.granted.len();
                 same!(what, plain(redis), plain(fleet.reserve(request, now)));
+                // The refused dials wait; those of the same router before are served.
+                let waiting: Vec<WaitingDials> = (granted < request.ids.len())
+                    .then(|| WaitingDials {
+                        merchant: request.merchant.clone(),
+                        number: request.number.clone(),
+                        dials: (request.ids.len() - granted) as u64,
+                    })
+                    .into_iter()
+                    .collect();
+                let router = format!("r{}", request.ids.len() % 3);
+                store.report_waiting_dials(&router, &waiting).await.map_err(failed)?;
+                fleet.report_waiting_dials(&router, &waiting, now);
             }
             OutboundOperation::Dialed { id, call } => {
                 let redis = store.dialed(id, call, RESERVATION_TTL).await.map_err(failed)?;
@@ -44,6 +57,10 @@ impl Pair {
                 let redis = store.set_account(account, *max_cps, ACTOR).await.map_err(failed)?;
                 same!(what, redis, fleet.set_account(account, *max_cps, ACTOR));
             }
+            OutboundOperation::Waiting { router, waiting } => {
+                store.report_waiting_dials(router, waiting).await.map_err(failed)?;
+                fleet.report_waiting_dials(router, waiting, now);
+            }
         }
         Ok(())
     }
@@ -55,6 +72,8 @@ impl Pair {
         same!("outbound", outbound.status, self.fleet.outbound_status());
         same!("numbers", outbound.numbers, self.fleet.numbers());
         same!("accounts", outbound.accounts, self.fleet.accounts());
+        let demand = self.store.dial_demand().await.map_err(failed)?;
+        same!("demand of dials", demand, self.fleet.dial_demand(self.now));
         for number in 0..3 {
             let merchant: MerchantId = format!("m{number}").parse().unwrap();
             let redis = self.store.answer_probability(&merchant).await.map_err(failed)?;
@@ -74,7 +93,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 39] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -265,5 +284,41 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 39] = [
         "freed slots are not handed off to waiting calls",
         "  outbound.finish(facts, cause)\n  outbound.hand_off_pool(facts.tier)\n",
         "  outbound.finish(facts, cause)\n",
+    ),
+    (
+        "a report of waiting dials replaces that of another router",
+        "run('HSET', key, router, ends",
+        "run('HSET', key, 'router', ends",
+    ),
+    (
+        "a report of waiting dials is in force for too long",
+        "  return now < ends and ends <= now + RULES.WAITING_DIALS_TTL\n",
+        "  return now <= ends\n",
+    ),
+    ("a router without waiting dials keeps its report", "    run('HDEL', key, router)\n", ""),
+    (
+        "waiting dials beyond the lines of their number need pods",
+        "waiting = waiting + within_lines(number, dials) end",
+        "waiting = waiting + dials end",
+    ),
+    (
+        "waiting dials beyond the calls of their merchant need pods",
+        "waiting = math.min(waiting, max(0, config.max_calls - count('ZCARD', live_key(merchant))))",
+        "waiting = waiting",
+    ),
+    (
+        "waiting dials are not weighted by their answer probability",
+        "waiting * ARITHMETIC.answer_probability(dials, answers, 0)",
+        "waiting * 1024",
+    ),
+    (
+        "waiting dials count for a pool without pods",
+        "if step.kind and (is_defined(step.tier) or count('SCARD', pool_keys_of(step.tier).assigned) > 0) then",
+        "if step.kind then",
+    ),
+    (
+        "a report counts any number of waiting dials",
+        "math.min(tonumber(dials), RULES.MAX_WAITING_DIALS)",
+        "tonumber(dials)",
     ),
 ];

@@ -78,6 +78,12 @@ fn plan_names_the_line_of_an_invalid_trace() {
     assert_eq!((code, error.contains("line 1: the file is empty")), (1, true), "{error}");
     let (_, _, error) = plan(&["--trace", "-", "--duration", "3m"], "time,calls\n0,1\n60,1e9\n");
     assert!(error.contains("line 3: 1000000000 calls; expected a whole number of at most"));
+    let (code, _, error) = plan(&["--trace", "-", "--duration", "3m"], "start,duration\n10,5\n");
+    assert_eq!(
+        (code, error.contains("line 1: the rows have durations; omit --duration")),
+        (1, true),
+        "{error}"
+    );
     assert_eq!(plan(&["--trace", "/nonexistent.csv"], "").0, 1);
     assert_eq!(plan(&[], "").0, 2);
     assert_eq!(plan(&["--step", "--target", "101%"], "").0, 1);

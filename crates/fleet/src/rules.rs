@@ -78,6 +78,10 @@ rules! {
     LINES_TTL: Millis = 86_400_000;
     /// Pause before a refused dialler asks again (ms), unless the limit itself names a time.
     DIAL_RETRY: Millis = 1_000;
+    /// Time for which a router's report of its waiting dials is in force (ms).
+    WAITING_DIALS_TTL: Millis = 6_000;
+    /// Waiting dials of one number that a report counts at most.
+    MAX_WAITING_DIALS: u64 = 100_000;
     /// Holders of lines that a refusal checks for their end.
     MAX_CHECKED: usize = 16;
     /// Lifetime of a queue key without a change (ms).

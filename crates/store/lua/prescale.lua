@@ -4,7 +4,12 @@
 operation('prescale', function(ARGV)
   local _, id, pool, pods, ends, by = unpack(ARGV)
   if not is_set_up() then return {'lost', now} end
-  local fields, number = read('HGETALL', K.prescale), 0
+  local fields, number = try('HGETALL', K.prescale), 0
+  if fields.err then
+    -- Orders under a key of another type count as none.
+    run('DEL', K.prescale)
+    fields = {}
+  end
   for i = 1, #fields, 2 do
     local order = parse_order(fields[i + 1])
     if not order or order.ends <= now then

@@ -1,10 +1,12 @@
 //! Outbound calls in the embedded store.
 
+use std::collections::BTreeMap;
+
 use crate::{Embedded, Outbound, OutboundStore, Reply};
 use fleet::{
-    DialRefused, Millis, ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus,
-    Reserve, Reserved,
-    names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
+    DialDemand, DialRefused, Millis, ReservationNotFound, ReservationPage, ReservationQuery,
+    ReservationStatus, Reserve, Reserved, WaitingDials,
+    names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
 };
 
 impl OutboundStore for Embedded {
@@ -46,6 +48,20 @@ impl OutboundStore for Embedded {
             numbers: fleet.numbers(),
             accounts: fleet.accounts(),
         })
+    }
+
+    fn report_waiting_dials<'a>(
+        &'a self,
+        router: &'a str,
+        waiting: &'a [WaitingDials],
+    ) -> Reply<'a, ()> {
+        self.step("report_waiting_dials", move |fleet, now| {
+            fleet.report_waiting_dials(router, waiting, now)
+        })
+    }
+
+    fn dial_demand(&self) -> Reply<'_, BTreeMap<Pool, DialDemand>> {
+        self.step("dial_demand", |fleet, now| fleet.dial_demand(now))
     }
 
     fn set_number<'a>(

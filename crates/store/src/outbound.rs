@@ -1,10 +1,13 @@
 //! Outbound calls in the store: reservations, lines of numbers, rates of accounts.
 
+use std::collections::BTreeMap;
+
 use crate::Reply;
 use fleet::{
-    AccountStatus, DialRefused, Millis, NumberStatus, OutboundStatus, ReservationNotFound,
-    ReservationPage, ReservationQuery, ReservationStatus, Reserve, Reserved,
-    names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
+    AccountStatus, DialDemand, DialRefused, Millis, NumberStatus, OutboundStatus,
+    ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus, Reserve, Reserved,
+    WaitingDials,
+    names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
 };
 
 /// Outstanding dials, and the limits of numbers and accounts.
@@ -37,6 +40,15 @@ pub trait OutboundStore {
     /// The learned probability that a merchant's dial is answered, in units of 1/1024.
     fn answer_probability<'a>(&'a self, merchant: &'a MerchantId) -> Reply<'a, u64>;
     fn outbound(&self) -> Reply<'_, Outbound>;
+    /// Reports the dials that wait for a pod at a router. A report counts for
+    /// [`fleet::rules::WAITING_DIALS_TTL`].
+    fn report_waiting_dials<'a>(
+        &'a self,
+        router: &'a str,
+        waiting: &'a [WaitingDials],
+    ) -> Reply<'a, ()>;
+    /// The demand of dials by pool, of all routers.
+    fn dial_demand(&self) -> Reply<'_, BTreeMap<Pool, DialDemand>>;
     /// Sets or deletes the limit of lines of a number. Returns whether it had one.
     fn set_number<'a>(
         &'a self,

@@ -3,6 +3,7 @@
 mod bad_input;
 mod cluster;
 mod continuation;
+mod dials;
 mod orders;
 mod outages;
 

@@ -141,3 +141,19 @@ fn metrics_and_commands_show_the_capacity() {
     assert_eq!(run(&["prescale", "set", "gold", "1"]).0, 2);
     assert_eq!(run(&["prescale", "set", "gold", "0", "--for", "1h"]).0, 1);
 }
+
+#[test]
+fn orders_under_a_key_of_another_type_are_replaced() {
+    let server = RedisServer::start(&[]);
+    let router = Router::start(&[("REDIS_URL", &server.url())]);
+    let mut redis = server.connection();
+    redis::cmd("SET").arg("voice:prescale").arg("x").exec(&mut redis).unwrap();
+    assert_eq!(router.get("/api/v1/prescale").1["orders"], json!([]));
+    let path = "/api/v1/prescale/00000000";
+    assert_eq!(router.connect().send("DELETE", path, &[], b"").json().0, 404);
+    let body = json!({"pool": "gold", "pods": 4, "for": "1h"});
+    let (status, answer) = router.post("/api/v1/prescale", body);
+    assert_eq!(status, 200, "{answer}");
+    let (_, known) = router.get("/api/v1/prescale");
+    assert_eq!(known["orders"], json!([answer["order"]]));
+}

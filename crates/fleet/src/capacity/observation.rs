@@ -14,6 +14,9 @@ pub struct Observation {
     pub waiting: u64,
     /// Calls since the last observation that were refused for lack of a pod.
     pub refusals: u64,
+    /// Slots for outbound dials: held for outstanding ones, or needed by waiting ones.
+    #[serde(default)]
+    pub dial_slots: u64,
     /// Pods in service, busy or idle.
     pub ready: u64,
     pub starting: u64,
@@ -71,7 +74,7 @@ pub struct Outlook {
 pub enum Reason {
     /// The forecast of demand.
     Forecast,
-    /// Live calls and the inbound reserve.
+    /// Live calls, slots for dials and the inbound reserve.
     Reserve,
     /// A prescale order.
     Prescale,

@@ -260,8 +260,10 @@ impl Policy {
                 (desired, reason) = (to, why);
             }
         };
-        let reserve = bounds.inbound_reserve.beside_calls(seen.calls);
-        let reserved = (seen.calls + reserve).div_ceil(self.settings.calls_per_pod);
+        // The forecast has the dials that will be answered: they are arrivals as well.
+        let used = seen.calls + seen.dial_slots;
+        let reserve = bounds.inbound_reserve.beside_calls(used);
+        let reserved = (used + reserve).div_ceil(self.settings.calls_per_pod);
         raise(reserved, Reason::Reserve);
         // The surplus decays within about a start-up time: removing a pod that is needed again
         // sooner saves nothing.
@@ -294,6 +296,7 @@ struct Counts {
     live: u64,
     /// Live and waiting calls.
     calls: u64,
+    dial_slots: u64,
     ready: u64,
     starting: u64,
     /// Ready and starting pods.
@@ -325,6 +328,7 @@ impl Counts {
             refusals: sane(observation.refusals),
             live,
             calls: live + waiting,
+            dial_slots: sane(observation.dial_slots),
             ready,
             starting,
             pods: ready + starting,

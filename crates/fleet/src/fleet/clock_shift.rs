@@ -37,6 +37,7 @@ impl Fleet {
         self.queue.shift(by);
         self.capacity.shift(by);
         self.outbound.shift(by);
+        self.waiting_reports.shift(by);
     }
 }
 

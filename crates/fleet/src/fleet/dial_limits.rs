@@ -4,7 +4,7 @@
 use super::{Change, DialLimit, Fleet, Reserve, outbound_facts::held_slots};
 use crate::{
     Millis, merchant,
-    names::{AccountName, PhoneNumber, Pool},
+    names::{AccountName, MerchantId, PhoneNumber, Pool},
     outbound::{AnswerRate, DialSums, PROBABILITY_UNIT},
     rules::{DIAL_RETRY, MAX_COUNTED_SLOTS},
 };
@@ -74,7 +74,7 @@ impl Fleet {
         let (cps_room, cps_retry) = self.dial_rate_room(account, now);
         let mut allowed = request.ids.len();
         for (room, limit) in [
-            (self.max_calls_room(request), DialLimit::MaxCalls),
+            (self.max_calls_room(&request.merchant), DialLimit::MaxCalls),
             (self.lines_room(request.number.as_ref()), DialLimit::MaxLines),
             (cps_room, DialLimit::MaxCps),
         ] {
@@ -159,16 +159,16 @@ impl Fleet {
         held == 0 || self.counted_slots(pool) > held
     }
 
-    fn max_calls_room(&self, request: &Reserve) -> usize {
-        let config = self.merchant_config_of(Some(&request.merchant));
+    pub(super) fn max_calls_room(&self, merchant: &MerchantId) -> usize {
+        let config = self.merchant_config_of(Some(merchant));
         let Some(max) = config.and_then(|config| config.limits.max_calls) else {
             return usize::MAX;
         };
-        let live = self.merchant_calls.get(&request.merchant).copied().unwrap_or(0);
+        let live = self.merchant_calls.get(merchant).copied().unwrap_or(0);
         (max as usize).saturating_sub(live)
     }
 
-    fn lines_room(&self, number: Option<&PhoneNumber>) -> usize {
+    pub(super) fn lines_room(&self, number: Option<&PhoneNumber>) -> usize {
         let Some(number) = number else { return usize::MAX };
         let max = self.outbound.numbers.get(number);
         max.map_or(usize::MAX, |max| (*max as usize).saturating_sub(self.outbound.lines(number)))

@@ -38,6 +38,7 @@ mod surplus;
 mod sweep;
 #[cfg(test)]
 mod tests;
+mod waiting_dials;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet, VecDeque};
 
@@ -52,6 +53,7 @@ use self::{
     queue::Queue,
     signed_requests::SeenRequests,
     streams::Gateway,
+    waiting_dials::WaitingReports,
 };
 pub use self::{
     call_history::{CallEnd, EndCause},
@@ -89,6 +91,7 @@ pub use self::{
     },
     surplus::Surplus,
     sweep::{Audited, Swept},
+    waiting_dials::{DialDemand, WaitingDials},
 };
 use crate::{
     Millis, assignment,
@@ -239,6 +242,7 @@ pub struct Fleet {
     /// The key of stream tokens.
     media_secret: Option<String>,
     capacity: CapacityFacts,
+    waiting_reports: WaitingReports,
     outbound: OutboundFacts,
     leases: BTreeSet<(Millis, CallSid)>,
     drains: BTreeSet<(Millis, PodName)>,
@@ -278,6 +282,7 @@ impl Fleet {
             swept_at: None,
             media_secret: None,
             capacity: CapacityFacts::default(),
+            waiting_reports: WaitingReports::default(),
             outbound: OutboundFacts::default(),
             leases: BTreeSet::new(),
             drains: BTreeSet::new(),

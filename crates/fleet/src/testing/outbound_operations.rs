@@ -2,7 +2,7 @@
 
 use super::dice::Dice;
 use crate::{
-    Allocate, Fleet, Millis, ReservationQuery, Reserve,
+    Allocate, Fleet, Millis, ReservationQuery, Reserve, WaitingDials,
     names::{AccountName, CallSid, PhoneNumber, ReservationId},
 };
 
@@ -12,10 +12,26 @@ pub const RESERVATION_TTL: Millis = 6_000;
 #[derive(Debug, Clone)]
 pub enum OutboundOperation {
     Reserve(Reserve),
-    Dialed { id: ReservationId, call: CallSid },
-    GiveBack { id: ReservationId },
-    Number { number: PhoneNumber, max_lines: Option<u32> },
-    Account { account: AccountName, max_cps: Option<u32> },
+    Dialed {
+        id: ReservationId,
+        call: CallSid,
+    },
+    GiveBack {
+        id: ReservationId,
+    },
+    Number {
+        number: PhoneNumber,
+        max_lines: Option<u32>,
+    },
+    Account {
+        account: AccountName,
+        max_cps: Option<u32>,
+    },
+    /// The report of a router. The random operations have none: each grant is followed by one.
+    Waiting {
+        router: String,
+        waiting: Vec<WaitingDials>,
+    },
 }
 
 /// Reservations that the operations name.

@@ -22,7 +22,7 @@ use self::scaling::Scaled;
 pub use self::{
     call_tracker::{CallTracker, Pools, Traffic},
     pod_tracker::PodTracker,
-    pool_state::{FORECAST_STEP, PoolPolicy, SavedState},
+    pool_state::{FORECAST_STEP, PoolPolicy, SavedState, log_decision},
     scaling::{ScalingMode, ScalingReport},
 };
 use crate::telemetry::metrics::Metrics;
@@ -84,6 +84,12 @@ pub struct PoolCapacity {
     pub starting: u64,
     pub live: u64,
     pub waiting: u64,
+    /// Slots for outbound dials: held for outstanding ones, or needed by waiting ones.
+    #[serde(default)]
+    pub dial_slots: u64,
+    /// Dials that wait for a pod.
+    #[serde(default)]
+    pub waiting_dials: u64,
     /// Expected calls when a pod that starts now is ready.
     pub expected_calls: f64,
     /// The start-up time that the decision plans with, in seconds.
@@ -201,6 +207,8 @@ mod tests {
             starting: 0,
             live: 0,
             waiting: 0,
+            dial_slots: 0,
+            waiting_dials: 0,
             expected_calls: 0.0,
             start_up: 60.0,
             calls_per_pod: 1,

@@ -6,11 +6,13 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+use serde_json::json;
 
 use super::PoolCapacity;
 use fleet::{
     EventId, Millis,
     capacity::{Decision, Observation, Policy, Settings, State},
+    names::Pool,
 };
 
 /// Interval between saves of the state of a pool with calls, and of one without. The store writes
@@ -119,7 +121,7 @@ impl PoolPolicy {
         decision: Decision,
         calls_per_pod: u64,
     ) -> PoolCapacity {
-        let Observation { live, waiting, ready, starting, .. } = *observation;
+        let Observation { live, waiting, dial_slots, ready, starting, .. } = *observation;
         let Decision { desired, reason, needed, expected_calls, start_up } = decision;
         let idle: f64 = self.idle.iter().map(|(_, seconds)| seconds).sum();
         PoolCapacity {
@@ -131,6 +133,8 @@ impl PoolPolicy {
             starting,
             live,
             waiting,
+            dial_slots,
+            waiting_dials: 0,
             expected_calls: (expected_calls * 10.0).round() / 10.0,
             start_up: (start_up * 10.0).round() / 10.0,
             calls_per_pod,
@@ -193,6 +197,28 @@ impl PoolPolicy {
         self.reported = Some((decided.desired, Instant::now()));
         Some(format!("{} {before} {}", decided.desired, decided.reason.as_str()))
     }
+}
+
+/// Logs an observation as a line of `smart-router plan --step`, and its decision.
+pub fn log_decision(pool: &Pool, observation: &Observation, capacity: &PoolCapacity) {
+    if !tracing::enabled!(tracing::Level::DEBUG) {
+        return;
+    }
+    let line = json!({
+        "t": observation.at as f64 / 1_000.0,
+        "arrivals": observation.arrivals,
+        "live": observation.live,
+        "waiting": observation.waiting,
+        "dial_slots": observation.dial_slots,
+        "refusals": observation.refusals,
+        "ready": observation.ready,
+        "starting": observation.starting,
+        "start_ups": observation.start_ups,
+        "durations": observation.durations,
+        "gap": observation.gap,
+    });
+    let (desired, reason) = (capacity.desired, capacity.reason.as_str());
+    tracing::debug!(%pool, observation = %line, desired, reason, "capacity decision");
 }
 
 #[cfg(test)]

@@ -48,7 +48,7 @@ pub(super) struct PlanArgs {
     /// Simulate synthetic traces and print the table of docs/capacity.md; takes minutes
     #[arg(long)]
     synthetic: bool,
-    /// Mean duration of a call
+    /// Mean duration of a call, for --calls-per-hour and for counts of --trace
     #[arg(long, value_name = "DURATION", value_parser = call_duration, conflicts_with_all = ["step", "synthetic"])]
     duration: Option<HumanDuration>,
     /// Start-up time of a pod, from its creation to ready

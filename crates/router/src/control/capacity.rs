@@ -11,19 +11,18 @@ use std::{
 };
 
 use futures_util::{StreamExt, TryStreamExt, stream};
-use serde_json::json;
 use tokio::time::Instant;
 
 use super::{Control, ticks};
 use crate::{
     capacity::{
-        CallTracker, CapacityConfig, CapacitySnapshot, PodTracker, PoolCapacity, PoolPolicy, Pools,
-        SavedState, ScalingReport,
+        CallTracker, CapacityConfig, CapacitySnapshot, PodTracker, PoolPolicy, Pools, SavedState,
+        ScalingReport, log_decision,
     },
     cluster::PodView,
 };
 use fleet::{
-    CapacityRefused, CapacityUpdate, Millis, PrescaleOrder,
+    CapacityRefused, CapacityUpdate, DialDemand, Millis, PrescaleOrder,
     capacity::{Bounds, Observation, Prescale, Settings},
     default_pool,
     merchant::Step,
@@ -261,6 +260,7 @@ impl Runner<'_> {
         lead.known = known_pools(&tiers, &pods);
         lead.tiers = tiers;
         lead.pools.retain(|pool, _| lead.known.contains(pool));
+        let dials = store.dial_demand().await?;
         let pools = Pools { tiers: &lead.tiers, known: &lead.known };
         lead.calls.update(&*store, &pools).await?;
         if lead.listed_at.elapsed() >= LIST_INTERVAL {
@@ -270,7 +270,7 @@ impl Runner<'_> {
         let new = lead.known.iter().filter(|pool| !lead.pools.contains_key(*pool));
         let saved: HashMap<Pool, SavedState> =
             self.load(new.cloned().collect()).await?.into_iter().collect();
-        let snapshot = self.decide(lead, &pods, saved);
+        let snapshot = self.decide(lead, &pods, &dials, saved);
         let published = self.control.capacity.publish(snapshot);
         self.save(lead, &published).await
     }
@@ -280,6 +280,7 @@ impl Runner<'_> {
         &mut self,
         lead: &mut Lead,
         pods: &[PoolPods],
+        dials: &BTreeMap<Pool, DialDemand>,
         mut saved: HashMap<Pool, SavedState>,
     ) -> CapacitySnapshot {
         let at = self.control.store.now();
@@ -295,6 +296,7 @@ impl Runner<'_> {
             // The calls since that save were counted for no pool.
             let is_restored = restored.is_some();
             let (live, waiting) = lead.calls.calls(pool);
+            let demand = dials.get(pool).copied().unwrap_or_default();
             let traffic = lead.calls.take(pool);
             let is_cluster = self.view.is_some();
             let observation = Observation {
@@ -302,6 +304,7 @@ impl Runner<'_> {
                 arrivals: traffic.arrivals,
                 live,
                 waiting,
+                dial_slots: demand.slots(),
                 refusals: traffic.refusals,
                 ready: *ready as u64,
                 starting: match is_cluster {
@@ -317,10 +320,11 @@ impl Runner<'_> {
                 .entry(pool.clone())
                 .or_insert_with(|| PoolPolicy::new(settings.clone(), restored));
             let mut capacity = policy.step(settings, &observation, *available as u64);
+            capacity.waiting_dials = demand.waiting;
             if is_cluster && lead.tiers.workload(pool).is_some() {
                 capacity.scaling = Some(ScalingReport::default());
             }
-            log_step(pool, &observation, &capacity);
+            log_decision(pool, &observation, &capacity);
             decided.insert(pool.clone(), capacity);
         }
         let router = self.control.identity.clone();
@@ -455,27 +459,6 @@ fn future_pool(tiers: &Tiers, pin: Option<&Step>, assigned: &HashMap<Pool, usize
 
 fn log_refused(refused: &CapacityRefused) {
     tracing::info!(%refused, "another router takes the capacity decisions");
-}
-
-/// Logs an observation as a line of `smart-router plan --step`, and its decision.
-fn log_step(pool: &Pool, observation: &Observation, capacity: &PoolCapacity) {
-    if !tracing::enabled!(tracing::Level::DEBUG) {
-        return;
-    }
-    let line = json!({
-        "t": observation.at as f64 / 1_000.0,
-        "arrivals": observation.arrivals,
-        "live": observation.live,
-        "waiting": observation.waiting,
-        "refusals": observation.refusals,
-        "ready": observation.ready,
-        "starting": observation.starting,
-        "start_ups": observation.start_ups,
-        "durations": observation.durations,
-        "gap": observation.gap,
-    });
-    let (desired, reason) = (capacity.desired, capacity.reason.as_str());
-    tracing::debug!(%pool, observation = %line, desired, reason, "capacity decision");
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ mod scaling;
 mod settling;
 mod stale_pods;
 mod sweep;
+mod waiting_dials;
 
 use std::{
     future::Future,
@@ -38,6 +39,7 @@ use crate::{
     auth::Access,
     capacity::{Capacity, CapacityConfig},
     cluster::{Cluster, LeaderConfig, NodeWatch, PodEvents, PodView, PodWatch},
+    http::DialQueues,
     lifecycle::Lifecycle,
     telemetry::metrics::Metrics,
     tls::Tls,
@@ -69,6 +71,8 @@ pub struct Control {
     pub store: Arc<dyn Store>,
     pub metrics: Arc<Metrics>,
     pub capacity: Arc<Capacity>,
+    /// Diallers that wait at this router.
+    pub dial_queues: Arc<DialQueues>,
     /// Settings of the capacity policy; `None` without the events that it counts.
     pub capacity_config: Option<CapacityConfig>,
     /// The name of this router.
@@ -108,6 +112,8 @@ impl Control {
                 Source::Cluster { view, .. } => Some(Some(view.clone())),
             };
             if let Some(view) = view {
+                let diallers = self.clone().supervise("diallers", Self::report_waiting_dials);
+                tasks.spawn(diallers);
                 tasks.spawn(self.clone().supervise("capacity", move |control| {
                     control.run_capacity(config.clone(), view.clone())
                 }));

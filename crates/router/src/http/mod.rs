@@ -58,7 +58,7 @@ pub struct Context {
     pub ttls: Ttls,
     pub outbound: OutboundConfig,
     /// Waiting diallers.
-    pub dial_queues: DialQueues,
+    pub dial_queues: Arc<DialQueues>,
     /// Time for which fingerprints of signed requests are kept, for replay protection.
     pub replay_window: Millis,
     pub read_timeout: Duration,
@@ -219,7 +219,7 @@ impl Context {
                 poll_timeout: None,
             },
             outbound: OutboundConfig { reservation_ttl: 75_000, miss_target: 10_000 },
-            dial_queues: DialQueues::default(),
+            dial_queues: Arc::default(),
             replay_window: 1_000,
             read_timeout: Duration::from_secs(1),
             reconcile_now: Arc::default(),

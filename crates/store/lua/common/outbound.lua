@@ -74,6 +74,12 @@ function outbound.limited_number(numbers)
   return ''
 end
 
+-- Returns whether a report of waiting dials that ends at a time is in force. A later end is left from before the clock
+-- was set back.
+function outbound.is_in_force(ends)
+  return now < ends and ends <= now + RULES.WAITING_DIALS_TTL
+end
+
 -- Returns whether the holder of a line is still outstanding or not over.
 function outbound.uses_line(number, holder)
   local call = string.match(holder, '^call:(.+)$')

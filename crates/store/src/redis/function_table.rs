@@ -26,6 +26,7 @@ functions! {
     delete_merchant     AllowOom   Essential
     delete_prescale     AllowOom   Essential
     detach              AllowOom   Deferrable
+    dial_demand         Reads      Sheddable
     dialed              AllowOom   Essential
     drain               AllowOom   Essential
     extend_pending      AllowOom   Essential   => "spare"
@@ -47,6 +48,7 @@ functions! {
     release             AllowOom   Deferrable
     remove_pod          AllowOom   Essential
     renew               AllowOom   Essential
+    report_waiting_dials Grows     Essential
     reservations        Reads      Sheddable
     reserve             Grows      Sheddable
     set_dial_limit      Grows      Essential

@@ -63,4 +63,5 @@ keys! {
     TIER_BOUNDS "tier:bounds"
     TIER_CONFIG "tier:config"
     WAITING "waiting"
+    WAITING_DIALS "waiting_dials"
 }

@@ -1,6 +1,8 @@
 //! Reservations, lines of numbers and rates of accounts: the arguments of their Redis functions, and
 //! the replies.
 
+use std::collections::BTreeMap;
+
 use super::{
     Redis, keys,
     operations::unexpected,
@@ -8,9 +10,9 @@ use super::{
 };
 use crate::{Outbound, OutboundStore, Reply, StoreError};
 use fleet::{
-    AccountStatus, DialRefused, HeldDials, Millis, NumberStatus, OutboundStatus, Reservation,
-    ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus, ReservationUse,
-    Reserve, Reserved,
+    AccountStatus, DialDemand, DialRefused, HeldDials, Millis, NumberStatus, OutboundStatus,
+    Reservation, ReservationNotFound, ReservationPage, ReservationQuery, ReservationStatus,
+    ReservationUse, Reserve, Reserved, WaitingDials,
     merchant::Malformed,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
     outbound::{AnswerRate, DialSums},
@@ -119,6 +121,40 @@ impl OutboundStore for Redis {
             accounts.sort_by(|a, b| a.account.cmp(&b.account));
             let status = OutboundStatus { reservations, pools };
             Ok(Outbound { status, numbers, accounts })
+        })
+    }
+
+    fn report_waiting_dials<'a>(
+        &'a self,
+        router: &'a str,
+        waiting: &'a [WaitingDials],
+    ) -> Reply<'a, ()> {
+        Box::pin(async move {
+            let counts: Vec<String> = waiting.iter().map(|it| it.dials.to_string()).collect();
+            let mut args = vec![router];
+            for (WaitingDials { merchant, number, .. }, dials) in waiting.iter().zip(&counts) {
+                let number = number.as_ref().map_or("-", |number| number.as_str());
+                args.extend([merchant.as_str(), number, dials]);
+            }
+            self.run(&self.functions().report_waiting_dials, &args).await.map(drop)
+        })
+    }
+
+    fn dial_demand(&self) -> Reply<'_, BTreeMap<Pool, DialDemand>> {
+        Box::pin(async move {
+            let mut reply = self.run(&self.functions().dial_demand, &[]).await?;
+            let (waiting, dials) = (reply.texts()?, reply.texts()?);
+            let mut demand: BTreeMap<Pool, DialDemand> = BTreeMap::new();
+            // Skip invalid names, which only a manual edit can have written.
+            for (pool, dials) in dials.chunks_exact(2).filter_map(pool_dials) {
+                demand.entry(pool).or_default().held = dials.held;
+            }
+            for row in waiting.chunks_exact(3) {
+                let Ok(pool) = row[0].parse() else { continue };
+                let known = demand.entry(pool).or_default();
+                (known.waiting, known.probability) = (parse(&row[1])?, parse(&row[2])?);
+            }
+            Ok(demand)
         })
     }
 

@@ -35,6 +35,44 @@ fn the_inbound_reserve_stays_free() {
 }
 
 #[test]
+fn dials_need_slots_beside_calls_and_reserve() {
+    let decide = |dial_slots, calls_per_pod, max| {
+        let inbound_reserve = InboundReserve::Slots(50);
+        let bounds = Bounds { max, inbound_reserve, ..Bounds::default() };
+        let settings = Settings { bounds, calls_per_pod, ..Settings::default() };
+        let (at, live, waiting) = (MONDAY * 1_000, 100, 10);
+        let seen =
+            Observation { at, live, waiting, dial_slots, ready: 100, ..Observation::default() };
+        let decision = Policy::new(settings).step(&seen);
+        (decision.desired, decision.reason)
+    };
+    assert_eq!(decide(500, 1, 1_000), (660, Reason::Reserve));
+    assert_eq!(decide(500, 4, 1_000), (165, Reason::Reserve));
+    assert_eq!(decide(500, 1, 300), (300, Reason::Max));
+    assert_eq!(decide(u64::MAX, 1, 300), (300, Reason::Max));
+}
+
+#[test]
+fn the_policy_learns_nothing_from_dials() {
+    let state = |dial_slots| {
+        let mut policy = Policy::new(Settings::default());
+        for step in 0..100 {
+            let (at, arrivals) = ((MONDAY + step * 5) * 1_000, step % 3);
+            policy.step(&Observation {
+                at,
+                arrivals,
+                live: 9,
+                ready: 20,
+                dial_slots,
+                ..Observation::default()
+            });
+        }
+        policy.state().clone()
+    };
+    assert_eq!(state(0), state(300));
+}
+
+#[test]
 fn a_prescale_order_holds_until_it_expires() {
     let order =
         |until| Bounds { prescale: vec![Prescale { pods: 40, until }], ..Bounds::default() };

@@ -8,7 +8,7 @@ use crate::capacity::{Bounds, State};
 fn observations() -> impl Strategy<Value = Vec<Observation>> {
     let counts = prop_oneof![0..50_u64, 0..20_000_u64, Just(u64::MAX)];
     let step = prop_oneof![8 => 1_000..60_000_i64, 1 => -10_000_000..10_000_000_i64];
-    let one = (step, prop::collection::vec(counts, 6), prop::option::of(-10.0..1e9_f64));
+    let one = (step, prop::collection::vec(counts, 7), prop::option::of(-10.0..1e9_f64));
     prop::collection::vec(one, 1..80).prop_map(|steps| {
         let mut at = (MONDAY * 1_000) as i64;
         let observe = |(step, counts, time): (i64, Vec<u64>, Option<f64>)| {
@@ -21,6 +21,7 @@ fn observations() -> impl Strategy<Value = Vec<Observation>> {
                 refusals: counts[3],
                 ready: counts[4],
                 starting: counts[5],
+                dial_slots: counts[6],
                 start_ups: time.into_iter().collect(),
                 durations: time.into_iter().collect(),
                 gap: counts[0] % 7 == 3,

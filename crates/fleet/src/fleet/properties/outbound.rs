@@ -140,6 +140,9 @@ pub(super) fn step(
             // The times before another limit say nothing about the new one.
             oracle.outbound.dials.remove(account);
         }
+        OutboundOperation::Waiting { router, waiting } => {
+            fleet.report_waiting_dials(router, waiting, now);
+        }
     }
 }
 

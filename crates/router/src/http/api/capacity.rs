@@ -31,6 +31,8 @@ struct ForecastJson {
 struct PoolCapacityJson {
     /// Pods that the pool should have. An autoscaler sets its replicas to this number.
     desired: u64,
+    /// Slots for outbound dials: held for outstanding ones, or needed by waiting ones.
+    dial_slots: u64,
     /// Calls that one pod carries at the same time.
     calls_per_pod: u64,
     /// Calls expected when a pod that starts now is ready.
@@ -53,6 +55,8 @@ struct PoolCapacityJson {
     start_up: f64,
     starting: u64,
     waiting: u64,
+    /// Dials that wait for a pod.
+    waiting_dials: u64,
     /// The scaling of the tier's workload, if it has one.
     #[serde(skip_serializing_if = "Option::is_none")]
     scaling: Option<ScalingJson>,
@@ -97,6 +101,7 @@ pub fn endpoint() -> Endpoint {
     let gold = PoolCapacityJson {
         calls_per_pod: 1,
         desired: 12,
+        dial_slots: 0,
         expected_calls: 8.4,
         forecast: vec![ForecastJson { at: 1_763_280_300, calls: 8.9, pods: 13 }],
         idle_pod_hours: 31.5,
@@ -108,6 +113,7 @@ pub fn endpoint() -> Endpoint {
         start_up: 45.0,
         starting: 2,
         waiting: 0,
+        waiting_dials: 0,
         scaling: Some(ScalingJson {
             mode: "on".into(),
             replicas: Some(12),
@@ -165,6 +171,7 @@ fn pool_json(pool: &PoolCapacity, at: Millis) -> PoolCapacityJson {
     PoolCapacityJson {
         calls_per_pod: pool.calls_per_pod,
         desired: pool.published,
+        dial_slots: pool.dial_slots,
         expected_calls: pool.expected_calls,
         forecast: pool.forecast.iter().enumerate().map(point).collect(),
         idle_pod_hours: pool.idle_pod_hours,
@@ -176,6 +183,7 @@ fn pool_json(pool: &PoolCapacity, at: Millis) -> PoolCapacityJson {
         start_up: pool.start_up,
         starting: pool.starting,
         waiting: pool.waiting,
+        waiting_dials: pool.waiting_dials,
         scaling: pool.scaling.as_ref().map(ScalingJson::from),
     }
 }

@@ -3,6 +3,7 @@
 //! load does not grow with the number of waiting diallers.
 
 use std::{
+    cmp::Reverse,
     collections::HashMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -12,7 +13,7 @@ use tokio::{pin, sync::Semaphore, time::Instant};
 
 use crate::http::Context;
 use fleet::{
-    Reserve, Reserved,
+    DialLimit, Reserve, Reserved, WaitingDials,
     names::{AccountName, MerchantId, PhoneNumber, ReservationId},
 };
 use store::{Store, StoreError};
@@ -27,12 +28,22 @@ const MAX_PAUSE: Duration = Duration::from_millis(500);
 /// second.
 const PAUSE_PER_QUEUE: Duration = Duration::from_millis(2);
 
+/// Combinations of merchant and number that a report has at most: the ones with most dials.
+const MAX_REPORTED: usize = 1_000;
+
 type Key = (MerchantId, Option<PhoneNumber>, Vec<AccountName>);
 
 /// The queues of waiting diallers.
 #[derive(Default)]
 pub struct DialQueues {
-    queues: Mutex<HashMap<Key, (Arc<DialQueue>, usize)>>,
+    queues: Mutex<HashMap<Key, Members>>,
+}
+
+/// A queue with the number of its requests, and of the dials that these ask for.
+struct Members {
+    queue: Arc<DialQueue>,
+    requests: usize,
+    dials: usize,
 }
 
 /// Waiting requests that the same limits refuse, in order of arrival.
@@ -47,6 +58,7 @@ struct Place<'a> {
     queues: &'a DialQueues,
     key: Key,
     queue: Arc<DialQueue>,
+    dials: usize,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -58,12 +70,33 @@ impl DialQueues {
         let key = (request.merchant.clone(), request.number.clone(), request.accounts.clone());
         let new_queue = || {
             let (turns, refusal) = (Semaphore::new(TURNS), Mutex::default());
-            (Arc::new(DialQueue { turns, refusal }), 0)
+            Members { queue: Arc::new(DialQueue { turns, refusal }), requests: 0, dials: 0 }
         };
+        let dials = request.ids.len();
         let mut queues = lock(&self.queues);
-        let (queue, places) = queues.entry(key.clone()).or_insert_with(new_queue);
-        *places += 1;
-        Place { queues: self, key, queue: queue.clone() }
+        let members = queues.entry(key.clone()).or_insert_with(new_queue);
+        members.requests += 1;
+        members.dials += dials;
+        Place { queues: self, key, queue: members.queue.clone(), dials }
+    }
+
+    /// The dials whose last refusal was for lack of a pod.
+    pub fn waiting_for_pods(&self) -> Vec<WaitingDials> {
+        let mut waiting: HashMap<(MerchantId, Option<PhoneNumber>), u64> = HashMap::new();
+        for ((merchant, number, _), members) in &*lock(&self.queues) {
+            let limit = lock(&members.queue.refusal).as_ref().and_then(|refusal| refusal.limit);
+            if matches!(limit, Some(DialLimit::Capacity | DialLimit::InboundReserve)) {
+                let dials = waiting.entry((merchant.clone(), number.clone())).or_default();
+                *dials += members.dials as u64;
+            }
+        }
+        let reported = waiting.into_iter();
+        let mut reported: Vec<WaitingDials> = reported
+            .map(|((merchant, number), dials)| WaitingDials { merchant, number, dials })
+            .collect();
+        reported.sort_by_key(|waiting| Reverse(waiting.dials));
+        reported.truncate(MAX_REPORTED);
+        reported
     }
 
     fn len(&self) -> usize {
@@ -83,9 +116,10 @@ impl Place<'_> {
 impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut queues = lock(&self.queues.queues);
-        if let Some((_, places)) = queues.get_mut(&self.key) {
-            *places -= 1;
-            if *places == 0 {
+        if let Some(members) = queues.get_mut(&self.key) {
+            members.requests -= 1;
+            members.dials -= self.dials;
+            if members.requests == 0 {
                 queues.remove(&self.key);
             }
         }
@@ -206,6 +240,58 @@ mod tests {
         assert_eq!(queues.len(), 1);
         drop(second);
         assert_eq!(queues.len(), 0);
+    }
+
+    fn refused(limit: DialLimit) -> Option<Reserved> {
+        let (granted, malformed_merchant) = (Vec::new(), None);
+        let (until, retry_after) = (0, 1_000);
+        Some(Reserved { granted, until, limit: Some(limit), retry_after, malformed_merchant })
+    }
+
+    #[tokio::test]
+    async fn dials_wait_for_pods_if_pods_refused_them() {
+        let queues = DialQueues::default();
+        let number: Option<PhoneNumber> = "+14155550100".parse().ok();
+        let with_number = Reserve { number: number.clone(), ..request("a") };
+        let with_account =
+            Reserve { accounts: vec!["twilio".parse().unwrap()], ..with_number.clone() };
+        let batch = Reserve { ids: vec![with_number.ids[0].clone(); 3], ..with_number.clone() };
+        let place = queues.join(&batch);
+        assert_eq!(queues.waiting_for_pods(), [], "no refusal yet");
+        *lock(&place.queue.refusal) = refused(DialLimit::Capacity);
+        let other = queues.join(&with_account);
+        *lock(&other.queue.refusal) = refused(DialLimit::InboundReserve);
+        let second = queues.join(&with_number);
+        let reported = |dials| {
+            [WaitingDials { merchant: "a".parse().unwrap(), number: number.clone(), dials }]
+        };
+        assert_eq!(queues.waiting_for_pods(), reported(5));
+        for limit in [DialLimit::MaxCalls, DialLimit::MaxLines, DialLimit::MaxCps] {
+            *lock(&other.queue.refusal) = refused(limit);
+            assert_eq!(queues.waiting_for_pods(), reported(4), "{limit:?}");
+        }
+        drop(place);
+        assert_eq!(queues.waiting_for_pods(), reported(1));
+        drop((second, other));
+        assert_eq!(queues.waiting_for_pods(), []);
+    }
+
+    #[tokio::test]
+    async fn a_report_of_many_queues_has_the_largest_ones() {
+        let queues = DialQueues::default();
+        let places: Vec<_> = (0..=MAX_REPORTED)
+            .map(|it| {
+                let mut request = request(&format!("m{it}"));
+                let ids = if it == 700 { 9 } else { 1 };
+                request.ids = vec![request.ids[0].clone(); ids];
+                let place = queues.join(&request);
+                *lock(&place.queue.refusal) = refused(DialLimit::Capacity);
+                place
+            })
+            .collect();
+        let reported = queues.waiting_for_pods();
+        assert_eq!((reported.len(), reported[0].dials), (MAX_REPORTED, 9));
+        drop(places);
     }
 
     #[tokio::test]

@@ -20,6 +20,8 @@ struct Line {
     #[serde(default)]
     waiting: f64,
     #[serde(default)]
+    dial_slots: f64,
+    #[serde(default)]
     refusals: f64,
     ready: f64,
     #[serde(default)]
@@ -48,6 +50,7 @@ fn observation(text: &str) -> Result<Observation, String> {
         arrivals: count("arrivals", line.arrivals)?,
         live: count("live", line.live)?,
         waiting: count("waiting", line.waiting)?,
+        dial_slots: count("dial_slots", line.dial_slots)?,
         refusals: count("refusals", line.refusals)?,
         ready: count("ready", line.ready)?,
         starting: count("starting", line.starting)?,

@@ -80,6 +80,9 @@ pub fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), T
             return error(line, format!("header {header:?}; {expected}"));
         }
     };
+    if has_durations && options.duration.is_some() {
+        return error(line, "the rows have durations; omit --duration, which is for time,calls");
+    }
     let rows: Vec<Row> = rows
         .filter(|(_, line)| !line.is_empty())
         .map(|(number, line)| Row::parse(number, line, &options.zone))
@@ -247,18 +250,28 @@ fn counts(rows: &[Row], options: &TraceOptions) -> Result<(Vec<Call>, usize), Tr
 mod tests {
     use super::*;
 
-    fn options() -> TraceOptions {
-        TraceOptions { duration: Some(180.0), zone: TimeZone::UTC, seed: 1 }
+    /// The duration is for counts only.
+    fn options(text: &str) -> TraceOptions {
+        let duration = text.starts_with("time,calls").then_some(180.0);
+        TraceOptions { duration, zone: TimeZone::UTC, seed: 1 }
     }
 
     fn failing_line(text: &str) -> usize {
-        parse(text, &options()).unwrap_err().line
+        parse(text, &options(text)).unwrap_err().line
+    }
+
+    #[test]
+    fn rows_with_durations_take_no_mean_duration() {
+        let with_duration = TraceOptions { duration: Some(180.0), ..options("") };
+        let failed = parse("\nstart,duration\n1,2\n", &with_duration).unwrap_err();
+        assert_eq!(failed.line, 2);
+        assert!(failed.reason.contains("omit --duration"), "{failed}");
     }
 
     #[test]
     fn a_trace_of_calls_is_read_in_all_time_formats() {
         let text = "start,duration\r\n1736146800,12.5\n2025-01-06T08:00:00+01:00,1\n\"2025-01-06 07:00:01\",3\n";
-        let (calls, closed) = parse(text, &options()).unwrap();
+        let (calls, closed) = parse(text, &options(text)).unwrap();
         let expected =
             [(1_736_146_800_000, 12_500), (1_736_146_800_000, 1_000), (1_736_146_801_000, 3_000)];
         assert_eq!(
@@ -271,7 +284,7 @@ mod tests {
     #[test]
     fn counts_become_calls_within_their_interval() {
         let text = "time,calls\n0,2\n300,0\n600,3\n86400,1\n";
-        let (calls, closed) = parse(text, &options()).unwrap();
+        let (calls, closed) = parse(text, &options(text)).unwrap();
         assert_eq!((calls.len(), closed), (6, 1));
         assert!(calls[1].start < 300_000 && (600_000..900_000).contains(&calls[4].start));
         assert!(calls.is_sorted_by_key(|call| call.start));
@@ -280,31 +293,32 @@ mod tests {
     #[test]
     fn local_times_of_a_clock_change_are_explained() {
         let zone = jiff::tz::TimeZoneDatabase::bundled().get("Europe/Berlin").unwrap();
-        let options = TraceOptions { zone, ..options() };
+        let options = |text: &str| TraceOptions { zone: zone.clone(), ..options(text) };
+        let parse = |text: &str| parse(text, &options(text));
         let hours = ["01:30", "02:00", "02:30", "02:00", "02:30", "03:00"];
         let rows = hours.map(|hour| format!("2025-10-26T{hour}:00,1\n")).concat();
         for header in ["time,calls", "start,duration"] {
-            let failed = parse(&format!("{header}\n{rows}"), &options).unwrap_err();
+            let failed = parse(&format!("{header}\n{rows}")).unwrap_err();
             assert_eq!((failed.line, failed.reason.as_str()), (5, CLOCK_CHANGE));
         }
         let once = ["01:30", "02:00", "02:30", "03:00"];
         let rows = once.map(|hour| format!("2025-10-26T{hour}:00,1\n")).concat();
-        let failed = parse(&format!("time,calls\n{rows}"), &options).unwrap_err();
+        let failed = parse(&format!("time,calls\n{rows}")).unwrap_err();
         assert_eq!((failed.line, failed.reason.as_str()), (5, CLOCK_CHANGE));
         let offsets = ["01:30:00+02:00", "02:00:00+02:00", "02:30:00+02:00", "02:00:00+01:00"];
         let rows = offsets.map(|time| format!("2025-10-26T{time},1\n")).concat();
-        assert!(parse(&format!("time,calls\n{rows}"), &options).is_ok());
+        assert!(parse(&format!("time,calls\n{rows}")).is_ok());
     }
 
     #[test]
     fn bytes_that_are_not_text_are_an_error_of_their_line() {
-        let failed = read(b"start,duration\n1,2\n2,\xff\n", &options()).unwrap_err();
+        let failed = read(b"start,duration\n1,2\n2,\xff\n", &options("")).unwrap_err();
         assert_eq!(failed.line, 3);
     }
 
     #[test]
     fn empty_lines_may_precede_the_header() {
-        assert_eq!(parse("\n \nstart,duration\n1,2\n", &options()).unwrap().0.len(), 1);
+        assert_eq!(parse("\n \nstart,duration\n1,2\n", &options("")).unwrap().0.len(), 1);
         assert_eq!(failing_line("\n\nstart,duration\n1,-2\n"), 4);
     }
 
@@ -314,7 +328,7 @@ mod tests {
             let rows = (0..count).map(|row| format!("{},60\n", row * 30 * 86_400));
             format!("start,duration\n{}", rows.collect::<String>())
         };
-        assert!(parse(&rows(13), &options()).is_ok());
+        assert!(parse(&rows(13), &options("")).is_ok());
         assert_eq!(failing_line(&rows(400)), 15);
     }
 
