@@ -87,7 +87,7 @@ async fn the_path_of_a_call_has_a_fixed_cost() {
     assert_eq!(given.unwrap().unwrap().pool.to_string(), "pool:basic");
     assert_eq!(
         (commands, functions),
-        (20, 1),
+        (18, 1),
         "allocate, fall-through to shared: one command looks for pods at risk"
     );
 
