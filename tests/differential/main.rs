@@ -15,6 +15,7 @@ mod scaling_mutations;
 mod schema;
 mod stream_mutations;
 mod usual_case_mutations;
+mod usual_case_series;
 
 /// The nightly run applies the mutations; a change of the library must not silently disable them.
 #[test]
