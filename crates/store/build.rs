@@ -5,6 +5,12 @@ use std::{collections::BTreeSet, env, fmt::Write, fs, path::Path};
 
 #[path = "src/redis/keys.rs"]
 mod keys;
+// By path: as a dependency, the whole crate would be built a second time for the host.
+#[allow(dead_code, unreachable_pub)]
+#[path = "../fleet/src/rules.rs"]
+mod rules;
+
+type Millis = u64;
 
 macro_rules! functions {
     ($($name:ident $access:ident $priority:ident $(=> $operation:literal)?)*) => {
@@ -71,7 +77,7 @@ fn arithmetic(text: &str) -> String {
 
 fn declarations() -> String {
     let mut lua = String::from("-- Declared in Rust.\nlocal RULES = {\n");
-    for (name, value) in fleet::rules::ALL {
+    for (name, value) in rules::ALL {
         writeln!(lua, "  {name} = {value},").unwrap();
     }
     lua += "}\n\nlocal FLAGS = {\n";

@@ -54,6 +54,8 @@ rules! {
     GATEWAY_TTL: Millis = 86_400_000;
     /// Extra lifetime of Redis keys past their deadline (ms): the sweep ends calls, not expiry.
     KEY_SLACK: Millis = 30_000;
+    /// Events per trim of the event log in Redis.
+    EVENTS_PER_TRIM: usize = 64;
     /// Available pods of a StatefulSet of which a call gets the one with the lowest ordinal.
     ORDINAL_SAMPLE: usize = 16;
     /// Lifetime of the learned capacity state of a pool after its last save (ms).

@@ -66,7 +66,7 @@ operation('audit_pods', function(ARGV)
     -- Without the cached `plain`, so that the facts themselves are read.
     local key = K.pod .. pod_name
     local was_plain = read('HGET', key, 'plain')
-    if was_plain then run('HDEL', key, 'plain') end
+    if was_plain and was_plain ~= '' then run('HSET', key, 'plain', '') end
     local pod = facts_of(pod_name)
     if not pod then
       run_index('HDEL', K.pod_metadata, pod_name)

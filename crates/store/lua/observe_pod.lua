@@ -10,7 +10,10 @@ operation('observe_pod', function(ARGV)
   if not is_set_up() or not has_tiers() then return {'lost', now} end
   local pod = facts_of(pod_name)
   local joined, ended, requeued = pod == nil, {}, {}
-  if pod then
+  if not pod then
+    -- The fields that calls read and write come first: Redis searches a small hash from its start.
+    run('HSET', K.pod .. pod_name, 'plain', '', 'status', '', 'allocated_call_sid', '', 'allocated_at', '')
+  else
     read_table(pod.tier)
     -- A pod adopted from the older router has no UID yet.
     local known_uid = uid_of(pod)

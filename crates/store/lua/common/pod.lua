@@ -141,7 +141,7 @@ local function place_calls(pod, call, deadline, at, pool)
     at, pool = fields_of(call, 'allocated_at', 'source_pool')
     at, pool = at or '', pool or ''
   end
-  run('SET', K.lease .. pod.name, call, 'PX', format('%d', max(1, deadline - now) + RULES.KEY_SLACK))
+  run('SET', K.lease .. pod.name, call, 'PX', text_of(max(1, deadline - now) + RULES.KEY_SLACK))
   if pod.has_no_lease then pod.has_no_lease = false end
   run('HSET', pod.key, 'status', status, 'allocated_call_sid', call, 'allocated_at', at, 'source_pool', pool)
 end
@@ -262,7 +262,7 @@ end
 -- Sets the deadline of a call in all indexes, and the lifetime of its record where `life` is given. Precedes other
 -- writes, because it fails on a pod's index of the wrong type.
 local function set_deadline(pod, call, deadline, life, merchant)
-  deadline = format('%d', deadline)
+  deadline = text_of(deadline)
   run_index('ZADD', K.calls, deadline, call)
   if pod then run('ZADD', pod.calls_key, deadline, call) end
   if life then run('PEXPIRE', K.call .. call, life) end
@@ -288,7 +288,7 @@ local function allocate_pod(pod, call, fields, deadline, life)
   local key, pool = K.call .. call, pool_keys_of(pod.tier).source
   local pod_name, merchant, tried, stage, number = pod.name, fields.merchant, fields.tried, fields.stage, fields.number
   set_deadline(pod, call, deadline, nil, merchant)
-  local at, is_first = format('%d', now), tried == '' and fields.pod_attempt == '' and not fields.record
+  local at, is_first = text_of(now), tried == '' and fields.pod_attempt == '' and not fields.record
   if is_first and stage == '' then
     run('HSET', key, 'pod_name', pod_name, 'source_pool', pool, 'merchant_id', merchant, 'allocated_at', seconds,
       'at', at, REQUEST_IDS, fields.request_id)

@@ -55,10 +55,11 @@ local function memoized(work)
   end
 end
 
--- Formats a whole number. Redis formats number arguments as floating point, which takes several times as long.
-local function text_of(number)
+-- Formats a whole number. Redis formats number arguments as floating point, which takes several times as long. Calls of
+-- the same millisecond have the same times, so that a busy store formats most numbers once.
+local text_of = memoized(function(number)
   return format('%d', number)
-end
+end)
 
 -- Returns a reply of `try`; an error reply ends the function with an error that names the key.
 local function checked(key, reply)
@@ -88,13 +89,22 @@ local function run_index(command, key, ...)
   return reply
 end
 
+-- Events since the log was last trimmed. Redis removes whole nodes of 100 events, so that most trims remove nothing.
+local untrimmed = 0
+
 -- Appends an event to the event log: call, pod, source pool, merchant and detail, '' where one does not apply.
 -- EVENT_LIMIT, declared at the start of the library, is the approximate length of the log; '0' disables it.
 local function record_event(kind, call, pod_name, pool, merchant, detail)
   if EVENT_LIMIT == '0' then return end
+  local key, reply = K.events, nil
   local text = call .. ' ' .. pod_name .. ' ' .. pool .. ' ' .. (merchant or '') .. ' ' .. (detail or '')
-  local reply = run_protected('XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind, text)
-  if type(reply) == 'table' then replace_index(reply, 'XADD', K.events, 'MAXLEN', '~', EVENT_LIMIT, '*', kind, text) end
+  if untrimmed == 0 then
+    reply = run_protected('XADD', key, 'MAXLEN', '~', EVENT_LIMIT, '*', kind, text)
+  else
+    reply = run_protected('XADD', key, '*', kind, text)
+  end
+  untrimmed = (untrimmed + 1) % RULES.EVENTS_PER_TRIM
+  if type(reply) == 'table' then replace_index(reply, 'XADD', key, '*', kind, text) end
 end
 
 -- Runs a counting command on an index; an index of the wrong type counts as empty.
