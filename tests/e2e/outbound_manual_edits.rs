@@ -100,8 +100,8 @@ fn limits_that_cannot_be_read_refuse_dials_and_no_inbound_call() {
         let path = format!("/api/v1/{}/{field}", key.trim_start_matches("voice:"));
         assert_eq!(router.get(&path).1[limit], 0, "{key}: a malformed limit allows no dial");
 
-        run(&mut redis, &["DEL", key]);
-        run(&mut redis, &["SADD", key, "x"]);
+        // In one step: an audit between the two would find no limits.
+        redis::pipe().atomic().del(key).sadd(key, "x").exec(&mut redis).unwrap();
         for _ in 0..3 {
             // The limits are facts: no audit deletes them.
             let (status, answer) = reserve(&router, 1);
