@@ -402,6 +402,32 @@ async fn dials_cost_the_same_with_ten_and_ten_thousand_reservations() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn numbers_are_read_in_small_steps() {
+    const NUMBERS: usize = 50_000;
+    let store = GrowingStore::new(1).await;
+    let mut limits = redis::cmd("HSET");
+    limits.arg("voice:numbers");
+    for number in 0..NUMBERS {
+        limits.arg(format!("+1{number:010}")).arg(20);
+    }
+    limits.exec(&mut store.server.connection()).unwrap();
+    let read = async {
+        let numbers = retry(async || store.store.numbers().await).await;
+        assert_eq!(numbers.len(), NUMBERS);
+    };
+    store.check_step("numbers", read).await;
+    let status = async { drop(retry(async || store.store.outbound().await).await) };
+    store.check_step("outbound", status).await;
+    store.reset();
+    let number = "+10000000001".parse().unwrap();
+    let found = retry(async || store.store.number(&number).await).await;
+    assert_eq!(found.map(|it| it.max_lines), Some(20));
+    let info: String =
+        redis::cmd("INFO").arg("commandstats").query(&mut store.server.connection()).unwrap();
+    assert!(info.contains("cmdstat_hget:calls=1,") && !info.contains("cmdstat_hgetall"), "{info}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn functions_cost_the_same_with_fifty_and_fifty_thousand_pods() {
     let (mut few, mut many) =
         (GrowingStore::new(FEW_PODS).await, GrowingStore::new(MANY_PODS).await);

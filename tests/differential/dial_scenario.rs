@@ -2,9 +2,10 @@
 //! Random operations rarely reach these states.
 
 use fleet::{
-    Allocate, Confirm, Hold, PodFacts, Release, Reserve, WaitingDials,
+    Allocate, Confirm, Hold, PodFacts, Release, Renew, Reserve, WaitingDials,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, PodName, ReservationId},
-    rules::{ANSWER_RATE_TTL, MAX_WAITING_DIALS, WAITING_DIALS_TTL},
+    rules::{ANSWER_RATE_TTL, MAX_COUNTED_LOADS, MAX_WAITING_DIALS, WAITING_DIALS_TTL},
+    tiers::{DocumentSource, Tiers},
 };
 use store::{Functions, Store};
 use testkit::{
@@ -15,6 +16,8 @@ use testkit::{
 use super::compare::{Pair, Schema, TIMEOUTS};
 
 const PODS: u64 = 40;
+/// Slots of a pod, more than the pods have calls.
+const CAP: usize = 300;
 /// The default chain of this table is one pool.
 const ONE_POOL: usize = 5;
 const NUMBER: &str = "+14155550100";
@@ -83,13 +86,16 @@ impl Pair {
         self.check(Operation::Tiers { tiers: table(ONE_POOL), expected: None }).await?;
         let facts = PodFacts { pin: Some("gold".parse().unwrap()), ..ready_pod() };
         for number in 0..PODS {
-            let pod: PodName = format!("p-{number}").parse().unwrap();
-            let written = self.store.observe_pod(&pod, &facts, WRITER).await;
-            written.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
-            let written = self.fleet.observe_pod(&pod, &facts, WRITER, self.now);
-            written.map_err(|error| error.to_string())?;
+            self.start_pod(&format!("p-{number}").parse().unwrap(), &facts).await?;
         }
         self.events_agree()
+    }
+
+    async fn start_pod(&mut self, pod: &PodName, facts: &PodFacts) -> Result<(), String> {
+        let written = self.store.observe_pod(pod, facts, WRITER).await;
+        written.map_err(|error| error.to_string())?.map_err(|error| error.to_string())?;
+        let written = self.fleet.observe_pod(pod, facts, WRITER, self.now);
+        written.map(drop).map_err(|error| error.to_string())
     }
 
     /// Dials without an answer: the answer rate falls.
@@ -135,9 +141,7 @@ impl Pair {
         let document = Some(r#"{"fallback": ["basic"]}"#);
         self.check(Operation::Merchant { id: merchant(), document, expected: None }).await?;
         let facts = PodFacts { pin: Some("basic".parse().unwrap()), ..ready_pod() };
-        let pod: PodName = "p-basic".parse().unwrap();
-        self.store.observe_pod(&pod, &facts, WRITER).await.unwrap().unwrap();
-        self.fleet.observe_pod(&pod, &facts, WRITER, self.now).unwrap();
+        self.start_pod(&"p-basic".parse().unwrap(), &facts).await?;
         self.reserve(Reserve { miss_target: 300_000, ..batch(400..401) }).await?;
         self.check(Operation::Merchant { id: merchant(), document: None, expected: None }).await
     }
@@ -173,6 +177,9 @@ impl Pair {
     async fn limit(&mut self) -> Result<(), String> {
         let document = Some(r#"{"max_calls": 6}"#);
         self.check(Operation::Merchant { id: merchant(), document, expected: None }).await?;
+        // A call with the name of a reservation.
+        let named = reservation(600).as_str().parse().unwrap();
+        self.check(Operation::Allocate(Allocate::new(named, Some(merchant()), LEASE_TTL))).await?;
         self.reserve(batch(600..610)).await?;
         self.reserve(batch(610..611)).await?;
         self.check(Operation::Merchant { id: merchant(), document: None, expected: None }).await?;
@@ -249,6 +256,67 @@ impl Pair {
         self.pass(RESERVATION_TTL).await
     }
 
+    /// Answers while no pod is in service, and repeats of their requests.
+    async fn repeat_answers(&mut self) -> Result<(), String> {
+        self.reserve(Reserve { number: NUMBER.parse().ok(), ..batch(980..984) }).await?;
+        let answer = |name: u64, id| {
+            let mut request = Allocate::new(call("answer", name), None, LEASE_TTL);
+            request.reservation = Some(reservation(id));
+            Operation::Allocate(request)
+        };
+        for pod in self.fleet.pod_names() {
+            self.check(Operation::Drain { pod, ttl: LEASE_TTL }).await?;
+        }
+        for (name, id) in [(0, 980), (0, 980), (1, 980), (0, 981), (0, 980), (2, 982), (3, 983)] {
+            self.check(answer(name, id)).await?;
+        }
+        self.check(Operation::Undrain { pod: "p-0".parse().unwrap() }).await?;
+        for (name, id) in [(0, 981), (0, 981), (1, 980)] {
+            self.check(answer(name, id)).await?;
+        }
+        self.reserve(batch(990..991)).await?;
+        self.outbound(dialed(990, call("answer", 0))).await?;
+        self.callback(call("answer", 0)).await?;
+        self.check(answer(0, 981)).await?;
+        self.callback(call("answer", 0)).await?;
+        self.pass(RESERVATION_TTL - 1).await?;
+        self.check(answer(2, 982)).await?;
+        self.callback(call("answer", 2)).await?;
+        self.pass(1).await?;
+        self.check(answer(3, 983)).await?;
+        self.pass(LEASE_TTL).await
+    }
+
+    /// Free slots of pods with more different numbers of calls than are counted exactly. The inbound
+    /// reserve leaves some of them.
+    async fn count_slots(&mut self) -> Result<(), String> {
+        const PODS: usize = MAX_COUNTED_LOADS + 6;
+        let exact: usize = (0..MAX_COUNTED_LOADS).map(|calls| CAP - calls).sum();
+        let reserve = exact + PODS - MAX_COUNTED_LOADS - 60;
+        let text = format!(
+            r#"{{"deep": {{"type": "shared", "target": 1, "max_concurrent": {CAP},
+                "inbound_reserve": {reserve}}}}}"#
+        );
+        let (tiers, _) = Tiers::parse(&text, DocumentSource::Settings).unwrap();
+        self.check(Operation::Tiers { tiers, expected: None }).await?;
+        for number in 0..PODS {
+            let pod: PodName = format!("p-{number}").parse().unwrap();
+            self.start_pod(&pod, &ready_pod()).await?;
+            let calls = (0..number).map(|call_number| call(&format!("{pod}-"), call_number as u64));
+            let renew =
+                Renew { calls: calls.collect(), pod: Some(pod.clone()), lease_ttl: LEASE_TTL };
+            if number > 0 {
+                self.check(Operation::Renew(renew)).await?;
+            }
+        }
+        for first in [0, 50] {
+            self.reserve(Reserve { miss_target: 0, ..batch(first..first + 50) }).await?;
+        }
+        let dials = self.fleet.outbound_status().reservations;
+        same!("granted", dials, 60);
+        Ok(())
+    }
+
     async fn waiting(&mut self, router: &str, waiting: Vec<WaitingDials>) -> Result<(), String> {
         self.outbound(OutboundOperation::Waiting { router: router.into(), waiting }).await
     }
@@ -273,8 +341,13 @@ fn account_without_limit() -> AccountName {
 pub(crate) async fn compare_dials(functions: impl Fn() -> Functions) -> Result<(), String> {
     for _ in 0..5 {
         let mut pair = Pair::new(functions(), Schema::Two).await;
-        let outcome = run_all(&mut pair).await;
+        let mut outcome = run_all(&mut pair).await;
         pair.store.close().await;
+        if outcome.is_ok() {
+            let mut pair = Pair::new(functions(), Schema::Two).await;
+            outcome = pair.count_slots().await;
+            pair.store.close().await;
+        }
         match outcome {
             Err(error) if TIMEOUTS.iter().any(|it| error.contains(it)) => {
                 println!("repeating the run: {error}");
@@ -295,6 +368,7 @@ async fn run_all(pair: &mut Pair) -> Result<(), String> {
     pair.limit().await?;
     pair.confirm_late().await?;
     pair.wait_for_pods().await?;
+    pair.repeat_answers().await?;
     pair.forget().await
 }
 

@@ -70,7 +70,12 @@ impl Pair {
         let failed = |error: store::StoreError| error.to_string();
         let outbound = self.store.outbound().await.map_err(failed)?;
         same!("outbound", outbound.status, self.fleet.outbound_status());
-        same!("numbers", outbound.numbers, self.fleet.numbers());
+        let numbers = self.store.numbers().await.map_err(failed)?;
+        same!("numbers", numbers, self.fleet.numbers());
+        for found in numbers {
+            let alone = self.store.number(&found.number).await.map_err(failed)?;
+            same!("number", alone, Some(found));
+        }
         same!("accounts", outbound.accounts, self.fleet.accounts());
         let demand = self.store.dial_demand().await.map_err(failed)?;
         same!("demand of dials", demand, self.fleet.dial_demand(self.now));
@@ -82,7 +87,7 @@ impl Pair {
             let merchant = (number > 0).then_some(merchant);
             let query = ReservationQuery { merchant, after: None, limit: 100 };
             let redis = self.store.reservations(&query).await.map_err(failed)?;
-            same!(format!("{query:?}"), redis, self.fleet.reservations(&query));
+            same!(format!("{query:?}"), redis, self.fleet.reservations(&query, self.now));
             for found in redis.reservations {
                 let alone = self.store.reservation(&found.id).await.map_err(failed)?;
                 same!("reservation", alone, Some(found));
@@ -93,7 +98,7 @@ impl Pair {
 }
 
 /// Broken builds: description, text of the library, replacement.
-pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
+pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 56] = [
     (
         "a call without a reservation takes a held slot",
         "not outbound.is_open(step.tier) then\n      pod, reason",
@@ -116,12 +121,12 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
     ),
     (
         "dials do not count as calls of their merchant",
-        "  run_index('ZADD', live_key(facts.merchant), unpack(deadlines))\n",
+        "  run_index('ZADD', dials_key(facts.merchant), unpack(deadlines))\n",
         "",
     ),
     (
         "the end of a reservation leaves a call of its merchant",
-        "  run_index('ZREM', live_key(facts.merchant), facts.id)\n",
+        "  run_index('ZREM', dials_key(facts.merchant), facts.id)\n",
         "",
     ),
     (
@@ -211,6 +216,16 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
         "",
     ),
     (
+        "a call in progress becomes the dial of a reservation",
+        "  if run('EXISTS', K.call .. call) == 1 then return {'in_progress', now} end\n",
+        "",
+    ),
+    (
+        "an account whose limit was deleted forgets its last dial",
+        "      run('HDEL', key, name)\n",
+        "      run('HDEL', key, name)\n      run_index('HDEL', K.last_dials, name)\n",
+    ),
+    (
         "the first reported call still ends the reservation",
         "  if facts.call ~= '' and try('GET', K.dial .. facts.call) == id then\n    run('DEL', K.dial .. facts.call)\n",
         "  if false then\n    run('DEL', K.dial .. facts.call)\n",
@@ -232,8 +247,38 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
     ),
     (
         "a batch exceeds max_calls",
-        "  bound(max_calls_room(merchant, config, #ids), 'max_calls')\n",
-        "  bound(max_calls_room(merchant, config, #ids) == 0 and 0 or nil, 'max_calls')\n",
+        "outbound.calls_room(merchant, config.max_calls, #ids), 'max_calls')",
+        "outbound.calls_room(merchant, config.max_calls, #ids) == 0 and 0 or nil, 'max_calls')",
+    ),
+    (
+        "a repeat of a refused answer has no reservation",
+        "    outbound.set_missed_answer(request.call, request.reserved)\n",
+        "",
+    ),
+    (
+        "a call that was served repeats its answer",
+        "    run('DEL', K.missed_answer .. request.call)\n",
+        "",
+    ),
+    (
+        "any call repeats a refused answer",
+        "  local facts = known == id and outbound.parse(id, record)\n",
+        "  local facts = outbound.parse(id, record)\n",
+    ),
+    (
+        "of the free slots of one pod only some count",
+        "slots + (counted - pods) * (cap - calls), counted",
+        "slots + (counted - pods) * math.min(cap - calls, 64), counted",
+    ),
+    (
+        "free slots are counted exactly for few numbers of calls",
+        "for _ = 1, RULES.MAX_COUNTED_LOADS do",
+        "for _ = 1, RULES.MAX_COUNTED_LOADS - 1 do",
+    ),
+    (
+        "pods with many different numbers of calls have no free slot",
+        "  return slots + count('ZCOUNT', key, '-inf', '(' .. cap) - pods\n",
+        "  return slots\n",
     ),
     (
         "an account without calls per second allows dials",
@@ -271,6 +316,11 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
         "    outbound.finish(facts, 'expired')",
     ),
     (
+        "an expired reservation is listed until the sweep",
+        "    if facts and facts.ends > now then\n      rows",
+        "    if facts then\n      rows",
+    ),
+    (
         "a sweep forgets that slots are held",
         "if outstanding == 0 and has_dials then",
         "if has_dials then",
@@ -303,7 +353,7 @@ pub(super) const DIAL_MUTATIONS: [(&str, &str, &str); 47] = [
     ),
     (
         "waiting dials beyond the calls of their merchant need pods",
-        "waiting = math.min(waiting, max(0, config.max_calls - count('ZCARD', live_key(merchant))))",
+        "waiting = math.min(waiting, outbound.calls_room(merchant, config.max_calls, 0))",
         "waiting = waiting",
     ),
     (

@@ -97,8 +97,8 @@ const MUTATIONS: [(&str, &str, &str); 62] = [
     ("removal when idle ends live calls", "mode == 'when_idle' and pod.calls > 0", "false"),
     (
         "a merchant exceeds max_calls by one",
-        "    if live >= config.max_calls then return 'max_calls' end",
-        "    if live > config.max_calls then return 'max_calls' end",
+        "outbound.calls_room(merchant, config.max_calls, 1) < 1 then",
+        "outbound.calls_room(merchant, config.max_calls + 1, 1) < 1 then",
     ),
     (
         "an ended call counts against its merchant",

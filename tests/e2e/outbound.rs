@@ -79,6 +79,66 @@ fn a_reservation_keeps_a_pod_for_the_answer() {
 }
 
 #[test]
+fn all_slots_of_pods_with_many_are_used() {
+    let tiers = r#"{"gold": {"type": "shared", "target": 1, "max_concurrent": 300}}"#;
+    each_store(&[("TIER_CONFIG", tiers)], |router| {
+        (0..2).for_each(|_| assert_eq!(reserved(router, 100).len(), 100));
+        let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA1"}));
+        assert_eq!(status, 200, "100 slots are free and not held: {answer}");
+        assert_eq!(reserved(router, 100).len(), 99);
+        let (status, answer) = router.post("/api/v1/allocate", json!({"call_sid": "CA2"}));
+        assert_eq!((status, &answer["details"]["chain"][0]["reason"]), (503, &json!("held")));
+    });
+}
+
+#[test]
+fn a_call_with_the_name_of_a_reservation_counts_beside_it() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 9}"#)], |router| {
+        router.put("/api/v1/merchants/acme", r#"{"max_calls": 2}"#);
+        let call = reserved(router, 1).remove(0);
+        let body = json!({"call_sid": call, "merchant_id": "acme"});
+        assert_eq!(router.post("/api/v1/allocate", body).0, 200);
+        let (status, answer) = reserve(router, json!({"merchant_id": "acme"})).json();
+        assert_eq!((status, &answer["reason"]), (429, &json!("max_calls")));
+        assert_eq!(router.release(&call).0, 200);
+        assert_eq!(reserved(router, 2).len(), 1, "the reservation still counts");
+    });
+}
+
+#[test]
+fn a_repeat_of_a_refused_answer_keeps_its_reservation() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 1}"#)], |router| {
+        let id = reserved(router, 1).remove(0);
+        let pod = || json!({"pod_name": "voice-agent-0"});
+        assert_eq!(router.post("/api/v1/drain", pod()).0, 200);
+        for attempt in 0..2 {
+            let (status, answer) = allocate(router, "CA1", &id);
+            let warnings = &answer["details"]["warnings"];
+            assert_eq!((status, warnings), (503, &Value::Null), "{attempt}: {answer}");
+        }
+        assert_eq!(router.post("/api/v1/undrain", pod()).0, 200);
+        let (status, answer) = allocate(router, "CA1", &id);
+        assert_eq!((status, answer.get("warnings")), (200, None), "{answer}");
+        assert_eq!(router.get("/api/v1/calls/CA1").1["merchant_id"], "acme");
+        let metrics = router.connect().get("/metrics").text();
+        let missed = r#"smart_router_reservations_total{outcome="missed"} 1"#;
+        assert!(metrics.contains(missed), "counted once");
+    });
+}
+
+#[test]
+fn a_call_in_progress_is_not_the_dial_of_a_reservation() {
+    each_store(&[("TIER_CONFIG", r#"{"gold": 2}"#)], |router| {
+        let granted = reserved(router, 2);
+        allocate(router, "CA1", &granted[0]);
+        let path = format!("/api/v1/reservations/{}/dialed", granted[1]);
+        let (status, answer) = router.post(&path, json!({"call_sid": "CA1"}));
+        assert_eq!(status, 409, "{answer}");
+        assert_eq!(router.post(&path, json!({"call_sid": "CA2"})).0, 200);
+    });
+}
+
+#[test]
 fn a_refused_batch_names_the_limit_and_the_time_to_wait() {
     each_store(&[("TIER_CONFIG", r#"{"gold": 2}"#)], |router| {
         let answer = reserve(router, json!({"merchant_id": "acme", "count": 5}));
@@ -201,7 +261,16 @@ fn reservations_are_given_back_and_expire() {
         assert_eq!(delete(router, &path).0, 200);
         assert_eq!(delete(router, &path).0, 404);
         eventually(PATIENCE, "the other one expires", || outstanding(router) == 0);
-        assert_eq!(reserved(router, 2).len(), 2, "both slots are free again");
+        assert_eq!(router.get(&format!("/api/v1/reservations/{}", granted[1])).0, 404);
+        // The sweep frees its slot, up to a second later.
+        eventually(PATIENCE, "both slots are free again", || {
+            let (_, answer) = reserve(router, json!({"merchant_id": "acme", "count": 2})).json();
+            let granted = ids(&answer);
+            granted
+                .iter()
+                .for_each(|id| drop(delete(router, &format!("/api/v1/reservations/{id}"))));
+            granted.len() == 2
+        });
     });
 }
 
@@ -367,14 +436,17 @@ fn metrics_count_reservations_by_outcome() {
         let granted = reserved(router, 2);
         reserve(router, json!({"merchant_id": "acme", "count": 4}));
         allocate(router, "CA1", &granted[0]);
+        assert_eq!(router.put("/api/v1/numbers/+14155550199", r#"{"max_lines": 0}"#).0, 200);
         let metrics = router.connect().get("/metrics").text();
         for line in [
             r#"smart_router_reservations_total{outcome="granted"} 2"#,
             r#"smart_router_reservations_total{outcome="answered"} 1"#,
-            r#"smart_router_reservations_refused_total{limit="capacity"} 4"#,
+            r#"smart_router_reservations_refused_total{limit="capacity"} 1"#,
             r#"smart_router_pool_held_slots{tier="gold"} 1"#,
             r#"smart_router_pool_answer_rate{tier="gold"} 1"#,
             "smart_router_outstanding_reservations 1",
+            // A number without lines is blocked, not full.
+            "smart_router_full_numbers 0",
         ] {
             assert!(metrics.contains(line), "{line} is missing");
         }

@@ -97,9 +97,11 @@ fn limits_that_cannot_be_read_refuse_dials_and_no_inbound_call() {
         run(&mut redis, &["HSET", key, field, "twenty"]);
         let (status, answer) = reserve(&router, 1);
         assert_eq!((status, &answer["reason"]), (429, &json!(limit)), "{key}: {answer}");
+        let path = format!("/api/v1/{}/{field}", key.trim_start_matches("voice:"));
+        assert_eq!(router.get(&path).1[limit], 0, "{key}: a malformed limit allows no dial");
 
-        run(&mut redis, &["DEL", key]);
-        run(&mut redis, &["SADD", key, "x"]);
+        // In one step: an audit between the two would find no limits.
+        redis::pipe().atomic().del(key).sadd(key, "x").exec(&mut redis).unwrap();
         for _ in 0..3 {
             // The limits are facts: no audit deletes them.
             let (status, answer) = reserve(&router, 1);
@@ -136,6 +138,7 @@ fn indexes_of_dials_of_a_wrong_type_are_replaced() {
         ("voice:lines:+14155550100", "set"),
         ("voice:last_dials", "hash"),
         ("voice:answer_rate:m1", "string"),
+        ("voice:merchant:m1:dials", "zset"),
     ];
     set_limit(&router, &format!("/api/v1/numbers/{NUMBER}"), r#"{"max_lines": 4}"#);
     set_limit(&router, "/api/v1/accounts/twilio", r#"{"max_cps": 1000}"#);

@@ -71,8 +71,9 @@ rules! {
     MAX_LINES: u32 = 1_000_000;
     /// Maximum `max_cps` of an account.
     MAX_CPS: u32 = 1_000;
-    /// Free slots of one pod that count for dials at most: it bounds the work of counting them.
-    MAX_COUNTED_SLOTS: usize = 64;
+    /// Different numbers of live calls up to which the free slots of an index of pods are counted
+    /// exactly. It bounds the work; further pods count as one free slot each.
+    MAX_COUNTED_LOADS: usize = 64;
     /// Lifetime of the learned answer rate of a merchant after its last dial (ms). A campaign on
     /// idle pods dials many at once, before it can learn that more are answered than before.
     ANSWER_RATE_TTL: Millis = 600_000;

@@ -12,21 +12,12 @@
 --          {refused, now, tried, '', time_over, time in the queue}
 --          {refused, now, tried, error in the document, waiting, until, is new (1, 0)}
 --          A refusal ends with the effect of the reservation, if the request names one: 'used' and its merchant,
---          unknown, other_merchant
+--          'repeated' and its merchant (the first answer was refused for lack of a pod), unknown, other_merchant
 --          {lost, now}: the store is empty   {late, now}
 
 -- Returns the limit that another call of a merchant would exceed; nil if none.
 local function exceeded_limit(merchant, config)
-  if config.max_calls then
-    local key = live_key(merchant)
-    local live = count('ZCARD', key)
-    if live >= config.max_calls then
-      -- Calls whose records were deleted by hand are long overdue here.
-      try('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
-      live = count('ZCARD', key)
-    end
-    if live >= config.max_calls then return 'max_calls' end
-  end
+  if config.max_calls and outbound.calls_room(merchant, config.max_calls, 1) < 1 then return 'max_calls' end
   if config.max_rate == 0 then return 'max_rate' end
   if config.max_rate then
     local nth = try('LINDEX', rate_key(merchant), config.max_rate - 1)
@@ -118,12 +109,23 @@ end
 -- Returns its effect; nil if the request names none.
 local function apply_reservation(request)
   if request.reservation == '' or request.previous then return nil end
-  local facts = outbound.outstanding(request.reservation)
+  local dial = outbound.outstanding(request.reservation)
+  local facts = dial or outbound.missed_answer(request.call, request.reservation)
   if not facts then return 'unknown' end
   if request.merchant ~= '' and request.merchant ~= facts.merchant then return 'other_merchant' end
-  request.dial, request.is_dialed, request.reserved_in = facts, true, facts.tier
+  request.dial, request.reserved, request.is_dialed, request.reserved_in = dial, facts, true, facts.tier
   request.merchant, request.number = facts.merchant, facts.number
-  return 'used ' .. facts.merchant
+  return (dial and 'used ' or 'repeated ') .. facts.merchant
+end
+
+-- Keeps the reservation of an answer that finds no pod, so that a repeat of the request is served like the first.
+local function keep_missed_answer(request, reply)
+  local outcome, _, _, _, reason = unpack(reply)
+  if outcome == 'refused' and reason ~= 'waiting' then
+    outbound.set_missed_answer(request.call, request.reserved)
+  else
+    run('DEL', K.missed_answer .. request.call)
+  end
 end
 
 -- Adds the effect of a reservation to a reply.
@@ -152,6 +154,7 @@ local function answer(request)
     request.number = outbound.limited_number(request.numbers)
   end
   local reply = serve_new_call(request, steps, config)
+  if request.reserved then keep_missed_answer(request, reply) end
   hand_off_released_pod(request)
   if request.dial then outbound.hand_off_pool(request.dial.tier) end
   return with_effect(reply, effect)

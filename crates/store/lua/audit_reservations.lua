@@ -1,5 +1,5 @@
 -- Removes reservations without a record from the index of reservations, and restores the others in the lines of their
--- numbers and among the calls of their merchants.
+-- numbers and among the dials of their merchants.
 -- ARGV[2..3]: cursor, approximate page size
 -- Replies: {audited, now, next cursor, reservations seen, {reservations repaired}}
 --          {lost, now}: the store is not set up
@@ -16,7 +16,7 @@ operation('audit_reservations', function(ARGV)
       repaired[#repaired + 1] = found[i]
     else
       local has_line = not outbound.take_line(facts.number, facts.id)
-      local added = run_index('ZADD', live_key(facts.merchant), text_of(facts.ends), facts.id)
+      local added = run_index('ZADD', dials_key(facts.merchant), text_of(facts.ends), facts.id)
       if added > 0 or not has_line then repaired[#repaired + 1] = facts.id end
     end
   end

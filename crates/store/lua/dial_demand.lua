@@ -47,7 +47,7 @@ operation('dial_demand', function(ARGV)
       local waiting = 0
       for number, dials in pairs(numbers) do waiting = waiting + within_lines(number, dials) end
       if config.max_calls then
-        waiting = math.min(waiting, max(0, config.max_calls - count('ZCARD', live_key(merchant))))
+        waiting = math.min(waiting, outbound.calls_room(merchant, config.max_calls, 0))
       end
       local dials, answers = outbound.answer_rate(merchant)
       local sums = demand[tier] or {dials = 0, probability = 0}

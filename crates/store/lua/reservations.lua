@@ -1,4 +1,4 @@
--- Returns a page of reservations, by deadline.
+-- Returns a page of the reservations that have not expired, by deadline.
 -- ARGV[2..4]: deadline and id to continue after ('' for the first page), page size
 -- Replies: {reservations, now, {id, record, ...}, deadline and id to continue after ('' if none follow)}
 operation('reservations', function(ARGV)
@@ -13,7 +13,8 @@ operation('reservations', function(ARGV)
   if page.err then page = {} end
   for i = 1, #page, 2 do
     local text = try('GET', K.reservation .. page[i])
-    if type(text) == 'string' then
+    local facts = outbound.parse(page[i], text)
+    if facts and facts.ends > now then
       rows[#rows + 1] = page[i]
       rows[#rows + 1] = text
     end

@@ -21,17 +21,6 @@ local function repeated_reply(ids, malformed)
   return #granted > 0 and {'reserved', now, text_of(ends), '', 0, malformed, granted} or nil
 end
 
--- Returns how many more calls the merchant may have; nil without a limit.
-local function max_calls_room(merchant, config, wanted)
-  if not config.max_calls then return nil end
-  local key = live_key(merchant)
-  local room = max(0, config.max_calls - count('ZCARD', key))
-  if room >= wanted then return room end
-  -- Calls whose records were deleted by hand are long overdue here.
-  try('ZREMRANGEBYSCORE', key, '-inf', now - 60000)
-  return max(0, config.max_calls - count('ZCARD', key))
-end
-
 -- Returns a limit; nil without one. A malformed limit allows no dial.
 local function limit_of(key, field)
   local limit = read('HGET', key, field)
@@ -169,7 +158,7 @@ local function grant(plan, ids, facts, target)
     outbound.set_dials(part.tier, outbound.add(part.dials, part.number, part.probability), target)
   end
   run_index('ZADD', K.reservations, unpack(deadlines))
-  run_index('ZADD', live_key(facts.merchant), unpack(deadlines))
+  run_index('ZADD', dials_key(facts.merchant), unpack(deadlines))
   if facts.account ~= '' then run_index('HSET', K.last_dials, facts.account, text_of(now)) end
   if not has_dials then run('HSET', K.tiers, ':dials', '1') end
   return granted
@@ -188,7 +177,7 @@ operation('reserve', function(ARGV)
   local function bound(room, name)
     if room and room < allowed then allowed, limit = room, name end
   end
-  bound(max_calls_room(merchant, config, #ids), 'max_calls')
+  bound(config.max_calls and outbound.calls_room(merchant, config.max_calls, #ids), 'max_calls')
   bound(lines_room(number, #ids), 'max_lines')
   bound(dial_room, 'max_cps')
   local ends = now + tonumber(lifetime)

@@ -12,7 +12,7 @@ operation('set_dial_limit', function(ARGV)
       record_event(kind .. '_set', '', '', '', '', name .. ' ' .. limit .. ' ' .. by)
     else
       run('HDEL', key, name)
-      if kind == 'account' then run_index('HDEL', K.last_dials, name) end
+      -- The time of the last dial stays: another limit counts from it.
       record_event(kind .. '_deleted', '', '', '', '', name .. ' ' .. by)
     end
     -- The flag tells allocations whether to look for the number of a call.

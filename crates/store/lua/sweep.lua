@@ -29,7 +29,7 @@ local function bound(limit, lease)
       facts.ends, facts.at = facts.ends - (facts.at - now), now
       outbound.set(facts)
       run_index('ZADD', K.reservations, text_of(facts.ends), id)
-      run_index('ZADD', live_key(facts.merchant), text_of(facts.ends), id)
+      run_index('ZADD', dials_key(facts.merchant), text_of(facts.ends), id)
       found = true
     end
   end

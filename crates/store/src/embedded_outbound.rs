@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use crate::{Embedded, Outbound, OutboundStore, Reply};
 use fleet::{
-    DialDemand, DialRefused, Millis, ReservationNotFound, ReservationPage, ReservationQuery,
-    ReservationStatus, Reserve, Reserved, WaitingDials,
+    DialDemand, DialRefused, Millis, NumberStatus, ReservationNotFound, ReservationPage,
+    ReservationQuery, ReservationStatus, Reserve, Reserved, WaitingDials,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
 };
 
@@ -31,11 +31,13 @@ impl OutboundStore for Embedded {
     }
 
     fn reservation<'a>(&'a self, id: &'a ReservationId) -> Reply<'a, Option<ReservationStatus>> {
-        self.step("reservation", |fleet, _| fleet.reservation(id))
+        self.step("reservation", |fleet, now| {
+            fleet.reservation(id).filter(|found| found.facts.until > now)
+        })
     }
 
     fn reservations<'a>(&'a self, query: &'a ReservationQuery) -> Reply<'a, ReservationPage> {
-        self.step("reservations", |fleet, _| fleet.reservations(query))
+        self.step("reservations", |fleet, now| fleet.reservations(query, now))
     }
 
     fn answer_probability<'a>(&'a self, merchant: &'a MerchantId) -> Reply<'a, u64> {
@@ -45,9 +47,16 @@ impl OutboundStore for Embedded {
     fn outbound(&self) -> Reply<'_, Outbound> {
         self.step("outbound_status", |fleet, _| Outbound {
             status: fleet.outbound_status(),
-            numbers: fleet.numbers(),
             accounts: fleet.accounts(),
         })
+    }
+
+    fn numbers(&self) -> Reply<'_, Vec<NumberStatus>> {
+        self.step("numbers", |fleet, _| fleet.numbers())
+    }
+
+    fn number<'a>(&'a self, number: &'a PhoneNumber) -> Reply<'a, Option<NumberStatus>> {
+        self.step("number", |fleet, _| fleet.number(number))
     }
 
     fn report_waiting_dials<'a>(

@@ -10,12 +10,10 @@ use fleet::{
     names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
 };
 
-/// Outstanding dials, and the limits of numbers and accounts.
+/// Outstanding dials, and the limits of accounts.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Outbound {
     pub status: OutboundStatus,
-    /// By name.
-    pub numbers: Vec<NumberStatus>,
     /// By name.
     pub accounts: Vec<AccountStatus>,
 }
@@ -40,6 +38,10 @@ pub trait OutboundStore {
     /// The learned probability that a merchant's dial is answered, in units of 1/1024.
     fn answer_probability<'a>(&'a self, merchant: &'a MerchantId) -> Reply<'a, u64>;
     fn outbound(&self) -> Reply<'_, Outbound>;
+    /// Numbers with a limit of lines, by name.
+    fn numbers(&self) -> Reply<'_, Vec<NumberStatus>>;
+    /// A number with a limit of lines.
+    fn number<'a>(&'a self, number: &'a PhoneNumber) -> Reply<'a, Option<NumberStatus>>;
     /// Reports the dials that wait for a pod at a router. A report counts for
     /// [`fleet::rules::WAITING_DIALS_TTL`].
     fn report_waiting_dials<'a>(

@@ -1,12 +1,14 @@
 //! The limits of a grant: pods, calls of the merchant, lines of the number, calls per second of the
 //! account. They are checked in one step.
 
+use std::collections::BTreeMap;
+
 use super::{Change, DialLimit, Fleet, Reserve, outbound_facts::held_slots};
 use crate::{
     Millis, merchant,
     names::{AccountName, MerchantId, PhoneNumber, Pool},
     outbound::{AnswerRate, DialSums, PROBABILITY_UNIT},
-    rules::{DIAL_RETRY, MAX_COUNTED_SLOTS},
+    rules::{DIAL_RETRY, MAX_COUNTED_LOADS},
 };
 
 /// Grants in one pool.
@@ -31,6 +33,16 @@ pub(super) struct DialPlan {
 /// than `max_cps`.
 fn dial_interval(max_cps: u32) -> Millis {
     1_000_u64.div_ceil(u64::from(max_cps.max(1)))
+}
+
+/// Free slots of the pods of an index, of which each has `cap`. The pods with the fewest calls
+/// count first; beyond [`MAX_COUNTED_LOADS`] different numbers of calls each pod counts as one slot.
+pub(super) fn free_slots(levels: &BTreeMap<usize, usize>, cap: usize) -> u64 {
+    let free = |(at, (calls, pods)): (usize, (&usize, &usize))| {
+        let slots = if at < MAX_COUNTED_LOADS { cap - calls } else { 1 };
+        (slots * pods) as u64
+    };
+    levels.range(..cap).enumerate().map(free).sum()
 }
 
 /// How many further dials of a merchant a pool can hold within `room` slots, at most `wanted`.
@@ -135,14 +147,11 @@ impl Fleet {
         left
     }
 
-    /// Free slots of a pool; of one pod at most [`MAX_COUNTED_SLOTS`] count.
+    /// Free slots of a pool.
     pub(super) fn counted_slots(&self, pool: &Pool) -> u64 {
         let cap = self.tiers.kind(pool).map_or(0, |kind| kind.cap() as usize);
         let levels = self.pools.get(pool).into_iter().flat_map(|index| &index.levels);
-        let free = |(calls, pods): (&usize, &usize)| {
-            (cap.saturating_sub(*calls).min(MAX_COUNTED_SLOTS) * pods) as u64
-        };
-        levels.map(free).sum()
+        levels.map(|levels| free_slots(levels, cap)).sum()
     }
 
     /// Slots of a pool that are kept for inbound calls.
@@ -176,11 +185,11 @@ impl Fleet {
 
     /// How many dials the account allows now, and the time until it allows the next one.
     fn dial_rate_room(&self, account: Option<&AccountName>, now: Millis) -> (usize, Millis) {
-        let known = account.and_then(|account| self.outbound.accounts.get(account));
-        let Some(known) = known else { return (usize::MAX, 0) };
-        let interval = dial_interval(known.max_cps);
-        let next = known.last_dial + interval;
-        match known.max_cps {
+        let known = account.and_then(|it| Some((it, *self.outbound.accounts.get(it)?)));
+        let Some((account, max_cps)) = known else { return (usize::MAX, 0) };
+        let interval = dial_interval(max_cps);
+        let next = self.outbound.last_dial(account) + interval;
+        match max_cps {
             0 => (0, DIAL_RETRY),
             _ if now < next => (0, next - now),
             _ => (1, interval),
@@ -199,7 +208,7 @@ impl Fleet {
 
     /// Sets or deletes the rate limit of an account. Returns whether it had one.
     pub fn set_account(&mut self, account: &AccountName, max_cps: Option<u32>, by: &str) -> bool {
-        let known = self.outbound.accounts.get(account).map(|known| known.max_cps);
+        let known = self.outbound.accounts.get(account).copied();
         if known != max_cps {
             let (account, by, last_dial) = (account.clone(), by.to_owned(), 0);
             self.record(Change::Account { account, max_cps, last_dial, by });

@@ -286,10 +286,8 @@ impl Fleet {
         let steps = skipped_text(&refusal.tried);
         let reason = refusal.reason.as_str();
         let detail = if steps.is_empty() { reason.to_owned() } else { format!("{reason} {steps}") };
-        let merchant = match &refusal.reservation {
-            Some(ReservationUse::Used { merchant }) => Some(merchant),
-            _ => request.merchant.as_ref(),
-        };
+        let reserved = refusal.reservation.as_ref().and_then(ReservationUse::merchant);
+        let merchant = reserved.or(request.merchant.as_ref());
         let event = Event::of_call(EventKind::Refused, &request.call, merchant);
         self.record_event(|_| Some(event.with_detail(detail)));
     }

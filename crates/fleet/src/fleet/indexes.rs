@@ -44,8 +44,13 @@ pub(super) struct IndexedPod {
 }
 
 impl IndexedPod {
-    fn is_available(&self) -> bool {
-        matches!(self.state, ServiceState::Available | ServiceState::AtRisk)
+    /// The index that the pod is available in, in the order of choice.
+    fn choice(&self) -> Option<usize> {
+        match self.state {
+            ServiceState::Available => Some(0),
+            ServiceState::AtRisk => Some(1),
+            _ => None,
+        }
     }
 }
 
@@ -56,8 +61,8 @@ pub(super) struct PoolIndex {
     pub(super) available: BTreeMap<(usize, u64), PodName>,
     /// Available pods that the cluster is about to disrupt, in the same order.
     pub(super) at_risk: BTreeMap<(usize, u64), PodName>,
-    /// The number of available pods, at risk or not, by live calls.
-    pub(super) levels: BTreeMap<usize, usize>,
+    /// The numbers of pods in both indexes, by live calls.
+    pub(super) levels: [BTreeMap<usize, usize>; 2],
     pub(super) assigned: usize,
     pub(super) leaving: usize,
     pub(super) unready: usize,
@@ -69,8 +74,8 @@ impl PoolIndex {
     fn insert(&mut self, indexed: &IndexedPod, name: &PodName) {
         self.assigned += 1;
         self.calls += indexed.calls;
-        if indexed.is_available() {
-            *self.levels.entry(indexed.calls).or_default() += 1;
+        if let Some(choice) = indexed.choice() {
+            *self.levels[choice].entry(indexed.calls).or_default() += 1;
         }
         match indexed.state {
             ServiceState::Available => {
@@ -89,12 +94,12 @@ impl PoolIndex {
     pub(super) fn remove(&mut self, indexed: &IndexedPod) {
         self.assigned -= 1;
         self.calls -= indexed.calls;
-        if indexed.is_available()
-            && let Some(pods) = self.levels.get_mut(&indexed.calls)
+        if let Some(levels) = indexed.choice().map(|choice| &mut self.levels[choice])
+            && let Some(pods) = levels.get_mut(&indexed.calls)
         {
             *pods -= 1;
             if *pods == 0 {
-                self.levels.remove(&indexed.calls);
+                levels.remove(&indexed.calls);
             }
         }
         match indexed.state {

@@ -7,7 +7,7 @@ use super::{Change, Reservation, ReservationEnd, clock_shift::shift_deadlines};
 use crate::{
     Millis,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
-    outbound::{AnswerRate, DialSums, held},
+    outbound::{AnswerRate, DialSums, PROBABILITY_UNIT, held},
     rules::ANSWER_RATE_TTL,
 };
 
@@ -21,12 +21,12 @@ pub struct HeldDials {
     pub held: u64,
 }
 
-/// A provider account.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Account {
-    pub(super) max_cps: u32,
-    /// The time of the last grant.
-    pub(super) last_dial: Millis,
+impl HeldDials {
+    /// The mean answer probability of the dials.
+    pub fn answer_rate(&self) -> f64 {
+        let dials = self.sums.dials.max(1) * PROBABILITY_UNIT;
+        self.sums.probability as f64 / dials as f64
+    }
 }
 
 #[derive(Debug, Default)]
@@ -41,7 +41,13 @@ pub(super) struct OutboundFacts {
     pub(super) numbers: BTreeMap<PhoneNumber, u32>,
     /// The calls and reservations that use a line of each number; see [`call_line`].
     lines: HashMap<PhoneNumber, BTreeSet<String>>,
-    pub(super) accounts: BTreeMap<AccountName, Account>,
+    /// Calls per second of the accounts with a limit.
+    pub(super) accounts: BTreeMap<AccountName, u32>,
+    /// The last grant of each account that has or had a limit.
+    last_dials: BTreeMap<AccountName, Millis>,
+    /// The reservations of answers that were refused for lack of a pod, until their deadlines. Not
+    /// journaled: the callers are gone after a restart.
+    missed_answers: HashMap<CallSid, (ReservationId, Reservation)>,
 }
 
 /// The entry of a call among the lines of its number. A reservation is listed by its id.
@@ -134,9 +140,8 @@ impl OutboundFacts {
         if let Some(call) = &facts.call {
             self.dials.insert(call.clone(), id.clone());
         }
-        let account = facts.account.as_ref().and_then(|it| self.accounts.get_mut(it));
-        if let Some(account) = account {
-            account.last_dial = account.last_dial.max(facts.at);
+        if let Some(account) = &facts.account {
+            self.record_dial(account, facts.at);
         }
         self.reservations.insert(id, facts);
     }
@@ -186,6 +191,34 @@ impl OutboundFacts {
         Some(facts)
     }
 
+    /// The reservation of an answer that was refused for lack of a pod.
+    pub(super) fn missed_answer(
+        &self,
+        call: &CallSid,
+        id: &ReservationId,
+        now: Millis,
+    ) -> Option<&Reservation> {
+        let (known, facts) = self.missed_answers.get(call)?;
+        Some(facts).filter(|facts| known == id && facts.until > now)
+    }
+
+    pub(super) fn set_missed_answer(
+        &mut self,
+        call: CallSid,
+        id: ReservationId,
+        facts: Reservation,
+    ) {
+        self.missed_answers.insert(call, (id, facts));
+    }
+
+    pub(super) fn forget_missed_answer(&mut self, call: &CallSid) {
+        self.missed_answers.remove(call);
+    }
+
+    pub(super) fn forget_expired_answers(&mut self, now: Millis) {
+        self.missed_answers.retain(|_, (_, facts)| facts.until > now);
+    }
+
     pub(super) fn set_answer_rate(&mut self, merchant: MerchantId, rate: AnswerRate, at: Millis) {
         if self.answer_rates.len() >= MAX_ANSWER_RATES {
             self.answer_rates.retain(|_, (_, saved)| *saved + ANSWER_RATE_TTL >= at);
@@ -193,15 +226,24 @@ impl OutboundFacts {
         self.answer_rates.insert(merchant, (rate, at));
     }
 
+    /// The last grant of an account; 0 if there was none.
+    pub(super) fn last_dial(&self, account: &AccountName) -> Millis {
+        self.last_dials.get(account).copied().unwrap_or(0)
+    }
+
+    fn record_dial(&mut self, account: &AccountName, at: Millis) {
+        let last = self.last_dials.entry(account.clone()).or_default();
+        *last = at.max(*last);
+    }
+
     pub(super) fn set_account(&mut self, account: AccountName, max_cps: Option<u32>, last: Millis) {
-        match max_cps {
-            None => drop(self.accounts.remove(&account)),
-            Some(max_cps) => {
-                let known = self.accounts.get(&account).map_or(0, |known| known.last_dial);
-                let last_dial = known.max(last);
-                self.accounts.insert(account, Account { max_cps, last_dial });
-            }
+        if last > 0 {
+            self.record_dial(&account, last);
         }
+        match max_cps {
+            None => self.accounts.remove(&account),
+            Some(max_cps) => self.accounts.insert(account, max_cps),
+        };
     }
 
     pub(super) fn shift(&mut self, by: i64) {
@@ -210,10 +252,10 @@ impl OutboundFacts {
             shift(&mut facts.at);
             shift(&mut facts.until);
         }
+        self.missed_answers.values_mut().for_each(|(_, facts)| shift(&mut facts.until));
         shift_deadlines(&mut self.deadlines, by);
         self.answer_rates.values_mut().for_each(|(_, at)| shift(at));
-        let accounts = self.accounts.values_mut().filter(|account| account.last_dial > 0);
-        accounts.for_each(|account| shift(&mut account.last_dial));
+        self.last_dials.values_mut().for_each(shift);
     }
 
     /// The changes that rebuild these facts. Accounts precede reservations, numbers need no order.
@@ -223,10 +265,12 @@ impl OutboundFacts {
             max_lines: Some(*max_lines),
             by: String::new(),
         });
-        let accounts = self.accounts.iter().map(|(account, known)| Change::Account {
+        let accounts: BTreeSet<&AccountName> =
+            self.accounts.keys().chain(self.last_dials.keys()).collect();
+        let accounts = accounts.into_iter().map(|account| Change::Account {
             account: account.clone(),
-            max_cps: Some(known.max_cps),
-            last_dial: known.last_dial,
+            max_cps: self.accounts.get(account).copied(),
+            last_dial: self.last_dial(account),
             by: String::new(),
         });
         let rates = self.answer_rates.iter().map(|(merchant, (rate, at))| Change::AnswerRate {

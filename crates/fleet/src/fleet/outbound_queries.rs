@@ -68,13 +68,14 @@ impl Fleet {
         Some(ReservationStatus { id: id.clone(), facts })
     }
 
-    /// A page of reservations, by deadline.
-    pub fn reservations(&self, query: &ReservationQuery) -> ReservationPage {
+    /// A page of the reservations that have not expired, by deadline.
+    pub fn reservations(&self, query: &ReservationQuery, now: Millis) -> ReservationPage {
         let after = query.after.clone().map_or(Bound::Unbounded, Bound::Excluded);
         let mut page = ReservationPage::default();
         for (until, id) in self.outbound.deadlines().range((after, Bound::Unbounded)) {
             let Some(found) = self.reservation(id) else { continue };
-            if query.merchant.as_ref().is_some_and(|merchant| *merchant != found.facts.merchant) {
+            let merchant = query.merchant.as_ref();
+            if *until <= now || merchant.is_some_and(|it| *it != found.facts.merchant) {
                 continue;
             }
             if page.reservations.len() == query.limit {
@@ -89,22 +90,23 @@ impl Fleet {
 
     /// Numbers with a limit of lines, by name.
     pub fn numbers(&self) -> Vec<NumberStatus> {
-        let status = |(number, max_lines): (&PhoneNumber, &u32)| NumberStatus {
-            number: number.clone(),
-            max_lines: *max_lines,
-            lines: self.outbound.lines(number),
-        };
-        self.outbound.numbers.iter().map(status).collect()
+        self.outbound.numbers.keys().filter_map(|number| self.number(number)).collect()
+    }
+
+    /// A number with a limit of lines.
+    pub fn number(&self, number: &PhoneNumber) -> Option<NumberStatus> {
+        let max_lines = *self.outbound.numbers.get(number)?;
+        Some(NumberStatus { number: number.clone(), max_lines, lines: self.outbound.lines(number) })
     }
 
     /// Accounts with a rate limit, by name.
     pub fn accounts(&self) -> Vec<AccountStatus> {
         let accounts = self.outbound.accounts.iter();
         accounts
-            .map(|(account, known)| AccountStatus {
+            .map(|(account, max_cps)| AccountStatus {
                 account: account.clone(),
-                max_cps: known.max_cps,
-                last_dial: known.last_dial,
+                max_cps: *max_cps,
+                last_dial: self.outbound.last_dial(account),
             })
             .collect()
     }

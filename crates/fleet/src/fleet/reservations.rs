@@ -114,6 +114,9 @@ pub enum DialRefused {
     /// The call is the dial of another outstanding reservation.
     #[error("the call is the dial of reservation {0}")]
     OtherReservation(ReservationId),
+    /// The call was answered, with another reservation or without one.
+    #[error("the call is in progress: it has another reservation, or none")]
+    CallInProgress,
 }
 
 /// The effect of a reservation on an allocation.
@@ -121,10 +124,23 @@ pub enum DialRefused {
 pub enum ReservationUse {
     /// The call took the reserved capacity. It belongs to this merchant.
     Used { merchant: MerchantId },
+    /// The request repeats an answer that was refused for lack of a pod. The call belongs to this
+    /// merchant, and is served like the first request.
+    Repeated { merchant: MerchantId },
     /// No such reservation is outstanding: the call is one without a reservation.
     Unknown,
     /// The reservation is another merchant's: the call is one without a reservation.
     OtherMerchant,
+}
+
+impl ReservationUse {
+    /// The merchant of the reservation, if the call has one.
+    pub fn merchant(&self) -> Option<&MerchantId> {
+        match self {
+            Self::Used { merchant } | Self::Repeated { merchant } => Some(merchant),
+            Self::Unknown | Self::OtherMerchant => None,
+        }
+    }
 }
 
 /// The reason why a reservation ended.
@@ -213,6 +229,9 @@ impl Fleet {
         {
             return Err(DialRefused::OtherReservation(other.clone()));
         }
+        if self.calls.contains_key(call) || self.queue.get(call).is_some() {
+            return Err(DialRefused::CallInProgress);
+        }
         let until = now + ttl;
         let (reservation, call) = (id.clone(), call.clone());
         self.record(Change::Dialed { reservation, call, until });
@@ -267,6 +286,7 @@ impl Fleet {
             self.end_reservation(&id, ReservationEnd::Expired, None, now);
             expired.push(id);
         }
+        self.outbound.forget_expired_answers(now);
         expired
     }
 
@@ -277,13 +297,21 @@ impl Fleet {
         id: &ReservationId,
         now: Millis,
     ) -> Result<Allocation, Refusal> {
-        let (effect, facts) = match self.outstanding(id, now) {
+        let outstanding = self.outstanding(id, now);
+        let is_repeat = outstanding.is_none();
+        let missed = || self.outbound.missed_answer(&request.call, id, now);
+        let (effect, facts) = match outstanding.or_else(missed) {
             None => (ReservationUse::Unknown, None),
             Some(facts) if request.merchant.as_ref().is_some_and(|it| *it != facts.merchant) => {
                 (ReservationUse::OtherMerchant, None)
             }
             Some(facts) => {
-                (ReservationUse::Used { merchant: facts.merchant.clone() }, Some(facts.clone()))
+                let merchant = facts.merchant.clone();
+                let effect = match is_repeat {
+                    true => ReservationUse::Repeated { merchant },
+                    false => ReservationUse::Used { merchant },
+                };
+                (effect, Some(facts.clone()))
             }
         };
         let outcome = match facts {
@@ -317,9 +345,12 @@ impl Fleet {
                 break;
             }
         }
-        let (reservation, call) = (id.clone(), Some(request.call.clone()));
-        let cause = ReservationEnd::Answered;
-        self.record(Change::ReservationEnded { reservation, cause, at: now, call });
+        let is_first = self.outbound.get(id).is_some();
+        if is_first {
+            let (reservation, call) = (id.clone(), Some(request.call.clone()));
+            let cause = ReservationEnd::Answered;
+            self.record(Change::ReservationEnded { reservation, cause, at: now, call });
+        }
         let outcome = match chosen {
             Ok((pod, pool, tried)) => {
                 let choice = (pod, pool, tried, malformed_merchant);
@@ -331,7 +362,15 @@ impl Fleet {
                 Err(self.enqueue(request, refusal, &continuation, now))
             }
         };
-        self.hand_off_pool(&facts.pool);
+        match &outcome {
+            Err(refusal) if !matches!(refusal.reason, RefusalReason::Waiting { .. }) => {
+                self.outbound.set_missed_answer(request.call.clone(), id.clone(), facts.clone());
+            }
+            _ => self.outbound.forget_missed_answer(&request.call),
+        }
+        if is_first {
+            self.hand_off_pool(&facts.pool);
+        }
         outcome
     }
 

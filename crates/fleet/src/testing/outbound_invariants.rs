@@ -28,7 +28,7 @@ impl OutboundState {
     pub(super) fn of(fleet: &Fleet) -> Self {
         let mut state = Self::default();
         let all = ReservationQuery { limit: usize::MAX, ..ReservationQuery::default() };
-        for found in fleet.reservations(&all).reservations {
+        for found in fleet.reservations(&all, 0).reservations {
             let shown = ReservationState {
                 pool: found.facts.pool.to_string(),
                 number: found.facts.number.map(|number| number.to_string()),

@@ -79,8 +79,8 @@ impl Dice {
 
     /// A reservation, mostly an outstanding one.
     fn reservation(&mut self, fleet: &Fleet) -> ReservationId {
-        let known = fleet.reservations(&ReservationQuery { limit: 50, ..Default::default() });
-        let known = known.reservations;
+        let query = ReservationQuery { limit: 50, ..Default::default() };
+        let known = fleet.reservations(&query, 0).reservations;
         match known.len() {
             len if len > 0 && self.roll(6) > 0 => known[self.roll(len)].id.clone(),
             _ => reservation_id(self.roll(IDS)),

@@ -3,19 +3,20 @@
 -- Functions of outbound calls, in a table: a Lua chunk has at most 200 local names.
 local outbound = {}
 
--- Returns the free slots of the pods in an index of a shared pool. Of one pod at most MAX_COUNTED_SLOTS count: for each
--- level below the cap the pods with at most that many calls, until only pods with all of these slots are left.
+-- Returns the free slots of the pods in an index of a shared pool, or `enough` or more if there are at least as many.
+-- It counts the pods with the same number of calls at once, those with the fewest first; beyond MAX_COUNTED_LOADS
+-- different numbers of calls each pod counts as one slot.
 local function slots_in_index(key, cap, enough)
-  local last = max(0, cap - RULES.MAX_COUNTED_SLOTS)
-  local idle = count('ZCOUNT', key, '-inf', text_of(last))
-  local slots = 0
-  for level = cap - 1, last + 1, -1 do
-    if slots + idle * (level - last + 1) >= enough then return enough end
-    local pods = count('ZCOUNT', key, '-inf', text_of(level))
-    if pods == idle then return slots + idle * (level - last + 1) end
-    slots = slots + pods
+  local slots, pods = 0, 0
+  for _ = 1, RULES.MAX_COUNTED_LOADS do
+    local _, load = unpack(try('ZRANGE', key, text_of(pods), text_of(pods), 'WITHSCORES'))
+    local calls = tonumber(load)
+    if not calls or calls >= cap then return slots end
+    local counted = count('ZCOUNT', key, '-inf', load)
+    slots, pods = slots + (counted - pods) * (cap - calls), counted
+    if slots >= enough then return slots end
   end
-  return slots + idle
+  return slots + count('ZCOUNT', key, '-inf', '(' .. cap) - pods
 end
 
 -- Returns the free slots of a pool, or `enough` or more if there are at least as many.
@@ -49,6 +50,20 @@ end
 -- Returns whether the score of a queue entry is that of a call with a reservation, which may use held slots.
 function outbound.is_dialed(score)
   return tonumber(score) < -(RULES.MAX_PRIORITY + 0.5) * RULES.PRIORITY_STEP
+end
+
+-- Returns how many more calls and dials a merchant may have.
+function outbound.calls_room(merchant, max_calls, wanted)
+  local calls_key, reservations_key = live_key(merchant), dials_key(merchant)
+  local function room()
+    local dials = has_dials and count('ZCARD', reservations_key) or 0
+    return max(0, max_calls - count('ZCARD', calls_key) - dials)
+  end
+  local free = room()
+  if free >= wanted then return free end
+  -- Calls and reservations whose records were deleted by hand are long overdue here.
+  for _, key in ipairs({calls_key, reservations_key}) do try('ZREMRANGEBYSCORE', key, '-inf', now - 60000) end
+  return room()
 end
 
 -- Adds a call (`call:` and its name) or a reservation to the lines of its number. Returns whether it is new.

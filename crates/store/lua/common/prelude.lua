@@ -219,9 +219,15 @@ local function pool_keys_under(prefix)
   end)
 end
 
--- Returns the key of a merchant's live calls by deadline, which its limits count.
+-- Returns the key of a merchant's calls by deadline, which its limits count.
 local function live_key(merchant)
   return K.merchant .. merchant .. ':calls'
+end
+
+-- Returns the key of a merchant's outstanding reservations by deadline, which its limits count too. A call may have the
+-- name of a reservation, so that one index cannot hold both.
+local function dials_key(merchant)
+  return K.merchant .. merchant .. ':dials'
 end
 
 local is_pool = memoized(function(text)

@@ -14,12 +14,32 @@ function outbound.get(id)
   return outbound.parse(id, try('GET', K.reservation .. id))
 end
 
+-- Formats a reservation.
+local function record_of_reservation(facts)
+  local function word(text) return text ~= '' and text or '-' end
+  return table.concat({text_of(facts.ends), text_of(facts.at), text_of(facts.probability), facts.tier,
+    facts.merchant, word(facts.number), word(facts.account), word(facts.call)}, ' ')
+end
+
 -- Writes a reservation and its deadline.
 function outbound.set(facts)
-  local function word(text) return text ~= '' and text or '-' end
-  local text = table.concat({text_of(facts.ends), text_of(facts.at), text_of(facts.probability), facts.tier,
-    facts.merchant, word(facts.number), word(facts.account), word(facts.call)}, ' ')
-  run('SET', K.reservation .. facts.id, text, 'PX', text_of(max(1, facts.ends - now) + RULES.KEY_SLACK))
+  run('SET', K.reservation .. facts.id, record_of_reservation(facts), 'PX',
+    text_of(max(1, facts.ends - now) + RULES.KEY_SLACK))
+end
+
+-- Returns the reservation of an answer that was refused for lack of a pod, for a repeat of the request; nil if there
+-- is none.
+function outbound.missed_answer(call, id)
+  local text = try('GET', K.missed_answer .. call)
+  local known, record = string.match(type(text) == 'string' and text or '', '^(%S+) (.+)$')
+  local facts = known == id and outbound.parse(id, record)
+  return facts and facts.ends > now and facts or nil
+end
+
+-- Keeps the reservation of an answer that was refused for lack of a pod until its deadline.
+function outbound.set_missed_answer(call, facts)
+  run('SET', K.missed_answer .. call, facts.id .. ' ' .. record_of_reservation(facts), 'PX',
+    text_of(max(1, facts.ends - now)))
 end
 
 -- Returns a reservation that has not expired; nil if there is none.
@@ -90,7 +110,7 @@ end
 function outbound.finish(facts, cause, call)
   run('DEL', K.reservation .. facts.id)
   run_index('ZREM', K.reservations, facts.id)
-  run_index('ZREM', live_key(facts.merchant), facts.id)
+  run_index('ZREM', dials_key(facts.merchant), facts.id)
   outbound.free_line(facts.number, facts.id)
   if facts.call ~= '' and try('GET', K.dial .. facts.call) == facts.id then run('DEL', K.dial .. facts.call) end
   local text, target = unpack(try('HMGET', K.dials, facts.tier, ':target'))

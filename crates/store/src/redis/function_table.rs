@@ -36,6 +36,7 @@ functions! {
     migrate             AllowOom   Essential
     migrate_calls       AllowOom   Essential
     move_pod            AllowOom   Essential
+    numbers             Reads      Sheddable
     observe_pod         AllowOom   Essential
     open_store          AllowOom   Essential   => "begin"
     outbound_status     Reads      Sheddable

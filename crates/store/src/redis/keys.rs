@@ -42,6 +42,7 @@ keys! {
     MERCHANT "merchant:"
     MERCHANT_CONFIG "merchant:config"
     MIGRATION "migration"
+    MISSED_ANSWER "missed_answer:"
     NUMBERS "numbers"
     ORIGIN "origin"
     POD "pod:"

@@ -60,6 +60,7 @@ impl OutboundStore for Redis {
                 "other_reservation" => {
                     Ok(Err(DialRefused::OtherReservation(parse(&reply.text()?)?)))
                 }
+                "in_progress" => Ok(Err(DialRefused::CallInProgress)),
                 _ => Err(unexpected(&reply)),
             }
         })
@@ -84,7 +85,12 @@ impl OutboundStore for Redis {
             let key = format!("{}{id}", self.key(keys::RESERVATION));
             let text = self.query_unless_wrong_type(redis::cmd("GET").arg(&key)).await?;
             let text: Option<String> = text.flatten();
-            Ok(text.and_then(|text| reservation(id.as_str(), &text)))
+            let Some(found) = text.and_then(|text| reservation(id.as_str(), &text)) else {
+                return Ok(None);
+            };
+            // The record outlives its deadline until the sweep.
+            let (seconds, micros): (u64, u64) = self.query(&redis::cmd("TIME")).await?;
+            Ok(Some(found).filter(|it| it.facts.until > seconds * 1_000 + micros / 1_000))
         })
     }
 
@@ -108,19 +114,47 @@ impl OutboundStore for Redis {
         Box::pin(async move {
             let mut reply = self.run(&self.functions().outbound_status, &[]).await?;
             let reservations = reply.number()? as usize;
-            let (dials, numbers, accounts) = (reply.texts()?, reply.texts()?, reply.texts()?);
+            let (dials, accounts) = (reply.texts()?, reply.texts()?);
             // Skip invalid names, which only a manual edit can have written.
             let pools = dials.chunks_exact(2);
             let mut pools: Vec<(Pool, HeldDials)> = pools.filter_map(pool_dials).collect();
             pools.sort_by(|a, b| a.0.cmp(&b.0));
-            let numbers = numbers.chunks_exact(3).filter_map(number_status);
-            let mut numbers: Vec<NumberStatus> = numbers.collect();
-            numbers.sort_by(|a, b| a.number.cmp(&b.number));
             let accounts = accounts.chunks_exact(3).filter_map(account_status);
             let mut accounts: Vec<AccountStatus> = accounts.collect();
             accounts.sort_by(|a, b| a.account.cmp(&b.account));
             let status = OutboundStatus { reservations, pools };
-            Ok(Outbound { status, numbers, accounts })
+            Ok(Outbound { status, accounts })
+        })
+    }
+
+    fn numbers(&self) -> Reply<'_, Vec<NumberStatus>> {
+        Box::pin(async move {
+            // In small steps, because a step blocks Redis. A scan may return a number twice.
+            let (mut numbers, mut cursor) = (BTreeMap::new(), "0".to_owned());
+            loop {
+                let args = [cursor.as_str(), ROWS_PER_STEP];
+                let mut reply = self.run(&self.functions().numbers, &args).await?;
+                cursor = reply.text()?;
+                let found = reply.texts()?;
+                let found = found.chunks_exact(3).filter_map(number_status);
+                numbers.extend(found.map(|found| (found.number.clone(), found)));
+                if cursor == "0" {
+                    return Ok(numbers.into_values().collect());
+                }
+            }
+        })
+    }
+
+    fn number<'a>(&'a self, number: &'a PhoneNumber) -> Reply<'a, Option<NumberStatus>> {
+        Box::pin(async move {
+            let key = self.key(keys::NUMBERS);
+            let limit = redis::cmd("HGET").arg(&key).arg(number.as_str()).to_owned();
+            let limit: Option<String> = self.query_unless_wrong_type(&limit).await?.flatten();
+            let Some(limit) = limit else { return Ok(None) };
+            let lines = format!("{}{number}", self.key(keys::LINES));
+            let lines = self.query_unless_wrong_type(redis::cmd("SCARD").arg(&lines)).await?;
+            let max_lines = limit_of(&limit);
+            Ok(Some(NumberStatus { number: number.clone(), max_lines, lines: lines.unwrap_or(0) }))
         })
     }
 
@@ -257,20 +291,29 @@ fn pool_dials(row: &[String]) -> Option<(Pool, HeldDials)> {
     ))
 }
 
+/// A limit as the functions read it: a malformed one allows no dial.
+fn limit_of(text: &str) -> u32 {
+    let is_number = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    if is_number { text.parse().unwrap_or(u32::MAX) } else { 0 }
+}
+
 fn number_status(row: &[String]) -> Option<NumberStatus> {
-    let (number, max_lines) = (row[0].parse().ok()?, row[1].parse().ok()?);
+    let (number, max_lines) = (row[0].parse().ok()?, limit_of(&row[1]));
     Some(NumberStatus { number, max_lines, lines: row[2].parse().ok()? })
 }
 
 fn account_status(row: &[String]) -> Option<AccountStatus> {
-    let (account, max_cps) = (row[0].parse().ok()?, row[1].parse().ok()?);
-    Some(AccountStatus { account, max_cps, last_dial: row[2].parse().ok()? })
+    let (account, max_cps) = (row[0].parse().ok()?, limit_of(&row[1]));
+    Some(AccountStatus { account, max_cps, last_dial: row[2].parse().unwrap_or(0) })
 }
 
 /// Parses the effect of a reservation on an allocation; empty if the request named none.
 pub(super) fn reservation_use(text: &str) -> Result<Option<ReservationUse>, StoreError> {
     Ok(match text.split_once(' ') {
         Some(("used", merchant)) => Some(ReservationUse::Used { merchant: parse(merchant)? }),
+        Some(("repeated", merchant)) => {
+            Some(ReservationUse::Repeated { merchant: parse(merchant)? })
+        }
         None if text == "unknown" => Some(ReservationUse::Unknown),
         None if text == "other_merchant" => Some(ReservationUse::OtherMerchant),
         None if text.is_empty() => None,

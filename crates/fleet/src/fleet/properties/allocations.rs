@@ -156,8 +156,8 @@ fn check_refused(fleet: &Fleet, oracle: &mut Oracle, request: &Allocate, refusal
     let pools = refusal.tried.iter().filter_map(|skipped| fleet.tiers.resolve(&skipped.step));
     for pool in pools.filter(|_| refusal.reason == RefusalReason::NoPods && request.hold.is_some())
     {
-        let is_used = matches!(refusal.reservation, Some(ReservationUse::Used { .. }));
-        let held = if is_used { 0 } else { outbound::held_in(fleet, &pool) };
+        let is_dialed = refusal.reservation.as_ref().is_some_and(|it| it.merchant().is_some());
+        let held = if is_dialed { 0 } else { outbound::held_in(fleet, &pool) };
         assert!(free_slots(fleet, &pool) <= held, "refused although {pool} has a free slot");
     }
     match refusal.reason {

@@ -58,10 +58,11 @@ fn check_counts(fleet: &Fleet, pool: &Pool, index: &PoolIndex) {
         available.iter().all(|name| fleet.pods[*name].pool.as_ref() == Some(pool)),
         "I11: {pool}"
     );
-    let levels = index.choices().into_iter().flat_map(BTreeMap::keys);
-    let mut expected: BTreeMap<usize, usize> = BTreeMap::new();
-    levels.for_each(|(calls, _)| *expected.entry(*calls).or_default() += 1);
-    assert_eq!(index.levels, expected);
+    for (pods, levels) in index.choices().into_iter().zip(&index.levels) {
+        let mut expected: BTreeMap<usize, usize> = BTreeMap::new();
+        pods.keys().for_each(|(calls, _)| *expected.entry(*calls).or_default() += 1);
+        assert_eq!(*levels, expected);
+    }
     assert_eq!(index.assigned, members.len());
     assert_eq!(index.calls, members.iter().map(|pod| pod.calls.len()).sum::<usize>());
     assert_eq!(index.leaving, members.iter().filter(|pod| pod.is_leaving()).count());

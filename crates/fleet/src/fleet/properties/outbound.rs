@@ -63,6 +63,11 @@ impl OutboundOracle {
                 assert!(grant.is_some_and(|it| !is_other(it) && it.merchant == *merchant), "{id}");
                 self.end(id);
             }
+            ReservationUse::Repeated { merchant } => {
+                assert_eq!(grant, None, "{id} is outstanding");
+                let named = request.merchant.as_ref();
+                assert!(named.is_none_or(|named| named == merchant), "{id}");
+            }
         }
     }
 
@@ -115,7 +120,9 @@ pub(super) fn step(
             let OutboundOracle { grants, tied, .. } = &mut oracle.outbound;
             let is_outstanding = |id: &_| grants.get(id).is_some_and(|grant| grant.until > now);
             let is_taken = tied.get(call).is_some_and(|known| known != id && is_outstanding(known));
-            let is_accepted = is_outstanding(id) && !is_taken;
+            let is_tied = grants.get(id).is_some_and(|grant| grant.call.as_ref() == Some(call));
+            let is_over = oracle.calls.contains_key(call) || oracle.waiting.contains_key(call);
+            let is_accepted = is_outstanding(id) && (is_tied || !is_taken && !is_over);
             let outcome = fleet.dialed(id, call, ttl, now);
             assert_eq!(outcome.is_ok(), is_accepted, "{id}: {outcome:?}");
             let grant = grants.get_mut(id).filter(|_| is_accepted);

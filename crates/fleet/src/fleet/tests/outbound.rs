@@ -1,7 +1,12 @@
 //! Reservations, lines and accounts.
 
-use super::*;
-use crate::names::{AccountName, PhoneNumber, ReservationId};
+use std::collections::BTreeMap;
+
+use super::{super::dial_limits::free_slots, *};
+use crate::{
+    names::{AccountName, PhoneNumber, ReservationId},
+    rules::MAX_COUNTED_LOADS,
+};
 
 const TTL: Millis = 75_000;
 const NUMBER: &str = "+14155550100";
@@ -91,6 +96,36 @@ fn a_reservation_is_used_once_and_by_its_merchant() {
 }
 
 #[test]
+fn a_repeat_of_a_refused_answer_is_served_like_the_first() {
+    let mut fleet = fleet(r#"{"gold": 3}"#, 3);
+    fleet.set_merchant(&name("m"), Some(r#"{"max_calls": 2}"#), Edit::ANY).unwrap();
+    fleet.set_number(&name(NUMBER), Some(2), "");
+    fleet.reserve(&numbered(0, 2), NOW);
+    for pod in ["p1", "p2", "p3"] {
+        fleet.drain(&name(pod), 60_000, NOW).unwrap();
+    }
+    let repeated = Some(ReservationUse::Repeated { merchant: name("m") });
+    assert_eq!(fleet.allocate(&answer("c1", 0), NOW).unwrap_err().reservation, used());
+    assert_eq!(fleet.allocate(&answer("c1", 0), NOW).unwrap_err().reservation, repeated);
+    let other = fleet.allocate(&answer("c2", 0), NOW).unwrap_err();
+    assert_eq!(other.reservation, Some(ReservationUse::Unknown), "another call");
+    let late = fleet.allocate(&answer("c1", 0), NOW + TTL).unwrap_err();
+    assert_eq!(late.reservation, Some(ReservationUse::Unknown), "too late");
+
+    // The merchant has a call and a dial, for which the only free pod is held.
+    for pod in ["p1", "p2"] {
+        fleet.undrain(&name(pod)).unwrap();
+    }
+    allocate(&mut fleet, &merchant_request("m", "c3"));
+    let served = fleet.allocate(&answer("c1", 0), NOW).unwrap();
+    assert_eq!((served.reservation, fleet.numbers()[0].lines), (repeated, 2));
+    assert_eq!(fleet.allocate(&answer("c1", 0), NOW).unwrap().reservation, None);
+    end(&mut fleet, "c1", EndCause::Agent, NOW);
+    let over = fleet.allocate(&answer("c1", 0), NOW).unwrap_err();
+    assert_eq!(over.reservation, Some(ReservationUse::Unknown), "it was served");
+}
+
+#[test]
 fn a_reservation_expires_and_its_slot_goes_to_a_waiting_call() {
     let mut fleet = fleet(r#"{"gold": 1}"#, 1);
     fleet.reserve(&request(0, 1), NOW);
@@ -116,6 +151,21 @@ fn a_call_is_the_dial_of_one_reservation() {
     assert_eq!(other, Err(DialRefused::OtherReservation(id(0))));
     fleet.give_back(&id(0), NOW + 2_000).unwrap();
     assert!(fleet.dialed(&id(1), &name("CA1"), TTL, NOW + 2_000).is_ok());
+}
+
+#[test]
+fn a_live_or_waiting_call_is_not_the_dial_of_another_reservation() {
+    let mut fleet = fleet(r#"{"gold": 2}"#, 2);
+    fleet.reserve(&request(0, 2), NOW);
+    allocate(&mut fleet, &answer("CA1", 0));
+    assert!(fleet.allocate(&waiting_request("CA2"), NOW).is_err());
+    for call in ["CA1", "CA2"] {
+        let refused = fleet.dialed(&id(1), &name(call), TTL, NOW);
+        assert_eq!(refused, Err(DialRefused::CallInProgress), "{call}");
+    }
+    end(&mut fleet, "CA1", EndCause::Provider, NOW);
+    assert_eq!(fleet.outbound_status().reservations, 1);
+    assert!(fleet.dialed(&id(1), &name("CA3"), TTL, NOW).is_ok());
 }
 
 #[test]
@@ -249,6 +299,7 @@ fn grants_of_an_account_are_evenly_spaced() {
     for window in times.windows(4) {
         assert!(window[3] - window[0] >= 1_000, "four dials in a second: {window:?}");
     }
+    fleet.set_account(&account, None, "");
     fleet.set_account(&account, Some(1), "");
     let last = times.last().unwrap();
     assert!(fleet.reserve(&dial(20_000), NOW + last + 999).granted.is_empty(), "lowered");
@@ -282,6 +333,27 @@ fn dials_leave_the_inbound_reserve() {
 }
 
 #[test]
+fn all_free_slots_of_a_pod_with_many_count() {
+    let tiers = r#"{"tiers": {"deep": {"type": "shared", "target": 2, "max_concurrent": 300,
+        "inbound_reserve": "50%"}}}"#;
+    let mut fleet = fleet(tiers, 2);
+    assert_eq!(granted(&mut fleet, &request(0, 301), NOW), (300, Some(DialLimit::InboundReserve)));
+    for number in 0..300 {
+        allocate(&mut fleet, &plain_request(&format!("c{number}")));
+    }
+    assert!(fleet.allocate(&plain_request("c300"), NOW).is_err(), "the rest is held");
+}
+
+#[test]
+fn pods_beyond_many_different_loads_count_as_one_free_slot_each() {
+    let levels: BTreeMap<usize, usize> = (0..200).map(|calls| (calls, 2)).collect();
+    let exact: usize = (0..MAX_COUNTED_LOADS).map(|calls| 2 * (100 - calls)).sum();
+    let others = 2 * (100 - MAX_COUNTED_LOADS);
+    assert_eq!(free_slots(&levels, 100), (exact + others) as u64);
+    assert_eq!(free_slots(&[(3, 5), (9, 1)].into(), 300), 5 * 297 + 291);
+}
+
+#[test]
 fn a_chain_is_filled_in_order() {
     let tiers = r#"{"tiers": {"gold": {"target": 1}, "basic": {"type": "shared", "target": 1,
         "max_concurrent": 2}}, "default_chain": ["gold", "basic"]}"#;
@@ -303,12 +375,14 @@ fn reservations_move_with_the_clock_and_survive_a_restart() {
     let accounts = vec![name("twilio")];
     before.reserve(&Reserve { accounts: accounts.clone(), ..numbered(0, 1) }, NOW);
     before.dialed(&id(0), &name("CA1"), TTL, NOW).unwrap();
+    before.set_account(&name("twilio"), None, "");
     before.shift(-500_000);
     let mut after = Fleet::new(table(r#"{"gold": 3}"#), 0);
     before.facts().into_iter().for_each(|change| after.apply(change));
     assert_eq!(after.reservation(&id(0)), before.reservation(&id(0)));
     let now = NOW - 500_000;
     assert_eq!(after.reservation(&id(0)).unwrap().facts.until, now + TTL);
+    after.set_account(&name("twilio"), Some(1), "");
     let next = Reserve { accounts, ..request(1, 1) };
     assert_eq!(granted(&mut after, &next, now + 999), (0, Some(DialLimit::MaxCps)));
     let callback = Release { cause: EndCause::Provider, ..Release::new(name("CA1"), None) };

@@ -206,7 +206,7 @@ fn changed(outcome: &'static str) -> Response {
 }
 
 pub async fn numbers(State(context): Shared) -> Result<Json<Numbers>, ApiError> {
-    let numbers = context.store.outbound().await?.numbers;
+    let numbers = context.store.numbers().await?;
     Ok(Json(Numbers { numbers: numbers.into_iter().map(number_json).collect() }))
 }
 
@@ -214,8 +214,7 @@ pub async fn get_number(
     State(context): Shared,
     PathName(NumberInPath(number)): PathName<NumberInPath>,
 ) -> Result<Json<NumberJson>, ApiError> {
-    let numbers = context.store.outbound().await?.numbers;
-    let found = numbers.into_iter().find(|it| it.number == number);
+    let found = context.store.number(&number).await?;
     found.map(|found| Json(number_json(found))).ok_or_else(|| not_found("number"))
 }
 

@@ -35,6 +35,8 @@ pub(super) fn record_use(
             }
             return None;
         }
+        // The first request was counted as missed.
+        Some(ReservationUse::Repeated { .. }) => return None,
         Some(ReservationUse::OtherMerchant) => OTHER_MERCHANT,
         Some(ReservationUse::Unknown) => NOT_OUTSTANDING,
         None if is_valid => return None,

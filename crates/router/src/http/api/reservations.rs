@@ -232,7 +232,7 @@ pub fn dialed_endpoint() -> Endpoint {
         .json_body::<DialedBody>(json!({"call_sid": "CA1"}))
         .error_with(
             409,
-            "The call is the dial of another outstanding reservation.",
+            "The call is the dial of another outstanding reservation, or is in progress.",
             json!({"error": "the call is the dial of reservation R5f3a09c2b1d4e687"}),
         )
         .responds(DialedResponse { id: example_id(), expires_at: 1_763_280_075.0, success: true })
@@ -257,7 +257,9 @@ fn respond(context: &Context, request: &Reserve, reserved: Reserved) -> Response
     let Reserved { granted, until, limit, retry_after, malformed_merchant } = reserved;
     let refused = request.ids.len() - granted.len();
     context.metrics.outbound.granted(granted.len());
-    context.metrics.outbound.refused(limit.filter(|_| refused > 0), refused);
+    if let Some(limit) = limit.filter(|_| granted.is_empty()) {
+        context.metrics.outbound.refused(limit);
+    }
     let mut log = RequestLog { outcome: "reserved", ..RequestLog::default() };
     let warnings = malformed_merchant.map(|error| {
         let merchant = &request.merchant;
@@ -405,7 +407,7 @@ pub async fn dialed(
     let ttl = context.outbound.reservation_ttl;
     let until = context.store.dialed(&id, &call, ttl).await?.map_err(|refused| match refused {
         DialRefused::NotFound(error) => not_found(error),
-        DialRefused::OtherReservation(_) => {
+        DialRefused::OtherReservation(_) | DialRefused::CallInProgress => {
             ApiError::new(StatusCode::CONFLICT, refused.to_string())
         }
     })?;

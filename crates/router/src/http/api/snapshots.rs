@@ -9,7 +9,7 @@ use std::{
 
 use tokio::{sync::Mutex, time::Instant};
 
-use fleet::{PodStatus, Status, tiers::Tiers};
+use fleet::{NumberStatus, PodStatus, Status, tiers::Tiers};
 use store::{Outbound, Reply, Store, StoreError, observing};
 
 /// Age up to which metrics reuse a read.
@@ -26,6 +26,7 @@ pub struct Snapshots {
     pods: Arc<SharedRead<Vec<PodStatus>>>,
     tiers: Arc<SharedRead<Tiers>>,
     outbound: Arc<SharedRead<Outbound>>,
+    numbers: Arc<SharedRead<Vec<NumberStatus>>>,
 }
 
 impl Snapshots {
@@ -36,6 +37,7 @@ impl Snapshots {
             pods: Arc::default(),
             tiers: Arc::default(),
             outbound: Arc::default(),
+            numbers: Arc::default(),
         })
     }
 
@@ -60,9 +62,14 @@ impl Snapshots {
         self.tiers.read(Duration::ZERO, self.store.clone(), |it| it.tiers()).await.outcome
     }
 
-    /// Outstanding dials and limits, from a read that started at most `MAX_AGE` ago.
+    /// Outstanding dials and accounts, from a read that started at most `MAX_AGE` ago.
     pub async fn outbound(&self) -> Result<Arc<Outbound>, StoreError> {
         self.outbound.read(MAX_AGE, self.store.clone(), |it| it.outbound()).await.outcome
+    }
+
+    /// Numbers with a limit of lines, from a read that started at most `MAX_AGE` ago.
+    pub async fn numbers(&self) -> Result<Arc<Vec<NumberStatus>>, StoreError> {
+        self.numbers.read(MAX_AGE, self.store.clone(), |it| it.numbers()).await.outcome
     }
 
     /// Status of all pools at most `MAX_AGE` ago, and the time of the read. A store that sheds

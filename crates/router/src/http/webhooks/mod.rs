@@ -64,7 +64,7 @@ pub(super) async fn allocate(
     let options = AllocateOptions { fingerprint, ..options };
     let (log, outcome) = connect(&context, &call, options).await;
     // The following webhooks of the call name the merchant of its reservation.
-    if let Some(ReservationUse::Used { merchant }) = outcome.reservation() {
+    if let Some(merchant) = outcome.reservation().and_then(ReservationUse::merchant) {
         call.merchant = Some(merchant.clone());
     }
     respond(&context, &call, wait, log, outcome)

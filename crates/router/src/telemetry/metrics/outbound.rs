@@ -9,7 +9,12 @@ use std::{
 use prometheus_client::{
     collector::Collector,
     encoding::{DescriptorEncoder, EncodeLabelSet, EncodeMetric},
-    metrics::{MetricType, counter::Counter, family::Family, gauge::ConstGauge},
+    metrics::{
+        MetricType,
+        counter::Counter,
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::Registry,
 };
 
@@ -40,6 +45,7 @@ pub struct OutboundMetrics {
     reservations: Family<OutcomeLabel, Counter>,
     refusals: Family<LimitLabel, Counter>,
     latest: Arc<Mutex<Option<Arc<Outbound>>>>,
+    full_numbers: Gauge,
 }
 
 impl OutboundMetrics {
@@ -57,8 +63,13 @@ impl OutboundMetrics {
         );
         prefixed.register(
             "reservations_refused",
-            "Reservations that were refused, by limit",
+            "Requests for reservations without a grant, by limit",
             self.refusals.clone(),
+        );
+        prefixed.register(
+            "full_numbers",
+            "Numbers whose lines are all in use, without numbers of max_lines 0, read from the store",
+            self.full_numbers.clone(),
         );
         prefixed.register_collector(Box::new(self.clone()));
     }
@@ -73,16 +84,18 @@ impl OutboundMetrics {
         self.reservations.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
-    pub fn refused(&self, limit: Option<DialLimit>, count: usize) {
-        if let Some(limit) = limit {
-            let label = LimitLabel { limit: limit.as_str() };
-            self.refusals.get_or_create(&label).inc_by(count as u64);
-        }
+    /// Counts a request without a grant.
+    pub fn refused(&self, limit: DialLimit) {
+        self.refusals.get_or_create(&LimitLabel { limit: limit.as_str() }).inc();
     }
 
     /// Sets the outstanding dials, for the gauges.
     pub fn set(&self, outbound: Arc<Outbound>) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbound);
+    }
+
+    pub fn set_full_numbers(&self, numbers: usize) {
+        self.full_numbers.set(numbers as i64);
     }
 }
 
@@ -101,10 +114,7 @@ const GAUGES: [DialGauge; 4] = [
     (
         "pool_answer_rate",
         "Learned answer rate: the mean answer probability of the pool's outstanding dials",
-        |dials| {
-            let dials_or_one = dials.sums.dials.max(1) as f64;
-            dials.sums.probability as f64 / PROBABILITY_UNIT as f64 / dials_or_one
-        },
+        HeldDials::answer_rate,
     ),
 ];
 
@@ -120,15 +130,9 @@ impl Collector for OutboundMetrics {
                 ConstGauge::new(value(dials)).encode(gauges.encode_family(&labels)?)?;
             }
         }
-        let full = outbound.numbers.iter().filter(|it| it.lines >= it.max_lines as usize).count();
-        for (name, help, value) in [
-            ("outstanding_reservations", "Outstanding reservations", outbound.status.reservations),
-            ("full_numbers", "Numbers whose lines are all in use", full),
-        ] {
-            let help = format!("{help}, read from the store");
-            let gauge = encoder.encode_descriptor(name, &help, None, MetricType::Gauge)?;
-            ConstGauge::new(value as i64).encode(gauge)?;
-        }
-        Ok(())
+        let help = "Outstanding reservations, read from the store";
+        let name = "outstanding_reservations";
+        let gauge = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+        ConstGauge::new(outbound.status.reservations as i64).encode(gauge)
     }
 }

@@ -396,6 +396,7 @@ fn pool_json(pool: &fleet::PoolStatus, outbound: &OutboundStatus) -> Value {
     if let Some((_, dials)) = outbound.pools.iter().find(|(known, _)| *known == pool.pool) {
         value["dials"] = json!(dials.sums.dials);
         value["held"] = json!(dials.held);
+        value["answer_rate"] = json!(dials.answer_rate());
     }
     value
 }

@@ -14,7 +14,7 @@ const MAX_PODS = 1_000_000;
 
 const REASONS = {
   forecast: "the forecast",
-  reserve: "live calls and the inbound reserve",
+  reserve: "live calls, slots for dials and the inbound reserve",
   prescale: "a prescale order",
   min: "the lower bound",
   max: "the upper bound; demand is higher",

@@ -76,9 +76,11 @@ function describeKind(pool) {
   return pool.type;
 }
 
-// Outstanding dials of diallers, and the slots that are held for them.
-function describeDials({ dials, held }) {
-  return dials ? `, ${plural(dials, "dial")} with ${formatNumber(held)} held` : "";
+// Outstanding dials of diallers, the slots that are held for them, and the learned answer rate.
+function describeDials({ dials, held, answer_rate }) {
+  if (!dials) return "";
+  const rate = `answer rate ${Math.round(100 * answer_rate)} %`;
+  return `, ${plural(dials, "dial")} with ${formatNumber(held)} held, ${rate}`;
 }
 
 function showCard(card, pool) {
