@@ -61,8 +61,9 @@ pub(super) struct Rate {
     /// Sums of squared errors beyond Poisson, and of squared forecasts, over the comparisons.
     excess: f64,
     squares: f64,
+    /// The mean of squared forecasts, weighted by themselves: that of the comparisons that count.
     #[serde(default)]
-    comparisons: f64,
+    typical: f64,
 }
 
 impl Default for Rate {
@@ -73,7 +74,7 @@ impl Default for Rate {
             comparison: None,
             excess: 0.0,
             squares: 0.0,
-            comparisons: 0.0,
+            typical: 0.0,
         }
     }
 }
@@ -176,7 +177,7 @@ impl Rate {
             && self.comparison.is_none_or(is_comparison)
             && self.excess.is_finite()
             && is_amount(self.squares)
-            && is_amount(self.comparisons)
+            && is_amount(self.typical)
     }
 
     /// Assumes a steady state at the first observation: the live calls, none included, are the
@@ -290,15 +291,15 @@ impl Rate {
         let length = self.comparison.map_or(60.0, |(start, end, _)| end - start);
         let keep = 1.0 - (length / DISPERSION_MEMORY).min(0.5);
         self.excess = self.excess * keep + error - mean;
-        self.squares = self.squares * keep + mean * mean;
-        self.comparisons = self.comparisons * keep + 1.0;
+        let square = mean * mean;
+        self.squares = self.squares * keep + square;
+        self.typical += (square - self.typical) * square / self.squares.max(f64::MIN_POSITIVE);
     }
 
     /// The relative variance of the rate beyond Poisson noise.
     pub(super) fn dispersion(&self) -> f64 {
         let (prior, comparisons) = PRIOR_DISPERSION;
-        let mean_square = self.squares / self.comparisons.max(1.0);
-        let weight = comparisons * mean_square.max(MIN_SQUARE);
+        let weight = comparisons * self.typical.max(MIN_SQUARE);
         ((self.excess + prior * weight) / (self.squares + weight)).clamp(0.0, 1.0)
     }
 

@@ -44,7 +44,7 @@ fn a_step_of_minutes_forward_is_not_learned_as_silence() {
 #[test]
 fn an_observer_that_becomes_slower_is_soon_learned_from() {
     let (mut pool, _) = steady();
-    let mut decision = pool.policy.step(&pool.observation());
+    let mut decision = pool.step(0.5);
     // Half the calls, seen every five minutes.
     for _ in 0..24 {
         pool.now += 300;

@@ -23,7 +23,7 @@ fn a_state_edited_by_hand_is_not_continued() {
         ("/start_ups/starting", serde_json::json!([[0.0, u64::MAX]])),
         ("/start_ups/stuck", serde_json::json!([0.0, u64::MAX])),
         ("/start_ups/last_ready", serde_json::json!(-1.0)),
-        ("/rate/comparisons", serde_json::json!(-1.0)),
+        ("/rate/typical", serde_json::json!(-1.0)),
         ("/margin/load", serde_json::json!("much")),
         ("/margin/correction", serde_json::json!(40.0)),
         ("/interval", serde_json::json!(null)),
