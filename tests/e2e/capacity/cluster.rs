@@ -101,7 +101,8 @@ fn pods_that_never_become_ready_are_reported_and_stop_the_scale_up() {
     starting[0][0] = json!(starting[0][0].as_f64().unwrap() - 400.0);
     redis::cmd("SET").arg(key).arg(saved.to_string()).exec(&mut redis).unwrap();
     let router = start();
-    let stuck = wait_for(&router, "gold", "the pool is stuck", |it| it["reason"] == "pods_not_ready");
+    let stuck =
+        wait_for(&router, "gold", "the pool is stuck", |it| it["reason"] == "pods_not_ready");
     assert_eq!((&stuck["starting"], &stuck["desired"]), (&json!(3), &json!(4)), "{stuck}");
     let metrics = router.connect().get("/metrics").text();
     assert!(metrics.contains("smart_router_capacity_pods_not_ready{pool=\"gold\"} 1"), "{metrics}");

@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use super::{Control, ticks};
 use crate::{
     capacity::{
-        CallTracker, CapacityConfig, CapacitySnapshot, ClockCheck, PodTracker, PoolPolicy, Pools, SavedState,
-        ScalingReport, log_decision,
+        CallTracker, CapacityConfig, CapacitySnapshot, ClockCheck, PodTracker, PoolPolicy, Pools,
+        SavedState, ScalingReport, log_decision,
     },
     cluster::PodView,
 };

@@ -59,17 +59,15 @@ fn read(text: &str) -> Result<(Observation, Bounds), String> {
             || format!("{name} is {number}; expected a whole number from 0 to {MAX_COUNT}");
         is_count.then_some(number as u64).ok_or_else(expected)
     };
-    let times = |name: &str, times: Vec<f64>| {
-        match times.iter().find(|time| !(0.0..=MAX_SECONDS).contains(*time)) {
-            Some(time) => {
-                Err(format!("{name} has {time}; expected seconds from 0 to {MAX_SECONDS}"))
-            }
-            None => Ok(times),
-        }
+    let times = |name: &str, times: Vec<f64>| match times
+        .iter()
+        .find(|time| !(0.0..=MAX_SECONDS).contains(*time))
+    {
+        Some(time) => Err(format!("{name} has {time}; expected seconds from 0 to {MAX_SECONDS}")),
+        None => Ok(times),
     };
-    let optional = |name: &str, number: Option<f64>| {
-        number.map(|number| count(name, number)).transpose()
-    };
+    let optional =
+        |name: &str, number: Option<f64>| number.map(|number| count(name, number)).transpose();
     let order = |pods| Prescale { pods, until: u64::MAX };
     let bounds = Bounds {
         min: count("min", line.min)?,
@@ -151,8 +149,7 @@ mod tests {
         let (done, output) = filter(&format!("{LINE}\n{LINE}\n"));
         assert_eq!(done, Ok(()));
         assert_eq!(output.lines().count(), 2);
-        let decision: serde_json::Value =
-            serde_json::from_str(output.lines().next().unwrap()).unwrap();
+        let decision: Value = serde_json::from_str(output.lines().next().unwrap()).unwrap();
         assert!(decision["desired"].as_u64().unwrap() >= 2, "{output}");
     }
 

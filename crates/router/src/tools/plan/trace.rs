@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use jiff::{Timestamp, civil::DateTime, tz::{AmbiguousOffset, TimeZone}};
+use jiff::{
+    Timestamp,
+    civil::DateTime,
+    tz::{AmbiguousOffset, TimeZone},
+};
 
 use super::{simulate::Call, synthetic::Random};
 
