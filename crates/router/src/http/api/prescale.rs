@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn an_unknown_pool_is_compared_with_the_other_kind_of_that_name() {
-        let table = r#"{"gold": {"target": 1}, "bronze.x": {"type": "dedicated"}}"#;
+        let table = r#"{"tiers": {"gold": {}, "bronze.x": {}}, "default_chain": ["gold"]}"#;
         let tiers = Tiers::parse(table, fleet::tiers::DocumentSource::Settings).unwrap().0;
         for (name, hint) in [
             ("bronze.x", "bronze.x is not in the tier table; expected merchant:bronze.x?"),
