@@ -23,8 +23,8 @@ const MISSING_GRACE: Duration = Duration::from_secs(120);
 /// The writes of one workload within a term.
 #[derive(Default)]
 pub(super) struct Writing {
-    /// The replicas that this leader wrote, may have written, or agrees with: another number is that
-    /// of another writer.
+    /// The replicas that this leader wrote, may have written, or found right: another number is
+    /// that of another writer.
     written: Option<u64>,
     hold: Option<Hold>,
     /// Number of times that another writer changed the replicas.
