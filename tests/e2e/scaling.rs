@@ -246,6 +246,27 @@ fn a_dry_run_reports_changes_and_writes_nothing() {
 }
 
 #[test]
+fn a_dry_run_reports_another_autoscaler() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "gold", 2);
+    kube.add_autoscaler("keda-hpa-gold", "Deployment", "gold");
+    let _controllers = kube.run_controllers(START_UP);
+    let tiers = tiers(json!({"workload": "deployment/gold"}));
+    let router = scaled_router(&kube, &tiers, "dry-run", &[]);
+    eventually(DECISIONS, "the conflict is reported", || {
+        let conflict = &gold(&router)["scaling"]["conflict"];
+        conflict.as_str().unwrap_or("").contains("keda-hpa-gold")
+    });
+    kube.set_replicas(DEPLOYMENTS, "gold", 4);
+    kube.remove("horizontalpodautoscalers", "default", "keda-hpa-gold");
+    eventually(DECISIONS * 2, "no conflict is left", || {
+        let scaling = &gold(&router)["scaling"];
+        scaling["replicas"] == 4 && scaling["conflict"].is_null()
+    });
+    assert_eq!(kube.scale_writes(), []);
+}
+
+#[test]
 fn another_autoscaler_of_the_workload_is_reported_and_left_alone() {
     let kube = FakeKube::start();
     kube.add_workload(DEPLOYMENTS, "gold", 2);
@@ -303,6 +324,28 @@ fn replicas_that_a_person_changes_are_left_alone() {
     kube.set_replicas(DEPLOYMENTS, "gold", 0);
     eventually(DECISIONS, "the pause is reported", || conflict().contains("paused"));
     assert_eq!(kube.scale_writes().len(), 1, "the router has not written again");
+}
+
+#[test]
+fn replicas_that_a_person_changes_before_the_first_write_are_left_alone() {
+    let kube = FakeKube::start();
+    kube.add_workload(DEPLOYMENTS, "gold", 3);
+    let _controllers = kube.run_controllers(START_UP);
+    let tiers = tiers(json!({"workload": "deployment/gold", "min": 3, "max": 3}));
+    let router = scaled_router(&kube, &tiers, "on", &[]);
+    eventually(DECISIONS, "the pods serve", || {
+        in_service(&router) == 3 && gold(&router)["scaling"]["replicas"] == 3
+    });
+    // Each step reads the replicas once.
+    let reads = kube.scale_reads();
+    eventually(DECISIONS, "a step found the desired number", || kube.scale_reads() > reads + 2);
+    kube.set_replicas(DEPLOYMENTS, "gold", 5);
+    eventually(DECISIONS, "the change is reported", || {
+        let conflict = &gold(&router)["scaling"]["conflict"];
+        conflict.as_str().unwrap_or("").contains("from 3 to 5")
+    });
+    assert_eq!(kube.scale_writes(), []);
+    assert_eq!(kube.replicas(DEPLOYMENTS, "gold"), 5);
 }
 
 #[test]

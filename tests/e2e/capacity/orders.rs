@@ -138,7 +138,12 @@ fn metrics_and_commands_show_the_capacity() {
     assert_eq!((code, text), (0, format!("order {id} is deleted\n")));
     assert_eq!(run(&["prescale", "delete", id]).0, 3);
     assert_eq!(run(&["prescale", "set", "nowhere", "1", "--for", "1h"]).0, 3);
-    assert_eq!(run(&["prescale", "set", "gold", "1"]).0, 2);
+    let (code, _, error) = run(&["prescale", "set", "gold", "1"]);
+    assert!(code == 2 && error.contains("--for") && error.contains("--until"), "{error}");
+    let both = ["prescale", "set", "gold", "1", "--for", "1h", "--until", "2999999999"];
+    assert_eq!(run(&both).0, 2);
+    let (_, text, _) = run(&["prescale", "set", "gold", "1", "--for", "1s"]);
+    assert!(text.ends_with("at least 1 pods in gold for 1s\n"), "{text}");
     assert_eq!(run(&["prescale", "set", "gold", "0", "--for", "1h"]).0, 1);
 }
 

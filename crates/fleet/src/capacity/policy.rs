@@ -15,6 +15,9 @@ use crate::Millis;
 
 /// The longest interval between two observations that is learned from, in seconds.
 const MAX_INTERVAL: f64 = 1_800.0;
+/// An interval beyond this many seconds, and beyond this multiple of the usual one, that has less
+/// than half of the expected arrivals is a step of the clock, or calls were not counted.
+const UNUSUAL_INTERVAL: (f64, f64) = (60.0, 12.0);
 /// The largest number of calls or pods that an observation may claim.
 const MAX_COUNT: u64 = 100_000_000;
 /// Parts of the forecast horizon at which the demand is evaluated.
@@ -93,6 +96,20 @@ impl State {
             && self.start_ups.is_sane()
             && self.margin.is_sane()
     }
+
+    /// The arrivals that were expected in the `elapsed` seconds before a local time; `None` if the
+    /// clock stepped.
+    fn expected(&mut self, to: f64, elapsed: f64, arrivals: u64) -> Option<f64> {
+        let expected = self.rate.expected(&self.profile, (to - elapsed, to));
+        let (least, multiple) = UNUSUAL_INTERVAL;
+        let is_step =
+            elapsed > least.max(multiple * self.interval) && (arrivals as f64) < expected / 2.0;
+        if is_step {
+            // An observer that is slower from now on is soon usual.
+            self.interval *= 2.0;
+        }
+        (!is_step).then_some(expected)
+    }
 }
 
 /// Whether a number is a plausible sum, time or weight.
@@ -141,24 +158,24 @@ impl Policy {
         let Some(last) = last else {
             state.rate.assume(seen.calls as f64, state.durations.mean());
             state.interval = start_up.min(10.0);
-            state.start_ups.observe_counts((pods, pods), at, 0.0, false);
+            state.start_ups.observe_counts((pods, pods), at, start_up, false);
             return;
         };
-        let elapsed = observation.at as f64 / 1_000.0 - last.at as f64 / 1_000.0;
-        if elapsed <= 0.0 || elapsed > MAX_INTERVAL || observation.gap {
+        let elapsed = at - last.at as f64 / 1_000.0;
+        let to = self.settings.zone.local_seconds(observation.at);
+        let is_known = elapsed > 0.0 && elapsed <= MAX_INTERVAL && !observation.gap;
+        let Some(expected) = is_known.then(|| state.expected(to, elapsed, seen.arrivals)).flatten()
+        else {
             // A clock step or missing observations: the counts belong to no known interval.
             state.profile.finish();
             state.rate.skip(elapsed.clamp(0.0, 7.0 * 86_400.0));
-            if elapsed < 0.0 {
-                state.start_ups.forget_pending();
-            }
-            state.start_ups.observe_counts((last.pods, pods), at, 0.0, false);
+            state.start_ups.skip(elapsed);
+            state.start_ups.observe_counts((last.pods, pods), at, start_up, false);
             return;
-        }
+        };
         let blend = if elapsed > state.interval { 0.5 } else { 0.1 };
         state.interval += (elapsed - state.interval) * blend;
-        let learn = observation.start_ups.is_empty();
-        state.start_ups.observe_counts((last.pods, pods), at, elapsed, learn);
+        state.start_ups.observe_counts((last.pods, pods), at, start_up, true);
         let mean_calls = (last.calls + seen.calls) as f64 / 2.0;
         state.margin.observe(mean_calls, elapsed);
         let slots = seen.ready.min(last.pods.ready) * self.settings.calls_per_pod;
@@ -172,8 +189,6 @@ impl Policy {
             state.durations.observe_counts(mean_calls, elapsed, ended as f64);
         }
         let miss_target = 1.0 - self.settings.target;
-        let to = self.settings.zone.local_seconds(observation.at);
-        let expected = state.rate.expected(&state.profile, (to - elapsed, to));
         let misses = Misses {
             counted: seen.counted_misses(),
             estimated: expected * seen.fullness(last, slots),
@@ -268,9 +283,9 @@ impl Policy {
         // The surplus decays within about a start-up time: removing a pod that is needed again
         // sooner saves nothing.
         let share = (-self.state.interval / start_up.max(1.0)).exp();
-        let stuck = self.state.start_ups.stuck(start_up, seen.starting);
-        // Pods that do not become ready serve no call: they are not worth keeping.
-        let present = if stuck.is_some() { seen.ready } else { seen.pods };
+        let seconds = at as f64 / 1_000.0;
+        let late = self.state.start_ups.late(seconds, start_up).min(seen.starting);
+        let present = seen.pods - late;
         let surplus = (present.saturating_sub(needed) as f64 * share) as u64;
         let kept = kept.max(needed + surplus);
         raise(kept.min(present), Reason::Keep);
@@ -281,7 +296,11 @@ impl Policy {
         if desired > bounds.max {
             (desired, reason) = (bounds.max, Reason::Max);
         }
-        if let Some(starting) = stuck.filter(|_| desired > seen.ready) {
+        let is_short = desired > seen.ready;
+        // Late pods serve no call: others take their places.
+        desired = desired.saturating_add(late).min(bounds.max);
+        let allowed = self.state.start_ups.allowed(seconds, start_up);
+        if let Some(starting) = allowed.filter(|_| is_short) {
             (desired, reason) = (desired.min(seen.ready + starting), Reason::PodsNotReady);
         }
         (desired, reason)

@@ -25,6 +25,12 @@ const SHARE: f64 = 0.004;
 const DISPERSION_MEMORY: f64 = 2.0 * 86_400.0;
 /// Relative variance of the rate before it is measured, and its weight in comparisons.
 const PRIOR_DISPERSION: (f64, f64) = (0.01, 10.0);
+/// The least squared number of calls of such a comparison: the noise of fewer calls hides the
+/// dispersion.
+const MIN_SQUARE: f64 = 100.0;
+/// Relative variance of a forecast, beyond the dispersion, up to which its error is learned from.
+/// The error of a forecast from less than four calls says nothing of the dispersion.
+const MAX_OWN_VARIANCE: f64 = 0.25;
 /// The smallest relative variance with which forecasts are compared.
 const MIN_DISPERSION: f64 = 0.002;
 /// Errors beyond this number of standard deviations count as this number: one burst must not
@@ -52,9 +58,12 @@ pub(super) struct Rate {
     estimates: Vec<Estimate>,
     /// The current comparison: start and planned end in local seconds, arrivals so far.
     comparison: Option<(f64, f64, f64)>,
-    /// Sums of squared errors beyond Poisson, and of squared forecasts.
+    /// Sums of squared errors beyond Poisson, and of squared forecasts, over the comparisons.
     excess: f64,
     squares: f64,
+    /// The mean of squared forecasts, weighted by themselves: that of the comparisons that count.
+    #[serde(default)]
+    typical: f64,
 }
 
 impl Default for Rate {
@@ -65,6 +74,7 @@ impl Default for Rate {
             comparison: None,
             excess: 0.0,
             squares: 0.0,
+            typical: 0.0,
         }
     }
 }
@@ -167,6 +177,7 @@ impl Rate {
             && self.comparison.is_none_or(is_comparison)
             && self.excess.is_finite()
             && is_amount(self.squares)
+            && is_amount(self.typical)
     }
 
     /// Assumes a steady state at the first observation: the live calls, none included, are the
@@ -245,16 +256,7 @@ impl Rate {
     }
 
     fn compare(&mut self, arrived: f64, stretch: f64) {
-        let mean = self.mixed(|estimate, _| Some(estimate.forecast?.0 * stretch));
-        let dispersion = self.dispersion();
-        let variance = mean + dispersion * mean * mean;
-        let error = (arrived - mean).powi(2).min(OUTLIER * OUTLIER * (variance + 1.0));
-        let keep = 1.0
-            - (self.comparison.map_or(60.0, |(start, end, _)| end - start) / DISPERSION_MEMORY)
-                .min(0.5);
-        self.excess = self.excess * keep + error - mean;
-        self.squares = self.squares * keep + mean * mean;
-
+        self.learn_dispersion(arrived, stretch);
         let score = |(calls, variance): (f64, f64)| likelihood(arrived, calls * stretch, variance);
         let forecasts = self.estimates.iter().filter_map(|estimate| estimate.forecast);
         let best = forecasts.map(score).fold(f64::MIN, f64::max);
@@ -276,11 +278,28 @@ impl Rate {
         }
     }
 
+    /// Learns from the error of the mean forecast, unless it came from too few calls.
+    fn learn_dispersion(&mut self, arrived: f64, stretch: f64) {
+        let dispersion = self.dispersion();
+        let own_variance = self.mixed(|estimate, _| Some(estimate.forecast?.1)) - dispersion;
+        if own_variance > MAX_OWN_VARIANCE {
+            return;
+        }
+        let mean = self.mixed(|estimate, _| Some(estimate.forecast?.0 * stretch));
+        let variance = mean + dispersion * mean * mean;
+        let error = (arrived - mean).powi(2).min(OUTLIER * OUTLIER * (variance + 1.0));
+        let length = self.comparison.map_or(60.0, |(start, end, _)| end - start);
+        let keep = 1.0 - (length / DISPERSION_MEMORY).min(0.5);
+        self.excess = self.excess * keep + error - mean;
+        let square = mean * mean;
+        self.squares = self.squares * keep + square;
+        self.typical += (square - self.typical) * square / self.squares.max(f64::MIN_POSITIVE);
+    }
+
     /// The relative variance of the rate beyond Poisson noise.
     pub(super) fn dispersion(&self) -> f64 {
         let (prior, comparisons) = PRIOR_DISPERSION;
-        let mean_square = self.squares / (DISPERSION_MEMORY / 60.0).min(self.squares.max(1.0));
-        let weight = comparisons * mean_square.max(1.0);
+        let weight = comparisons * self.typical.max(MIN_SQUARE);
         ((self.excess + prior * weight) / (self.squares + weight)).clamp(0.0, 1.0)
     }
 

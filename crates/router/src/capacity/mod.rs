@@ -5,6 +5,7 @@
 //! every replica, for the API, the metrics and the writer of workloads.
 
 mod call_tracker;
+mod clock_check;
 mod pod_tracker;
 mod pool_state;
 mod scaling;
@@ -21,6 +22,7 @@ use tokio::sync::watch;
 use self::scaling::Scaled;
 pub use self::{
     call_tracker::{CallTracker, Pools, Traffic},
+    clock_check::ClockCheck,
     pod_tracker::PodTracker,
     pool_state::{FORECAST_STEP, PoolPolicy, SavedState, log_decision},
     scaling::{ScalingMode, ScalingReport},

@@ -6,13 +6,14 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::PoolCapacity;
 use fleet::{
     EventId, Millis,
-    capacity::{Decision, Observation, Policy, Settings, State},
+    capacity::{Bounds, Decision, Observation, Policy, Settings, State},
     names::Pool,
+    tiers::InboundReserve,
 };
 
 /// Interval between saves of the state of a pool with calls, and of one without. The store writes
@@ -89,6 +90,10 @@ impl PoolPolicy {
             forecast_at: None,
             reported: None,
         }
+    }
+
+    pub fn bounds(&self) -> &Bounds {
+        &self.policy.settings.bounds
     }
 
     /// Learns from an observation, and decides. `available` pods can take a call.
@@ -200,11 +205,23 @@ impl PoolPolicy {
 }
 
 /// Logs an observation as a line of `smart-router plan --step`, and its decision.
-pub fn log_decision(pool: &Pool, observation: &Observation, capacity: &PoolCapacity) {
+pub fn log_decision(
+    pool: &Pool,
+    observation: &Observation,
+    bounds: &Bounds,
+    capacity: &PoolCapacity,
+) {
     if !tracing::enabled!(tracing::Level::DEBUG) {
         return;
     }
-    let line = json!({
+    let line = step_line(observation, bounds);
+    let (desired, reason) = (capacity.desired, capacity.reason.as_str());
+    tracing::debug!(%pool, observation = %line, desired, reason, "capacity decision");
+}
+
+/// An observation as a line of `smart-router plan --step`, with the bounds that are set.
+fn step_line(observation: &Observation, bounds: &Bounds) -> Value {
+    let mut line = json!({
         "t": observation.at as f64 / 1_000.0,
         "arrivals": observation.arrivals,
         "live": observation.live,
@@ -217,13 +234,29 @@ pub fn log_decision(pool: &Pool, observation: &Observation, capacity: &PoolCapac
         "durations": observation.durations,
         "gap": observation.gap,
     });
-    let (desired, reason) = (capacity.desired, capacity.reason.as_str());
-    tracing::debug!(%pool, observation = %line, desired, reason, "capacity decision");
+    let in_force = bounds.prescale.iter().filter(|order| order.until > observation.at);
+    let reserve = bounds.inbound_reserve;
+    let optional = [
+        ("min", Some(bounds.min).filter(|min| *min > 0).map(Value::from)),
+        ("max", Some(bounds.max).filter(|max| *max < u64::MAX).map(Value::from)),
+        (
+            "inbound_reserve",
+            Some(reserve).filter(|it| *it != InboundReserve::default()).map(Value::from),
+        ),
+        ("prescale", in_force.map(|order| order.pods).max().map(Value::from)),
+    ];
+    for (field, value) in optional {
+        if let Some(value) = value {
+            line[field] = value;
+        }
+    }
+    line
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use fleet::capacity::Prescale;
 
     fn observation(at: Millis, ready: u64) -> Observation {
         Observation { at, ready, ..Observation::default() }
@@ -231,6 +264,23 @@ mod tests {
 
     fn step(policy: &mut PoolPolicy, at: Millis, available: u64) -> PoolCapacity {
         policy.step(Settings::default(), &observation(at, available), available)
+    }
+
+    #[test]
+    fn a_logged_observation_has_the_bounds_that_are_set() {
+        let seen = observation(5_000, 2);
+        let line = step_line(&seen, &Bounds::default());
+        assert!(line["min"].is_null() && line["max"].is_null(), "{line}");
+        let order = |pods, until| Prescale { pods, until };
+        let bounds = Bounds {
+            min: 3,
+            max: 40,
+            inbound_reserve: InboundReserve::Share(20),
+            prescale: vec![order(30, 5_000), order(7, 5_001), order(9, 6_000)],
+        };
+        let line = step_line(&seen, &bounds);
+        assert_eq!((&line["min"], &line["max"]), (&json!(3), &json!(40)));
+        assert_eq!((&line["inbound_reserve"], &line["prescale"]), (&json!("20%"), &json!(9)));
     }
 
     #[test]

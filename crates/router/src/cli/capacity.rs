@@ -1,6 +1,6 @@
 //! `capacity` and `prescale`: the pods that each pool should have.
 
-use clap::{Args, Subcommand};
+use clap::{ArgGroup, Args, Subcommand};
 use hyper::Method;
 use serde_json::{Value, json};
 
@@ -77,16 +77,17 @@ pub(super) struct PrescaleArgs {
 #[derive(Debug, Subcommand)]
 enum PrescaleAction {
     /// Order at least this number of pods in a pool
+    #[command(group = ArgGroup::new("end").required(true).args(["time", "until"]))]
     Set {
         /// Tier, or merchant:ID
         pool: String,
         #[arg(value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
         pods: u32,
         /// Length of the order
-        #[arg(long = "for", value_name = "DURATION", conflicts_with = "until")]
+        #[arg(long = "for", value_name = "DURATION")]
         time: Option<HumanDuration>,
         /// End of the order: unix seconds, or a time such as 2025-11-16T18:00:00Z
-        #[arg(long, value_name = "TIME", required_unless_present = "time")]
+        #[arg(long, value_name = "TIME")]
         until: Option<String>,
     },
     /// Delete an order
@@ -122,7 +123,8 @@ pub(super) async fn prescale(args: PrescaleArgs) -> anyhow::Result<()> {
             }
             let order = &answer["order"];
             let (id, pool, pods) = (text(&order["id"]), text(&order["pool"]), text(&order["pods"]));
-            let left = ends_in(order);
+            // The end of the order is in whole seconds.
+            let left = time.map_or_else(|| ends_in(order), |time| time.to_string());
             print(&format!("order {id}: at least {pods} pods in {pool} for {left}\n"))
         }
         Some(PrescaleAction::Delete { id }) => {

@@ -42,7 +42,8 @@ pub(super) struct PlanArgs {
     #[arg(long, value_name = "PATH")]
     trace: Option<PathBuf>,
     /// Run the policy as a filter: each line in is {"t": unix seconds, "arrivals": n, "live": n,
-    /// "waiting": n, "ready": n, "starting": n}, each line out {"desired": n}
+    /// "waiting": n, "ready": n, "starting": n}, each line out {"desired": n}. Bounds of the pool
+    /// are the optional fields "min", "max", "inbound_reserve" and "prescale"
     #[arg(long)]
     step: bool,
     /// Simulate synthetic traces and print the table of docs/capacity.md; takes minutes

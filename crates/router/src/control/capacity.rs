@@ -16,8 +16,8 @@ use tokio::time::Instant;
 use super::{Control, ticks};
 use crate::{
     capacity::{
-        CallTracker, CapacityConfig, CapacitySnapshot, PodTracker, PoolPolicy, Pools, SavedState,
-        ScalingReport, log_decision,
+        CallTracker, CapacityConfig, CapacitySnapshot, ClockCheck, PodTracker, PoolPolicy, Pools,
+        SavedState, ScalingReport, log_decision,
     },
     cluster::PodView,
 };
@@ -57,6 +57,7 @@ struct Lead {
     listed_at: Instant,
     /// The pool whose state was saved last: the next update continues after it.
     saved_last: Option<Pool>,
+    clock: ClockCheck,
 }
 
 /// The task of one replica.
@@ -184,6 +185,7 @@ impl Runner<'_> {
             tiers,
             listed_at: Instant::now(),
             saved_last: None,
+            clock: ClockCheck::default(),
         };
         let saved = self.load(lead.known.iter().cloned().collect()).await?;
         let cursors: HashMap<Pool, _> =
@@ -284,6 +286,7 @@ impl Runner<'_> {
         mut saved: HashMap<Pool, SavedState>,
     ) -> CapacitySnapshot {
         let at = self.control.store.now();
+        let is_clock_step = lead.clock.has_stepped(at);
         let starting = self.starting(&lead.tiers, pods);
         let mut start_ups = self.start_ups(&lead.tiers, pods);
         let mut decided = BTreeMap::new();
@@ -313,7 +316,7 @@ impl Runner<'_> {
                 },
                 start_ups: start_ups.remove(pool).unwrap_or_default(),
                 durations: traffic.durations,
-                gap: traffic.gap || is_restored,
+                gap: traffic.gap || is_restored || is_clock_step,
             };
             let policy = lead
                 .pools
@@ -324,7 +327,7 @@ impl Runner<'_> {
             if is_cluster && lead.tiers.workload(pool).is_some() {
                 capacity.scaling = Some(ScalingReport::default());
             }
-            log_decision(pool, &observation, &capacity);
+            log_decision(pool, &observation, policy.bounds(), &capacity);
             decided.insert(pool.clone(), capacity);
         }
         let router = self.control.identity.clone();

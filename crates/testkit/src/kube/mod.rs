@@ -41,6 +41,7 @@ struct ApiState {
     pages: HashMap<String, Vec<Value>>,
     faults: Faults,
     scale_writes: Vec<(String, i64)>,
+    scale_reads: u64,
     /// Number of pod lists (first pages only), and of failed ones.
     lists: usize,
     failed_lists: usize,

@@ -44,6 +44,7 @@ pub(super) fn scale(
         return failure(404, "NotFound", &format!("{plural}.apps {:?} not found", target.name));
     };
     if *method == Method::GET {
+        state.scale_reads += 1;
         return axum::Json(scale_of(&known)).into_response();
     }
     if !matches!(method.as_str(), "PUT" | "PATCH") {
@@ -138,6 +139,11 @@ impl FakeKube {
     /// Writes of the scale subresource, in order: the workload and its replicas.
     pub fn scale_writes(&self) -> Vec<(String, i64)> {
         self.state().scale_writes.clone()
+    }
+
+    /// The number of reads of scale subresources.
+    pub fn scale_reads(&self) -> u64 {
+        self.state().scale_reads
     }
 
     /// A HorizontalPodAutoscaler of a workload, as KEDA creates it for a ScaledObject.

@@ -30,6 +30,32 @@ fn a_step_forward_of_the_clock_changes_little() {
 }
 
 #[test]
+fn a_step_of_minutes_forward_is_not_learned_as_silence() {
+    for minutes in [2, 8, 20, 29] {
+        let (mut pool, before) = steady();
+        pool.now += minutes * 60;
+        let decisions: Vec<u64> = (0..180).map(|_| pool.step(0.5).desired).collect();
+        let (least, most) = (decisions.iter().min(), decisions.iter().max());
+        let is_similar = least >= Some(&(before * 9 / 10)) && most <= Some(&(before * 11 / 10));
+        assert!(is_similar, "{least:?} to {most:?} after {before}, {minutes} minutes");
+    }
+}
+
+#[test]
+fn an_observer_that_becomes_slower_is_soon_learned_from() {
+    let (mut pool, _) = steady();
+    let mut decision = pool.step(0.5);
+    // Half the calls, seen every five minutes.
+    for _ in 0..24 {
+        pool.now += 300;
+        let arrivals = 60;
+        let seen = Observation { arrivals, live: 36, ready: 100, ..pool.observation() };
+        decision = pool.policy.step(&seen);
+    }
+    assert!(decision.expected_calls < 45.0, "{decision:?}");
+}
+
+#[test]
 fn a_gap_in_the_observations_is_not_learned_as_silence() {
     let (mut pool, before) = steady();
     pool.now += 45 * 60;

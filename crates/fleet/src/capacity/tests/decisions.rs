@@ -110,6 +110,19 @@ fn a_lasting_burst_is_covered_after_a_few_start_up_times() {
 }
 
 #[test]
+fn the_first_calls_after_silence_do_not_start_a_multiple_of_their_number() {
+    for (quiet, before) in [(0, 0.0), (HOUR, 0.0), (8 * HOUR, 0.0), (3 * DAY, 0.0), (HOUR, 0.01)] {
+        let mut pool = pool();
+        if quiet > 0 {
+            pool.run(quiet, before);
+        }
+        let rate = 200.0 / DURATION;
+        let most = (0..2 * HOUR / STEP).map(|_| pool.step(rate).desired).max();
+        assert!(most < Some(300), "{most:?} pods for 200 calls after {quiet} s at {before}/s");
+    }
+}
+
+#[test]
 fn waiting_calls_are_demand() {
     let seen = Observation { at: MONDAY * 1_000, waiting: 40, ..Observation::default() };
     assert!(Policy::new(Settings::default()).step(&seen).desired >= 40);

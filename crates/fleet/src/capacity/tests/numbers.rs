@@ -79,7 +79,7 @@ fn start_up_times_are_learned_from_counts() {
         for (offset, ready, starting) in [(0, 0, 2), (90, 2, 0)] {
             let now = PodCounts { ready: round * 2 + ready, starting };
             let at = (round * 1_000 + offset) as f64;
-            starts.observe_counts((before, now), at, 5.0, true);
+            starts.observe_counts((before, now), at, 60.0, true);
             before = now;
         }
     }
@@ -94,6 +94,79 @@ fn measured_start_up_times_replace_the_assumed_one() {
     assert_eq!(starts.seconds(60.0), 60.0, "two samples say little");
     starts.observe_times(&[22.0, 30.0]);
     assert_eq!(starts.seconds(60.0), 30.0);
+}
+
+/// Observes pods that start every 1,000 s, and are ready after 60 s, beside one that never is.
+fn start_beside_a_failed_pod(starts: &mut StartUps) {
+    let mut before = PodCounts { ready: 0, starting: 1 };
+    starts.observe_counts((PodCounts::default(), before), 0.0, 60.0, true);
+    for round in 1..12 {
+        for (offset, ready, starting) in [(0, round - 1, 2), (60, round, 1)] {
+            let now = PodCounts { ready, starting };
+            starts.observe_counts((before, now), (round * 1_000 + offset) as f64, 60.0, true);
+            before = now;
+        }
+    }
+}
+
+#[test]
+fn a_late_pod_gives_its_age_to_no_other() {
+    let mut starts = StartUps::default();
+    start_beside_a_failed_pod(&mut starts);
+    close(starts.seconds(60.0), 60.0, 1.0);
+    assert_eq!(starts.late(11_060.0, 60.0), 1);
+}
+
+#[test]
+fn counts_are_not_learned_from_once_times_were_measured() {
+    let mut starts = StartUps::default();
+    starts.observe_times(&[20.0; 4]);
+    start_beside_a_failed_pod(&mut starts);
+    close(starts.seconds(60.0), 20.0, 1e-9);
+}
+
+#[test]
+fn slow_starts_are_learned_although_their_pods_are_late() {
+    let mut starts = StartUps::default();
+    let mut before = PodCounts::default();
+    for round in 0..20 {
+        for (offset, ready, starting) in [(0, round, 1), (400, round + 1, 0)] {
+            let now = PodCounts { ready, starting };
+            let at = (round * 1_000 + offset) as f64;
+            starts.observe_counts((before, now), at, starts.seconds(60.0), true);
+            before = now;
+        }
+    }
+    close(starts.seconds(60.0), 400.0, 1.0);
+}
+
+#[test]
+fn a_clock_step_makes_no_starting_pod_late() {
+    let mut starts = StartUps::default();
+    let (none, one) = (PodCounts::default(), PodCounts { ready: 0, starting: 1 });
+    starts.observe_counts((none, one), 1_000.0, 60.0, true);
+    for (elapsed, at) in [(2_000.0, 3_000.0), (-2_900.0, 100.0)] {
+        starts.skip(elapsed);
+        starts.observe_counts((one, one), at, 60.0, false);
+        assert_eq!((starts.late(at, 60.0), starts.allowed(at, 60.0)), (0, None));
+    }
+    starts.observe_counts((one, one), 500.0, 60.0, true);
+    assert_eq!(starts.late(500.0, 60.0), 1);
+}
+
+#[test]
+fn a_stuck_pool_tries_one_more_pod_after_pauses_that_double() {
+    let mut starts = StartUps::default();
+    let pods = |ready, starting| PodCounts { ready, starting };
+    starts.observe_counts((pods(9, 0), pods(9, 3)), 0.0, 60.0, true);
+    assert_eq!(starts.allowed(0.0, 60.0), None);
+    starts.observe_counts((pods(9, 3), pods(9, 3)), 400.0, 60.0, true);
+    let allowed = |at| starts.allowed(at, 60.0);
+    assert_eq!((allowed(400.0), allowed(699.0), allowed(700.0)), (Some(4), Some(4), Some(5)));
+    assert_eq!((allowed(1_299.0), allowed(1_300.0), allowed(2_500.0)), (Some(5), Some(6), Some(7)));
+    starts.observe_counts((pods(9, 3), pods(10, 3)), 3_000.0, 60.0, true);
+    assert_eq!(starts.allowed(3_000.0, 60.0), None, "another pod became ready");
+    assert_eq!(starts.late(3_000.0, 60.0), 3);
 }
 
 #[test]

@@ -86,9 +86,13 @@ impl Step<'_> {
         };
         report.replicas = replicas.as_ref().map(|replicas| replicas.wanted);
         let Some(decided) = self.decided else { return Ok((active, report)) };
-        if self.mode == ScalingMode::On {
-            report.conflict = scaler.writing.conflict(self, &scaler.workload, &replicas).await;
-        }
+        let PoolScaler { workload, writing, .. } = &mut *scaler;
+        report.conflict = match self.mode {
+            ScalingMode::On => writing.conflict(self, workload, &replicas).await,
+            // A dry run writes nothing, so that no change of the replicas is a conflict.
+            ScalingMode::DryRun => writing.other_autoscaler(self.workloads, workload).await,
+            ScalingMode::Off | ScalingMode::External => None,
+        };
         let serving = pods.iter().filter(|pod| is_serving(pod)).count() as u64;
         // A workload that cannot be scaled keeps its pods in service.
         let desired = match report.conflict {

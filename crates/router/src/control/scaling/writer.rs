@@ -23,7 +23,8 @@ const MISSING_GRACE: Duration = Duration::from_secs(120);
 /// The writes of one workload within a term.
 #[derive(Default)]
 pub(super) struct Writing {
-    /// The replicas that this leader wrote, or may have written.
+    /// The replicas that this leader wrote, may have written, or found right: another number is
+    /// that of another writer.
     written: Option<u64>,
     hold: Option<Hold>,
     /// Number of times that another writer changed the replicas.
@@ -92,7 +93,7 @@ impl Writing {
     }
 
     /// Returns the other autoscaler of the workload, or why it is unknown whether there is one.
-    async fn other_autoscaler(
+    pub(super) async fn other_autoscaler(
         &mut self,
         workloads: &Workloads,
         workload: &Workload,
@@ -128,6 +129,7 @@ impl Writing {
         // A person sets 0 to pause the workload.
         let number = planned.number.max(1);
         if number == replicas.wanted {
+            self.written = Some(number);
             return Ok(self.missing(workload, replicas, planned));
         }
         if number < replicas.wanted && replicas.pods > seen as u64 {

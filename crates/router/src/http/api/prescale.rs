@@ -125,8 +125,7 @@ pub async fn post(
     let until = read_end(&body, context.store.now())?;
     let tiers = context.store.tiers().await?;
     if !tiers.defines(&pool) {
-        let error = format!("pool not found: {} is not in the tier table", pool.as_tier_value());
-        return Err(ApiError::new(StatusCode::NOT_FOUND, error));
+        return Err(ApiError::new(StatusCode::NOT_FOUND, not_found(&pool, &tiers)));
     }
     let id = format!("{:08x}", crate::random_u32()).parse()?;
     let order = PrescaleOrder { id, pool, pods, until };
@@ -152,6 +151,18 @@ pub async fn delete(
     }
     let log = RequestLog { outcome: "prescale_deleted", ..RequestLog::default() };
     Ok(log.attach(Json(OrderDeleted { id, success: true })))
+}
+
+/// The pool is not in the tier table: a merchant's own pool and a tier may be mistaken.
+fn not_found(pool: &Pool, tiers: &Tiers) -> String {
+    let name = pool.as_tier_value();
+    let other = match name.strip_prefix("merchant:") {
+        Some(id) => format!("pool:{id}"),
+        None => format!("merchant:{name}"),
+    };
+    let other = other.parse::<Pool>().ok().filter(|other| tiers.defines(other));
+    let hint = other.map_or_else(String::new, |it| format!("; expected {}?", it.as_tier_value()));
+    format!("pool not found: {name} is not in the tier table{hint}")
 }
 
 fn invalid(field: &str, error: String) -> ApiError {
@@ -239,6 +250,20 @@ mod tests {
                 Some(json!({"field": "pool"})),
                 "{bad}"
             );
+        }
+    }
+
+    #[test]
+    fn an_unknown_pool_is_compared_with_the_other_kind_of_that_name() {
+        let table = r#"{"tiers": {"gold": {}, "bronze.x": {}}, "default_chain": ["gold"]}"#;
+        let tiers = Tiers::parse(table, fleet::tiers::DocumentSource::Settings).unwrap().0;
+        for (name, hint) in [
+            ("bronze.x", "bronze.x is not in the tier table; expected merchant:bronze.x?"),
+            ("merchant:gold", "merchant:gold is not in the tier table; expected gold?"),
+            ("silver", "silver is not in the tier table"),
+        ] {
+            let error = not_found(&name.parse().unwrap(), &tiers);
+            assert!(error.ends_with(hint), "{error}");
         }
     }
 

@@ -2,7 +2,11 @@
 
 use std::fmt;
 
-use jiff::{Timestamp, civil::DateTime, tz::TimeZone};
+use jiff::{
+    Timestamp,
+    civil::DateTime,
+    tz::{AmbiguousOffset, TimeZone},
+};
 
 use super::{simulate::Call, synthetic::Random};
 
@@ -107,7 +111,7 @@ struct Row {
     /// Seconds since the epoch.
     at: f64,
     value: f64,
-    /// A local time that occurs twice, or never, because clocks change.
+    /// A local time that occurs twice, because clocks go back.
     is_ambiguous: bool,
 }
 
@@ -151,13 +155,16 @@ fn time(text: &str, zone: &TimeZone) -> Result<(f64, bool), String> {
     }
     let local: DateTime = text.parse().map_err(|_| expected())?;
     let zoned = zone.to_ambiguous_zoned(local);
+    if matches!(zoned.offset(), AmbiguousOffset::Gap { .. }) {
+        return Err(format!("time {text:?} never occurs: clocks go forward over it"));
+    }
     let is_ambiguous = zoned.is_ambiguous();
     let stamp = zoned.compatible().map_err(|_| expected())?.timestamp();
     Ok((stamp.as_millisecond() as f64 / 1_000.0, is_ambiguous))
 }
 
 /// The reason of an error about the interval between two rows in the hour of a clock change.
-const CLOCK_CHANGE: &str = "clocks change in this hour, and its local times occur twice or never; \
+const CLOCK_CHANGE: &str = "clocks go back in this hour, and its local times occur twice; \
      write times with an offset, such as 2025-10-26T02:00:00+01:00";
 
 fn check_order(rows: &[Row]) -> Result<(), TraceError> {
@@ -308,6 +315,19 @@ mod tests {
         let offsets = ["01:30:00+02:00", "02:00:00+02:00", "02:30:00+02:00", "02:00:00+01:00"];
         let rows = offsets.map(|time| format!("2025-10-26T{time},1\n")).concat();
         assert!(parse(&format!("time,calls\n{rows}")).is_ok());
+    }
+
+    #[test]
+    fn a_local_time_that_never_occurs_is_an_error_of_its_line() {
+        let zone = jiff::tz::TimeZoneDatabase::bundled().get("Europe/Berlin").unwrap();
+        for header in ["start,duration", "time,calls"] {
+            let rows = ["01:30", "02:00"].map(|time| format!("2025-03-30T{time}:00,1\n")).concat();
+            let text = format!("{header}\n{rows}");
+            let options = TraceOptions { zone: zone.clone(), ..options(&text) };
+            let failed = parse(&text, &options).unwrap_err();
+            assert_eq!(failed.line, 3);
+            assert!(failed.reason.contains("never occurs"), "{failed}");
+        }
     }
 
     #[test]

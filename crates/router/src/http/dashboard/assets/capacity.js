@@ -19,7 +19,7 @@ const REASONS = {
   min: "the lower bound",
   max: "the upper bound; demand is higher",
   keep: "surplus pods stay: the forecast needs them again soon",
-  pods_not_ready: "starting pods do not become ready: no more are asked for",
+  pods_not_ready: "starting pods do not become ready: one more is tried from time to time",
 };
 
 // Numbers of a card. Calls are those of the pool's demand: a call belongs to the first pool of its
