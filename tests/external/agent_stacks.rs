@@ -160,9 +160,14 @@ impl Provider {
         self.receive().await.into_text().unwrap().as_str().to_owned()
     }
 
-    /// The code of the close frame that follows.
+    /// The code of the close frame that follows. After the loss of a pod the audio that was not
+    /// played yet is cleared, unless the close comes first.
     async fn receive_close(&mut self) -> u16 {
-        match self.receive().await {
+        let mut message = self.receive().await;
+        if message.to_text().is_ok_and(|text| text.contains(r#""event":"clear""#)) {
+            message = self.receive().await;
+        }
+        match message {
             Message::Close(frame) => frame.map_or(1005, |frame| frame.code.into()),
             other => panic!("not a close: {other}"),
         }
