@@ -180,7 +180,7 @@ fn watch(shared: Shared, target: &Target<'_>, query: &Query) -> Response {
         return Response::new(Body::from(line));
     }
     let begun = shared.changes.borrow().1;
-    let lines = stream::unfold((shared, from), move |(mut shared, from)| {
+    let lines = stream::unfold((shared, from), move |(mut shared, mut from)| {
         let (query, namespace) = (query.clone(), namespace.clone());
         async move {
             loop {
@@ -196,7 +196,8 @@ fn watch(shared: Shared, target: &Target<'_>, query: &Query) -> Response {
                     tokio::time::sleep(delay).await;
                     return Some((Ok::<_, Infallible>(Bytes::from(text)), (shared, seen)));
                 }
-                let from = seen;
+                // A dropped event is lost: the watch does not look at it again.
+                from = seen;
                 let changed =
                     tokio::time::timeout(Duration::from_secs(1), shared.changes.changed()).await;
                 match changed {
