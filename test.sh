@@ -73,7 +73,7 @@ step() {
   printf '== took %s s\n' $((SECONDS - began))
 }
 # End-to-end tests mostly wait, so run more of them than there are cores.
-threads=$((4 * $(nproc)))
+threads=$((8 * $(nproc)))
 router() { step cargo test --locked --package smart-router "$@"; }
 
 if [ $run = one ]; then

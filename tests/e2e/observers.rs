@@ -18,6 +18,8 @@ use testkit::{Connection, Router, eventually, http, proxy::FaultProxy, redis::Re
 const API_CLIENTS: usize = 120;
 /// As many clients as the metrics port accepts.
 const METRICS_CLIENTS: usize = 60;
+/// The clients and an unoptimised router compete with all other tests for the cores.
+const SERVED: Duration = Duration::from_secs(10);
 /// Store reads for other purposes at the start of a router.
 const STARTUP_READS: usize = 10;
 
@@ -88,14 +90,12 @@ fn serve_calls_during(router: &Router, flood: &Flood, min_responses: usize) {
     while number < 12 || flood.answered() < min_responses {
         let call = format!("CA{number}");
         // On an overloaded machine a request may time out and succeed when repeated.
-        eventually(Duration::from_secs(2), "the call has a pod", || {
+        eventually(SERVED, "the call has a pod", || {
             let (status, response) = router.post("/api/v1/allocate", json!({"call_sid": call}));
             assert!(matches!(status, 200 | 503), "{status}: {response}");
             status == 200
         });
-        eventually(Duration::from_secs(2), "the call is released", || {
-            matches!(router.release(&call).0, 200 | 404)
-        });
+        eventually(SERVED, "the call is released", || matches!(router.release(&call).0, 200 | 404));
         number += 1;
     }
 }

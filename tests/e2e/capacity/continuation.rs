@@ -8,9 +8,12 @@ use std::{
 use serde_json::Value;
 
 use super::*;
-use testkit::{Log, Router, program_path, redis::RedisServer, scratch};
+use testkit::{Log, Router, eventually, program_path, redis::RedisServer, scratch};
 
 const TIERS: &str = r#"{"gold": 6}"#;
+
+/// A decision is saved after it is published.
+const SAVED: Duration = Duration::from_secs(5);
 
 /// The decisions of the program as a filter, for the observations of routers.
 fn replay(decided: &[Decision]) -> Vec<u64> {
@@ -145,9 +148,11 @@ fn a_state_that_cannot_be_used_is_replaced() {
     let (router, log) = Router::start_logged(&[("REDIS_URL", &url), ("TIER_CONFIG", TIERS)]);
     wait_for(&router, "gold", "decisions are taken", |_| true);
     log.wait_for("cannot be used; starting anew", 0);
-    let saved: String =
-        redis::cmd("GET").arg("voice:capacity:state:pool:gold").query(&mut redis).unwrap();
-    assert!(saved.contains("estimates"), "{saved}");
+    eventually(SAVED, "the state is replaced", || {
+        let saved: String =
+            redis::cmd("GET").arg("voice:capacity:state:pool:gold").query(&mut redis).unwrap();
+        saved.contains("estimates")
+    });
     drop(router);
     // A key of another type is replaced as well.
     redis::cmd("DEL").arg("voice:capacity:state:pool:gold").exec(&mut redis).unwrap();
@@ -156,7 +161,9 @@ fn a_state_that_cannot_be_used_is_replaced() {
     redis::cmd("LPUSH").arg("voice:capacity").arg("x").exec(&mut redis).unwrap();
     let router = Router::start(&[("REDIS_URL", &url), ("TIER_CONFIG", TIERS)]);
     wait_for(&router, "gold", "decisions are taken again", |_| true);
-    let kind: String =
-        redis::cmd("TYPE").arg("voice:capacity:state:pool:gold").query(&mut redis).unwrap();
-    assert_eq!(kind, "string");
+    eventually(SAVED, "the key is replaced", || {
+        let kind: String =
+            redis::cmd("TYPE").arg("voice:capacity:state:pool:gold").query(&mut redis).unwrap();
+        kind == "string"
+    });
 }
