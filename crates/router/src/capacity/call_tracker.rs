@@ -14,11 +14,18 @@ use fleet::{
 };
 use store::{Store, StoreError};
 
-/// Events, and calls, per read.
-const PAGE_SIZE: usize = 1_000;
-const CALL_PAGE: usize = 500;
-/// Events per update; more follow with the next one.
-const MAX_EVENTS: usize = 50_000;
+/// Events per read. A read occupies the store and the thread that parses it, while calls wait.
+const MIN_PAGE: usize = 100;
+const MAX_PAGE: usize = 1_000;
+/// Pause between reads.
+const PAUSE: Duration = Duration::from_millis(5);
+/// Reads in which an update takes as many events as the last one had. With their pauses they fit
+/// into the interval of the updates on a slow connection, too.
+const READS: usize = 64;
+/// Reads per update; more events follow with the next one.
+const MAX_READS: usize = 2 * READS;
+/// Calls per read.
+const CALL_PAGE: usize = 100;
 /// Durations of a pool between two observations, at most.
 const MAX_DURATIONS: usize = 1_000;
 /// Interval between warnings about lost events.
@@ -47,6 +54,8 @@ struct Tracked {
 pub struct CallTracker {
     /// The last event that was read; `None` before the first read.
     cursor: Option<EventId>,
+    /// Events of the last update.
+    last_update: usize,
     calls: HashMap<CallSid, Tracked>,
     traffic: HashMap<Pool, Traffic>,
     /// Live and waiting calls.
@@ -81,6 +90,21 @@ fn before(id: EventId) -> EventId {
         EventId { at, number: 0 } => EventId { at: at.saturating_sub(1), number: u64::MAX },
         EventId { at, number } => EventId { at, number: number - 1 },
     }
+}
+
+/// The next events after the one with this id, at most `limit`; `None` if the log has lost that
+/// one, and perhaps events after it.
+async fn events_since(
+    store: &dyn Store,
+    id: EventId,
+    limit: usize,
+) -> Result<Option<Vec<LoggedEvent>>, StoreError> {
+    if id == EventId::default() {
+        return store.events_after(id, limit).await.map(Some);
+    }
+    let mut events = store.events_after(before(id), limit + 1).await?;
+    let is_there = events.first().is_some_and(|event| event.id == id);
+    Ok(is_there.then(|| events.split_off(1)))
 }
 
 impl CallTracker {
@@ -129,7 +153,7 @@ impl CallTracker {
         newest: EventId,
     ) -> Result<(), StoreError> {
         while self.cursor() < newest {
-            let page = store.events_after(self.cursor(), PAGE_SIZE).await?;
+            let page = store.events_after(self.cursor(), MIN_PAGE).await?;
             let Some(last) = page.last() else { return Ok(()) };
             self.cursor = Some(last.id);
             for logged in page.iter().filter(|logged| logged.id <= newest) {
@@ -137,33 +161,34 @@ impl CallTracker {
                     |pool: &Pool| cursors.get(pool).is_some_and(|cursor| logged.id > *cursor);
                 self.record(&logged.event, pools, is_new);
             }
+            tokio::time::sleep(PAUSE).await;
         }
         Ok(())
     }
 
     /// Whether the log still has the event with this id, and so all events after it.
     async fn has_event(&self, store: &dyn Store, id: EventId) -> Result<bool, StoreError> {
-        if id == EventId::default() {
-            return Ok(true);
-        }
-        let found = store.events_after(before(id), 1).await?;
-        Ok(found.first().is_some_and(|event| event.id == id))
+        Ok(events_since(store, id, 0).await?.is_some())
     }
 
     /// Reads the events since the last update. If some were lost, all pools have a gap, and the
     /// live calls are listed again.
     pub async fn update(&mut self, store: &dyn Store, pools: &Pools<'_>) -> Result<(), StoreError> {
-        if !self.has_event(store, self.cursor()).await? {
-            return self.start_after_gap(store, pools).await;
-        }
-        for _ in 0..MAX_EVENTS / PAGE_SIZE {
-            let page = store.events_after(self.cursor(), PAGE_SIZE).await?;
-            let Some(LoggedEvent { id, .. }) = page.last() else { break };
-            self.cursor = Some(*id);
+        let page_size = (self.last_update / READS).clamp(MIN_PAGE, MAX_PAGE);
+        self.last_update = 0;
+        for _ in 0..MAX_READS {
+            let Some(page) = events_since(store, self.cursor(), page_size).await? else {
+                return self.start_after_gap(store, pools).await;
+            };
+            if let Some(LoggedEvent { id, .. }) = page.last() {
+                self.cursor = Some(*id);
+            }
             page.iter().for_each(|logged| self.record(&logged.event, pools, |_| true));
-            if page.len() < PAGE_SIZE {
+            self.last_update += page.len();
+            if page.len() < page_size {
                 break;
             }
+            tokio::time::sleep(PAUSE).await;
         }
         Ok(())
     }
@@ -450,6 +475,28 @@ mod tests {
         setup.release(1).await;
         setup.update().await;
         assert_eq!(counts(&setup.tracker.take(&pool("gold"))), (0, 0, 1, false));
+    }
+
+    #[tokio::test]
+    async fn events_lost_during_an_update_are_a_gap() {
+        let mut setup = Setup::new().await;
+        setup.store.set_event_limit(4 * MIN_PAGE);
+        for number in 0..MIN_PAGE {
+            setup.allocate(number, None).await;
+            setup.release(number).await;
+        }
+        let Setup { store, tiers, known, tracker } = &mut setup;
+        let pools = Pools { tiers, known };
+        // Runs when the update pauses after its first read.
+        let calls_during_the_pause = async {
+            for number in 0..2 * MIN_PAGE {
+                let request = Allocate::new(call(number), None, 60_000);
+                store.allocate(&request).await.unwrap().unwrap();
+                store.release(&Release::new(call(number), None)).await.unwrap().unwrap();
+            }
+        };
+        tokio::join!(tracker.update(store, &pools), calls_during_the_pause).0.unwrap();
+        assert!(tracker.take(&pool("gold")).gap);
     }
 
     #[tokio::test]
