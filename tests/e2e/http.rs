@@ -280,3 +280,18 @@ fn slow_and_idle_connections_are_evicted_for_new_ones() {
     assert!(receives_data(&mut live), "a stream that receives data is not evicted");
     drop((slow, idle));
 }
+
+/// A table that grows while calls are served suspends the thread that accepts connections.
+#[test]
+fn the_table_of_open_files_has_room_from_the_start() {
+    let router = Router::start(&[]);
+    let read = |file: &str| {
+        std::fs::read_to_string(format!("/proc/{}/{file}", router.child.id())).unwrap()
+    };
+    let field = |text: &str, name: &str, field: usize| -> usize {
+        let line = text.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+        line.split_whitespace().nth(field).unwrap().parse().unwrap()
+    };
+    let limit = field(&read("limits"), "Max open files", 0);
+    assert!(field(&read("status"), "FDSize:", 0) >= limit.min(65_536));
+}

@@ -1,4 +1,6 @@
-//! The limit of open files, shared by connections and media streams.
+//! The limit of open files, shared by connections and media streams, and the table of open files.
+
+use std::{fs::File, io};
 
 /// Open files that the router needs besides connections and streams.
 const RESERVED: usize = 128;
@@ -8,6 +10,9 @@ const MIN_CONNECTIONS: usize = 64;
 const FILES_PER_STREAM: usize = 2;
 /// At least one in this many files is for streams.
 const STREAM_SHARE: usize = 4;
+
+/// Room in the table of open files from the start: 8 bytes of kernel memory each.
+const TABLE_SIZE: usize = 65_536;
 
 /// Limits that fit into the limit of open files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,13 +27,28 @@ pub(crate) fn raise_limit() {
     if let Err(error) = rlimit::increase_nofile_limit(u64::MAX) {
         tracing::warn!(%error, "cannot raise the limit of open files");
     }
+    if let Err(error) = grow_table(soft_limit().min(TABLE_SIZE)) {
+        tracing::warn!(%error, "cannot grow the table of open files; new connections may stall calls");
+    }
+}
+
+/// Grows the kernel's table of open files. The kernel doubles a full table, and suspends the thread
+/// that opens the file for up to 20 ms meanwhile, with all calls that it serves.
+fn grow_table(size: usize) -> io::Result<()> {
+    let last = i32::try_from(size.saturating_sub(1)).unwrap_or(i32::MAX);
+    rustix::io::fcntl_dupfd_cloexec(File::open("/dev/null")?, last)?;
+    Ok(())
+}
+
+fn soft_limit() -> usize {
+    rlimit::getrlimit(rlimit::Resource::NOFILE)
+        .map_or(usize::MAX, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX))
 }
 
 /// The limits for wanted numbers of connections and streams; `None` wants as many streams as
 /// possible.
 pub(crate) fn limits(connections: usize, streams: Option<usize>) -> Limits {
-    let files = rlimit::getrlimit(rlimit::Resource::NOFILE)
-        .map_or(usize::MAX, |(soft, _)| usize::try_from(soft).unwrap_or(usize::MAX));
+    let files = soft_limit();
     let limits = share(files, connections, streams);
     if limits.connections < connections || streams.is_some_and(|it| limits.streams < it) {
         tracing::warn!(

@@ -16,6 +16,7 @@ use super::{
 };
 use crate::{
     human_duration::HumanDuration,
+    open_files,
     tls::Trust,
     tools::{
         load::{
@@ -178,6 +179,7 @@ fn print_progress(progress: &Progress, has_media: bool) {
 }
 
 pub(super) async fn load(args: LoadArgs) -> anyhow::Result<()> {
+    open_files::raise_limit();
     let plan = args.plan().await?;
     let connections = args.connections();
     let report = load::run(plan, |progress| {
