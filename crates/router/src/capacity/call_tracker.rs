@@ -47,6 +47,8 @@ pub struct Traffic {
 struct Tracked {
     pool: Pool,
     is_waiting: bool,
+    /// The call is known from the list of calls only; the event of its arrival may follow.
+    is_listed: bool,
 }
 
 /// Live and waiting calls by the first pool of their chain, and the traffic of each pool.
@@ -57,6 +59,8 @@ pub struct CallTracker {
     /// Events of the last update.
     last_update: usize,
     calls: HashMap<CallSid, Tracked>,
+    /// The last event before the end of the listing. Later events concern calls that it missed.
+    listed_until: EventId,
     traffic: HashMap<Pool, Traffic>,
     /// Live and waiting calls.
     counts: HashMap<Pool, (u64, u64)>,
@@ -107,6 +111,11 @@ async fn events_since(
     Ok(is_there.then(|| events.split_off(1)))
 }
 
+async fn newest_event(store: &dyn Store) -> Result<EventId, StoreError> {
+    let newest = store.events_before(None, 1).await?;
+    Ok(newest.first().map_or_else(EventId::default, |event| event.id))
+}
+
 impl CallTracker {
     pub fn cursor(&self) -> EventId {
         self.cursor.unwrap_or_default()
@@ -121,8 +130,7 @@ impl CallTracker {
         cursors: &HashMap<Pool, EventId>,
     ) -> Result<(), StoreError> {
         *self = Self { warned: self.warned, ..Self::default() };
-        let newest = store.events_before(None, 1).await?.first().map(|event| event.id);
-        let newest = newest.unwrap_or_default();
+        let newest = newest_event(store).await?;
         if let Some(oldest) = cursors.values().min().copied() {
             self.cursor = Some(oldest);
             let mut lost_before = None;
@@ -154,12 +162,15 @@ impl CallTracker {
     ) -> Result<(), StoreError> {
         while self.cursor() < newest {
             let page = store.events_after(self.cursor(), MIN_PAGE).await?;
-            let Some(last) = page.last() else { return Ok(()) };
+            let Some(last) = page.last() else { break };
             self.cursor = Some(last.id);
             for logged in page.iter().filter(|logged| logged.id <= newest) {
                 let is_new =
                     |pool: &Pool| cursors.get(pool).is_some_and(|cursor| logged.id > *cursor);
-                self.record(&logged.event, pools, is_new);
+                self.record(logged, pools, is_new);
+            }
+            if page.len() < MIN_PAGE {
+                break;
             }
             tokio::time::sleep(PAUSE).await;
         }
@@ -183,7 +194,7 @@ impl CallTracker {
             if let Some(LoggedEvent { id, .. }) = page.last() {
                 self.cursor = Some(*id);
             }
-            page.iter().for_each(|logged| self.record(&logged.event, pools, |_| true));
+            page.iter().for_each(|logged| self.record(logged, pools, |_| true));
             self.last_update += page.len();
             if page.len() < page_size {
                 break;
@@ -235,7 +246,8 @@ impl CallTracker {
                     };
                     let steps = tried.into_iter().map(|skipped| skipped.step);
                     if let Some(pool) = pools.first_of(steps, own.as_ref()) {
-                        listed.push((call, Tracked { pool, is_waiting }));
+                        let is_listed = !self.calls.contains_key(&call);
+                        listed.push((call, Tracked { pool, is_waiting, is_listed }));
                     }
                 }
                 query.after = page.next;
@@ -244,6 +256,7 @@ impl CallTracker {
                 }
             }
         }
+        self.listed_until = newest_event(store).await?;
         self.calls.clear();
         self.counts.clear();
         listed.into_iter().for_each(|(call, tracked)| self.insert(call, tracked));
@@ -267,13 +280,22 @@ impl CallTracker {
     }
 
     /// Records an event; its traffic counts if `is_counted` holds for its pool.
-    fn record(&mut self, event: &Event, pools: &Pools<'_>, is_counted: impl Fn(&Pool) -> bool) {
+    fn record(
+        &mut self,
+        LoggedEvent { id, event, .. }: &LoggedEvent,
+        pools: &Pools<'_>,
+        is_counted: impl Fn(&Pool) -> bool,
+    ) {
         let Event { kind, call, pool: own, detail, .. } = event;
         let Some(call) = call else { return };
         match kind {
             EventKind::Allocated | EventKind::HandedOff | EventKind::Waiting => {
-                let known = self.calls.get(call).map(|tracked| tracked.pool.clone());
-                let is_new = known.is_none() && detail != RETURNED;
+                let known = self.calls.get(call);
+                let is_new = detail != RETURNED
+                    && known.is_none_or(|known| {
+                        known.is_listed && *kind != EventKind::HandedOff && *id <= self.listed_until
+                    });
+                let known = known.map(|tracked| tracked.pool.clone());
                 let Some(pool) = known.or_else(|| pools.first(detail, own.as_ref())) else {
                     return;
                 };
@@ -281,7 +303,7 @@ impl CallTracker {
                     self.traffic.entry(pool.clone()).or_default().arrivals += 1;
                 }
                 let is_waiting = *kind == EventKind::Waiting;
-                self.insert(call.clone(), Tracked { pool, is_waiting });
+                self.insert(call.clone(), Tracked { pool, is_waiting, is_listed: false });
             }
             EventKind::Refused => {
                 let reason = detail.split(' ').next().unwrap_or_default();
@@ -497,6 +519,44 @@ mod tests {
         };
         tokio::join!(tracker.update(store, &pools), calls_during_the_pause).0.unwrap();
         assert!(tracker.take(&pool("gold")).gap);
+    }
+
+    #[tokio::test]
+    async fn calls_that_arrive_during_a_start_are_counted_once() {
+        let mut setup = Setup::new().await;
+        setup.store.set_event_limit(4 * MIN_PAGE);
+        setup.allocate(0, None).await;
+        setup.update().await;
+        let cursors = HashMap::from([(pool("gold"), setup.tracker.cursor())]);
+        for _ in 0..MIN_PAGE {
+            setup.release(0).await;
+            setup.allocate(0, None).await;
+        }
+        let hold = Hold {
+            time: 60_000,
+            poll_timeout: 60_000,
+            max_waiting: 9,
+            max_waiting_per_merchant: 9,
+        };
+        let Setup { store, tiers, known, tracker } = &mut setup;
+        let pools = Pools { tiers, known };
+        // Runs when the start pauses after its first read, before it lists the calls.
+        let calls_during_the_pause = async {
+            for number in 1..3 {
+                let request =
+                    Allocate { hold: Some(hold), ..Allocate::new(call(number), None, 60_000) };
+                let _ = store.allocate(&request).await.unwrap();
+            }
+        };
+        tokio::join!(tracker.start(store, &pools, &cursors), calls_during_the_pause).0.unwrap();
+        setup.tracker.take(&pool("gold"));
+        // Call 2 waits, and is handed the pod of call 0.
+        setup.release(0).await;
+        setup.update().await;
+        assert_eq!(setup.tracker.calls(&pool("gold")), (2, 0));
+        assert_eq!(setup.tracker.take(&pool("gold")).arrivals, 2);
+        setup.update().await;
+        assert_eq!(setup.tracker.take(&pool("gold")).arrivals, 0);
     }
 
     #[tokio::test]
