@@ -62,21 +62,26 @@ pub fn program_path() -> &'static Path {
     &PATH
 }
 
+/// Test processes that run at the same time, at most.
+const RANGES: u16 = 9;
+/// Ports of a test process: so many that no port is given out again while the server of a test
+/// restarts on it.
+const PORTS: u16 = 2_000;
+
 /// A free port below the ephemeral range. Each test process reserves its own range of ports, so
 /// that no other test binds the port before it is used.
 pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     static RANGE: OnceLock<(TcpListener, u16)> = OnceLock::new();
     let (_, first) = RANGE.get_or_init(|| {
-        let mut ranges = (0..90).map(|number| (number + std::process::id() as u16 % 90) % 90);
         let claim = |range: u16| {
             let claimed = TcpListener::bind(("127.0.0.1", 13_000 + range)).ok()?;
-            Some((claimed, 14_000 + range * 200))
+            Some((claimed, 14_000 + range * PORTS))
         };
-        ranges.find_map(claim).expect("a range of ports is free")
+        (0..RANGES).find_map(claim).expect("a range of ports is free")
     });
     loop {
-        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 200;
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % PORTS;
         if is_free(port) {
             return port;
         }
