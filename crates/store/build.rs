@@ -80,6 +80,9 @@ fn declarations() -> String {
     for (name, value) in rules::ALL {
         writeln!(lua, "  {name} = {value},").unwrap();
     }
+    let rows =
+        rules::NORMAL_QUANTILES.map(|(tail, deviations)| format!("{{{tail}, {deviations}}}"));
+    writeln!(lua, "  NORMAL_QUANTILES = {{{}}},", rows.join(", ")).unwrap();
     lua += "}\n\nlocal FLAGS = {\n";
     for (name, access) in FUNCTIONS {
         let flags = match *access {

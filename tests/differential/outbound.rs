@@ -1,13 +1,22 @@
 //! The arithmetic of reservations gives the same bits in Rust and in Redis.
 
-use fleet::outbound::{AnswerRate, DialSums, PROBABILITY_UNIT, held};
+use fleet::{
+    outbound::{AnswerRate, DialSums, held},
+    rules::PROBABILITY_UNIT,
+};
 use testkit::{dice::Dice, redis::RedisServer};
 
-const ARITHMETIC: &str = include_str!("../../crates/store/lua/common/held.lua");
+/// The part of the library that precedes the first code of Redis: constants and arithmetic.
+fn arithmetic() -> String {
+    let library = store::Functions::default().schema_2.library;
+    let from = library.code.find("-- Declared in Rust").expect("the constants are declared");
+    let to = library.code.find("-- prelude:").expect("the prelude follows");
+    library.code[from..to].to_owned()
+}
 
 /// Runs a script after the arithmetic. Each reply is one number per line of arguments.
 fn evaluate(server: &RedisServer, script: &str, arguments: &[String]) -> Vec<u64> {
-    let script = format!("{ARITHMETIC}\nlocal out = {{}}\n{script}\nreturn out");
+    let script = format!("{}\nlocal out = {{}}\n{script}\nreturn out", arithmetic());
     let replies: Vec<String> = redis::cmd("EVAL")
         .arg(script)
         .arg(0)
@@ -20,7 +29,7 @@ fn evaluate(server: &RedisServer, script: &str, arguments: &[String]) -> Vec<u64
 #[test]
 fn redis_holds_the_same_slots_as_the_model() {
     const SCRIPT: &str = "for i = 1, #ARGV, 4 do
-        local slots = held_slots(tonumber(ARGV[i]), tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]),
+        local slots = ARITHMETIC.held_slots(tonumber(ARGV[i]), tonumber(ARGV[i + 1]), tonumber(ARGV[i + 2]),
           tonumber(ARGV[i + 3]))
         out[#out + 1] = string.format('%.17g', slots)
       end";
@@ -51,10 +60,12 @@ fn redis_holds_the_same_slots_as_the_model() {
 
 #[test]
 fn redis_learns_the_same_answer_rate_as_the_model() {
-    const SCRIPT: &str = "local dials, answers = first_answer_rate()
+    const SCRIPT: &str = "local dials, answers = ARITHMETIC.first_answer_rate()
       for i = 1, #ARGV, 2 do
-        dials, answers = record_dial_ended(dials, answers, ARGV[i] == '1', tonumber(ARGV[i + 1]))
-        for _, number in ipairs({dials, answers, answer_probability(dials, answers, tonumber(ARGV[i + 1]))}) do
+        dials, answers =
+          ARITHMETIC.record_dial_ended(dials, answers, ARGV[i] == '1', tonumber(ARGV[i + 1]))
+        local p = ARITHMETIC.answer_probability(dials, answers, tonumber(ARGV[i + 1]))
+        for _, number in ipairs({dials, answers, p}) do
           out[#out + 1] = string.format('%.17g', number)
         end
       end";

@@ -1,6 +1,8 @@
 //! The constants of the rules. The build script of the store writes them into the Redis
 //! functions, so both stores use the same values.
 
+use std::fmt::Display;
+
 use crate::Millis;
 
 macro_rules! rules {
@@ -8,7 +10,7 @@ macro_rules! rules {
         $($(#[doc = $doc])* pub const $name: $type = $value;)*
 
         /// Every constant by its name.
-        pub const ALL: &[(&str, i64)] = &[$((stringify!($name), $name as i64),)*];
+        pub const ALL: &[(&str, &dyn Display)] = &[$((stringify!($name), &$name),)*];
     };
 }
 
@@ -89,4 +91,58 @@ rules! {
     MAX_CHECKED: usize = 16;
     /// Lifetime of a queue key without a change (ms).
     QUEUE_TTL: Millis = 86_400_000;
+    /// Answer probabilities are whole multiples of 1/1024, so that sums of them are exact.
+    PROBABILITY_UNIT: u64 = 1024;
+    /// Miss targets are stored in millionths.
+    MISS_TARGET_UNIT: u32 = 1_000_000;
+    /// The smallest miss target. Below it a whole slot is held per dial.
+    MIN_MISS_TARGET: f64 = 0.000001;
+    /// The largest miss target.
+    MAX_MISS_TARGET: f64 = 0.5;
+    /// The largest miss target for the translated Poisson distribution: nearer to the mean it is no
+    /// bound.
+    MAX_TRANSLATED_TARGET: f64 = 0.05;
+    /// Variance up to which the tail is summed term by term; a normal approximation is too
+    /// optimistic there. It bounds the work: the sum stops a few standard deviations from the mode.
+    SUMMED_VARIANCE: f64 = 25.0;
+    /// Terms of a sum on either side of its mode, at most. Fewer than 100 are reached.
+    MAX_TERMS: u32 = 200;
+    /// Weight of one ended dial. Counts are whole numbers, so that both stores decay them alike.
+    DIAL_WEIGHT: u64 = 65_536;
+    /// Ended dials after which the weight of a dial has fallen to 1/e: this number, and
+    /// [`ANSWER_MEMORY_PER_DIAL`] times the outstanding dials.
+    ///
+    /// Dials without an answer ring longer and often end together, when the provider gives up. If
+    /// the memory were shorter than such a series, the rate would fall to its minimum, the dialler
+    /// would dial far too much, and those dials would form the next series.
+    ANSWER_MEMORY: u64 = 32;
+    /// See [`ANSWER_MEMORY`].
+    ANSWER_MEMORY_PER_DIAL: u64 = 2;
+    /// Answered dials that a merchant starts with: the estimate falls only as evidence arrives.
+    ANSWER_PRIOR: u64 = 8;
+    /// The smallest answer probability, in units of 1/1024: it bounds the dials per slot if a series
+    /// of dials without an answer comes to an end.
+    MIN_ANSWER_PROBABILITY: u64 = 32;
+    /// Half-width of the Wilson interval of the answer rate, in standard deviations.
+    ANSWER_DEVIATIONS: f64 = 0.25;
 }
+
+/// Quantiles of the normal distribution: the tail and the standard deviations above the mean. The
+/// quantile is convex in the tail, so interpolation between two rows never falls below it.
+pub const NORMAL_QUANTILES: [(f64, f64); 15] = [
+    (0.000001, 4.753425),
+    (0.000002, 4.611383),
+    (0.000005, 4.417174),
+    (0.00001, 4.264892),
+    (0.00005, 3.890593),
+    (0.0001, 3.719017),
+    (0.0005, 3.290528),
+    (0.001, 3.090233),
+    (0.002, 2.878163),
+    (0.005, 2.575830),
+    (0.01, 2.326349),
+    (0.02, 2.053750),
+    (0.05, 1.644855),
+    (0.2, 0.841622),
+    (0.5, 0.0),
+];

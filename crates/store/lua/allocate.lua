@@ -39,7 +39,7 @@ end
 
 -- Returns whether the limits of the queue allow another waiting call of this merchant.
 local function may_wait(request)
-  local merchant_key = request.merchant ~= '' and K.merchant .. request.merchant .. ':waiting'
+  local merchant_key = request.merchant ~= '' and waiting_key(request.merchant)
   if merchant_key and count('ZCARD', merchant_key) >= request.max_waiting_per_merchant then
     -- Calls whose records were deleted by hand are long overdue here.
     try('ZREMRANGEBYSCORE', merchant_key, '-inf', now - 60000)

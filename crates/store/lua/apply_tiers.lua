@@ -72,7 +72,7 @@ operation('apply_tiers', function(ARGV)
       local old_kind = (parse_entry(text) or {}).kind
       local new_kind = new_entries[name] and parse_entry(new_entries[name]).kind
       if old_kind ~= new_kind then
-        run('DEL', K.pool .. name .. ':available', K.pool .. name .. ':at_risk')
+        run('DEL', pool_keys_of(name).available, pool_keys_of(name).at_risk)
       end
     end
   end

@@ -2,8 +2,8 @@
 -- heartbeat of the gateway. A call that has lost its pod gets one again if the stream proves that it goes on: the same
 -- pod or another one if no stream came in time, the connected pod if the gateway was cut off or the store was empty.
 -- ARGV[2..9]: call, pod attempt, gateway, lease of the gateway (ms), stream id, lease (ms), life of the record (ms),
---   connection of the stream ('' or: pod, time since the stream was first attached (ms), pods lost in mid-call, merchant
---   or '-')
+--   connection of the stream ('' or: pod, time since the stream was first attached (ms), pods lost in mid-call,
+--   merchant or '-')
 -- Replies: {attached, now, pod, address, source pool, merchant, is the pod allocated again (1, 0), ordinal of the pod,
 --            {calls that leave the pod}}
 --          {refused, now, reason}: not_found, other_attempt, already_attached, no_pods, unknown_pod

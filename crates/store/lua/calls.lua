@@ -7,7 +7,7 @@ operation('calls', function(ARGV)
   local _, waiting, pool, merchant, pod_name, after, last, page_size = unpack(ARGV)
   local is_waiting = waiting == '1'
   page_size = tonumber(page_size)
-  local key = P .. (is_waiting and 'waiting' or pod_name ~= '' and 'pod:calls:' .. pod_name or 'calls')
+  local key = is_waiting and K.waiting or pod_name ~= '' and K.pod_calls .. pod_name or K.calls
   if merchant ~= '' and pod_name == '' then key = live_key(merchant) end
   local from = 0
   if after ~= '' then

@@ -2,8 +2,8 @@
 -- The same pod is used again only if no other is free and it is in service. It is a heartbeat of the gateway. A repeat
 -- with the same next stream id changes nothing.
 -- ARGV[2..11]: call, stream id, next stream id, gateway, lease of the gateway (ms), cause (unreachable, pod_lost,
---   displaced), maximum of pods that a call may lose in mid-call and go on, lease (ms), life of the record (ms), reason of
---   the pod's failure or ''
+--   displaced), maximum of pods that a call may lose in mid-call and go on, lease (ms), life of the record (ms), reason
+--   of the pod's failure or ''
 -- Replies: {attached, …}: as in attach.lua
 --          {refused, now, reason}: not_found, ending, and after these the call has ended: spent, no_pods
 --          {lost, now}: the store is empty   {late, now}

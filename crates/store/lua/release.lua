@@ -12,8 +12,8 @@
 --          {dialed, now}: the call was a dial without an answer; its reservation has ended
 
 -- Ends a call in the usual case: it has no stream, no other pod attempt and no line, its pod is plain and becomes idle,
--- no call waits, and the re-registration window is over. `fields` are those of the call's record. Returns the reply; nil
--- in any other case, and then whether the call was removed from its pod's index.
+-- no call waits, and the re-registration window is over. `fields` are those of the call's record. Returns the reply;
+-- nil in any other case, and then whether the call was removed from its pod's index.
 local function end_usual_call(call, cause, fields)
   local pod_name, source_pool, merchant, at, stage, request_ids, pod_attempt, _, stream, _, number = unpack(fields)
   local is_usual = request_ids and source_pool and at and (stage or '') == '' and (pod_attempt or '') == ''

@@ -5,7 +5,8 @@
 local FIRST_QUEUE = 3
 
 operation('report_waiting_dials', function(ARGV)
-  local router, key = ARGV[2], K.waiting_dials
+  local _, router = unpack(ARGV)
+  local key = K.waiting_dials
   if not has_tiers() then return {'lost', now} end
   local fields = run_index('HGETALL', key)
   for i = 1, #fields, 2 do

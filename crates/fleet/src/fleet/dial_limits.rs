@@ -7,7 +7,8 @@ use super::{Change, DialLimit, Fleet, Reserve, outbound_facts::held_slots};
 use crate::{
     Millis, merchant,
     names::{AccountName, MerchantId, PhoneNumber, Pool},
-    outbound::{AnswerRate, DialSums, PROBABILITY_UNIT},
+    outbound::{AnswerRate, DialSums},
+    rules::PROBABILITY_UNIT,
     rules::{DIAL_RETRY, MAX_COUNTED_LOADS},
 };
 

@@ -7,8 +7,8 @@ use super::{Change, Reservation, ReservationEnd, clock_shift::shift_deadlines};
 use crate::{
     Millis,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, Pool, ReservationId},
-    outbound::{AnswerRate, DialSums, PROBABILITY_UNIT, held},
-    rules::ANSWER_RATE_TTL,
+    outbound::{AnswerRate, DialSums, held},
+    rules::{ANSWER_RATE_TTL, MISS_TARGET_UNIT, PROBABILITY_UNIT},
 };
 
 /// Learned answer rates beyond which expired ones are dropped.
@@ -290,5 +290,5 @@ impl OutboundFacts {
 
 /// The slots held for dials; the miss target is in millionths.
 pub(super) fn held_slots(sums: DialSums, miss_target: u32) -> u64 {
-    held(sums, f64::from(miss_target) / 1_000_000.0)
+    held(sums, f64::from(miss_target) / f64::from(MISS_TARGET_UNIT))
 }

@@ -7,7 +7,7 @@ use super::Fleet;
 use crate::{
     Millis, merchant,
     names::{MerchantId, PhoneNumber, Pool},
-    outbound::PROBABILITY_UNIT,
+    rules::PROBABILITY_UNIT,
     rules::{MAX_WAITING_DIALS, WAITING_DIALS_TTL},
 };
 

@@ -1,41 +1,9 @@
 //! The slots that a pool holds for its outstanding dials.
 
-/// Answer probabilities are whole multiples of 1/1024, so that sums of them are exact.
-pub const PROBABILITY_UNIT: u64 = 1024;
-
-/// Variance up to which the tail is summed term by term; a normal approximation is too optimistic
-/// there. It bounds the work: the sum stops a few standard deviations from the mode.
-const SUMMED_VARIANCE: f64 = 25.0;
-
-/// Terms of a sum on either side of its mode, at most. Fewer than 100 are reached.
-const MAX_TERMS: u32 = 200;
-
-/// The smallest miss target. Below it a whole slot is held per dial.
-const MIN_TARGET: f64 = 0.000001;
-const MAX_TARGET: f64 = 0.5;
-
-/// The largest target for the translated Poisson distribution: nearer to the mean it is no bound.
-const MAX_TRANSLATED_TARGET: f64 = 0.05;
-
-/// Quantiles of the normal distribution: the tail and the standard deviations above the mean. The
-/// quantile is convex in the tail, so interpolation between two rows never falls below it.
-const NORMAL_QUANTILES: [(f64, f64); 15] = [
-    (0.000001, 4.753425),
-    (0.000002, 4.611383),
-    (0.000005, 4.417174),
-    (0.00001, 4.264892),
-    (0.00005, 3.890593),
-    (0.0001, 3.719017),
-    (0.0005, 3.290528),
-    (0.001, 3.090233),
-    (0.002, 2.878163),
-    (0.005, 2.575830),
-    (0.01, 2.326349),
-    (0.02, 2.053750),
-    (0.05, 1.644855),
-    (0.2, 0.841622),
-    (0.5, 0.0),
-];
+use crate::rules::{
+    MAX_MISS_TARGET, MAX_TERMS, MAX_TRANSLATED_TARGET, MIN_MISS_TARGET, NORMAL_QUANTILES,
+    PROBABILITY_UNIT, SUMMED_VARIANCE,
+};
 
 /// Sums over the outstanding dials of a pool.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -72,13 +40,13 @@ impl DialSums {
 /// - the translated Poisson distribution of the same mean and variance (close if the
 ///   probabilities differ much).
 pub fn held(sums: DialSums, target: f64) -> u64 {
-    if target < MIN_TARGET {
+    if target < MIN_MISS_TARGET {
         return sums.dials;
     }
     if sums.variance == 0 {
         return sums.probability / PROBABILITY_UNIT;
     }
-    let target = target.min(MAX_TARGET);
+    let target = target.min(MAX_MISS_TARGET);
     let unit = PROBABILITY_UNIT as f64;
     let dials = sums.dials as f64;
     let mean = sums.probability as f64 / unit;

@@ -10,5 +10,5 @@ mod tests;
 
 pub use self::{
     answer_rate::AnswerRate,
-    held::{DialSums, PROBABILITY_UNIT, held},
+    held::{DialSums, held},
 };

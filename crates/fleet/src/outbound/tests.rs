@@ -1,6 +1,7 @@
 //! The arithmetic against exact distributions.
 
-use super::{AnswerRate, DialSums, PROBABILITY_UNIT, held};
+use super::{AnswerRate, DialSums, held};
+use crate::rules::PROBABILITY_UNIT;
 use crate::testing::dice::Dice;
 
 /// Returns P(answers > k) of independent dials, for k = 0, 1, …: the exact convolution.

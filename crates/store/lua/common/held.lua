@@ -1,15 +1,7 @@
 -- held: the slots that a pool holds for its outstanding dials, and learned answer rates. `fleet::outbound` computes the
 -- same numbers: integers, and operations on doubles that both languages round alike, in the same order.
 
-local PROBABILITY_UNIT, SUMMED_VARIANCE, MAX_TERMS = 1024, 25, 200
-local MIN_TARGET, MAX_TARGET, MAX_TRANSLATED_TARGET = 0.000001, 0.5, 0.05
-
--- Quantiles of the normal distribution: tail, standard deviations above the mean.
-local NORMAL_QUANTILES = {
-  {0.000001, 4.753425}, {0.000002, 4.611383}, {0.000005, 4.417174}, {0.00001, 4.264892}, {0.00005, 3.890593},
-  {0.0001, 3.719017}, {0.0005, 3.290528}, {0.001, 3.090233}, {0.002, 2.878163}, {0.005, 2.575830},
-  {0.01, 2.326349}, {0.02, 2.053750}, {0.05, 1.644855}, {0.2, 0.841622}, {0.5, 0.0},
-}
+local PROBABILITY_UNIT, SUMMED_VARIANCE, MAX_TERMS = RULES.PROBABILITY_UNIT, RULES.SUMMED_VARIANCE, RULES.MAX_TERMS
 
 -- Returns the smallest k with P(X > k) <= target, where P(j + 1) / P(j) = (a - b * j) / (j + 1). With b = 0 that is the
 -- Poisson distribution of mean a, otherwise a binomial one.
@@ -45,8 +37,8 @@ end
 -- The same from the normal distribution, with the corrections for skewness and for whole numbers.
 local function normal_bound(mean, variance, skewness, target)
   local row = 2
-  while NORMAL_QUANTILES[row][1] < target do row = row + 1 end
-  local low, high = NORMAL_QUANTILES[row - 1], NORMAL_QUANTILES[row]
+  while RULES.NORMAL_QUANTILES[row][1] < target do row = row + 1 end
+  local low, high = RULES.NORMAL_QUANTILES[row - 1], RULES.NORMAL_QUANTILES[row]
   local z = low[2] + (target - low[1]) * (high[2] - low[2]) / (high[1] - low[1])
   local slots = mean + z * math.sqrt(variance) + (z * z - 1) * skewness / 6 - 0.5
   return -math.floor(-slots)
@@ -56,9 +48,9 @@ end
 -- `target`. The sums are those of the outstanding dials: their number, p in units of 1/1024, and p (1 - p) in units of
 -- 1/1024^2.
 local function held_slots(dials, probability, variance, target)
-  if target < MIN_TARGET then return dials end
+  if target < RULES.MIN_MISS_TARGET then return dials end
   if variance == 0 then return math.floor(probability / PROBABILITY_UNIT) end
-  target = math.min(target, MAX_TARGET)
+  target = math.min(target, RULES.MAX_MISS_TARGET)
   local mean = probability / PROBABILITY_UNIT
   variance = variance / (PROBABILITY_UNIT * PROBABILITY_UNIT)
 
@@ -72,7 +64,7 @@ local function held_slots(dials, probability, variance, target)
     local odds = p / q
     slots = summed_bound(math.floor((dials + 1) * p), dials * odds, odds, target)
   end
-  if variance < equal_variance and target <= MAX_TRANSLATED_TARGET then
+  if variance < equal_variance and target <= RULES.MAX_TRANSLATED_TARGET then
     local bound
     if variance > SUMMED_VARIANCE then
       bound = normal_bound(mean, variance, 1, target)
@@ -86,28 +78,28 @@ local function held_slots(dials, probability, variance, target)
   return math.min(slots, dials)
 end
 
-local DIAL, PRIOR, MIN_PROBABILITY = 65536, 8, 32
-local MEMORY, MEMORY_PER_OUTSTANDING = 32, 2
+local DIAL_WEIGHT = RULES.DIAL_WEIGHT
 
 -- Returns the counts of a merchant without ended dials: dials and answers, in units of 1/65,536.
 local function first_answer_rate()
-  return PRIOR * DIAL, PRIOR * DIAL
+  return RULES.ANSWER_PRIOR * DIAL_WEIGHT, RULES.ANSWER_PRIOR * DIAL_WEIGHT
 end
 
 -- Records that a dial ended; its pool still has `outstanding` dials. Returns the counts after it.
 local function record_dial_ended(dials, answers, answered, outstanding)
-  local memory = MEMORY + MEMORY_PER_OUTSTANDING * outstanding
-  dials = dials - math.floor(dials / memory) + DIAL
-  answers = answers - math.floor(answers / memory) + (answered and DIAL or 0)
+  local memory = RULES.ANSWER_MEMORY + RULES.ANSWER_MEMORY_PER_DIAL * outstanding
+  dials = dials - math.floor(dials / memory) + DIAL_WEIGHT
+  answers = answers - math.floor(answers / memory) + (answered and DIAL_WEIGHT or 0)
   return dials, math.min(answers, dials)
 end
 
 -- Returns the answer probability to plan with, in units of 1/1024: the upper end of the Wilson interval. Of the
 -- `outstanding` dials of the pool, those beyond the number of ended ones count as answered.
 local function answer_probability(dials, answers, outstanding)
-  local unproven = math.max(0, outstanding * DIAL - dials)
-  dials, answers = (dials + unproven) / DIAL, (answers + unproven) / DIAL
-  local spread = 0.25 * math.sqrt(answers * (dials - answers) / dials + 0.015625)
-  local upper = (answers + 0.03125 + spread) / (dials + 0.0625)
-  return math.max(MIN_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))
+  local unproven = math.max(0, outstanding * DIAL_WEIGHT - dials)
+  dials, answers = (dials + unproven) / DIAL_WEIGHT, (answers + unproven) / DIAL_WEIGHT
+  local z, square = RULES.ANSWER_DEVIATIONS, RULES.ANSWER_DEVIATIONS * RULES.ANSWER_DEVIATIONS
+  local spread = z * math.sqrt(answers * (dials - answers) / dials + square / 4)
+  local upper = (answers + square / 2 + spread) / (dials + square)
+  return math.max(RULES.MIN_ANSWER_PROBABILITY, math.min(-math.floor(-upper * PROBABILITY_UNIT), PROBABILITY_UNIT))
 end

@@ -224,6 +224,11 @@ local function live_key(merchant)
   return K.merchant .. merchant .. ':calls'
 end
 
+-- Returns the key of a merchant's waiting calls by the deadline of their next request.
+local function waiting_key(merchant)
+  return K.merchant .. merchant .. ':waiting'
+end
+
 -- Returns the key of a merchant's outstanding reservations by deadline, which its limits count too. A call may have the
 -- name of a reservation, so that one index cannot hold both.
 local function dials_key(merchant)

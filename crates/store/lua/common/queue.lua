@@ -7,7 +7,7 @@ local function remove_from_queues(call, merchant, tiers, except_tier)
   for tier in string.gmatch(tiers, '%S+') do
     if tier ~= except_tier then run_index('ZREM', pool_keys_of(tier).queue, call) end
   end
-  if merchant ~= '' then run_index('ZREM', K.merchant .. merchant .. ':waiting', call) end
+  if merchant ~= '' then run_index('ZREM', waiting_key(merchant), call) end
 end
 
 -- Inserts a call into the queues of its pools; the score is its turn.
@@ -19,8 +19,8 @@ local function insert_into_queues(call, merchant, tiers, score, poll_by)
     run('PEXPIRE', pool_keys_of(tier).queue, RULES.QUEUE_TTL)
   end
   if merchant ~= '' then
-    run_index('ZADD', K.merchant .. merchant .. ':waiting', poll_by, call)
-    run('PEXPIRE', K.merchant .. merchant .. ':waiting', RULES.QUEUE_TTL)
+    run_index('ZADD', waiting_key(merchant), poll_by, call)
+    run('PEXPIRE', waiting_key(merchant), RULES.QUEUE_TTL)
     run_index('ZADD', live_key(merchant), poll_by, call)
   end
   run('HSET', K.tiers, ':waiting', '1')
@@ -86,7 +86,7 @@ local function set_poll_by(call, entry, poll_by)
     run('HSET', K.tiers, ':waiting', '1')
   end
   if entry.merchant ~= '' then
-    run_index('ZADD', K.merchant .. entry.merchant .. ':waiting', poll_by, call)
+    run_index('ZADD', waiting_key(entry.merchant), poll_by, call)
     run_index('ZADD', live_key(entry.merchant), poll_by, call)
   end
   return missing > 0

@@ -64,12 +64,12 @@ end
 -- Adds `number` dials of a probability to the sums of a pool, or removes them if it is negative.
 function outbound.add(dials, number, probability)
   return {dials = dials.dials + number, probability = dials.probability + number * probability,
-    variance = dials.variance + number * probability * (1024 - probability)}
+    variance = dials.variance + number * probability * (RULES.PROBABILITY_UNIT - probability)}
 end
 
 -- Returns the slots held for dials; the target is in millionths.
 function outbound.held(dials, target)
-  return ARITHMETIC.held_slots(dials.dials, dials.probability, dials.variance, target / 1000000)
+  return ARITHMETIC.held_slots(dials.dials, dials.probability, dials.variance, target / RULES.MISS_TARGET_UNIT)
 end
 
 -- Writes the dials of a pool, with the slots held for them.

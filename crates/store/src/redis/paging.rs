@@ -1,10 +1,9 @@
 //! Operations that run a Redis function several times, page by page.
 
-use super::keys;
 use std::collections::BTreeMap;
 
 use super::{
-    Redis,
+    Redis, keys,
     operations::{STATUS_COLUMNS, flag},
     reply::{call_row, millis, parse, pod_row},
     retry::Deadline,
@@ -138,7 +137,7 @@ impl Redis {
     /// moved with the clock would include extended calls again.
     pub(super) async fn extend_all_pending(&self, time: Millis) -> Result<(), StoreError> {
         let time = time.to_string();
-        for index in ["calls", "waiting"] {
+        for index in [keys::CALLS, keys::WAITING] {
             let (mut bound, mut deadline, mut call) = (String::new(), String::new(), String::new());
             loop {
                 let args = [index, &bound, &time, PENDING_BATCH, &deadline, &call];

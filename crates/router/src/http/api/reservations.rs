@@ -27,8 +27,8 @@ use fleet::{
     DialRefused, Millis, ReservationNotFound, ReservationQuery, ReservationStatus, Reserve,
     Reserved,
     names::{AccountName, CallSid, MerchantId, PhoneNumber, ReservationId},
-    outbound::PROBABILITY_UNIT,
     rules::MAX_RESERVATIONS,
+    rules::PROBABILITY_UNIT,
 };
 use telephony::Provider;
 

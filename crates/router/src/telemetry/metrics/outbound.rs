@@ -18,7 +18,7 @@ use prometheus_client::{
     registry::Registry,
 };
 
-use fleet::{DialLimit, HeldDials, outbound::PROBABILITY_UNIT};
+use fleet::{DialLimit, HeldDials, rules::PROBABILITY_UNIT};
 use store::Outbound;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
