@@ -1,8 +1,10 @@
 #!/usr/bin/env bash
 # Installs missing packages and runs tests. Needs Debian and the Rust toolchain.
 #
-#   ./test.sh             formatting, lints, unit tests, end-to-end tests with a real Redis
-#   ./test.sh --full      adds browser, SDKs, example agents, schemathesis, nginx, promtool, chart,
+#   ./test.sh             formatting, lints, unit tests, memory allocations per request,
+#                         end-to-end tests with a real Redis
+#   ./test.sh --full      adds the comparison of the stores, the model and outbound campaigns,
+#                         browser, SDKs, example agents, schemathesis, nginx, promtool, chart,
 #                         image, fault injection under load (every cell once), 200 killed agents
 #                         and growth; CI runs this
 #   ./test.sh --nightly   adds tests of the tests: mutated Redis functions, broken builds,
@@ -78,7 +80,8 @@ router() { step cargo test --locked --package smart-router "$@"; }
 
 if [ $run = one ]; then
   step cargo test --locked --workspace --lib -- "$name"
-  router --test e2e --test external --test differential --test model --test campaign -- "$name"
+  router --test e2e --test external --test differential --test model --test campaign \
+    --test allocations --test growth -- "$name"
   exit
 fi
 
@@ -87,11 +90,11 @@ step cargo clippy --workspace --all-targets --locked -- -D warnings
 step cargo test --locked --workspace --lib
 router --test allocations
 router --test e2e -- --test-threads=$threads
-router --test differential -- --skip mutations
-router --test model -- --skip sabotage
-router --test campaign
 
 if at_least full; then
+  router --test differential -- --skip mutations
+  router --test model -- --skip sabotage
+  router --test campaign
   step cargo clippy --manifest-path fuzz/Cargo.toml --target-dir target --locked -- -D warnings
   step cargo deny --log-level error check bans licenses sources
   router --test external
