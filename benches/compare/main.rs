@@ -32,6 +32,8 @@ enum System {
     Calm,
     /// The router during upkeep: it reconciles and audits all the time.
     Upkeep,
+    /// The router without upkeep while another replica starts on the same Redis.
+    Start,
     Embedded,
     Baseline(BaselineKind),
 }
@@ -43,6 +45,7 @@ impl System {
             Self::Gateway => "gateway",
             Self::Calm => "calm",
             Self::Upkeep => "upkeep",
+            Self::Start => "start",
             Self::Embedded => "embedded",
             Self::Baseline(BaselineKind::Pool) => "pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands",
@@ -56,6 +59,7 @@ impl System {
             Self::Gateway => "router with media gateway",
             Self::Calm => "router, calm",
             Self::Upkeep => "router, during upkeep",
+            Self::Start => "router, while a replica starts",
             Self::Embedded => "router, embedded",
             Self::Baseline(BaselineKind::Pool) => "many commands, pool of 10",
             Self::Baseline(BaselineKind::Mux) => "many commands, one connection",
@@ -164,7 +168,7 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             command.args(["serve", &kind, &port.to_string(), &url, &case.chain()]);
             command
         }
-        System::Router | System::Gateway | System::Calm | System::Upkeep | System::Embedded => {
+        _ => {
             let mut command = Command::new(env!("CARGO_BIN_EXE_smart-router"));
             let port = port.to_string();
             command
@@ -181,8 +185,8 @@ fn start(case: &Case, system: System, redis: u16) -> (Process, u16) {
             if !matches!(system, System::Gateway | System::Embedded) {
                 command.env("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
             }
-            if let System::Calm | System::Upkeep = system {
-                let interval = if system == System::Calm { "1h" } else { "1s" };
+            if let System::Calm | System::Upkeep | System::Start = system {
+                let interval = if system == System::Upkeep { "1s" } else { "1h" };
                 command.env("RECONCILE_INTERVAL", interval).env("CLEANUP_INTERVAL", interval);
             }
             command
@@ -214,6 +218,8 @@ struct RunningSystem {
     process: Process,
     port: u16,
     redis: Process,
+    /// Where the system connects to Redis.
+    endpoint: u16,
 }
 
 impl RunningSystem {
@@ -237,10 +243,10 @@ impl RunningSystem {
         // The first audit has to be over: it may take its whole interval.
         match system {
             System::Upkeep => {}
-            System::Calm => std::thread::sleep(FIRST_AUDIT),
+            System::Calm | System::Start => std::thread::sleep(FIRST_AUDIT),
             _ => redis.wait_until_idle(),
         }
-        Self { case, system, process, port, redis }
+        Self { case, system, process, port, redis, endpoint }
     }
 
     fn set_running(&self, is_running: bool) {
@@ -383,12 +389,15 @@ async fn compare(is_quick: bool, write: bool) {
         all.extend(measure_in_turns(case, &systems, turns, seconds).await);
     }
     let upkeep_seconds = if is_quick { 6.0 } else { 20.0 };
-    for system in [System::Calm, System::Upkeep] {
+    for system in [System::Calm, System::Upkeep, System::Start] {
         // Not in turns: upkeep cannot be stopped without an outage.
         let running = RunningSystem::start(upkeep_case, system).await;
         running.load(0.5).await;
+        let replica =
+            (system == System::Start).then(|| start(&upkeep_case, ROUTER, running.endpoint));
         all.push(running.measure(upkeep_seconds).await);
         print_row(all.last().expect("measured"));
+        drop(replica);
     }
     if write {
         write_results(&machine, &all);

@@ -66,19 +66,27 @@ pub(crate) fn redis_cost(all: &[Measurement]) -> String {
     )
 }
 
-/// The throughput and the p99 of an allocate during upkeep of 50,000 pods, compared with the same
-/// router without upkeep.
+/// The throughput and the p99 of an allocate during upkeep of 50,000 pods, and while a replica with
+/// them starts, compared with the same router without upkeep.
 pub(crate) fn upkeep(all: &[Measurement]) -> String {
     let report = |system| &find(all, "upkeep50k", system).report;
-    let (calm, busy) = (report(System::Calm), report(System::Upkeep));
+    let calm = report(System::Calm);
+    let compared = |system| {
+        let busy = report(system);
+        format!(
+            "{:.0} requests/s ({:.2}x), p99 {:.2} ms ({:.2}x)",
+            busy.requests_per_second,
+            busy.requests_per_second / calm.requests_per_second,
+            busy.allocate.p99,
+            busy.allocate.p99 / calm.allocate.p99
+        )
+    };
     format!(
-        "upkeep of 50,000 pods: {:.0} requests/s of {:.0} without: {:.2}x; p99 {:.2} ms of {:.2} ms: {:.2}x",
-        busy.requests_per_second,
+        "50,000 pods: calm {:.0} requests/s, p99 {:.2} ms; during upkeep {}; while a replica starts {}",
         calm.requests_per_second,
-        busy.requests_per_second / calm.requests_per_second,
-        busy.allocate.p99,
         calm.allocate.p99,
-        busy.allocate.p99 / calm.allocate.p99
+        compared(System::Upkeep),
+        compared(System::Start)
     )
 }
 
