@@ -14,7 +14,7 @@ command -v cargo-mutants >/dev/null ||
 export PROPTEST_CASES=${PROPTEST_CASES:-20} PROPTEST_RNG_SEED=7 PROPTEST_MAX_SHRINK_ITERS=0
 export CARGO_PROFILE_DEV_DEBUG=false
 code=0
-cargo mutants --package fleet --output $mutants --jobs 2 --timeout 30 --colors never \
+cargo mutants --package fleet --output $mutants --jobs 2 --timeout 120 --colors never \
   --exclude 'crates/fleet/src/testing/*' --cargo-arg=--lib "$@" || code=$?
 # 2: mutants were missed; 3: mutants timed out. Any other code is a failure of the run.
 case $code in 0 | 2 | 3) ;; *) exit $code ;; esac

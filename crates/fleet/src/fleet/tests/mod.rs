@@ -3,6 +3,7 @@
 mod at_risk;
 mod calls;
 mod clock_shift;
+mod events;
 mod failover;
 mod gateways;
 mod health;
