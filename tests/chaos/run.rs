@@ -143,43 +143,7 @@ fn run_cell(
         // The baseline fails with any concurrent request; this cell's fault must detect it.
         (workload.concurrent, workload.repeats) = (0, 0);
     }
-    let mut healed_at = Instant::now();
-    thread::scope(|scope| {
-        let deployment = &deployment;
-        for number in 0..workload.clients {
-            let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
-            let mut caller =
-                Caller { deployment, workload, dice, is_baseline, may_be_allocated: false };
-            scope.spawn(move || caller.run());
-        }
-        if workload.drains && !is_baseline {
-            scope.spawn(move || operators::drain_pods(deployment, Dice(seed ^ 0xD12A)));
-        }
-        if workload.churn && !is_baseline {
-            scope.spawn(move || operators::churn(deployment, Dice(seed ^ 0xC4u64)));
-        }
-        for number in 0..workload.diallers {
-            let dice = Dice(seed.wrapping_mul(7_919).wrapping_add(number as u64));
-            scope.spawn(move || diallers::dial(deployment, dice));
-        }
-        scope.spawn(move || operators::record_replacements(deployment));
-        let context = FaultContext {
-            deployment,
-            dice: RefCell::new(Dice(seed ^ 0xFA17)),
-            is_broken: broken.is_some(),
-            is_only_fault: faults.len() == 1,
-        };
-        // A fault that panics must not leave the callers running.
-        let done =
-            catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&context))));
-        deployment.heal();
-        healed_at = Instant::now();
-        thread::sleep(Duration::from_millis(150));
-        deployment.is_finished.store(true, Ordering::Relaxed);
-        if let Err(panic) = done {
-            std::panic::resume_unwind(panic);
-        }
-    });
+    let healed_at = run_workload(&deployment, workload, seed, broken, faults);
     let mut violations = final_check::run(&deployment, healed_at, cell.recovery_time, is_baseline);
     if deployment.store().failovers() > 1 {
         return Err("Sentinels failed over again without a fault".into());
@@ -210,4 +174,51 @@ fn run_cell(
         std::fs::write(path, text).map_err(|error| error.to_string())?;
     }
     Ok((violations, events))
+}
+
+/// Runs the callers during the faults. Returns when the deployment was healed.
+fn run_workload(
+    deployment: &Deployment,
+    workload: Workload,
+    seed: u64,
+    broken: Option<Broken>,
+    faults: &[fn(&FaultContext)],
+) -> Instant {
+    let is_baseline = broken.is_some_and(Broken::is_baseline);
+    thread::scope(|scope| {
+        for number in 0..workload.clients {
+            let dice = Dice(seed.wrapping_mul(1_000_003).wrapping_add(number as u64));
+            let mut caller =
+                Caller { deployment, workload, dice, is_baseline, may_be_allocated: false };
+            scope.spawn(move || caller.run());
+        }
+        if workload.drains && !is_baseline {
+            scope.spawn(move || operators::drain_pods(deployment, Dice(seed ^ 0xD12A)));
+        }
+        if workload.churn && !is_baseline {
+            scope.spawn(move || operators::churn(deployment, Dice(seed ^ 0xC4u64)));
+        }
+        for number in 0..workload.diallers {
+            let dice = Dice(seed.wrapping_mul(7_919).wrapping_add(number as u64));
+            scope.spawn(move || diallers::dial(deployment, dice));
+        }
+        scope.spawn(move || operators::record_replacements(deployment));
+        let context = FaultContext {
+            deployment,
+            dice: RefCell::new(Dice(seed ^ 0xFA17)),
+            is_broken: broken.is_some(),
+            is_only_fault: faults.len() == 1,
+        };
+        // A fault that panics must not leave the callers running.
+        let done =
+            catch_unwind(AssertUnwindSafe(|| faults.iter().for_each(|fault| fault(&context))));
+        deployment.heal();
+        let healed_at = Instant::now();
+        thread::sleep(Duration::from_millis(150));
+        deployment.is_finished.store(true, Ordering::Relaxed);
+        if let Err(panic) = done {
+            std::panic::resume_unwind(panic);
+        }
+        healed_at
+    })
 }

@@ -10,6 +10,7 @@ mod dials;
 mod failover_mutations;
 mod keys;
 mod mutations;
+mod operations;
 mod outbound;
 mod scaling_mutations;
 mod schema;

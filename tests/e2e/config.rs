@@ -68,82 +68,77 @@ fn a_flag_sets_the_same_value_as_its_variable() {
     );
 }
 
+/// Settings, and the error that they cause.
+const INVALID: [(&[(&str, &str)], &str); 34] = [
+    (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
+    (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
+    (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
+    (&[("LEASE_TTL", "15")], "LEASE_TTL=15: expected a duration"),
+    (&[("LEASE_TTL", "0s")], "LEASE_TTL=0s: expected"),
+    (&[("CLEANUP_INTERVAL", "-1s")], "CLEANUP_INTERVAL=-1s: expected"),
+    (&[("LOG_LEVEL", "loud")], "LOG_LEVEL=loud: expected"),
+    (&[("LOG_FORMAT", "xml")], "LOG_FORMAT=xml: expected json or console"),
+    (
+        &[("REDIS_URL", "http://secret@host")],
+        "REDIS_URL=(hidden): expected a URL that begins with redis://",
+    ),
+    (
+        &[("VOICE_AGENT_BASE_URL", "http://a")],
+        "VOICE_AGENT_BASE_URL=http://a: expected a URL that begins with ws://",
+    ),
+    (&[("PUBLIC_URL", "router.example.com")], "PUBLIC_URL=router.example.com: expected"),
+    (&[("WS_PATH_TEMPLATE", "/a?b")], "WS_PATH_TEMPLATE=/a?b: expected a path"),
+    (&[("MEDIA_URL", "https://a")], "MEDIA_URL=https://a: expected a URL that begins with ws://"),
+    (
+        &[("MEDIA_URL", "wss://a"), WITHOUT_GATEWAY],
+        "MEDIA_URL=wss://a: expected either MEDIA_URL or VOICE_AGENT_BASE_URL, not both",
+    ),
+    (&[("MEDIA_LEASE", "2s")], "MEDIA_LEASE=2s: expected at least 3s"),
+    (&[("LEASE_TTL", "999ms")], "LEASE_TTL=999ms: expected at least 1s"),
+    (
+        &[("MEDIA_MAX_FRAME", "1")],
+        "MEDIA_MAX_FRAME=1: expected a whole number from 1024 to 268435456",
+    ),
+    (&[("MAX_CONNECTIONS", "0")], "MAX_CONNECTIONS=0: expected a whole number of at least 1"),
+    (&[("MAX_STREAMS", "0")], "MAX_STREAMS=0: expected a whole number of at least 1"),
+    (&[("MEDIA_DRAIN_TIME", "0s")], "MEDIA_DRAIN_TIME=0s: expected off, or a duration"),
+    (&[("AGENT_CA_FILE", "a.pem")], "AGENT_CA_FILE=a.pem: expected AGENT_TLS=on"),
+    (&[("PODS", "a")], "PODS=a: expected name=host:port"),
+    (&[("PODS", "metadata=h")], "PODS=metadata=h: expected"),
+    (&[("PODS_FILE", "/nowhere")], "PODS_FILE=/nowhere: expected"),
+    (&[("TIER_CONFIG", "{")], "TIER_CONFIG={: expected"),
+    (
+        &[("TIER_CONFIG", r#"{"gold": -1}"#)],
+        r#"TIER_CONFIG={"gold": -1}: expected a tier document; tier "gold": target -1"#,
+    ),
+    (
+        &[("TIER_CONFIG", r#"{"b": {"type": "shared", "max_concurrent": 0}}"#)],
+        "max_concurrent 0: expected at least 1",
+    ),
+    (
+        &[("LEADER_ELECTION_RENEW_DEADLINE", "15s")],
+        "LEADER_ELECTION_RENEW_DEADLINE=15s: expected less than LEADER_ELECTION_DURATION",
+    ),
+    (
+        &[("LEADER_ELECTION_RETRY_PERIOD", "10s")],
+        "LEADER_ELECTION_RETRY_PERIOD=10s: expected less than",
+    ),
+    (
+        &[("LEADER_ELECTION_ENABLED", "perhaps")],
+        "LEADER_ELECTION_ENABLED=perhaps: expected true or false",
+    ),
+    (
+        &[("REDIS_URL", "redis://:pass@h"), ("DATA_DIR", "x")],
+        "REDIS_URL=redis://***@h: expected either",
+    ),
+    (&[("KEY_PREFIX", "a b")], "KEY_PREFIX=a b: expected"),
+    (&[("PODS", "a=h"), ("PODS_FILE", "x")], "PODS=a=h: expected either PODS or PODS_FILE"),
+    (&[("VOICE_AGENT_BASE_URL", "wss://u:secret@h")], "VOICE_AGENT_BASE_URL=wss://***@h: expected"),
+];
+
 #[test]
 fn an_invalid_value_fails_the_start_with_one_line() {
-    let pods = ("PODS", "a=h");
-    let cases: [(&[(&str, &str)], &str); 34] = [
-        (&[("HTTP_PORT", "80a")], "HTTP_PORT=80a: expected a port"),
-        (&[("METRICS_PORT", "70000")], "METRICS_PORT=70000: expected a port"),
-        (&[("HTTP_BIND", "nowhere")], "HTTP_BIND=nowhere: expected an IP address"),
-        (&[("LEASE_TTL", "15")], "LEASE_TTL=15: expected a duration"),
-        (&[("LEASE_TTL", "0s")], "LEASE_TTL=0s: expected"),
-        (&[("CLEANUP_INTERVAL", "-1s")], "CLEANUP_INTERVAL=-1s: expected"),
-        (&[("LOG_LEVEL", "loud")], "LOG_LEVEL=loud: expected"),
-        (&[("LOG_FORMAT", "xml")], "LOG_FORMAT=xml: expected json or console"),
-        (
-            &[("REDIS_URL", "http://secret@host")],
-            "REDIS_URL=(hidden): expected a URL that begins with redis://",
-        ),
-        (
-            &[("VOICE_AGENT_BASE_URL", "http://a")],
-            "VOICE_AGENT_BASE_URL=http://a: expected a URL that begins with ws://",
-        ),
-        (&[("PUBLIC_URL", "router.example.com")], "PUBLIC_URL=router.example.com: expected"),
-        (&[("WS_PATH_TEMPLATE", "/a?b")], "WS_PATH_TEMPLATE=/a?b: expected a path"),
-        (
-            &[("MEDIA_URL", "https://a")],
-            "MEDIA_URL=https://a: expected a URL that begins with ws://",
-        ),
-        (
-            &[("MEDIA_URL", "wss://a"), WITHOUT_GATEWAY],
-            "MEDIA_URL=wss://a: expected either MEDIA_URL or VOICE_AGENT_BASE_URL, not both",
-        ),
-        (&[("MEDIA_LEASE", "2s")], "MEDIA_LEASE=2s: expected at least 3s"),
-        (&[("LEASE_TTL", "999ms")], "LEASE_TTL=999ms: expected at least 1s"),
-        (
-            &[("MEDIA_MAX_FRAME", "1")],
-            "MEDIA_MAX_FRAME=1: expected a whole number from 1024 to 268435456",
-        ),
-        (&[("MAX_CONNECTIONS", "0")], "MAX_CONNECTIONS=0: expected a whole number of at least 1"),
-        (&[("MAX_STREAMS", "0")], "MAX_STREAMS=0: expected a whole number of at least 1"),
-        (&[("MEDIA_DRAIN_TIME", "0s")], "MEDIA_DRAIN_TIME=0s: expected off, or a duration"),
-        (&[("AGENT_CA_FILE", "a.pem")], "AGENT_CA_FILE=a.pem: expected AGENT_TLS=on"),
-        (&[("PODS", "a")], "PODS=a: expected name=host:port"),
-        (&[("PODS", "metadata=h")], "PODS=metadata=h: expected"),
-        (&[("PODS_FILE", "/nowhere")], "PODS_FILE=/nowhere: expected"),
-        (&[("TIER_CONFIG", "{")], "TIER_CONFIG={: expected"),
-        (
-            &[("TIER_CONFIG", r#"{"gold": -1}"#)],
-            r#"TIER_CONFIG={"gold": -1}: expected a tier document; tier "gold": target -1"#,
-        ),
-        (
-            &[("TIER_CONFIG", r#"{"b": {"type": "shared", "max_concurrent": 0}}"#)],
-            "max_concurrent 0: expected at least 1",
-        ),
-        (
-            &[("LEADER_ELECTION_RENEW_DEADLINE", "15s")],
-            "LEADER_ELECTION_RENEW_DEADLINE=15s: expected less than LEADER_ELECTION_DURATION",
-        ),
-        (
-            &[("LEADER_ELECTION_RETRY_PERIOD", "10s")],
-            "LEADER_ELECTION_RETRY_PERIOD=10s: expected less than",
-        ),
-        (
-            &[("LEADER_ELECTION_ENABLED", "perhaps")],
-            "LEADER_ELECTION_ENABLED=perhaps: expected true or false",
-        ),
-        (
-            &[("REDIS_URL", "redis://:pass@h"), ("DATA_DIR", "x")],
-            "REDIS_URL=redis://***@h: expected either",
-        ),
-        (&[("KEY_PREFIX", "a b")], "KEY_PREFIX=a b: expected"),
-        (&[pods, ("PODS_FILE", "x")], "PODS=a=h: expected either PODS or PODS_FILE"),
-        (
-            &[("VOICE_AGENT_BASE_URL", "wss://u:secret@h")],
-            "VOICE_AGENT_BASE_URL=wss://***@h: expected",
-        ),
-    ];
-    for (settings, expected) in cases {
+    for (settings, expected) in INVALID {
         for command in ["check-config", "serve"] {
             let output = program(settings).arg(command).output().unwrap();
             let printed = text(output.stderr);

@@ -166,16 +166,7 @@ pub(super) fn apply(
 ) -> Result<State, String> {
     let mut next = state.clone();
     match action {
-        Action::Allocate { allocation } => {
-            let (sound, leaving, call) = (next.known, next.leaving(), CALL_OF[allocation as usize]);
-            next.calls[call as usize].is_settled = false;
-            let it = &mut next.allocations[allocation as usize];
-            (it.stage, it.sound, it.leaving) = (Stage::Pending { try_number: 1 }, sound, leaving);
-            next.send(
-                Sender::Allocation { allocation, try_number: 1 },
-                Op::Allocate { call, allocation },
-            );
-        }
+        Action::Allocate { allocation } => allocate(&mut next, allocation),
         Action::Deliver { request, preferred } => deliver(&mut next, request, preferred, stores)?,
         Action::LoseReply { request, preferred } => {
             next.left.faults -= 1;
@@ -200,15 +191,7 @@ pub(super) fn apply(
             next.left.duplicates -= 1;
             next.send(request.from, request.op);
         }
-        Action::Release { call } => {
-            let pod = next.held(call as usize).next();
-            let is_pending =
-                |it: usize| matches!(next.allocations[it].stage, Stage::Pending { .. });
-            let has_pending = allocations_of(call).any(is_pending);
-            let it = &mut next.calls[call as usize];
-            (it.released, it.is_settled) = (Released::Sent, !has_pending);
-            next.send(Sender::Client { call }, Op::Release { call, pod, compensates: None });
-        }
+        Action::Release { call } => release(&mut next, call),
         Action::EndLease { call } => {
             next.calls[call as usize].has_lease = false;
             next.left.leases -= 1;
@@ -238,6 +221,26 @@ pub(super) fn apply(
     }
     next.simplify();
     Ok(next)
+}
+
+/// A router starts an allocation.
+fn allocate(state: &mut State, allocation: u8) {
+    let (sound, leaving, call) = (state.known, state.leaving(), CALL_OF[allocation as usize]);
+    state.calls[call as usize].is_settled = false;
+    let it = &mut state.allocations[allocation as usize];
+    (it.stage, it.sound, it.leaving) = (Stage::Pending { try_number: 1 }, sound, leaving);
+    let sender = Sender::Allocation { allocation, try_number: 1 };
+    state.send(sender, Op::Allocate { call, allocation });
+}
+
+/// A client releases its call.
+fn release(state: &mut State, call: u8) {
+    let pod = state.held(call as usize).next();
+    let is_pending = |it: usize| matches!(state.allocations[it].stage, Stage::Pending { .. });
+    let has_pending = allocations_of(call).any(is_pending);
+    let it = &mut state.calls[call as usize];
+    (it.released, it.is_settled) = (Released::Sent, !has_pending);
+    state.send(Sender::Client { call }, Op::Release { call, pod, compensates: None });
 }
 
 /// The store executes a request, and its sender receives the reply.
