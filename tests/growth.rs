@@ -19,8 +19,9 @@ const MAX_PODS: usize = 100_000;
 const MANY_CALLS: usize = 100_000;
 const CONCURRENCY: usize = 200;
 const ROUNDS: usize = 60;
-/// Largest factor in time. Linear growth would be at least a hundredfold here; this much may be
-/// noise of a busy machine.
+/// Largest factor in the time that Redis measures: a command that reads a whole key counts as one
+/// command, and only its time shows it. Linear growth would be at least a hundredfold here; this
+/// much may be noise of a busy machine.
 const MAX_TIME_FACTOR: f64 = 5.0;
 /// Additional commands that depend on the states of pods, not on their number.
 const MAX_EXTRA_COMMANDS: f64 = 10.0;
