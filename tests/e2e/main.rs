@@ -56,7 +56,6 @@ mod release;
 mod renew;
 mod replays;
 mod retry_on_disconnect;
-mod scaling;
 mod shared_redis;
 mod signatures;
 mod store_streams;

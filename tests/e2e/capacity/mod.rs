@@ -1,4 +1,5 @@
-//! Capacity: decisions, their continuation by another router, and prescale orders.
+//! Capacity: decisions, their continuation by another router, prescale orders, and scaling of
+//! workloads.
 
 mod bad_input;
 mod cluster;
@@ -6,6 +7,7 @@ mod continuation;
 mod dials;
 mod orders;
 mod outages;
+mod scaling;
 
 use std::time::Duration;
 
