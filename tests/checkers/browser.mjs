@@ -66,6 +66,54 @@ async function shot(page, name) {
   if (process.env.SCREENSHOTS) await page.screenshot({ path: `${process.env.SCREENSHOTS}/${name}.png` });
 }
 
+/** Another request changes the tiers while the confirmation is open. */
+async function tiersConflict(page) {
+  const tiers = (await api("GET", "/tiers")).body;
+  const [tier] = Object.keys(tiers.tiers);
+  const withTarget = (target) => {
+    const changed = structuredClone(tiers);
+    changed.tiers[tier].target = target;
+    return changed;
+  };
+  await page.fill("#tiers-text", JSON.stringify(withTarget(41)));
+  await page.click("#tiers-check");
+  await page.click("#tiers-apply:not([disabled])");
+  await until("the confirmation opens", () => page.locator("#confirm").evaluate((dialog) => dialog.open));
+  assert.equal((await api("PUT", "/tiers", withTarget(42))).status, 200);
+  await page.click("#confirm-yes");
+  await until("the conflict is shown", async () => /changed by another request/.test(await text(page, "#confirm-error")));
+  assert.equal((await api("GET", "/tiers")).body.tiers[tier].target, 42, "the other change stays");
+  await page.click("#confirm-no");
+  await page.click("#tiers-apply");
+  await until("the warning about the conflict is shown", async () => /have changed since you loaded/.test(await text(page, "#confirm-text")));
+  await page.click("#confirm-yes");
+  await until("the confirmed change is applied", async () => (await api("GET", "/tiers")).body.tiers[tier].target === 41);
+}
+
+/** Another request changes a merchant after its form was opened. */
+async function merchantConflict(page) {
+  await page.click("#merchants-new");
+  await page.fill("#merchant-id", "acme");
+  await page.fill("#merchant-text", '{"max_calls": 1}');
+  await page.click("#merchant-form button[type=submit]");
+  await page.click("#confirm-yes");
+  await page.click('[data-merchant="acme"] [data-act="edit"]');
+  await until("the merchant form", async () => (await page.inputValue("#merchant-text")).includes("max_calls"));
+  assert.equal((await api("PUT", "/merchants/acme", { max_calls: 2 })).status, 200);
+  await page.fill("#merchant-text", '{"max_calls": 3}');
+  await page.click("#merchant-form button[type=submit]");
+  await page.click("#confirm-yes");
+  await until("the conflict is shown", async () => /changed by another request/.test(await text(page, "#confirm-error")));
+  await page.click("#confirm-no");
+  assert.equal((await api("GET", "/merchants/acme")).body.max_calls, 2, "the other change stays");
+  await page.click("#merchant-cancel");
+  // The note stays when the last merchant is deleted.
+  await page.click('[data-merchant="acme"] [data-act="delete"]');
+  await page.click("#confirm-yes");
+  await until("the list is empty", () => page.locator("#merchants-none").isVisible());
+  assert.equal(await text(page, "#merchants-note"), "acme is deleted.");
+}
+
 const checks = {
   /** A call that another replica allocates appears with its history. */
   async calls() {
@@ -121,15 +169,21 @@ const checks = {
 
   /** A new page shows the last minutes at once, also a second one. */
   async history() {
-    const isFilled = async (page) => {
+    const lineOf = async (page) => {
       const line = page.locator('.chart-box [data-line="allocated"]').first();
-      const points = ((await line.getAttribute("d")) ?? "").match(/[ML][\d.-]+/g) ?? [];
+      return (await line.getAttribute("d")) ?? "";
+    };
+    const isFilled = async (page) => {
+      const points = (await lineOf(page)).match(/[ML][\d.-]+/g) ?? [];
       return points.length > 150 && Number(points[0].slice(1)) < 10;
     };
     const page = await open(url);
     await page.waitForSelector(".tile");
     await until("the chart is filled", () => isFilled(page), 1500);
-    await new Promise((resolve) => setTimeout(resolve, 2000));
+    for (let second = 0; second < 2; second += 1) {
+      const before = await lineOf(page);
+      await until("the chart has another point", async () => (await lineOf(page)) !== before, 2500);
+    }
     const another = await open(url);
     await another.waitForSelector(".tile");
     await until("the chart of the second page is filled", () => isFilled(another), 1500);
@@ -279,48 +333,8 @@ const checks = {
     await page.click("#tiers-check");
     await until("the error is shown", () => page.locator("#tiers-error").isVisible());
     await shot(page, "edit");
-    // Another request changes the tiers while the confirmation is open.
-    const tiers = (await api("GET", "/tiers")).body;
-    const [tier] = Object.keys(tiers.tiers);
-    const withTarget = (target) => {
-      const changed = structuredClone(tiers);
-      changed.tiers[tier].target = target;
-      return changed;
-    };
-    await page.fill("#tiers-text", JSON.stringify(withTarget(41)));
-    await page.click("#tiers-check");
-    await page.click("#tiers-apply:not([disabled])");
-    await until("the confirmation opens", () => page.locator("#confirm").evaluate((dialog) => dialog.open));
-    assert.equal((await api("PUT", "/tiers", withTarget(42))).status, 200);
-    await page.click("#confirm-yes");
-    await until("the conflict is shown", async () => /changed by another request/.test(await text(page, "#confirm-error")));
-    assert.equal((await api("GET", "/tiers")).body.tiers[tier].target, 42, "the other change stays");
-    await page.click("#confirm-no");
-    await page.click("#tiers-apply");
-    await until("the warning about the conflict is shown", async () => /have changed since you loaded/.test(await text(page, "#confirm-text")));
-    await page.click("#confirm-yes");
-    await until("the confirmed change is applied", async () => (await api("GET", "/tiers")).body.tiers[tier].target === 41);
-    // The same conflict with a merchant after its form was opened.
-    await page.click("#merchants-new");
-    await page.fill("#merchant-id", "acme");
-    await page.fill("#merchant-text", '{"max_calls": 1}');
-    await page.click("#merchant-form button[type=submit]");
-    await page.click("#confirm-yes");
-    await page.click('[data-merchant="acme"] [data-act="edit"]');
-    await until("the merchant form", async () => (await page.inputValue("#merchant-text")).includes("max_calls"));
-    assert.equal((await api("PUT", "/merchants/acme", { max_calls: 2 })).status, 200);
-    await page.fill("#merchant-text", '{"max_calls": 3}');
-    await page.click("#merchant-form button[type=submit]");
-    await page.click("#confirm-yes");
-    await until("the conflict is shown", async () => /changed by another request/.test(await text(page, "#confirm-error")));
-    await page.click("#confirm-no");
-    assert.equal((await api("GET", "/merchants/acme")).body.max_calls, 2, "the other change stays");
-    await page.click("#merchant-cancel");
-    // The note stays when the last merchant is deleted.
-    await page.click('[data-merchant="acme"] [data-act="delete"]');
-    await page.click("#confirm-yes");
-    await until("the list is empty", () => page.locator("#merchants-none").isVisible());
-    assert.equal(await text(page, "#merchants-note"), "acme is deleted.");
+    await tiersConflict(page);
+    await merchantConflict(page);
     assert.deepEqual(page.errors, []);
   },
 
@@ -341,16 +355,14 @@ const checks = {
     const painted = await page.evaluate(() => performance.getEntriesByName("first-contentful-paint")[0].startTime);
     const longest = Math.max(0, ...(await page.evaluate(() => window.longTasks)));
     console.log(`first paint ${Math.round(painted)} ms, longest task ${longest} ms, ${number} calls started and ended`);
-    const leases = await page.evaluate(async () => {
-      const last = [...document.querySelectorAll(".tile")].at(-1);
-      last.scrollIntoView();
-      await new Promise((resolve) => setTimeout(resolve, 1500));
-      const left = last.querySelector(".tile-left").innerText;
+    const last = page.locator(".tile").last();
+    await last.evaluate((tile) => tile.scrollIntoView());
+    const left = () => last.locator(".tile-left").innerText();
+    await until("a tile that comes into view shows the remaining time", async () => /^\d+ (s|min)$/.test(await left()));
+    await page.evaluate(() => {
       document.querySelectorAll(".tiles").forEach((tiles) => tiles.scrollTo(0, 0));
       scrollTo(0, 0);
-      return left;
     });
-    assert.match(leases, /^\d+ (s|min)$/, "a tile that comes into view shows the remaining time");
     await axe(page, "light");
     await shot(page, "many");
     await page.emulateMedia({ colorScheme: "dark" });
