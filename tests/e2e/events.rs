@@ -10,15 +10,8 @@ const TIERS: &str = r#"{"gold": {"type": "exclusive", "target": 1}, "basic": {"t
 
 const URL: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 
-/// Runs a check on the embedded store and on Redis.
 fn each_store(check: impl Fn(&Router)) {
-    let settings = [("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL];
-    check(&Router::start(&settings));
-    let server = RedisServer::start(&[]);
-    let url = server.url();
-    let mut settings = settings.to_vec();
-    settings.push(("REDIS_URL", &url));
-    check(&Router::start(&settings));
+    testkit::each_store(&[("TIER_CONFIG", TIERS), ("PODS", "a=h:1,b=h:2"), URL], check);
 }
 
 fn kinds(response: &Value) -> Vec<String> {

@@ -21,11 +21,8 @@ fn configure(router: &Router, merchant: &str, document: &str) {
     assert_eq!(router.put(&format!("/api/v1/merchants/{merchant}"), document).0, 200);
 }
 
-/// Runs a test on the embedded store and on Redis.
 fn each_store(test: impl Fn(&Router)) {
-    test(&Router::start(&[("TIER_CONFIG", TIERS), ("LOG_LEVEL", "error")]));
-    let server = RedisServer::start(&[]);
-    test(&replicas(&server, 1, TIERS)[0]);
+    testkit::each_store(&[("TIER_CONFIG", TIERS), ("LOG_LEVEL", "error")], test);
 }
 
 #[test]

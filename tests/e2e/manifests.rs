@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::pod_watch::metric;
 use testkit::{
     Router,
     cluster::{available, logged_router, router},
@@ -108,7 +107,7 @@ fn contradictions_are_named_in_the_status_and_the_last_table_stays() {
     });
     let gold = condition(&kube, "voicetiers", "gold", "Programmed");
     assert_eq!(gold["status"], "True", "it is in force as before: {gold}");
-    assert_eq!(metric(&router, "smart_router_manifests_refused"), 2, "not those that wait");
+    assert_eq!(router.metric("smart_router_manifests_refused"), 2, "not those that wait");
     assert_eq!(router.get(TIERS).1, before, "the last good table stays");
     // A repaired table takes effect in one step.
     kube.remove("voicetiers", NAMESPACE, "gold-again");

@@ -9,21 +9,13 @@ use std::{
 
 use serde_json::{Value, json};
 
-use testkit::{HttpResponse, Router, eventually, redis::RedisServer, replicas, scratch};
+use testkit::{
+    HttpResponse, Router, each_store, eventually, redis::RedisServer, replicas, scratch,
+};
 
 const NUMBER: &str = "+14155550100";
 /// Longer than any response here takes on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-/// Runs a test on the embedded store and on Redis.
-fn each_store(settings: &[(&str, &str)], test: impl Fn(&Router)) {
-    test(&Router::start(settings));
-    let server = RedisServer::start(&[]);
-    let url = server.url();
-    let mut settings = settings.to_vec();
-    settings.push(("REDIS_URL", &url));
-    test(&Router::start(&settings));
-}
 
 fn reserve(router: &Router, body: Value) -> HttpResponse {
     router.connect().post("/api/v1/reservations", &body)

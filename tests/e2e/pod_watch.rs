@@ -51,13 +51,6 @@ fn kill(mut router: Router) {
     router.child.wait().unwrap();
 }
 
-/// Returns the value of a metric without labels.
-pub(crate) fn metric(router: &Router, name: &str) -> u64 {
-    let text = router.connect().get("/metrics").text();
-    let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    value.unwrap_or_else(|| panic!("no {name}")).parse().unwrap()
-}
-
 #[test]
 fn calls_get_no_departed_pod_without_a_leader() {
     let (kube, server) = (FakeKube::start(), RedisServer::start(&[]));
@@ -69,14 +62,14 @@ fn calls_get_no_departed_pod_without_a_leader() {
     let routers = vec![router(&kube, &settings), router(&kube, &settings)];
     let (leader, other) = leader_and_follower(routers);
     eventually(5 * SECOND, "all pods are known", || available(&other) == 8);
-    let ready = |router: &Router| metric(router, "smart_router_cluster_ready_pods");
+    let ready = |router: &Router| router.metric("smart_router_cluster_ready_pods");
     eventually(5 * SECOND, "the follower watches, too", || ready(&other) == 8);
     kill(leader);
     kube.delete("voice-agent-0");
     kube.terminate("voice-agent-1");
     kube.update("voice-agent-2", |pod| pod["status"]["conditions"][0]["status"] = json!("False"));
     kube.update("voice-agent-3", |pod| pod["status"]["phase"] = json!("Failed"));
-    let drained = || metric(&other, "smart_router_stale_pods_drained_total");
+    let drained = || other.metric("smart_router_stale_pods_drained_total");
     eventually(5 * SECOND, "departed pods are drained", || drained() >= 3);
     // Calls until no pod is free. This replica drains pods that are not ready only after the
     // leader's last renewal is 2.5 retry periods old, since its own watch may lag.
@@ -118,13 +111,13 @@ fn a_call_keeps_its_pod_while_the_pod_terminates_without_a_leader() {
     kill(leader);
     kube.terminate(&pod);
     eventually(5 * SECOND, "the pod is drained", || {
-        metric(&other, "smart_router_stale_pods_drained_total") == 1
+        other.metric("smart_router_stale_pods_drained_total") == 1
     });
     assert_eq!(allocate(), pod);
     // Another replica may have just returned this pod, so the allocation must not change.
     kube.delete(&pod);
     eventually(5 * SECOND, "the follower sees the deletion", || {
-        metric(&other, "smart_router_cluster_ready_pods") == 1
+        other.metric("smart_router_cluster_ready_pods") == 1
     });
     assert_eq!(allocate(), pod);
     other.release("CA1");
@@ -148,7 +141,7 @@ fn indexes_are_audited_without_a_leader() {
             redis::cmd("SISMEMBER").arg(pool).arg("voice-agent-0").query(&mut redis).unwrap();
         let () = redis::cmd("DEL").arg(pool).query(&mut redis).unwrap();
         // The key is deleted in every round; one restored key is enough.
-        is_member && metric(&other, "smart_router_zombies_recovered_total") > 0
+        is_member && other.metric("smart_router_zombies_recovered_total") > 0
     });
     kube.faults(|faults| faults.forbidden_path = None);
 }

@@ -29,15 +29,8 @@ const SETTINGS: [(&str, &str); 7] = [
     ("LOG_LEVEL", "off"),
 ];
 
-/// Runs a test on the embedded store and on Redis.
 fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
-    let mut settings = SETTINGS.to_vec();
-    settings.extend(extra);
-    test(&Router::start(&settings));
-    let server = RedisServer::start(&[]);
-    let url = server.url();
-    settings.push(("REDIS_URL", &url));
-    test(&Router::start(&settings));
+    testkit::each_store(&[&SETTINGS, extra].concat(), test);
 }
 
 fn sid(number: u32) -> String {

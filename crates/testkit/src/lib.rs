@@ -315,6 +315,21 @@ impl Router {
         last
     }
 
+    /// The value of a metric with these labels; 0 without one.
+    pub fn metric(&self, series: &str) -> u64 {
+        let text = Connection::open(self.metrics).get("/metrics").text();
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse::<f64>().unwrap()) as u64
+    }
+
+    /// Waits for a sweep of the store that begins after this call.
+    pub fn wait_for_sweep(&self) {
+        const SWEEPS: &str = r#"smart_router_store_duration_seconds_count{operation="sweep"}"#;
+        // The next sweep to end may have begun before.
+        let last = self.metric(SWEEPS) + 2;
+        eventually(Duration::from_secs(5), "the store is swept", || self.metric(SWEEPS) >= last);
+    }
+
     pub fn signal(&self, name: &str) {
         let sent =
             Command::new("kill").arg(format!("-{name}")).arg(self.child.id().to_string()).status();
@@ -379,6 +394,14 @@ impl Drop for Router {
             resume_unwind(panic);
         }
     }
+}
+
+/// Runs a test on a router with the embedded store, and on one with Redis.
+pub fn each_store(settings: &[(&str, &str)], test: impl Fn(&Router)) {
+    test(&Router::start(settings));
+    let server = redis::RedisServer::start(&[]);
+    let url = server.url();
+    test(&Router::start(&[settings, &[("REDIS_URL", &url)]].concat()));
 }
 
 /// Routers that share a Redis server.

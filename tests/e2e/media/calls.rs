@@ -13,7 +13,7 @@ async fn a_call_is_provisional_until_its_stream_attaches() {
     assert_eq!(call(&router, "CA1")["is_confirmed"], true);
     send(&mut provider, "hello").await;
     assert_eq!(next(&mut agent).await, Message::text("hello"));
-    assert_eq!(metric(&router, "smart_router_media_frames_total{from=\"provider\"}"), 1);
+    assert_eq!(router.metric("smart_router_media_frames_total{from=\"provider\"}"), 1);
 }
 
 #[tokio::test]

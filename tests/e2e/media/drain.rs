@@ -37,7 +37,7 @@ async fn a_stopping_router_relays_its_streams_until_they_end() {
     ];
     let (mut router, server) = router_with_agent(&settings).await;
     let (mut provider, mut agent) = open_stream(&router, &server, "CA1").await;
-    assert_eq!(metric(&router, "smart_router_media_draining"), 0);
+    assert_eq!(router.metric("smart_router_media_draining"), 0);
     let path = path_of(&stream_url(&router, "CA1")).to_owned();
     // A handshake that begins before the signal and is complete after it.
     let mut late = TcpStream::connect(router.address).await.unwrap();
@@ -55,7 +55,7 @@ async fn a_stopping_router_relays_its_streams_until_they_end() {
     assert_eq!(status, 503);
     assert_eq!(body["status"], "stopping");
     assert_eq!(body["draining_streams"], 1);
-    assert_eq!(metric(&router, "smart_router_media_draining"), 1);
+    assert_eq!(router.metric("smart_router_media_draining"), 1);
     echo(&mut provider, &mut agent, "during the drain").await;
     // Heartbeats go on, so that the sweeps of another replica do not end the call.
     let other = Router::start(&[
@@ -167,7 +167,7 @@ async fn probes_stay_reachable_on_a_port_that_they_share_with_the_api() {
         };
         status("/api/v1/status") == Some(404) && status("/ready") == Some(503)
     });
-    assert_eq!(metric(&router, "smart_router_media_draining"), 1);
+    assert_eq!(router.metric("smart_router_media_draining"), 1);
     hang_up(provider, agent).await;
     assert_eq!(router.wait_for_exit(Duration::from_secs(3)), Some(0));
 }

@@ -112,7 +112,7 @@ async fn a_call_goes_on_with_another_pod_when_its_pod_is_lost() {
     let events = timeline["events"].as_array().unwrap();
     let moved = events.iter().find(|event| event["event"] == "failed_over").unwrap();
     assert_eq!(moved["detail"], format!("pod_lost agent-{first}"));
-    assert_eq!(metric(&router, "smart_router_failover_gap_seconds_count{cause=\"pod_lost\"}"), 1);
+    assert_eq!(router.metric("smart_router_failover_gap_seconds_count{cause=\"pod_lost\"}"), 1);
     agent.close(None).await.unwrap();
     assert_eq!(close_code(&mut provider).await, Some(1005));
     expect_free(&router, 2);
@@ -209,7 +209,7 @@ async fn a_call_that_has_lost_too_many_pods_is_closed() {
     drop(agent);
     assert_eq!(close_code(&mut provider).await, Some(1011));
     expect_free(&router, 3);
-    assert_eq!(metric(&router, "smart_router_failovers_failed_total{cause=\"pod_lost\"}"), 1);
+    assert_eq!(router.metric("smart_router_failovers_failed_total{cause=\"pod_lost\"}"), 1);
 }
 
 #[tokio::test]
@@ -249,7 +249,7 @@ async fn an_agent_that_dies_inside_a_large_frame_ends_the_stream() {
     agent.get_mut().write_all(&frame).await.unwrap();
     agent.get_mut().flush().await.unwrap();
     eventually(TIMEOUT, "the frame is relayed", || {
-        metric(&router, "smart_router_media_frames_total{from=\"agent\"}") > 0
+        router.metric("smart_router_media_frames_total{from=\"agent\"}") > 0
     });
     drop(agent);
     assert_eq!(close_code(&mut provider).await, None, "half a frame cannot be closed properly");
@@ -290,7 +290,7 @@ async fn the_agents_of_one_stream_have_one_subprotocol() {
     assert!(head.contains("Sec-WebSocket-Protocol: audio.jambonz.org\r\n"), "{head}");
     let (_agent, _) = accept(first, chosen).await;
     eventually(TIMEOUT, "the stream goes on", || {
-        metric(&router, "smart_router_failover_gap_seconds_count{cause=\"pod_lost\"}") == 1
+        router.metric("smart_router_failover_gap_seconds_count{cause=\"pod_lost\"}") == 1
     });
 }
 
@@ -418,7 +418,7 @@ async fn a_pod_that_was_given_twice_keeps_its_first_stream() {
     assert_eq!(call(&router, "CA1")["pod_name"], pod);
     // The other gateway may learn of the conflict before the reply to this one.
     eventually(TIMEOUT, "the conflict is counted", || {
-        metric(&cut_off, "smart_router_pod_conflicts_total") == 1
+        cut_off.metric("smart_router_pod_conflicts_total") == 1
     });
     eventually(TIMEOUT, "the conflict is over", || {
         call(&router, &name)["pod_name"] == format!("agent-{number}")

@@ -71,7 +71,7 @@ async fn pods_that_cannot_be_reached_are_tried_for_the_hold_time() {
     drop((agent, gone));
     // More than within the five seconds of a router without a hold time.
     eventually(TIMEOUT, "many connections fail", || {
-        metric(&router, "smart_router_pod_connect_duration_seconds_count{result=\"error\"}") > 20
+        router.metric("smart_router_pod_connect_duration_seconds_count{result=\"error\"}") > 20
     });
     assert_eq!(router.release("CA2").0, 200);
     let (mut agent, request) = agents.0[0].stream().await;

@@ -138,11 +138,11 @@ async fn a_released_call_is_ending_until_its_agent_has_closed() {
     assert!(events[3].1.starts_with("agent "), "the first cause counts: {events:?}");
     let releases = |result: &str| {
         let labels = format!("{{source_pool=\"pool:gold\",result=\"{result}\"}}");
-        metric(&router, &format!("smart_router_releases_total{labels}"))
+        router.metric(&format!("smart_router_releases_total{labels}"))
     };
     assert_eq!((releases("ending"), releases("success")), (3, 1));
     let ended = "smart_router_call_duration_seconds_count{source_pool=\"pool:gold\"}";
-    assert_eq!(metric(&router, ended), 1, "a call that is ending has not ended yet");
+    assert_eq!(router.metric(ended), 1, "a call that is ending has not ended yet");
 }
 
 #[tokio::test]
@@ -153,8 +153,8 @@ async fn a_call_without_a_stream_is_reported_as_unattached() {
     assert!(events[1].1.starts_with("unattached "), "{events:?}");
     log.wait_for("no stream of the call reached the media gateway in time", 0);
     let labels = "{source_pool=\"pool:gold\"}";
-    assert_eq!(metric(&router, &format!("smart_router_unconfirmed_total{labels}")), 1);
-    assert_eq!(metric(&router, &format!("smart_router_leases_expired_total{labels}")), 0);
+    assert_eq!(router.metric(&format!("smart_router_unconfirmed_total{labels}")), 1);
+    assert_eq!(router.metric(&format!("smart_router_leases_expired_total{labels}")), 0);
     assert!(run(&router, &["calls", "CA1"]).contains("no stream came in time, after "));
 }
 
@@ -177,6 +177,6 @@ async fn a_call_whose_gateway_was_lost_is_reported() {
     assert!(events[2].1.starts_with("gateway "), "{events:?}");
     log.wait_for("the media gateway of the stream sends no heartbeats", 0);
     let lost = "smart_router_gateway_leases_expired_total{source_pool=\"pool:gold\"}";
-    assert_eq!(metric(&router, lost), 1);
+    assert_eq!(router.metric(lost), 1);
     assert!(run(&router, &["calls", "CA1"]).contains("its gateway stopped or was lost, after "));
 }

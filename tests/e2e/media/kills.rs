@@ -270,6 +270,6 @@ async fn calls_survive_the_kills_of_their_agents() {
     });
     expect_invariants(&mut redis.connection(), run.agents.len());
     for router in &run.routers {
-        assert_eq!(metric(router, "smart_router_pod_conflicts_total"), 0);
+        assert_eq!(router.metric("smart_router_pod_conflicts_total"), 0);
     }
 }

@@ -165,14 +165,8 @@ async fn read_head(stream: &mut TcpStream) -> String {
 const UPGRADE: &str = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n\
     Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n";
 
-fn metric(router: &Router, name: &str) -> u64 {
-    let text = testkit::Connection::open(router.metrics).get("/metrics").text();
-    let line = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-    line.and_then(|value| value.parse::<f64>().ok()).unwrap_or(0.0) as u64
-}
-
 fn refusals(router: &Router, reason: &str) -> u64 {
-    metric(router, &format!("smart_router_stream_refusals_total{{reason=\"{reason}\"}}"))
+    router.metric(&format!("smart_router_stream_refusals_total{{reason=\"{reason}\"}}"))
 }
 
 fn expect_free(router: &Router, pods: u64) {

@@ -277,7 +277,7 @@ async fn survive_outage(length: Duration, begin: fn(&RedisServer), end: fn(&mut 
     assert_eq!(pods_of(&routers[1], streams.keys()), busy, "every call is on its pod");
     expect_invariants(&mut redis.connection(), pods.0.len());
     for router in &routers {
-        assert_eq!(metric(router, "smart_router_pod_conflicts_total"), 0);
+        assert_eq!(router.metric("smart_router_pod_conflicts_total"), 0);
     }
     hang_up_all(streams).await;
     for number in 0..SPARE {

@@ -91,7 +91,7 @@ async fn a_media_process_has_no_api() {
         assert_eq!(status(media.metrics, path), 200, "{path}");
     }
     assert_eq!(status(media.metrics, "/metrics"), 200);
-    let leads = |process| metric(process, "smart_router_leader_status");
+    let leads = |process: &Router| process.metric("smart_router_leader_status");
     assert_eq!((leads(&split.router), leads(&media)), (1, 0));
 }
 
