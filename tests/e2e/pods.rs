@@ -132,8 +132,8 @@ fn a_half_written_pods_file_ends_no_call() {
         ("TIER_CONFIG", r#"{"gold": 1}"#),
     ]);
     router.allocate("CA1");
-    // The file is read once a second: each partial text is seen by at most one read, and at
-    // least one text is seen.
+    // The file is read once a second, which cannot be set and has no event: each partial text is
+    // seen by at most one read, and at least one text is seen.
     for part in ["a=10.0.0.1", "a=10.0.0.", "a=10.0"] {
         for text in [part, "a=10.0.0.13:8000\n"] {
             fs::write(&file, text).unwrap();

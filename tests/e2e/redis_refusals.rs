@@ -7,7 +7,9 @@ use redis::{Connection as Redis, cmd};
 use serde_json::{Value, json};
 
 use testkit::{
-    Connection, Router, WITHOUT_GATEWAY, eventually,
+    Connection, Router, WITHOUT_GATEWAY,
+    clock::WallClock,
+    eventually,
     provider::{CallDocument, PUBLIC_URL, start_call},
     redis::RedisServer,
 };
@@ -69,7 +71,7 @@ fn with_user(server: &RedisServer) -> Router {
     Router::start(&[
         ("REDIS_URL", &url),
         ("PUBLIC_URL", PUBLIC_URL),
-        ("CONNECT_TIMEOUT", "2s"),
+        ("CONNECT_TIMEOUT", "1m"),
         WITHOUT_GATEWAY,
         ("CLEANUP_INTERVAL", "1s"),
         ("TIER_CONFIG", r#"{"gold": 3}"#),
@@ -87,10 +89,16 @@ fn ready(router: &Router) -> (u16, Value) {
     router.connect().get("/ready").json()
 }
 
+/// The number of probes that Redis has refused.
+fn failed_probes(router: &Router) -> u64 {
+    router.metric(r#"smart_router_store_errors_total{operation="begin"}"#)
+}
+
 #[test]
 fn writes_refused_by_redis_are_applied_when_it_accepts_again() {
     for Refusal { code, begin, end } in REFUSALS {
-        let server = RedisServer::start(&[]);
+        let clock = WallClock::ahead(0);
+        let server = RedisServer::with_clock(&clock);
         let router = with_user(&server);
         let (mut redis, mut connection) = (server.connection(), router.connect());
         router.allocate("released");
@@ -112,8 +120,12 @@ fn writes_refused_by_redis_are_applied_when_it_accepts_again() {
         assert!(matches!(document, CallDocument::HangUp(_)), "{code}: {document:?}");
         let down = json!({"status": "ready", "store": "down", "reason": code});
         assert_eq!(ready(&router), (200, down));
-        // Longer than CONNECT_TIMEOUT; the deferred confirmation must still count.
-        std::thread::sleep(Duration::from_millis(2_100));
+        // CONNECT_TIMEOUT passes during the refusal; the deferred confirmation must still count.
+        clock.set_ahead(70);
+        let before = failed_probes(&router);
+        eventually(Duration::from_secs(5), "the store is probed", || {
+            failed_probes(&router) >= before + 2
+        });
         run(&mut redis, end);
         let up = json!({"status": "ready", "store": "up"});
         eventually(Duration::from_secs(10), code, || ready(&router) == (200, up.clone()));
@@ -175,13 +187,6 @@ fn a_deferred_write_that_never_succeeds_does_not_block_recovery() {
     });
 }
 
-/// Returns the value of the metric whose line begins with `prefix`, or 0 without one.
-fn metric(router: &Router, prefix: &str) -> u64 {
-    let metrics = router.connect().get("/metrics").text();
-    let number = metrics.lines().find_map(|it| it.strip_prefix(prefix));
-    number.map_or(0, |number| number.trim().parse().unwrap())
-}
-
 #[test]
 fn a_command_denied_inside_the_functions_is_one_outage() {
     for denied in ["zadd", "xadd", "hmget"] {
@@ -197,11 +202,10 @@ fn a_command_denied_inside_the_functions_is_one_outage() {
             was_allocated |= router.post("/api/v1/allocate", json!({"call_sid": "new"})).0 == 200;
             ready(&router) == down
         });
-        let probes = || metric(&router, r#"smart_router_store_errors_total{operation="begin"} "#);
-        let before = probes();
+        let before = failed_probes(&router);
         eventually(Duration::from_secs(5), "repeated probes fail", || {
             assert_eq!(ready(&router), down, "{denied}: the store is used without its permissions");
-            probes() >= before + 5
+            failed_probes(&router) >= before + 5
         });
         run(&mut redis, &[&format!("ACL SETUSER router +{denied}")]);
         let up = (200, json!({"status": "ready", "store": "up"}));

@@ -16,9 +16,9 @@ use testkit::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// Shorter than the router waits for a release of the agent before a reconnect, so a faster
-/// response did not wait.
-const RELEASE_WAIT: Duration = Duration::from_millis(1_500);
+/// The most tries of a response: the router waits one second for the agent's release, and asks the
+/// store every 100 ms.
+const MAX_TRIES: u64 = 11;
 const LOST: &str = "The connection to the agent was lost. Please call again.";
 const SETTINGS: [(&str, &str); 6] = [
     ("PUBLIC_URL", PUBLIC_URL),
@@ -29,15 +29,8 @@ const SETTINGS: [(&str, &str); 6] = [
     ("LOG_LEVEL", "off"),
 ];
 
-/// Runs a test on the embedded store and on Redis.
 fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
-    let mut settings = SETTINGS.to_vec();
-    settings.extend(extra);
-    test(&Router::start(&settings));
-    let server = RedisServer::start(&[]);
-    let url = server.url();
-    settings.push(("REDIS_URL", &url));
-    test(&Router::start(&settings));
+    testkit::each_store(&[&SETTINGS, extra].concat(), test);
 }
 
 fn send_callback(router: &Router, path: &str, sid: &str, event: &str) {
@@ -52,6 +45,16 @@ fn send_stream_stopped(router: &Router, sid: &str, pod: &str, pod_attempt: u32) 
 
 fn release(router: &Router, sid: &str, pod: &str) -> u16 {
     router.post("/api/v1/release", json!({"call_sid": sid, "pod_name": pod})).0
+}
+
+/// The number of allocations that the store has answered.
+fn answered_tries(router: &Router) -> u64 {
+    router.metric(r#"smart_router_store_duration_seconds_count{operation="allocate"}"#)
+}
+
+/// The number of allocations that have failed because of the store.
+fn failed_tries(router: &Router) -> u64 {
+    router.metric(r#"smart_router_allocations_total{source_pool="",result="storage_error"}"#)
 }
 
 #[test]
@@ -88,21 +91,19 @@ fn a_call_that_ended_properly_is_not_reconnected() {
     each_store(&[], |router| {
         let hang_up = CallDocument::HangUp(String::new());
         // Released before the stream ended.
-        let is_prompt = |number| {
-            let sid = format!("CA1-{number}");
-            let document = start_call(&mut router.connect(), &sid);
-            assert_eq!(release(router, &sid, &document.pod().unwrap()), 200);
-            let started = Instant::now();
-            assert_eq!(follow_redirect(router, &sid, &document), hang_up);
-            started.elapsed() < RELEASE_WAIT
-        };
-        // One prompt response is enough: an overloaded machine delays some, a wait delays all.
-        assert!((0..5).any(is_prompt), "the router waited although the call was released");
+        let document = start_call(&mut router.connect(), "CA1");
+        assert_eq!(release(router, "CA1", &document.pod().unwrap()), 200);
+        let before = answered_tries(router);
+        assert_eq!(follow_redirect(router, "CA1", &document), hang_up);
+        assert_eq!(answered_tries(router) - before, 1, "a released call needs no wait");
         // Released while the reconnect request waits.
         let document = start_call(&mut router.connect(), "CA2");
+        let before = answered_tries(router);
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND / 4);
+                eventually(SECOND, "the reconnect request waits", || {
+                    answered_tries(router) > before + 1
+                });
                 assert_eq!(release(router, "CA2", &document.pod().unwrap()), 200);
             });
             assert_eq!(follow_redirect(router, "CA2", &document), hang_up);
@@ -112,9 +113,12 @@ fn a_call_that_ended_properly_is_not_reconnected() {
         let pod = document.pod().unwrap();
         send_stream_stopped(router, "CA3", &pod, 1);
         assert_eq!(pod_of(router, "CA3"), None);
+        let before = answered_tries(router);
         thread::scope(|scope| {
             scope.spawn(|| {
-                thread::sleep(SECOND / 4);
+                eventually(SECOND, "the reconnect request waits", || {
+                    answered_tries(router) > before + 1
+                });
                 assert_eq!(release(router, "CA3", &pod), 404);
             });
             assert_eq!(follow_redirect(router, "CA3", &document), hang_up);
@@ -338,48 +342,41 @@ fn a_reconnect_during_an_outage_is_held_and_repeated() {
     );
 }
 
-/// I8: every webhook gets a response within two seconds, whenever Redis stalls.
+/// I8: every webhook gets a response within two seconds, whenever Redis stalls. Besides the second
+/// for the agent's release, it may take one timeout of the store, which is shorter than a second.
 #[test]
-fn a_reconnect_gets_a_response_in_time_while_redis_stalls() {
+fn a_reconnect_waits_for_one_timeout_of_the_store_while_redis_stalls() {
     let server = RedisServer::start(&[]);
     let url = server.url();
-    let mut settings = SETTINGS.to_vec();
-    settings.push(("REDIS_URL", url.as_str()));
-    let router = Router::start(&settings);
+    let router = Router::start(&[&SETTINGS[..], &[("REDIS_URL", &url)]].concat());
     let mut stats = server.connection();
     let mut function_calls = move || -> usize {
         let info: String = redis::cmd("INFO").arg("commandstats").query(&mut stats).unwrap();
         let line = info.lines().find_map(|line| line.strip_prefix("cmdstat_fcall:calls="));
         line.map_or(0, |rest| rest.split(',').next().unwrap().parse().unwrap())
     };
-    let mut calls = 0;
-    let mut response_time = |stall_after: usize| {
-        calls += 1;
-        let sid = format!("CA{calls}");
+    // Redis stalls after this number of function calls; in the last case it does not.
+    for stall_after in [1, 4, 7, 9, 10, 11, usize::MAX] {
+        let sid = format!("CA{stall_after}");
         let document = start_call(&mut router.connect(), &sid);
-        let started = Instant::now();
-        let elapsed = thread::scope(|scope| {
+        let (answered, failed) = (answered_tries(&router), failed_tries(&router));
+        thread::scope(|scope| {
             let response = scope.spawn(|| follow_redirect(&router, &sid, &document));
-            let before = function_calls();
-            let limit = before.saturating_add(stall_after);
+            let limit = function_calls().saturating_add(stall_after);
             while !response.is_finished() && function_calls() < limit {
                 thread::sleep(Duration::from_millis(5));
             }
             server.signal("STOP");
             let _ = response.join().unwrap();
-            started.elapsed()
         });
+        let failed = failed_tries(&router) - failed;
+        let tries = answered_tries(&router) - answered + failed;
         server.signal("CONT");
+        assert!(failed <= 1, "stalled after {stall_after} function calls: {failed} timeouts");
+        assert!(tries <= MAX_TRIES, "stalled after {stall_after} function calls: {tries} tries");
         eventually(10 * SECOND, "the circuit breaker closes", || {
             router.get("/api/v1/status").0 == 200
         });
         router.release(&sid);
-        elapsed
-    };
-    // Redis stalls after this number of function calls; in the last case it does not.
-    for stall_after in [1, 4, 7, 9, 10, 11, usize::MAX] {
-        // One fast response is enough: an overloaded machine delays some, a wait delays all.
-        let is_in_time = (0..5).any(|_| response_time(stall_after) < 2 * SECOND);
-        assert!(is_in_time, "Redis stalled after {stall_after} function calls");
     }
 }

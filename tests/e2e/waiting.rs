@@ -2,7 +2,11 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
-    sync::Mutex,
+    net::SocketAddr,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -10,7 +14,9 @@ use std::{
 use serde_json::json;
 
 use testkit::{
-    Connection, Router, WITHOUT_GATEWAY, eventually, program,
+    Connection, Router, WITHOUT_GATEWAY,
+    clock::WallClock,
+    eventually, program,
     provider::{CallDocument, PUBLIC_URL, follow_redirect, pod_of, request_document, start_call},
     redis::RedisServer,
     scratch,
@@ -26,20 +32,15 @@ const SETTINGS: [(&str, &str); 5] = [
     ("LOG_LEVEL", "off"),
 ];
 
+/// For a Redis whose clock is stepped: the time that passes meanwhile does not count.
+pub(crate) const SLOW_POLLS: [(&str, &str); 2] = [("HOLD_TIME", "10m"), ("HOLD_POLL", "20s")];
+
 pub(crate) fn start_router(extra: &[(&str, &str)]) -> Router {
-    let mut settings = SETTINGS.to_vec();
-    settings.extend(extra);
-    Router::start(&settings)
+    Router::start(&[&SETTINGS, extra].concat())
 }
 
-/// Runs a test on the embedded store and on Redis.
 pub(crate) fn each_store(extra: &[(&str, &str)], test: impl Fn(&Router)) {
-    test(&start_router(extra));
-    let server = RedisServer::start(&[]);
-    let url = server.url();
-    let mut extra = extra.to_vec();
-    extra.push(("REDIS_URL", &url));
-    test(&start_router(&extra));
+    testkit::each_store(&[&SETTINGS, extra].concat(), test);
 }
 
 pub(crate) fn waiting(router: &Router) -> u64 {
@@ -274,19 +275,21 @@ fn queue_entries_survive_a_restart_and_an_outage() {
     assert!(follow_redirect(&router, "CA2", &document).is_stream());
     assert_eq!(router.release("CA2").0, 200);
 
-    let server = RedisServer::start(&[]);
-    let router = start_router(&[("REDIS_URL", &server.url())]);
+    let clock = WallClock::ahead(0);
+    let server = RedisServer::with_clock(&clock);
+    let router = start_router(&[&SLOW_POLLS[..], &[("REDIS_URL", &server.url())]].concat());
     let mut connection = router.connect();
     router.allocate("CA1");
     let document = start_call(&mut connection, "CA2");
     server.signal("STOP");
     // Longer than three polls; the outage must not end the call.
-    for _ in 0..4 {
+    for poll in 1..=4 {
         assert!(follow_redirect(&router, "CA2", &document).is_hold());
-        thread::sleep(SECOND);
+        clock.set_ahead(20 * poll);
     }
     server.signal("CONT");
     eventually(3 * SECOND, "the circuit breaker closes", || router.get("/api/v1/status").0 == 200);
+    router.wait_for_sweep();
     assert_eq!(waiting(&router), 1, "the queue entry is kept");
     assert_eq!(router.release("CA1").0, 200);
     assert!(follow_redirect(&router, "CA2", &document).is_stream());
@@ -304,6 +307,61 @@ fn waiting_requires_public_url() {
     }
 }
 
+/// Routers behind a load balancer.
+struct Balancer(Vec<SocketAddr>);
+
+impl Balancer {
+    /// Sends a request of a call. If its router was killed, it reaches another one.
+    fn send<T>(&self, number: usize, request: impl Fn(&mut Connection) -> Option<T>) -> Option<T> {
+        let count = self.0.len();
+        (0..count)
+            .find_map(|other| request(&mut Connection::try_open(self.0[(number + other) % count])?))
+    }
+
+    /// The caller: polls until the call has a pod, talks to it, and hangs up. `holders` are the pods
+    /// in use.
+    fn make_call(
+        &self,
+        (number, sid): (usize, &str),
+        mut document: CallDocument,
+        holders: &Mutex<HashSet<String>>,
+    ) {
+        let form = |path: &str, body: &str| {
+            self.send(number, |connection| connection.try_form(path, body))
+        };
+        while let Some(next) = document.next().map(str::to_owned).filter(|_| document.is_hold()) {
+            thread::sleep(Duration::from_millis(150));
+            let response = form(&next, &format!("CallSid={sid}")).expect("some router responds");
+            document = CallDocument::read(&response.text());
+        }
+        assert!(document.is_stream(), "{number}: {document:?}");
+        let found = self.send(number, |it| it.try_get(&format!("/api/v1/calls/{sid}")));
+        let (status, found) = found.expect("some router responds").json();
+        assert_eq!(status, 200, "{found}");
+        let pod = found["pod_name"].as_str().expect("the call has a pod").to_owned();
+        assert!(holders.lock().unwrap().insert(pod.clone()), "{pod} was allocated twice");
+        thread::sleep(Duration::from_millis(300));
+        holders.lock().unwrap().remove(&pod);
+        let completed = format!("CallSid={sid}&CallStatus=completed");
+        let ended = self.send(number, |connection| {
+            let response = connection.try_form("/api/v1/twilio/call-status", &completed)?;
+            (response.status == 200).then_some(())
+        });
+        assert!(ended.is_some(), "{number} was not ended");
+    }
+}
+
+/// The calls that Redis has published as handed a pod, in order, once each.
+fn handed_calls(messages: &mut redis::PubSub<'_>) -> Vec<String> {
+    let mut handed = Vec::new();
+    while let Ok(message) = messages.get_message() {
+        handed.push(message.get_payload::<String>().unwrap());
+    }
+    let unique = handed.iter().collect::<HashSet<_>>().len();
+    assert_eq!(unique, handed.len(), "a call was handed two pods");
+    handed
+}
+
 /// Calls are served in order, once each, and none is lost, although some callers hang up and a
 /// router is killed.
 #[test]
@@ -318,14 +376,14 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
     ];
     let mut routers =
         vec![start_router(&settings), start_router(&settings), start_router(&settings)];
-    let addresses: Vec<_> = routers.iter().map(|router| router.address).collect();
+    let balancer = Balancer(routers.iter().map(|router| router.address).collect());
     // Call ids whose order differs from the order of arrival.
     let sids: Vec<String> = (0..100).map(|number| format!("CA{:03}", number * 37 % 100)).collect();
     let hangs_up = |number: usize| number >= 10 && number.is_multiple_of(9);
     let first: Vec<CallDocument> = sids
         .iter()
         .enumerate()
-        .map(|(number, sid)| start_call(&mut Connection::open(addresses[number % 3]), sid))
+        .map(|(number, sid)| start_call(&mut routers[number % 3].connect(), sid))
         .collect();
     assert_eq!(first.iter().filter(|document| !document.is_hold()).count(), 10);
     // Redis publishes the hand-offs in order.
@@ -333,72 +391,25 @@ fn a_hundred_calls_share_ten_pods_through_three_routers() {
     let mut messages = listener.as_pubsub();
     messages.subscribe("voice:handed").unwrap();
     messages.set_read_timeout(Some(SECOND)).unwrap();
-    let (served, holders) = (Mutex::new(Vec::new()), Mutex::new(HashSet::new()));
-    let try_request = |number: usize, path: &str| {
-        // A call whose router was killed reaches another one, as through a load balancer.
-        (0..3).find_map(|other| {
-            let mut connection = Connection::try_open(addresses[(number + other) % 3])?;
-            let body = format!("CallSid={}", sids[number]);
-            let response = connection.try_form(path, &body)?;
-            Some(CallDocument::read(&response.text()))
-        })
-    };
-    let pod_of = |number: usize| {
-        (0..3).find_map(|other| {
-            let mut connection = Connection::try_open(addresses[(number + other) % 3])?;
-            let (status, found) =
-                connection.try_get(&format!("/api/v1/calls/{}", sids[number]))?.json();
-            assert_eq!(status, 200, "{found}");
-            found["pod_name"].as_str().map(str::to_owned)
-        })
-    };
+    let (served, holders) = (AtomicUsize::new(0), Mutex::new(HashSet::new()));
     thread::scope(|scope| {
-        for (number, document) in first.iter().enumerate().filter(|(number, _)| !hangs_up(*number))
-        {
-            let (served, holders, sids, addresses) = (&served, &holders, &sids, &addresses);
-            let (try_request, pod_of) = (&try_request, &pod_of);
+        for (number, document) in first.into_iter().enumerate().filter(|(it, _)| !hangs_up(*it)) {
+            let (balancer, served, holders, sids) = (&balancer, &served, &holders, &sids);
             scope.spawn(move || {
-                let mut document = document.clone();
-                while let Some(next) =
-                    document.next().map(str::to_owned).filter(|_| document.is_hold())
-                {
-                    thread::sleep(Duration::from_millis(150));
-                    document = try_request(number, &next).expect("some router responds");
-                }
-                assert!(document.is_stream(), "{number}: {document:?}");
-                let pod = pod_of(number).expect("the call has a pod");
-                assert!(holders.lock().unwrap().insert(pod.clone()), "{pod} was allocated twice");
-                served.lock().unwrap().push(number);
-                thread::sleep(Duration::from_millis(300));
-                holders.lock().unwrap().remove(&pod);
-                let completed = format!("CallSid={}&CallStatus=completed", sids[number]);
-                let end = |other: usize| {
-                    let mut it = Connection::try_open(addresses[(number + other) % 3])?;
-                    it.try_form("/api/v1/twilio/call-status", &completed)
-                };
-                let is_ended = (0..3).filter_map(end).any(|response| response.status == 200);
-                assert!(is_ended, "{number} was not ended");
+                balancer.make_call((number, &sids[number]), document, holders);
+                served.fetch_add(1, Ordering::Relaxed);
             });
         }
-        eventually(10 * SECOND, "some calls are served", || served.lock().unwrap().len() >= 20);
+        eventually(10 * SECOND, "some calls are served", || served.load(Ordering::Relaxed) >= 20);
         let mut killed = routers.remove(1);
         killed.child.kill().unwrap();
         killed.child.wait().unwrap();
     });
-    let served = served.into_inner().unwrap();
     let hung_up = (0..100).filter(|number| hangs_up(*number)).count();
-    assert_eq!(served.len(), 100 - hung_up, "a waiting call was lost");
-    let mut handed = Vec::new();
-    while let Ok(message) = messages.get_message() {
-        handed.push(message.get_payload::<String>().unwrap());
-    }
+    assert_eq!(served.into_inner(), 100 - hung_up, "a waiting call was lost");
+    let handed = handed_calls(&mut messages);
     let arrival = |sid: &String| sids.iter().position(|other| other == sid).unwrap();
     assert!(handed.is_sorted_by_key(arrival), "not in order: {handed:?}");
-    assert_eq!(
-        handed.iter().collect::<HashSet<_>>().len(),
-        handed.len(),
-        "a call was handed two pods"
-    );
     let stayed = (10..100).filter(|number| !hangs_up(*number)).map(|number| &sids[number]);
     stayed.for_each(|sid| assert!(handed.contains(sid), "{sid} was never handed a pod"));
     eventually(10 * SECOND, "no call waits or is active", || {

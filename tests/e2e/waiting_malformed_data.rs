@@ -1,9 +1,8 @@
 //! Waiting calls in a Redis with manual edits, a memory limit, or missing permissions.
 
-use std::thread;
-
-use crate::waiting::{SECOND, start_router, waiting};
+use crate::waiting::{SECOND, SLOW_POLLS, start_router, waiting};
 use testkit::{
+    clock::WallClock,
     eventually,
     provider::{follow_redirect, request_document, start_call},
     redis::RedisServer,
@@ -45,17 +44,19 @@ fn waiting_calls_survive_manual_deletions() {
 
 #[test]
 fn a_full_redis_keeps_queue_entries_and_hand_offs() {
-    let server = RedisServer::start(&[]);
-    let router = start_router(&[("REDIS_URL", &server.url())]);
+    let clock = WallClock::ahead(0);
+    let server = RedisServer::with_clock(&clock);
+    let router = start_router(&[&SLOW_POLLS[..], &[("REDIS_URL", &server.url())]].concat());
     let (mut connection, mut redis) = (router.connect(), server.connection());
     router.allocate("CA1");
     let mut document = start_call(&mut connection, "CA2");
     redis::cmd("CONFIG").arg(("SET", "maxmemory", "1")).exec(&mut redis).unwrap();
-    for _ in 0..5 {
-        thread::sleep(SECOND);
+    for poll in 1..=5 {
+        clock.set_ahead(20 * poll);
         document = follow_redirect(&router, "CA2", &document);
         assert!(document.is_hold(), "{document:?}");
     }
+    router.wait_for_sweep();
     assert_eq!(waiting(&router), 1, "every poll has extended its deadline");
     assert_eq!(router.release("CA1").0, 200);
     assert!(follow_redirect(&router, "CA2", &document).is_stream());

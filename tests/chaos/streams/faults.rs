@@ -182,6 +182,7 @@ pub(crate) fn stop_redis(fault: &StreamFault, time: Duration) {
         cuts: false,
         overlaps: false,
     });
+    // The end of the disturbance is a time of the check: calls go on until then, and after it.
     thread::sleep(MAX_RESOLUTION_TIME);
     fault.pause(1_000, 1_500);
 }

@@ -263,11 +263,17 @@ async fn the_id_of_a_call_that_exists_is_refused_and_the_call_goes_on() {
 
 #[tokio::test]
 async fn a_call_that_a_webhook_has_allocated_is_refused() {
-    let (router, server) = router_with_secret(&[]).await;
+    let two_calls = r#"{"gold": {"type": "shared", "target": 1, "max_concurrent": 2}}"#;
+    let (router, server) = router_with_secret(&[("TIER_CONFIG", two_calls)]).await;
     let url = stream_url(&router, "CA1");
     let before = call(&router, "CA1");
-    // Leases are shown in seconds: one passes, so that an extension shows.
-    tokio::time::sleep(Duration::from_millis(1_100)).await;
+    // Leases are shown in seconds: a lease that began now ends later, so that an extension shows.
+    eventually(TIMEOUT, "a second passes", || {
+        router.allocate("CA2");
+        let other = call(&router, "CA2");
+        router.release("CA2");
+        other["lease_expires_at"] != before["lease_expires_at"]
+    });
     let mut other = connect_call(&router, "CA1").await;
     assert_eq!(close_code(&mut other).await, Some(1008));
     assert_eq!(call(&router, "CA1")["lease_expires_at"], before["lease_expires_at"]);

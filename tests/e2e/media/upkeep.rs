@@ -67,8 +67,6 @@ async fn a_provider_that_hangs_up_before_the_reply_to_a_failover_ends_its_call()
     drop(agent);
     tokio::time::sleep(Duration::from_millis(20)).await;
     provider.close(None).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(500)).await;
-    proxy.heal();
     let is_live = || router.get("/api/v1/calls/CA1").1["state"] == "live";
     let end = async {
         while is_live() {
