@@ -1,6 +1,8 @@
 //! Figures of one stream, shared between its task and those that show them.
 
 use std::{
+    fmt,
+    str::FromStr,
     sync::{
         Mutex,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
@@ -37,6 +39,44 @@ impl SideStats {
             bytes: self.bytes.load(Ordering::Relaxed),
             longest_gap: Duration::from_millis(self.longest_gap_ms.load(Ordering::Relaxed)),
         }
+    }
+}
+
+/// Figures of a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamFigures {
+    /// The provider as its opening message shows it.
+    pub provider: &'static str,
+    pub from_provider: SideFigures,
+    pub from_agent: SideFigures,
+}
+
+/// One line, for the store.
+impl fmt::Display for StreamFigures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.provider)?;
+        for side in [self.from_provider, self.from_agent] {
+            write!(f, " {} {} {}", side.frames, side.bytes, side.longest_gap.as_millis())?;
+        }
+        Ok(())
+    }
+}
+
+impl FromStr for StreamFigures {
+    type Err = ();
+
+    fn from_str(text: &str) -> Result<Self, ()> {
+        let mut parts = text.split(' ');
+        let provider = Dialect::from_name(parts.next().unwrap_or_default()).as_str();
+        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).ok_or(());
+        let mut side = || {
+            Ok::<_, ()>(SideFigures {
+                frames: number()?,
+                bytes: number()?,
+                longest_gap: Duration::from_millis(number()?),
+            })
+        };
+        Ok(Self { provider, from_provider: side()?, from_agent: side()? })
     }
 }
 

@@ -20,6 +20,7 @@ use self::{servers::Servers, simulated::SimulatedAgents};
 use crate::{
     auth::Access,
     capacity::Capacity,
+    client_limits::RateLimiter,
     config::{Config, PodSource, ProcessRole, StoreConfig},
     control::{Control, Source},
     http::{
@@ -28,7 +29,7 @@ use crate::{
             live::{Live, RouterInfo},
             snapshots::Snapshots,
         },
-        middleware::{rate_limit::RateLimiter, stream_limit::StreamLimiter},
+        middleware::stream_limit::StreamLimiter,
     },
     lifecycle::Lifecycle,
     media::{AtConnect, Gateway, GatewayParts},
@@ -166,7 +167,7 @@ impl Parts {
         let max_streams = config.media.as_ref().and_then(|media| media.max_streams);
         let parts = Self {
             store,
-            capacity: Arc::new(Capacity::new(metrics.clone(), config.events > 0)),
+            capacity: Arc::new(Capacity::new(metrics.capacity.clone(), config.events > 0)),
             dial_queues: Arc::default(),
             metrics,
             reconcile_now,

@@ -13,10 +13,10 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Parts, simulated::SimulatedAgents};
 use crate::{
+    client_limits::ConnectionLimiter,
     config::{Config, ProcessRole},
     http::{
         self, Context,
-        middleware::connection_limit::ConnectionLimiter,
         server::{Service, Timeouts, serve},
     },
     tls::ListenerTls,

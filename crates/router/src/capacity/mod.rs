@@ -6,6 +6,7 @@
 
 mod call_tracker;
 mod clock_check;
+mod gauges;
 mod pod_tracker;
 mod pool_state;
 mod scaling;
@@ -23,11 +24,11 @@ use self::scaling::Scaled;
 pub use self::{
     call_tracker::{CallTracker, Pools, Traffic},
     clock_check::ClockCheck,
+    gauges::CapacityGauges,
     pod_tracker::PodTracker,
     pool_state::{FORECAST_STEP, PoolPolicy, SavedState, log_decision},
     scaling::{ScalingMode, ScalingReport},
 };
-use crate::telemetry::metrics::Metrics;
 use fleet::{
     Millis,
     capacity::{Reason, Zone},
@@ -110,14 +111,14 @@ pub struct PoolCapacity {
 pub struct Capacity {
     snapshot: watch::Sender<Arc<CapacitySnapshot>>,
     scaled: Mutex<BTreeMap<Pool, Scaled>>,
-    metrics: Arc<Metrics>,
+    gauges: CapacityGauges,
     /// The router has the events from which decisions are taken.
     pub is_on: bool,
 }
 
 impl Capacity {
-    pub fn new(metrics: Arc<Metrics>, is_on: bool) -> Self {
-        Self { snapshot: watch::Sender::default(), scaled: Mutex::default(), metrics, is_on }
+    pub fn new(gauges: CapacityGauges, is_on: bool) -> Self {
+        Self { snapshot: watch::Sender::default(), scaled: Mutex::default(), gauges, is_on }
     }
 
     /// Follows the decisions. A receiver always has the latest ones.
@@ -181,7 +182,7 @@ impl Capacity {
 
     /// Shows decisions as they are: those of another router.
     pub fn follow(&self, snapshot: Arc<CapacitySnapshot>) -> Arc<CapacitySnapshot> {
-        self.metrics.capacity.set(snapshot.clone());
+        self.gauges.set(snapshot.clone());
         self.snapshot.send_replace(snapshot.clone());
         snapshot
     }
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn a_floor_holds_the_published_number_until_it_is_lowered() {
-        let capacity = Capacity::new(Arc::default(), true);
+        let capacity = Capacity::new(CapacityGauges::default(), true);
         let mut follower = capacity.subscribe();
         let published = |capacity: &Capacity| capacity.latest().pools[&pool()].published;
         capacity.publish(decided(5));
@@ -254,7 +255,7 @@ mod tests {
     }
     #[test]
     fn a_new_leader_holds_the_number_of_a_workload_until_its_scaler_knows_the_pods() {
-        let capacity = Capacity::new(Arc::default(), true);
+        let capacity = Capacity::new(CapacityGauges::default(), true);
         let published = |capacity: &Capacity| capacity.latest().pools[&pool()].published;
         let scaled = |desired| {
             let mut snapshot = decided(desired);

@@ -13,10 +13,8 @@ use tokio_util::sync::CancellationToken;
 
 use super::router_client::RouterArgs;
 use crate::{
-    http::{
-        middleware::connection_limit::ConnectionLimiter,
-        server::{Service, Timeouts, serve},
-    },
+    client_limits::ConnectionLimiter,
+    http::server::{Service, Timeouts, serve},
     human_duration::HumanDuration,
     telemetry::logs::{self, LogConfig, LogFormat},
     tls::ListenerTls,

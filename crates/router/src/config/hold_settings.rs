@@ -1,7 +1,7 @@
 //! Checks the settings of the hold queue.
 
 use super::{ConfigError, Settings};
-use crate::http::HoldConfig;
+use crate::hold_config::HoldConfig;
 
 pub(super) fn hold_config(settings: &Settings) -> Option<HoldConfig> {
     let message = settings.calls.hold_message.trim();

@@ -1,9 +1,12 @@
 //! Checks the settings of the media gateway.
 
-use std::{path::PathBuf, time::Duration};
+use std::time::Duration;
 
 use super::{ConfigError, Settings};
-use crate::human_duration::HumanDuration;
+use crate::{
+    human_duration::HumanDuration,
+    media::{AgentTls, MediaConfig},
+};
 
 /// Default time in which the stream of a call must reach the gateway.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(30);
@@ -14,30 +17,6 @@ const MIN_LEASE: Duration = Duration::from_secs(3);
 
 /// A gateway renews the lease of a call three times, and the sweep runs once a second.
 const MIN_CALL_LEASE: Duration = Duration::from_secs(1);
-
-/// The configuration of the media gateway.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MediaConfig {
-    /// Public base of stream URLs; `None` if it depends on the port chosen at start-up.
-    pub url: Option<String>,
-    pub max_frame: u64,
-    pub idle_timeout: Duration,
-    pub lease: Duration,
-    /// How long open streams are relayed once the process stops.
-    pub drain_time: Duration,
-    pub wrap_up: Duration,
-    /// `None`: derived from the limit of open files.
-    pub max_streams: Option<usize>,
-    /// TLS to agents, with a further authority.
-    pub agent_tls: Option<AgentTls>,
-}
-
-/// TLS to agents.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentTls {
-    /// A certificate authority to trust besides the system's.
-    pub authority: Option<PathBuf>,
-}
 
 /// Whether the gateway carries the streams.
 pub(super) fn is_on(settings: &Settings) -> bool {

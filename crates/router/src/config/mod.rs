@@ -16,7 +16,8 @@ mod value_parsers;
 
 use crate::{
     cluster::LeaderConfig,
-    http::{BusyAction, HoldConfig, OutboundConfig},
+    hold_config::{BusyAction, HoldConfig},
+    http::OutboundConfig,
     telemetry::logs::{LogConfig, LogFormat},
 };
 use std::{
@@ -32,12 +33,8 @@ use serde_json::Value;
 pub(crate) use self::capacity_settings::capacity_target;
 use self::hold_settings::{hold, hold_config, max_waiting_per_merchant};
 pub use self::{
-    media_settings::{AgentTls, MediaConfig},
-    process_role::ProcessRole,
-    reference::reference,
-    secret_settings::SecretSettings,
-    settings::Settings,
-    value_parsers::without_password,
+    process_role::ProcessRole, reference::reference, secret_settings::SecretSettings,
+    settings::Settings, value_parsers::without_password,
 };
 use crate::{
     auth::AccessConfig,
@@ -48,6 +45,7 @@ use crate::{
         pod_list::{self, ListedPod},
     },
     human_duration::HumanDuration,
+    media::MediaConfig,
     telemetry::traces::TraceConfig,
     tls::TlsConfig,
     trusted_proxies::TrustedProxies,

@@ -19,7 +19,7 @@ use super::{
     secret_settings::SecretSettings, trace_settings::TraceSettings, value_parsers,
 };
 use crate::{
-    http::BusyAction, human_duration::HumanDuration, telemetry::logs::LogFormat,
+    hold_config::BusyAction, human_duration::HumanDuration, telemetry::logs::LogFormat,
     trusted_proxies::TrustedProxies,
 };
 

@@ -2,7 +2,6 @@
 
 pub mod api;
 mod dashboard;
-mod hold_config;
 pub mod middleware;
 mod openapi;
 mod reply;
@@ -17,16 +16,20 @@ use tokio::sync::Notify;
 
 pub use self::{
     api::{dial_queues::DialQueues, events::CallTimelines, reservations::OutboundConfig},
-    hold_config::{BusyAction, HoldConfig},
     reply::{ApiError, RequestLog},
     routes::{admin_routes, health_only_routes, metrics_routes, public_routes, routes},
 };
 use self::{
     api::{live::Live, snapshots::Snapshots},
-    middleware::{rate_limit::RateLimiter, stream_limit::StreamLimiter},
+    middleware::stream_limit::StreamLimiter,
 };
 use crate::{
-    auth::Access, capacity::Capacity, lifecycle::Lifecycle, media::Gateway,
+    auth::Access,
+    capacity::Capacity,
+    client_limits::RateLimiter,
+    hold_config::{BusyAction, HoldConfig},
+    lifecycle::Lifecycle,
+    media::Gateway,
     telemetry::metrics::Metrics,
 };
 use fleet::{Allocation, Millis, PreviousPod};
@@ -191,7 +194,7 @@ impl Context {
         Arc::new(Self {
             live: Live::new(live_store, shared, metrics.clone(), lifecycle.clone(), info),
             snapshots,
-            capacity: Arc::new(Capacity::new(metrics.clone(), true)),
+            capacity: Arc::new(Capacity::new(metrics.capacity.clone(), true)),
             timelines: CallTimelines::default(),
             stream_limiter: StreamLimiter::new(metrics.clone()),
             rate_limiter: Arc::new(RateLimiter::new(0, Default::default())),

@@ -3,6 +3,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    path::PathBuf,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -21,7 +22,7 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use super::sockets::{AgentSocket, Socket};
-use crate::{config::AgentTls, tls::Trust};
+use crate::tls::Trust;
 use fleet::{Attached, names::CallSid};
 use media::handshake::{self, AgentRequest, MAX_RESPONSE_HEAD, Refused};
 use telephony::Parameters;
@@ -36,6 +37,13 @@ const READ_SIZE: usize = 1024;
 pub(super) const JAMBONZ: &str = "audio.jambonz.org";
 /// Address of simulated pods in the store.
 pub(crate) const SIMULATED: &str = "simulated";
+
+/// TLS to agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentTls {
+    /// A certificate authority to trust besides the system's.
+    pub authority: Option<PathBuf>,
+}
 
 /// An open WebSocket to an agent.
 pub(super) struct AgentConnection {

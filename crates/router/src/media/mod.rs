@@ -22,7 +22,7 @@ use hyper::{Request, Response, StatusCode, body::Incoming, header};
 use tokio::sync::oneshot;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::streams::StreamFigures;
+pub use self::agents::AgentTls;
 use self::{
     admission::NotAdmitted,
     agents::AgentConnector,
@@ -31,8 +31,8 @@ use self::{
 };
 use crate::{
     auth::Access,
-    config::MediaConfig,
-    http::{HoldConfig, middleware::rate_limit::RateLimiter},
+    client_limits::RateLimiter,
+    hold_config::HoldConfig,
     lifecycle::Lifecycle,
     telemetry::metrics::{Metrics, StreamMetrics},
 };
@@ -40,7 +40,10 @@ use fleet::{
     Millis,
     names::{CallSid, GatewayId},
 };
-use media::{relay::Limits, stats::Order};
+use media::{
+    relay::Limits,
+    stats::{Order, StreamFigures},
+};
 use spans::Tracer;
 use store::{Store, StoreError};
 use telephony::{Parameters, Provider, WsPath};
@@ -49,6 +52,23 @@ use telephony::{Parameters, Provider, WsPath};
 pub const PATH_PREFIX: &str = "/media/";
 /// The part before the provider of a stream URL that allocates at connect.
 pub const CONNECT_PREFIX: &str = "/connect/";
+
+/// The configuration of the media gateway.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MediaConfig {
+    /// Public base of stream URLs; `None` if it depends on the port chosen at start-up.
+    pub url: Option<String>,
+    pub max_frame: u64,
+    pub idle_timeout: Duration,
+    pub lease: Duration,
+    /// How long open streams are relayed once the process stops.
+    pub drain_time: Duration,
+    pub wrap_up: Duration,
+    /// `None`: derived from the limit of open files.
+    pub max_streams: Option<usize>,
+    /// TLS to agents, with a further authority.
+    pub agent_tls: Option<AgentTls>,
+}
 
 /// The media gateway of this process.
 pub struct Gateway {

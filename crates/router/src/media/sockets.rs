@@ -14,7 +14,7 @@ use tokio::{
 };
 use tokio_rustls::{client, server};
 
-use crate::http::server::TimeoutIo;
+use crate::client_limits::TimeoutIo;
 
 /// A socket, with TLS or without. The TLS state is boxed: most streams have one plain socket at
 /// least, and their memory counts.

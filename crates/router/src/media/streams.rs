@@ -2,8 +2,6 @@
 
 use std::{
     collections::HashMap,
-    fmt,
-    str::FromStr,
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
@@ -17,48 +15,9 @@ use fleet::{
     names::{CallSid, MerchantId, PodName, Pool, StreamId},
 };
 use media::{
-    opening::Dialect,
     relay::GapSink,
-    stats::{Order, SideFigures, StreamHandle},
+    stats::{Order, StreamFigures, StreamHandle},
 };
-
-/// Figures of a stream.
-#[derive(Debug, Clone, Copy)]
-pub struct StreamFigures {
-    /// The provider as its opening message shows it.
-    pub provider: &'static str,
-    pub from_provider: SideFigures,
-    pub from_agent: SideFigures,
-}
-
-/// One line, for the store.
-impl fmt::Display for StreamFigures {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.provider)?;
-        for side in [self.from_provider, self.from_agent] {
-            write!(f, " {} {} {}", side.frames, side.bytes, side.longest_gap.as_millis())?;
-        }
-        Ok(())
-    }
-}
-
-impl FromStr for StreamFigures {
-    type Err = ();
-
-    fn from_str(text: &str) -> Result<Self, ()> {
-        let mut parts = text.split(' ');
-        let provider = Dialect::from_name(parts.next().unwrap_or_default()).as_str();
-        let mut number = || parts.next().and_then(|part| part.parse::<u64>().ok()).ok_or(());
-        let mut side = || {
-            Ok::<_, ()>(SideFigures {
-                frames: number()?,
-                bytes: number()?,
-                longest_gap: Duration::from_millis(number()?),
-            })
-        };
-        Ok(Self { provider, from_provider: side()?, from_agent: side()? })
-    }
-}
 
 /// The connection of a stream to its pod; a failover replaces it.
 #[derive(Debug, Clone)]

@@ -12,13 +12,12 @@ use crate::http::{
     reply::PathName,
     webhooks::query::Query,
 };
-use crate::media;
-use ::media::stats::SideFigures;
 use fleet::{
     AttachedStream, CallCursor, CallLookup, CallQuery, CallStatus, EventKind, SkipReason,
     SkippedStep,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool, StreamId},
 };
+use media::stats::SideFigures;
 
 /// A skipped step of a chain, with the reason.
 #[derive(Serialize, ToSchema)]
@@ -277,8 +276,8 @@ fn figures(context: &Context, call: &CallSid, gateway: &GatewayId) -> Option<Str
     own.figures(call).map(figures_json)
 }
 
-fn figures_json(figures: media::StreamFigures) -> StreamFigures {
-    let media::StreamFigures { provider, from_provider, from_agent } = figures;
+fn figures_json(figures: media::stats::StreamFigures) -> StreamFigures {
+    let media::stats::StreamFigures { provider, from_provider, from_agent } = figures;
     let side = |side: SideFigures| StreamSide {
         bytes: side.bytes,
         frames: side.frames,

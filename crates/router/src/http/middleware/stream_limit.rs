@@ -9,9 +9,12 @@ use std::{
 
 use axum::http::{StatusCode, request::Parts};
 
-use super::{auth::Caller, rate_limit::network_of};
-use crate::http::{ApiError, Context};
-use crate::telemetry::metrics::Metrics;
+use super::auth::Caller;
+use crate::{
+    client_limits::network_of,
+    http::{ApiError, Context},
+    telemetry::metrics::Metrics,
+};
 
 /// Streams of one router.
 pub const MAX_STREAMS: usize = 200;

@@ -13,10 +13,8 @@ use axum::{
     http::{HeaderValue, Method, StatusCode, header, request::Parts},
     response::{IntoResponse, Response},
 };
-
 use tokio::time::Instant;
 
-use super::BusyAction;
 use super::{
     ApiError, Context, RequestLog, Shared,
     api::allocate::{AllocateOptions, Connected, NotConnected, ReservationEffect, connect},
@@ -25,6 +23,7 @@ use super::{
         rate_limit,
     },
 };
+use crate::hold_config::BusyAction;
 use fleet::{
     PreviousPod, Refusal, RefusalReason, ReservationUse,
     names::{InvalidName, PodName},

@@ -1,7 +1,6 @@
 //! All metrics with their names and labels. Label values never contain the name of a call or a
 //! pod.
 
-mod capacity;
 mod cluster;
 mod gauges;
 mod histograms;
@@ -25,12 +24,12 @@ use prometheus_client::{
 pub(crate) use self::labels::{Denied, Endpoint, Outcome, Refused, Request, SourcePool, Waited};
 pub(crate) use self::streams::{StreamMetrics, StreamTotals};
 use self::{
-    capacity::CapacityGauges,
     gauges::{Process, StoreGauges},
     histograms::{call_times, short_times, waiting_times},
     labels::Build,
     outbound::OutboundMetrics,
 };
+use crate::capacity::CapacityGauges;
 use fleet::{
     EndedCall, Refusal, RefusalReason, SkipReason, SkippedStep, merchant::Step, names::Pool,
 };

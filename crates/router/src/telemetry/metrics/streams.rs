@@ -23,10 +23,9 @@ use prometheus_client::{
 };
 
 use super::{Histograms, labels::Denied, short_times};
-use crate::media::StreamFigures;
 use media::{
     relay::{GapSink, Gaps},
-    stats::GAP_BUCKETS,
+    stats::{GAP_BUCKETS, StreamFigures},
 };
 
 /// Metrics of media streams.

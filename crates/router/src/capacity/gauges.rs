@@ -12,7 +12,7 @@ use prometheus_client::{
     metrics::{MetricType, counter::Counter, gauge::ConstGauge},
 };
 
-use crate::capacity::{CapacitySnapshot, PoolCapacity, ScalingReport};
+use super::{CapacitySnapshot, PoolCapacity, ScalingReport};
 use fleet::capacity::Reason;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
