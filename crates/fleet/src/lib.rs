@@ -9,13 +9,13 @@ pub mod merchant;
 pub mod names;
 pub mod outbound;
 pub mod rules;
+mod step;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
-mod tier_bounds;
 pub mod tiers;
 pub mod workload;
 
-pub use self::{assignment::default_pool, fleet::*};
+pub use self::{assignment::default_pool, fleet::*, step::Step};
 
 /// A point in time: milliseconds since the Unix epoch, by the store's clock.
 pub type Millis = u64;

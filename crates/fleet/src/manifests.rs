@@ -7,14 +7,12 @@ use std::collections::BTreeMap;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    merchant::{MerchantConfig, Step},
+    Step,
+    merchant::MerchantConfig,
     names::{MerchantId, TierName},
-    tiers::{DocumentSource, Tier, TierError, TierKind, Tiers},
+    tiers::{DocumentSource, MANAGED_BY, Tier, TierError, TierKind, Tiers},
     workload::Workload,
 };
-
-/// The field of a merchant's document that names the object which manages it.
-pub const MANAGED_BY: &str = "managed_by";
 
 /// The largest position in the chain, which the schema of the object also states.
 const MAX_POSITION: i64 = 1_000_000;

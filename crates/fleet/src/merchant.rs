@@ -1,67 +1,13 @@
 //! The configuration of a merchant: dedicated pool, fallback chain, limits and priority.
 
-use std::{fmt, str::FromStr};
-
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::rules::{MAX_DOCUMENT, MAX_MERCHANT_CALLS, MAX_MERCHANT_RATE, MAX_PRIORITY, MAX_STEPS};
-use crate::{
-    names::{InvalidName, MerchantId, TierName},
-    tiers::Tiers,
-};
+use crate::{Step, tiers::Tiers};
 
 /// The fields of a merchant document; others are ignored.
 pub const FIELDS: [&str; 6] =
     ["pool", "fallback", "dedicated_only", "max_calls", "max_rate", "priority"];
-
-/// One step of a chain: a tier, or a merchant's pool (`merchant:acme`).
-#[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(into = "String", try_from = "String")]
-pub enum Step {
-    Tier(TierName),
-    Merchant(MerchantId),
-}
-
-impl fmt::Display for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Tier(tier) => write!(f, "{tier}"),
-            Self::Merchant(id) => write!(f, "merchant:{id}"),
-        }
-    }
-}
-
-impl fmt::Debug for Step {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
-impl FromStr for Step {
-    type Err = InvalidName;
-
-    fn from_str(text: &str) -> Result<Self, InvalidName> {
-        match text.strip_prefix("merchant:") {
-            Some(id) => id.parse().map(Self::Merchant),
-            None => text.parse().map(Self::Tier),
-        }
-    }
-}
-
-impl From<Step> for String {
-    fn from(step: Step) -> Self {
-        step.to_string()
-    }
-}
-
-impl TryFrom<String> for Step {
-    type Error = InvalidName;
-
-    fn try_from(text: String) -> Result<Self, InvalidName> {
-        text.parse()
-    }
-}
 
 /// The error in a merchant document. Calls of the merchant take the default chain.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -265,15 +211,6 @@ mod tests {
         assert_eq!(steps(r#"{"pool": "acme", "dedicated_only": true}"#), ["merchant:acme"]);
         assert_eq!(steps(r#"{"fallback": ["merchant:b", "gold"]}"#), ["merchant:b", "gold"]);
         assert_eq!(steps(r#"{"pool": "", "fallback": null}"#), ["gold", "standard", "basic"]);
-    }
-
-    #[test]
-    fn steps_round_trip_through_text() {
-        for text in ["gold", "merchant:acme"] {
-            let step: Step = text.parse().unwrap();
-            assert_eq!(serde_json::to_value(&step).unwrap(), text);
-            assert_eq!(format!("{step:?}"), text);
-        }
     }
 
     #[test]

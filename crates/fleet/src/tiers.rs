@@ -1,18 +1,21 @@
 //! The tier table: the pools, the capacity of their pods, their targets, and the default chain.
 
+mod bounds;
+
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-pub use crate::tier_bounds::{InboundReserve, TierBounds};
+pub use self::bounds::{InboundReserve, TierBounds};
 use crate::{
-    manifests::MANAGED_BY,
-    merchant::Step,
+    Step,
     names::{MerchantId, Pool, TierName},
-    tier_bounds,
     workload::{Workload, WorkloadKind},
 };
+
+/// The field of a tier document, or of a merchant's, that names the objects which manage it.
+pub const MANAGED_BY: &str = "managed_by";
 
 /// `max_concurrent` of a shared tier that does not set it.
 pub(crate) const DEFAULT_MAX_CONCURRENT: u32 = 5;
@@ -190,7 +193,7 @@ impl Tiers {
     }
 
     /// The pools of the default chain, in order.
-    pub fn chain_pools(&self) -> impl DoubleEndedIterator<Item = Pool> {
+    pub(crate) fn chain_pools(&self) -> impl DoubleEndedIterator<Item = Pool> {
         self.chain.iter().filter_map(|step| self.resolve(step))
     }
 
@@ -248,12 +251,6 @@ impl Tiers {
         self.tier_of(pool)?.workload.as_ref()
     }
 
-    /// The tier that takes the pods of a workload.
-    pub fn tier_with_workload(&self, workload: &Workload) -> Option<&TierName> {
-        let is_it = |(_, tier): &(&TierName, &Tier)| tier.workload.as_ref() == Some(workload);
-        self.tiers.iter().find(is_it).map(|(name, _)| name)
-    }
-
     /// See [`Tier::prefers_low_ordinals`].
     pub fn prefers_low_ordinals(&self, pool: &Pool) -> bool {
         self.tier_of(pool).is_some_and(Tier::prefers_low_ordinals)
@@ -282,7 +279,7 @@ fn read_tier(
     for field in fields.keys() {
         const KNOWN: [&str; 5] = ["type", "target", "max_concurrent", "strategy", "workload"];
         let is_known = KNOWN.contains(&field.as_str());
-        if !is_known && !tier_bounds::FIELDS.contains(&field.as_str()) {
+        if !is_known && !bounds::FIELDS.contains(&field.as_str()) {
             warnings.push(format!("tier {name:?}: unknown field {field:?} is ignored"));
         }
     }

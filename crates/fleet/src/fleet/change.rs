@@ -7,8 +7,7 @@ use super::{
     Reservation, ReservationEnd, SkippedStep,
 };
 use crate::{
-    Millis,
-    merchant::Step,
+    Millis, Step,
     names::{
         AccountName, CallSid, Fingerprint, GatewayId, MerchantId, OrderId, PhoneNumber, PodName,
         Pool, ReservationId, StreamId,

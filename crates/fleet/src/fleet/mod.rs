@@ -94,8 +94,8 @@ pub use self::{
     waiting_dials::{DialDemand, WaitingDials},
 };
 use crate::{
-    Millis, assignment,
-    merchant::{Malformed, MerchantConfig, Step},
+    Millis, Step, assignment,
+    merchant::{Malformed, MerchantConfig},
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };

@@ -7,8 +7,7 @@ use std::{
 };
 
 use fleet::{
-    CallLookup, CallQuery, Event, EventId, EventKind, LoggedEvent, RETURNED,
-    merchant::Step,
+    CallLookup, CallQuery, Event, EventId, EventKind, LoggedEvent, RETURNED, Step,
     names::{CallSid, Pool},
     tiers::Tiers,
 };

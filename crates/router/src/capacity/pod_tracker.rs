@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::cluster::{PodDetails, PodView, StartingPod};
-use fleet::{merchant::Step, names::PodName};
+use fleet::{Step, names::PodName};
 
 #[derive(Debug)]
 struct Start {

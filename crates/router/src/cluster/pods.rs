@@ -12,7 +12,7 @@ use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 
 use super::{ClusterConfig, workloads};
-use fleet::{PodFacts, merchant::Step, names::PodName, workload::Workload};
+use fleet::{PodFacts, Step, names::PodName, workload::Workload};
 
 const TIER_LABEL: &str = "smart-router/tier";
 const MERCHANT_LABEL: &str = "smart-router/merchant";

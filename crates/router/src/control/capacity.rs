@@ -22,10 +22,9 @@ use crate::{
     cluster::PodView,
 };
 use fleet::{
-    CapacityRefused, CapacityUpdate, DialDemand, Millis, PrescaleOrder,
+    CapacityRefused, CapacityUpdate, DialDemand, Millis, PrescaleOrder, Step,
     capacity::{Bounds, Observation, Prescale, Settings},
     default_pool,
-    merchant::Step,
     names::Pool,
     tiers::Tiers,
 };

@@ -18,8 +18,7 @@ use fleet::{
     CallPage, CallQuery, Claim, ClaimRefused, Claimant, Confirm, Confirmed, Conflict, Detach,
     Drained, Edit, EventId, Failover, FailoverRefused, Heartbeat, LoggedEvent, Millis, MoveRefused,
     NotReleased, Observed, PodFacts, PodStatus, PodWriter, Refusal, Release, Released, RemovalMode,
-    Removed, Renew, Renewed, Status, Swept, Undrained, UnknownPod, WriteRefused,
-    merchant::Step,
+    Removed, Renew, Renewed, Status, Step, Swept, Undrained, UnknownPod, WriteRefused,
     names::{CallSid, GatewayId, MerchantId, PodName, Pool},
     tiers::Tiers,
 };

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use super::reply::parse;
 use crate::StoreError;
 use fleet::{
-    merchant::Step,
+    Step,
     names::TierName,
     tiers::{Strategy, Tier, TierBounds, TierKind, Tiers},
 };

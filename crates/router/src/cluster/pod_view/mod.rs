@@ -19,7 +19,7 @@ use tokio::{sync::Notify, time::Instant};
 
 use self::entries::Entry;
 use super::pods::PodDetails;
-use fleet::{PodFacts, merchant::Step, names::PodName, workload::Workload};
+use fleet::{PodFacts, Step, names::PodName, workload::Workload};
 
 pub use self::workload_pods::{StartingPod, WorkloadPod};
 

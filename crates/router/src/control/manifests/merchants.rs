@@ -7,10 +7,10 @@ use serde_json::Value;
 use super::{AUTHOR, Configured, Outcome, Outcomes};
 use crate::control::Control;
 use fleet::{
-    Edit,
-    manifests::{self, MANAGED_BY, Manifest},
-    merchant::Step,
+    Edit, Step,
+    manifests::{self, Manifest},
     names::{MerchantId, Pool},
+    tiers::MANAGED_BY,
 };
 use store::StoreError;
 

@@ -26,10 +26,10 @@ use crate::http::{
 };
 use fleet::{
     Edit, PoolStatus,
-    manifests::{MANAGED_BY, owner_of},
+    manifests::owner_of,
     merchant::{FIELDS, MerchantConfig},
     names::{MerchantId, Pool},
-    tiers::Tiers,
+    tiers::{MANAGED_BY, Tiers},
 };
 
 #[derive(Serialize, ToSchema)]

@@ -30,9 +30,7 @@ use self::{
     outbound::OutboundMetrics,
 };
 use crate::capacity::CapacityGauges;
-use fleet::{
-    EndedCall, Refusal, RefusalReason, SkipReason, SkippedStep, merchant::Step, names::Pool,
-};
+use fleet::{EndedCall, Refusal, RefusalReason, SkipReason, SkippedStep, Step, names::Pool};
 
 type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 

@@ -4,10 +4,10 @@ use std::{fmt, str::FromStr};
 
 use serde_json::{Map, Value};
 
-use crate::tiers::{TierError, count, present};
+use super::{TierError, count, present};
 
 /// Fields of a tier document.
-pub(crate) const FIELDS: [&str; 3] = ["min", "max", "inbound_reserve"];
+pub(super) const FIELDS: [&str; 3] = ["min", "max", "inbound_reserve"];
 
 /// Limits of the pods that the capacity policy asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -99,7 +99,7 @@ impl From<InboundReserve> for Value {
 }
 
 impl TierBounds {
-    pub(crate) fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, TierError> {
+    pub(super) fn read(name: &str, fields: &Map<String, Value>) -> Result<Self, TierError> {
         let number = |field| present(fields, field).map(|it| count(name, field, it)).transpose();
         let (min, max) = (number(FIELDS[0])?.unwrap_or(0), number(FIELDS[1])?);
         let inbound_reserve = present(fields, FIELDS[2]);
@@ -113,7 +113,7 @@ impl TierBounds {
     }
 
     /// Adds the fields that differ from the defaults to a tier document.
-    pub(crate) fn write(self, fields: &mut Map<String, Value>) {
+    pub(super) fn write(self, fields: &mut Map<String, Value>) {
         let reserve = Some(self.inbound_reserve);
         let values: [Option<Value>; 3] = [
             Some(self.min).filter(|min| *min > 0).map(Value::from),
