@@ -59,7 +59,7 @@ impl Dialect {
         Self::ALL.get(number as usize).copied().unwrap_or_default()
     }
 
-    pub fn from_name(name: &str) -> Self {
+    pub(crate) fn from_name(name: &str) -> Self {
         Self::ALL.into_iter().find(|known| known.as_str() == name).unwrap_or(Self::Other)
     }
 
@@ -170,7 +170,7 @@ impl Opening {
 
     /// The message that makes the provider drop the audio that it has not played yet; `None` before
     /// the opening is complete, and for providers without such a message.
-    pub fn clear_message(&self) -> Option<String> {
+    pub(crate) fn clear_message(&self) -> Option<String> {
         let stream = || self.stream_id();
         Some(match self.dialect {
             Dialect::Twilio | Dialect::SignalWire => {
@@ -198,7 +198,7 @@ impl Opening {
     }
 
     /// The last opening message: the `start`, or the only one.
-    pub fn last_message(&self) -> Option<Vec<u8>> {
+    pub(crate) fn last_message(&self) -> Option<Vec<u8>> {
         let (mut rest, mut last) = (self.frames.as_slice(), None);
         while let Ok(Some(header)) = Header::parse(rest, Sender::Client) {
             let (frame, others) = rest.split_at_checked(header.frame_len() as usize)?;
@@ -225,7 +225,7 @@ impl Opening {
     }
 
     /// Ends an opening whose next frame is too large to be kept.
-    pub fn skip_large(&mut self) {
+    pub(crate) fn skip_large(&mut self) {
         if !self.is_complete {
             self.complete();
         }

@@ -21,10 +21,11 @@ mod xml;
 
 use std::{fmt, str::FromStr};
 
+use self::secrets::constant_time_eq;
 pub use self::{
     parameters::{MAX_PARAMETERS, MAX_VALUE, Parameters},
     params::{BadEncoding, Params},
-    secrets::{Secret, constant_time_eq},
+    secrets::Secret,
     signature::sha256_hex,
     start::InvalidStart,
     url::{DEFAULT_WS_PATH, WsPath, WsUrls},

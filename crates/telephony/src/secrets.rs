@@ -24,7 +24,7 @@ impl Secret {
 }
 
 /// Compares in constant time; only the lengths are observable.
-pub fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
+pub(crate) fn constant_time_eq(a: &[u8], b: &[u8]) -> bool {
     constant_time::verify_slices_are_equal(a, b).is_ok()
 }
 

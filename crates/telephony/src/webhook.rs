@@ -122,7 +122,7 @@ impl<'a> Webhook<'a> {
     }
 
     /// All values of a repeatable header.
-    pub fn header_values(&self, name: &'static str) -> impl Iterator<Item = &'a str> {
+    pub(crate) fn header_values(&self, name: &'static str) -> impl Iterator<Item = &'a str> {
         self.headers.get_all(name).into_iter().filter_map(|value| value.to_str().ok())
     }
 

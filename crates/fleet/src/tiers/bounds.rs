@@ -56,7 +56,7 @@ impl InboundReserve {
     }
 
     /// The slots to reserve beside this number of calls, so that a share of the sum is free.
-    pub fn beside_calls(self, calls: u64) -> u64 {
+    pub(crate) fn beside_calls(self, calls: u64) -> u64 {
         match self {
             Self::Slots(slots) => slots.into(),
             Self::Share(percent) => {

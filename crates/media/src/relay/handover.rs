@@ -49,7 +49,7 @@ impl<P: Socket> Relay<P> {
     }
 
     /// Whether the opening of the provider is complete: its `start`, or its first message.
-    pub fn has_opened(&self) -> bool {
+    fn has_opened(&self) -> bool {
         self.frames.opening.is_complete()
     }
 

@@ -62,14 +62,14 @@ pub(super) struct RedisClient {
     connecting: tokio::sync::Mutex<Option<Instant>>,
     /// Endpoint of the last MOVED reply of a cluster.
     moved: Mutex<Option<(String, u16)>>,
-    pub clock: RedisClock,
+    pub(super) clock: RedisClock,
     is_circuit_open: AtomicBool,
     /// Cause of the last outage, in a word.
     reason: Mutex<String>,
     concurrency_limit: ConcurrencyLimit,
     /// Wakes the maintenance task: the circuit opened, or deferred writes were enqueued.
-    pub maintenance_due: Notify,
-    pub metrics: StoreMetrics,
+    pub(super) maintenance_due: Notify,
+    pub(super) metrics: StoreMetrics,
 }
 
 impl RedisClient {
