@@ -5,10 +5,7 @@ use std::net::SocketAddr;
 
 use clap::Parser;
 use serde_json::json;
-use smart_router::{
-    app,
-    config::{Config, Settings},
-};
+use smart_router::{Config, Settings};
 
 use testkit::{Connection, redis::RedisServer};
 
@@ -77,7 +74,8 @@ fn heap_allocations_per_request_stay_within_bounds() {
         arguments.extend(["--tier-config", &tiers]);
         arguments.extend(store.iter().flat_map(|url| ["--redis-url", url]));
         let settings = Arguments::try_parse_from(arguments).unwrap().settings;
-        let running = runtime.block_on(app::start(Config::new(settings).unwrap())).unwrap();
+        let running =
+            runtime.block_on(smart_router::start(Config::new(settings).unwrap())).unwrap();
         let address = running.api;
         if store.is_some() {
             leave_capacity_to_another_router(&server);

@@ -9,12 +9,8 @@ use fleet::{
     merchant::MerchantConfig,
     tiers::{DocumentSource, Tiers},
 };
-use smart_router::{
-    auth::Tokens,
-    cluster::{ClusterConfig, ClusterPod, pods::PodObject},
-    control::pod_list,
-    http::middleware::rate_limit::RateLimiter,
-    tools::agent::{Reaction, react},
+use smart_router::fuzz_targets::{
+    ClusterConfig, ClusterPod, PodObject, RateLimiter, Reaction, Tokens, parse_pod_list, react,
 };
 use spans::SpanContext;
 use telephony::{
@@ -72,7 +68,7 @@ pub fn traceparent(data: &[u8]) {
 }
 
 pub fn pod_list(data: &[u8]) {
-    if let Ok(pods) = pod_list::parse(text(data), 8000) {
+    if let Ok(pods) = parse_pod_list(text(data), 8000) {
         assert!(!pods.is_empty());
     }
 }

@@ -3,10 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use clap::Parser;
-use smart_router::{
-    app,
-    config::{Config, Settings},
-};
+use smart_router::{Config, Settings};
 use store::Functions;
 
 use super::cell::{self, Broken};
@@ -60,8 +57,9 @@ pub(crate) fn serve(cell: &str) -> ! {
             .await;
         }
         let config = Config::new(Arguments::parse_from(["router"]).settings).expect("settings");
-        let running =
-            app::start_with(config, functions(cell.broken)).await.expect("a broken router starts");
+        let running = smart_router::start_with(config, functions(cell.broken))
+            .await
+            .expect("a broken router starts");
         let _running = running;
         std::future::pending::<()>().await;
     });

@@ -33,14 +33,14 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Wire for T {}
 
 /// A client of one router.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub(crate) struct Client {
     base: Uri,
     token: Option<Secret>,
     tls: Option<Arc<ClientConfig>>,
 }
 
 impl Client {
-    pub fn new(url: &str, token: Option<Secret>, trust: &Trust) -> anyhow::Result<Self> {
+    pub(crate) fn new(url: &str, token: Option<Secret>, trust: &Trust) -> anyhow::Result<Self> {
         let base: Uri = url.parse().with_context(|| format!("{url:?} is not a URL"))?;
         let tls = match base.scheme_str() {
             Some("http") => None,
@@ -52,12 +52,12 @@ impl Client {
     }
 
     /// Connects to the host of a URL, with TLS for `https` and `wss`.
-    pub async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
+    pub(crate) async fn connect(&self, url: &Uri) -> anyhow::Result<Box<dyn Wire>> {
         connect(url, self.tls.as_ref()).await
     }
 
     /// Sends a request; returns the status and the JSON body, or null without one.
-    pub async fn send(
+    pub(crate) async fn send(
         &self,
         method: Method,
         path: &str,
@@ -70,7 +70,7 @@ impl Client {
     }
 
     /// Opens an event stream; a refusal is returned with its status and body.
-    pub async fn stream(
+    pub(crate) async fn stream(
         &self,
         path: &str,
     ) -> anyhow::Result<Result<Messages, (StatusCode, Value)>> {
@@ -124,11 +124,15 @@ impl Client {
         Ok(response.await?)
     }
 
-    pub async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
+    pub(crate) async fn get(&self, path: &str) -> anyhow::Result<(StatusCode, Value)> {
         self.send(Method::GET, path, None).await
     }
 
-    pub async fn post(&self, path: &str, body: &Value) -> anyhow::Result<(StatusCode, Value)> {
+    pub(crate) async fn post(
+        &self,
+        path: &str,
+        body: &Value,
+    ) -> anyhow::Result<(StatusCode, Value)> {
         self.send(Method::POST, path, Some(body)).await
     }
 }
@@ -261,14 +265,14 @@ impl AsyncWrite for AlertFirst {
 }
 
 /// Messages of an event stream.
-pub struct Messages {
+pub(crate) struct Messages {
     body: Incoming,
     buffer: String,
 }
 
 impl Messages {
     /// Returns the name and data of the next message; `None` at the end.
-    pub async fn next(&mut self) -> anyhow::Result<Option<(String, String)>> {
+    pub(crate) async fn next(&mut self) -> anyhow::Result<Option<(String, String)>> {
         loop {
             if let Some((message, rest)) = self.buffer.split_once("\n\n") {
                 let field = |name: &str| {

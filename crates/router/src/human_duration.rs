@@ -6,7 +6,7 @@ use jiff::fmt::friendly::SpanParser;
 
 /// A duration, written `15m`, `30s`, `500ms` or `1h30m`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub struct HumanDuration(pub Duration);
+pub(crate) struct HumanDuration(pub(crate) Duration);
 
 const MAX_DURATION: Duration = Duration::from_secs(366 * 24 * 3600);
 
@@ -26,7 +26,7 @@ impl FromStr for HumanDuration {
 }
 
 impl HumanDuration {
-    pub fn millis(self) -> u64 {
+    pub(crate) fn millis(self) -> u64 {
         self.0.as_millis() as u64
     }
 }

@@ -1,19 +1,20 @@
 //! A call router for voice agents; `docs/architecture.md` gives the overview.
 
-pub mod app;
-pub mod auth;
-pub mod capacity;
+mod app;
+mod auth;
+mod capacity;
 pub mod cli;
 mod client;
 mod client_limits;
-pub mod cluster;
-pub mod config;
-pub mod control;
+mod cluster;
+mod config;
+mod control;
+pub mod fuzz_targets;
 mod hold_config;
-pub mod http;
+mod http;
 mod human_duration;
 mod lifecycle;
-pub mod media;
+mod media;
 mod open_files;
 mod telemetry;
 mod terminal;
@@ -21,6 +22,11 @@ mod tls;
 pub mod tools;
 mod trusted_proxies;
 mod watched_file;
+
+pub use self::{
+    app::{Running, start, start_with},
+    config::{Config, Settings},
+};
 
 /// Returns an unpredictable number. `RandomState` is seeded by the operating system, which is
 /// enough for ids of requests and calls.

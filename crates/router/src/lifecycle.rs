@@ -13,18 +13,18 @@ use tokio_util::sync::CancellationToken;
 
 /// Lifecycle state, shared by the endpoints and the background tasks.
 #[derive(Debug, Default)]
-pub struct Lifecycle {
+pub(crate) struct Lifecycle {
     is_store_reached: AtomicBool,
     /// This replica's watch of the cluster failed, and no list has been read since.
-    pub is_cluster_lost: AtomicBool,
+    pub(crate) is_cluster_lost: AtomicBool,
     leader: Mutex<Leader>,
     /// The store holds pods of another origin, so that no call is served from it.
-    pub is_foreign: AtomicBool,
+    pub(crate) is_foreign: AtomicBool,
     /// The reason for which the store refuses this router's pods.
     pods_refused: Mutex<Option<String>>,
     /// Problems of the connection to the cluster in words, by their source.
     problems: Mutex<BTreeMap<String, String>>,
-    pub stopping: CancellationToken,
+    pub(crate) stopping: CancellationToken,
 }
 
 /// The leader as this replica sees it.
@@ -40,43 +40,43 @@ struct Leader {
 
 /// Limits after which the leader counts as silent or absent.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct LeaderTimes {
+pub(crate) struct LeaderTimes {
     /// Time without a renewal after which the leader is silent: it may have died.
-    pub silence: Duration,
+    pub(crate) silence: Duration,
     /// Time without a renewal after which the Lease has expired.
-    pub lease: Duration,
+    pub(crate) lease: Duration,
 }
 
 impl Lifecycle {
     /// Records that the store answered and holds this router's pods.
-    pub fn store_reached(&self) {
+    pub(crate) fn store_reached(&self) {
         self.is_store_reached.store(true, Ordering::Relaxed);
     }
 
     /// Returns the holder of the Lease; `None` without a Lease or if it can't be read.
-    pub fn leader(&self) -> Option<String> {
+    pub(crate) fn leader(&self) -> Option<String> {
         self.leader_state().name.clone()
     }
 
-    pub fn set_leader(&self, name: Option<String>) {
+    pub(crate) fn set_leader(&self, name: Option<String>) {
         self.leader_state().name = name;
     }
 
     /// Starts an election. An existing leader counts as alive until its silence is observed.
-    pub fn begin_election(&self, times: LeaderTimes) {
+    pub(crate) fn begin_election(&self, times: LeaderTimes) {
         let mut leader = self.leader_state();
         (leader.times, leader.renewed) = (times, Some(Instant::now()));
     }
 
     /// Records a read of the Lease that its holder last renewed at `renewed`.
-    pub fn saw_lease(&self, renewed: Instant) {
+    pub(crate) fn saw_lease(&self, renewed: Instant) {
         let mut leader = self.leader_state();
         (leader.renewed, leader.read) = (Some(renewed), Some(Instant::now()));
     }
 
     /// The Lease is readable and its holder does not renew it: the leader may have died, and no
     /// replica has replaced it.
-    pub fn is_leader_silent(&self) -> bool {
+    pub(crate) fn is_leader_silent(&self) -> bool {
         let leader = self.leader_state();
         let within =
             |at: Option<Instant>| at.is_some_and(|at| at.elapsed() <= leader.times.silence);
@@ -84,7 +84,7 @@ impl Lifecycle {
     }
 
     /// No replica is known to lead: the Lease has expired or can't be read.
-    pub fn is_leaderless(&self) -> bool {
+    pub(crate) fn is_leaderless(&self) -> bool {
         let leader = self.leader_state();
         leader.renewed.is_some_and(|at| at.elapsed() > leader.times.lease)
     }
@@ -94,18 +94,18 @@ impl Lifecycle {
     }
 
     /// Returns the reason for which the store refuses this router's pods, if it does.
-    pub fn pods_refused(&self) -> Option<String> {
+    pub(crate) fn pods_refused(&self) -> Option<String> {
         self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns whether the reason changed.
-    pub fn set_pods_refused(&self, reason: Option<String>) -> bool {
+    pub(crate) fn set_pods_refused(&self, reason: Option<String>) -> bool {
         let mut known = self.pods_refused.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *known, reason.clone()) != reason
     }
 
     /// Records or clears a problem of the connection to the cluster.
-    pub fn set_problem(&self, source: &str, problem: Option<String>) {
+    pub(crate) fn set_problem(&self, source: &str, problem: Option<String>) {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         match problem {
             Some(problem) => drop(problems.insert(source.to_owned(), problem)),
@@ -114,12 +114,12 @@ impl Lifecycle {
     }
 
     /// Returns the problems of the connection to the cluster.
-    pub fn problems(&self) -> Vec<String> {
+    pub(crate) fn problems(&self) -> Vec<String> {
         let problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         problems.values().cloned().collect()
     }
 
-    pub fn is_ready(&self) -> bool {
+    pub(crate) fn is_ready(&self) -> bool {
         self.is_store_reached.load(Ordering::Relaxed)
             && !self.is_foreign.load(Ordering::Relaxed)
             && !self.stopping.is_cancelled()

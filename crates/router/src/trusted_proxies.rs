@@ -10,7 +10,7 @@ pub struct TrustedProxies(Vec<IpNet>);
 
 impl TrustedProxies {
     /// An IPv4-mapped IPv6 address, as a dual-stack socket reports it, counts as IPv4.
-    pub fn contains(&self, address: IpAddr) -> bool {
+    pub(crate) fn contains(&self, address: IpAddr) -> bool {
         let address = address.to_canonical();
         self.0.iter().any(|network| network.contains(&address))
     }

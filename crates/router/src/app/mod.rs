@@ -57,9 +57,9 @@ const STREAM_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(10);
 pub struct Running {
     pub api: SocketAddr,
     /// The address of everything but the webhooks.
-    pub admin: SocketAddr,
-    pub metrics_address: SocketAddr,
-    pub context: Arc<Context>,
+    pub(crate) admin: SocketAddr,
+    pub(crate) metrics_address: SocketAddr,
+    pub(crate) context: Arc<Context>,
     servers: Servers,
     simulated: Option<SimulatedAgents>,
     gateway: Option<Arc<Gateway>>,
@@ -303,12 +303,12 @@ fn control(config: &Config, parts: &Parts, origin: Option<PodOrigin>) -> Control
 }
 
 impl Running {
-    pub fn has_simulated_agents(&self) -> bool {
+    pub(crate) fn has_simulated_agents(&self) -> bool {
         self.simulated.is_some()
     }
 
     /// A handle to end the drain of streams early.
-    pub fn stream_drain(&self) -> StreamDrain {
+    pub(crate) fn stream_drain(&self) -> StreamDrain {
         StreamDrain(self.gateway.clone())
     }
 
@@ -345,12 +345,12 @@ impl Running {
 }
 
 /// The drain of a stopping process's streams.
-pub struct StreamDrain(Option<Arc<Gateway>>);
+pub(crate) struct StreamDrain(Option<Arc<Gateway>>);
 
 impl StreamDrain {
     /// Closes the open streams at once. Returns false if there are none, or if they are closing
     /// already.
-    pub fn end(&self) -> bool {
+    pub(crate) fn end(&self) -> bool {
         self.0.as_ref().is_some_and(|gateway| gateway.end_drain())
     }
 }

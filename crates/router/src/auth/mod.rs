@@ -1,6 +1,6 @@
 //! Authentication: API tokens with their roles, and the keys that verify webhooks.
 
-pub mod secrets;
+pub(crate) mod secrets;
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -9,7 +9,7 @@ use telephony::{Dialect, Provider, Secret};
 
 /// Permissions of a token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Role {
+pub(crate) enum Role {
     /// Read everything.
     Viewer,
     /// Allocate, release, renew and drain.
@@ -21,7 +21,7 @@ pub enum Role {
 impl Role {
     const ALL: [Self; 3] = [Self::Viewer, Self::Agent, Self::Admin];
 
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Viewer => "viewer",
             Self::Agent => "agent",
@@ -30,7 +30,7 @@ impl Role {
     }
 
     /// Whether this role includes the permissions of `needed`.
-    pub fn may(self, needed: Self) -> bool {
+    pub(crate) fn may(self, needed: Self) -> bool {
         self == needed || self == Self::Admin
     }
 }
@@ -38,7 +38,7 @@ impl Role {
 /// An authenticated client: its role and the number of its token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bearer {
-    pub role: Role,
+    pub(crate) role: Role,
     /// Position in `API_TOKENS`, from 1.
     number: usize,
 }
@@ -120,18 +120,18 @@ fn connect_secrets(text: &str) -> Result<Vec<Secret>, String> {
 
 /// Sources of the provider keys and API tokens, with their variables.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct AccessConfig {
-    pub providers: BTreeMap<Provider, (&'static str, Source)>,
-    pub api_tokens: Option<(&'static str, Source)>,
+pub(crate) struct AccessConfig {
+    pub(crate) providers: BTreeMap<Provider, (&'static str, Source)>,
+    pub(crate) api_tokens: Option<(&'static str, Source)>,
     /// Keys of stream tokens.
-    pub media: Option<(&'static str, Source)>,
+    pub(crate) media: Option<(&'static str, Source)>,
     /// Secrets in the URLs of streams without a webhook.
-    pub connect: Option<(&'static str, Source)>,
+    pub(crate) connect: Option<(&'static str, Source)>,
 }
 
 /// The keys and tokens in force.
 #[derive(Default)]
-pub struct Access {
+pub(crate) struct Access {
     providers: BTreeMap<Provider, Watched<Vec<Secret>>>,
     tokens: Option<Watched<Tokens>>,
     media: Option<Watched<Vec<Secret>>>,
@@ -140,10 +140,10 @@ pub struct Access {
 
 /// An unusable source of secrets: its variable, its printable part, and what was expected.
 #[derive(Debug)]
-pub struct BadSource {
-    pub name: &'static str,
-    pub shown: String,
-    pub expected: String,
+pub(crate) struct BadSource {
+    pub(crate) name: &'static str,
+    pub(crate) shown: String,
+    pub(crate) expected: String,
 }
 
 impl BadSource {
@@ -157,7 +157,7 @@ impl BadSource {
 }
 
 impl Access {
-    pub fn new(config: &AccessConfig) -> Result<Self, BadSource> {
+    pub(crate) fn new(config: &AccessConfig) -> Result<Self, BadSource> {
         let mut access = Self::default();
         for (provider, (name, source)) in &config.providers {
             let dialect: &'static dyn Dialect = provider.dialect();
@@ -185,27 +185,27 @@ impl Access {
     }
 
     /// Returns the secrets in the URLs of streams without a webhook; `None` if there are none.
-    pub fn connect_secrets(&self) -> Option<Arc<Vec<Secret>>> {
+    pub(crate) fn connect_secrets(&self) -> Option<Arc<Vec<Secret>>> {
         self.connect.as_ref().map(Watched::current)
     }
 
     /// Returns the configured keys of stream tokens; `None` if the store keeps the key.
-    pub fn media_secrets(&self) -> Option<Arc<Vec<Secret>>> {
+    pub(crate) fn media_secrets(&self) -> Option<Arc<Vec<Secret>>> {
         self.media.as_ref().map(Watched::current)
     }
 
     /// Returns the keys of a provider; `None` if its webhooks are not verified.
-    pub fn keys(&self, provider: Provider) -> Option<Arc<Vec<Secret>>> {
+    pub(crate) fn keys(&self, provider: Provider) -> Option<Arc<Vec<Secret>>> {
         self.providers.get(&provider).map(Watched::current)
     }
 
     /// Returns the API tokens; `None` if the API needs no authentication.
-    pub fn tokens(&self) -> Option<Arc<Tokens>> {
+    pub(crate) fn tokens(&self) -> Option<Arc<Tokens>> {
         self.tokens.as_ref().map(Watched::current)
     }
 
     /// Reloads secrets whose files changed.
-    pub fn reload_if_changed(&self) {
+    pub(crate) fn reload_if_changed(&self) {
         self.providers.values().for_each(Watched::reload_if_changed);
         self.tokens.iter().for_each(Watched::reload_if_changed);
         self.media.iter().for_each(Watched::reload_if_changed);
@@ -213,7 +213,7 @@ impl Access {
     }
 
     /// Logs a warning for webhooks and an API without authentication.
-    pub fn warn_if_unauthenticated(&self, served: &[Provider]) {
+    pub(crate) fn warn_if_unauthenticated(&self, served: &[Provider]) {
         let open: Vec<&str> = served
             .iter()
             .filter(|provider| !self.providers.contains_key(provider))

@@ -12,20 +12,24 @@ use crate::watched_file::{Parse, ParseAll, WatchedFile};
 
 /// Source of secrets.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub(crate) enum Source {
     Text(Secret),
     File(PathBuf),
 }
 
 /// A value that is reloaded when its file changes.
-pub struct Watched<T> {
+pub(crate) struct Watched<T> {
     current: RwLock<Arc<T>>,
     file: Option<Mutex<WatchedFile<T>>>,
 }
 
 impl<T: 'static> Watched<T> {
     /// Parses the secrets. Errors of `parse` must not contain any part of them.
-    pub fn new(variable: &'static str, source: &Source, parse: Parse<T>) -> Result<Self, String> {
+    pub(super) fn new(
+        variable: &'static str,
+        source: &Source,
+        parse: Parse<T>,
+    ) -> Result<Self, String> {
         let (first, file) = match source {
             Source::Text(text) => (parse(text.expose())?, None),
             Source::File(path) => {
@@ -37,7 +41,7 @@ impl<T: 'static> Watched<T> {
     }
 
     /// Parses files that belong together.
-    pub fn files(
+    pub(crate) fn files(
         variable: &'static str,
         paths: Vec<PathBuf>,
         parse: ParseAll<T>,
@@ -46,12 +50,12 @@ impl<T: 'static> Watched<T> {
         Ok(Self { current: RwLock::new(Arc::new(first)), file: Some(Mutex::new(file)) })
     }
 
-    pub fn current(&self) -> Arc<T> {
+    pub(crate) fn current(&self) -> Arc<T> {
         self.current.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Reloads the value if its file changed. An unusable file changes nothing.
-    pub fn reload_if_changed(&self) {
+    pub(crate) fn reload_if_changed(&self) {
         let Some(file) = &self.file else { return };
         if let Some(changed) =
             file.lock().unwrap_or_else(PoisonError::into_inner).reload_if_changed()

@@ -32,14 +32,14 @@ const WARNING_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The traffic of a pool since it was last taken.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Traffic {
-    pub arrivals: u64,
+pub(crate) struct Traffic {
+    pub(crate) arrivals: u64,
     /// Calls that were refused, or left the queue, for lack of a pod.
-    pub refusals: u64,
+    pub(crate) refusals: u64,
     /// Durations of ended calls, in seconds.
-    pub durations: Vec<f64>,
+    pub(crate) durations: Vec<f64>,
     /// Events were lost: the numbers are too low.
-    pub gap: bool,
+    pub(crate) gap: bool,
 }
 
 #[derive(Debug, Clone, PartialEq)]
@@ -52,7 +52,7 @@ struct Tracked {
 
 /// Live and waiting calls by the first pool of their chain, and the traffic of each pool.
 #[derive(Debug, Default)]
-pub struct CallTracker {
+pub(crate) struct CallTracker {
     /// The last event that was read; `None` before the first read.
     cursor: Option<EventId>,
     /// Events of the last update.
@@ -68,9 +68,9 @@ pub struct CallTracker {
 }
 
 /// The pools that calls can be attributed to.
-pub struct Pools<'a> {
-    pub tiers: &'a Tiers,
-    pub known: &'a HashSet<Pool>,
+pub(crate) struct Pools<'a> {
+    pub(crate) tiers: &'a Tiers,
+    pub(crate) known: &'a HashSet<Pool>,
 }
 
 impl Pools<'_> {
@@ -116,13 +116,13 @@ async fn newest_event(store: &dyn Store) -> Result<EventId, StoreError> {
 }
 
 impl CallTracker {
-    pub fn cursor(&self) -> EventId {
+    pub(crate) fn cursor(&self) -> EventId {
         self.cursor.unwrap_or_default()
     }
 
     /// Starts over: counts the traffic since each pool's `cursors`, then lists the live calls.
     /// Pools without a cursor count from now on.
-    pub async fn start(
+    pub(crate) async fn start(
         &mut self,
         store: &dyn Store,
         pools: &Pools<'_>,
@@ -183,7 +183,11 @@ impl CallTracker {
 
     /// Reads the events since the last update. If some were lost, all pools have a gap, and the
     /// live calls are listed again.
-    pub async fn update(&mut self, store: &dyn Store, pools: &Pools<'_>) -> Result<(), StoreError> {
+    pub(crate) async fn update(
+        &mut self,
+        store: &dyn Store,
+        pools: &Pools<'_>,
+    ) -> Result<(), StoreError> {
         let page_size = (self.last_update / READS).clamp(MIN_PAGE, MAX_PAGE);
         self.last_update = 0;
         for _ in 0..MAX_READS {
@@ -227,7 +231,7 @@ impl CallTracker {
     }
 
     /// Replaces the live and waiting calls by those of the store.
-    pub async fn list_calls(
+    pub(crate) async fn list_calls(
         &mut self,
         store: &dyn Store,
         pools: &Pools<'_>,
@@ -335,12 +339,12 @@ impl CallTracker {
     }
 
     /// Live and waiting calls of a pool.
-    pub fn calls(&self, pool: &Pool) -> (u64, u64) {
+    pub(crate) fn calls(&self, pool: &Pool) -> (u64, u64) {
         self.counts.get(pool).copied().unwrap_or_default()
     }
 
     /// Takes the traffic of a pool since the last time.
-    pub fn take(&mut self, pool: &Pool) -> Traffic {
+    pub(crate) fn take(&mut self, pool: &Pool) -> Traffic {
         self.traffic.remove(pool).unwrap_or_default()
     }
 }

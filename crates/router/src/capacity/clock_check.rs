@@ -9,14 +9,14 @@ const TOLERANCE: Duration = Duration::from_secs(5);
 
 /// Compares the store's clock with the monotonic one.
 #[derive(Debug, Default)]
-pub struct ClockCheck {
+pub(crate) struct ClockCheck {
     /// Both clocks at the last check.
     last: Option<(Millis, Instant)>,
 }
 
 impl ClockCheck {
     /// Whether the store's clock has stepped since the last check.
-    pub fn has_stepped(&mut self, now: Millis) -> bool {
+    pub(crate) fn has_stepped(&mut self, now: Millis) -> bool {
         let last = self.last.replace((now, Instant::now()));
         last.is_some_and(|(last, since)| is_step(last, now, since.elapsed()))
     }

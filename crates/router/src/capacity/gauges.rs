@@ -25,20 +25,20 @@ type Latest = Option<(Arc<CapacitySnapshot>, Instant)>;
 
 /// The latest decisions.
 #[derive(Debug, Clone, Default)]
-pub struct CapacityGauges {
+pub(crate) struct CapacityGauges {
     latest: Arc<Mutex<Latest>>,
-    pub scaling: ScalingCounters,
+    pub(crate) scaling: ScalingCounters,
 }
 
 /// Writes of workloads by this router.
 #[derive(Debug, Clone, Default)]
-pub struct ScalingCounters {
-    pub writes: Counter,
-    pub errors: Counter,
+pub(crate) struct ScalingCounters {
+    pub(crate) writes: Counter,
+    pub(crate) errors: Counter,
 }
 
 impl CapacityGauges {
-    pub fn set(&self, snapshot: Arc<CapacitySnapshot>) {
+    pub(super) fn set(&self, snapshot: Arc<CapacitySnapshot>) {
         let mut latest = self.latest.lock().unwrap_or_else(PoisonError::into_inner);
         let known = latest.as_ref().filter(|(known, _)| known.at == snapshot.at);
         let seen = known.map_or_else(Instant::now, |(_, seen)| *seen);

@@ -18,11 +18,10 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use tokio::sync::watch;
 
 use self::scaling::Scaled;
-pub use self::{
-    call_tracker::{CallTracker, Pools, Traffic},
+pub(crate) use self::{
+    call_tracker::{CallTracker, Pools},
     clock_check::ClockCheck,
     gauges::CapacityGauges,
     pod_tracker::PodTracker,
@@ -37,12 +36,12 @@ use fleet::{
 
 /// Settings of the policy.
 #[derive(Debug, Clone, PartialEq)]
-pub struct CapacityConfig {
+pub(crate) struct CapacityConfig {
     /// Share of calls that find a warm pod.
-    pub target: f64,
-    pub zone: Zone,
+    pub(crate) target: f64,
+    pub(crate) zone: Zone,
     /// Action of the leader on the numbers.
-    pub scaling: ScalingMode,
+    pub(crate) scaling: ScalingMode,
 }
 
 /// Age from which the decisions of this router are no longer reported: an autoscaler must not act
@@ -53,92 +52,87 @@ const MAX_FOLLOWED_AGE: Duration = Duration::from_secs(15);
 
 /// The decisions for all pools at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct CapacitySnapshot {
+pub(crate) struct CapacitySnapshot {
     /// Time of the decisions by the store's clock; 0 before the first ones.
-    pub at: Millis,
+    pub(crate) at: Millis,
     /// The router that took them.
-    pub router: String,
-    pub pools: BTreeMap<Pool, PoolCapacity>,
+    pub(crate) router: String,
+    pub(crate) pools: BTreeMap<Pool, PoolCapacity>,
     /// This process took them.
     #[serde(skip)]
-    pub is_own: bool,
+    pub(crate) is_own: bool,
 }
 
 impl CapacitySnapshot {
     /// Age from which the decisions are no longer reported.
-    pub fn max_age(&self) -> Duration {
+    pub(crate) fn max_age(&self) -> Duration {
         if self.is_own { MAX_AGE } else { MAX_FOLLOWED_AGE }
     }
 }
 
 /// The decision for one pool, and the observation behind it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct PoolCapacity {
+pub(crate) struct PoolCapacity {
     /// Pods that the policy asks for, ready and starting ones.
-    pub desired: u64,
-    pub reason: Reason,
+    pub(crate) desired: u64,
+    pub(crate) reason: Reason,
     /// Pods that autoscalers should keep: `desired`, or more while surplus pods are in service or
     /// have calls ([`Capacity::set_scaling`]).
-    pub published: u64,
+    pub(crate) published: u64,
     /// Pods that the forecast alone asks for.
-    pub needed: u64,
+    pub(crate) needed: u64,
     /// Pods in service, busy or idle.
-    pub ready: u64,
-    pub starting: u64,
-    pub live: u64,
-    pub waiting: u64,
+    pub(crate) ready: u64,
+    pub(crate) starting: u64,
+    pub(crate) live: u64,
+    pub(crate) waiting: u64,
     /// Slots for outbound dials: held for outstanding ones, or needed by waiting ones.
     #[serde(default)]
-    pub dial_slots: u64,
+    pub(crate) dial_slots: u64,
     /// Dials that wait for a pod.
     #[serde(default)]
-    pub waiting_dials: u64,
+    pub(crate) waiting_dials: u64,
     /// Expected calls when a pod that starts now is ready.
-    pub expected_calls: f64,
+    pub(crate) expected_calls: f64,
     /// The start-up time that the decision plans with, in seconds.
-    pub start_up: f64,
-    pub calls_per_pod: u64,
+    pub(crate) start_up: f64,
+    pub(crate) calls_per_pod: u64,
     /// Time in which pods of the pool idled within the last day, in pod-hours.
-    pub idle_pod_hours: f64,
+    pub(crate) idle_pod_hours: f64,
     /// Expected calls and the pods that they need, one point per 5 minutes from now.
-    pub forecast: Vec<(f64, u64)>,
+    pub(crate) forecast: Vec<(f64, u64)>,
     /// The scaling of the pool's workload, if it has one.
     #[serde(default)]
-    pub scaling: Option<ScalingReport>,
+    pub(crate) scaling: Option<ScalingReport>,
 }
 
 /// The latest decisions, and the floors that the scaler sets.
-pub struct Capacity {
-    snapshot: watch::Sender<Arc<CapacitySnapshot>>,
+pub(crate) struct Capacity {
+    snapshot: Mutex<Arc<CapacitySnapshot>>,
     scaled: Mutex<BTreeMap<Pool, Scaled>>,
     gauges: CapacityGauges,
     /// The router has the events from which decisions are taken.
-    pub is_on: bool,
+    pub(crate) is_on: bool,
 }
 
 impl Capacity {
-    pub fn new(gauges: CapacityGauges, is_on: bool) -> Self {
-        Self { snapshot: watch::Sender::default(), scaled: Mutex::default(), gauges, is_on }
+    pub(crate) fn new(gauges: CapacityGauges, is_on: bool) -> Self {
+        Self { snapshot: Mutex::default(), scaled: Mutex::default(), gauges, is_on }
     }
 
-    /// Follows the decisions. A receiver always has the latest ones.
-    pub fn subscribe(&self) -> watch::Receiver<Arc<CapacitySnapshot>> {
-        self.snapshot.subscribe()
-    }
-
-    pub fn latest(&self) -> Arc<CapacitySnapshot> {
-        self.snapshot.borrow().clone()
+    pub(crate) fn latest(&self) -> Arc<CapacitySnapshot> {
+        self.snapshot().clone()
     }
 
     /// Keeps the published number of a pool at `floor` or above, because that number of its pods is
     /// in service or has calls. It applies to the latest decisions at once; the other replicas get
     /// it with the next ones.
-    pub fn set_scaling(&self, pool: &Pool, floor: u64, report: ScalingReport) {
+    pub(crate) fn set_scaling(&self, pool: &Pool, floor: u64, report: ScalingReport) {
         self.change(pool, Some(Scaled { floor, report: Some(report) }));
     }
 
     /// Publishes the policy's own number of a pool, or the last one if a workload runs it.
-    pub fn clear_scaling(&self, pool: &Pool) {
+    pub(crate) fn clear_scaling(&self, pool: &Pool) {
         self.change(pool, None);
     }
 
@@ -156,7 +150,7 @@ impl Capacity {
     }
 
     /// Publishes decisions of this router: applies the floors to them.
-    pub fn publish(&self, snapshot: CapacitySnapshot) -> Arc<CapacitySnapshot> {
+    pub(crate) fn publish(&self, snapshot: CapacitySnapshot) -> Arc<CapacitySnapshot> {
         self.publish_above(&self.scaled(), snapshot)
     }
 
@@ -181,10 +175,14 @@ impl Capacity {
     }
 
     /// Shows decisions as they are: those of another router.
-    pub fn follow(&self, snapshot: Arc<CapacitySnapshot>) -> Arc<CapacitySnapshot> {
+    pub(crate) fn follow(&self, snapshot: Arc<CapacitySnapshot>) -> Arc<CapacitySnapshot> {
         self.gauges.set(snapshot.clone());
-        self.snapshot.send_replace(snapshot.clone());
+        *self.snapshot() = snapshot.clone();
         snapshot
+    }
+
+    fn snapshot(&self) -> MutexGuard<'_, Arc<CapacitySnapshot>> {
+        self.snapshot.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn scaled(&self) -> MutexGuard<'_, BTreeMap<Pool, Scaled>> {
@@ -235,16 +233,13 @@ mod tests {
     #[test]
     fn a_floor_holds_the_published_number_until_it_is_lowered() {
         let capacity = Capacity::new(CapacityGauges::default(), true);
-        let mut follower = capacity.subscribe();
         let published = |capacity: &Capacity| capacity.latest().pools[&pool()].published;
         capacity.publish(decided(5));
         assert_eq!(published(&capacity), 5);
         capacity.set_scaling(&pool(), 5, ScalingReport::default());
         capacity.publish(decided(3));
         assert_eq!(published(&capacity), 5, "five pods are in service");
-        follower.mark_unchanged();
         capacity.set_scaling(&pool(), 4, ScalingReport::default());
-        assert!(follower.has_changed().unwrap());
         assert_eq!(published(&capacity), 4);
         assert_eq!(capacity.latest().pools[&pool()].desired, 3);
         capacity.publish(decided(9));

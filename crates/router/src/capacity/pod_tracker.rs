@@ -19,7 +19,7 @@ struct Start {
 /// Pods that this replica's watch has seen start. Every replica keeps it, so that a new leader
 /// knows the pods that are starting.
 #[derive(Debug, Default)]
-pub struct PodTracker {
+pub(crate) struct PodTracker {
     /// By UID.
     starting: HashMap<String, Start>,
     /// The first list of the view has been read.
@@ -44,7 +44,7 @@ fn start_up_time(observed: Duration, details: &PodDetails) -> Duration {
 
 impl PodTracker {
     /// Compares the view with the last one. Called about once a second.
-    pub fn update(&mut self, view: &PodView) {
+    pub(crate) fn update(&mut self, view: &PodView) {
         if view.lists().0 == 0 {
             return;
         }
@@ -72,12 +72,12 @@ impl PodTracker {
     }
 
     /// The labels of the starting pods.
-    pub fn starting(&self) -> impl Iterator<Item = Option<&Step>> {
+    pub(crate) fn starting(&self) -> impl Iterator<Item = Option<&Step>> {
         self.starting.values().map(|start| start.pin.as_ref())
     }
 
     /// Takes the start-up times since the last time.
-    pub fn take_start_ups(&mut self) -> Vec<(Option<Step>, f64)> {
+    pub(crate) fn take_start_ups(&mut self) -> Vec<(Option<Step>, f64)> {
         std::mem::take(&mut self.start_ups)
     }
 }

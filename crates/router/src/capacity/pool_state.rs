@@ -24,7 +24,7 @@ const IDLE_SAVE_INTERVAL: Duration = Duration::from_secs(600);
 const EVENT_INTERVAL: Duration = Duration::from_secs(60);
 /// Interval at which the forecast is computed, the distance of its points, and their number.
 const FORECAST_INTERVAL: Duration = Duration::from_secs(60);
-pub const FORECAST_STEP: u64 = 300;
+pub(crate) const FORECAST_STEP: u64 = 300;
 const FORECAST_POINTS: u64 = 24;
 /// The longest interval whose idle time is counted.
 const MAX_IDLE_INTERVAL: Millis = 60_000;
@@ -35,7 +35,7 @@ const VERSION: u32 = 1;
 
 /// The state of a pool as the store keeps it.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct SavedState {
+pub(crate) struct SavedState {
     version: u32,
     /// The last event that the state includes.
     cursor: String,
@@ -45,7 +45,7 @@ pub struct SavedState {
 
 impl SavedState {
     /// Parses a stored state. One of another version, or edited by hand, is not used.
-    pub fn parse(text: &str) -> Option<Self> {
+    pub(crate) fn parse(text: &str) -> Option<Self> {
         let saved: Self = serde_json::from_str(text).ok()?;
         let is_hour = |(_, seconds): &(u64, f64)| (0.0..1e12).contains(seconds);
         let is_valid = saved.version == VERSION
@@ -56,14 +56,14 @@ impl SavedState {
         is_valid.then_some(saved)
     }
 
-    pub fn cursor(&self) -> EventId {
+    pub(crate) fn cursor(&self) -> EventId {
         self.cursor.parse().unwrap_or_default()
     }
 }
 
 /// The policy of a pool, and the results that are computed less often than its decisions.
 #[derive(Debug)]
-pub struct PoolPolicy {
+pub(crate) struct PoolPolicy {
     policy: Policy,
     /// Idle pod-seconds by hour.
     idle: VecDeque<(u64, f64)>,
@@ -78,7 +78,7 @@ pub struct PoolPolicy {
 }
 
 impl PoolPolicy {
-    pub fn new(settings: Settings, saved: Option<SavedState>) -> Self {
+    pub(crate) fn new(settings: Settings, saved: Option<SavedState>) -> Self {
         let (state, idle) = saved.map(|saved| (saved.state, saved.idle)).unwrap_or_default();
         Self {
             policy: Policy::resume(settings, state),
@@ -92,12 +92,12 @@ impl PoolPolicy {
         }
     }
 
-    pub fn bounds(&self) -> &Bounds {
+    pub(crate) fn bounds(&self) -> &Bounds {
         &self.policy.settings.bounds
     }
 
     /// Learns from an observation, and decides. `available` pods can take a call.
-    pub fn step(
+    pub(crate) fn step(
         &mut self,
         settings: Settings,
         observation: &Observation,
@@ -168,7 +168,7 @@ impl PoolPolicy {
     }
 
     /// The state to save, if it is due.
-    pub fn due_state(&mut self, cursor: EventId, is_last: bool) -> Option<String> {
+    pub(crate) fn due_state(&mut self, cursor: EventId, is_last: bool) -> Option<String> {
         let interval = if self.is_busy { SAVE_INTERVAL } else { IDLE_SAVE_INTERVAL };
         let is_due = self.saved.is_none_or(|saved| saved.elapsed() >= interval);
         if !is_due && !is_last {
@@ -185,13 +185,13 @@ impl PoolPolicy {
     }
 
     /// The save did not reach the store: it is due again.
-    pub fn save_failed(&mut self) {
+    pub(crate) fn save_failed(&mut self) {
         (self.saved, self.is_busy) = (None, true);
     }
 
     /// The detail of an event about a changed decision: the new number, the one before, and the
     /// reason. At most one per [`EVENT_INTERVAL`].
-    pub fn due_event(&mut self, decided: &PoolCapacity) -> Option<String> {
+    pub(crate) fn due_event(&mut self, decided: &PoolCapacity) -> Option<String> {
         let Some((before, at)) = self.reported else {
             self.reported = Some((decided.desired, Instant::now()));
             return None;
@@ -205,7 +205,7 @@ impl PoolPolicy {
 }
 
 /// Logs an observation as a line of `smart-router plan --step`, and its decision.
-pub fn log_decision(
+pub(crate) fn log_decision(
     pool: &Pool,
     observation: &Observation,
     bounds: &Bounds,

@@ -6,7 +6,7 @@ use fleet::Millis;
 
 /// Action of the router on the number of pods that a pool should have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum ScalingMode {
+pub(crate) enum ScalingMode {
     /// Publishes numbers that never fall below the pods of a workload.
     #[default]
     Off,
@@ -19,9 +19,9 @@ pub enum ScalingMode {
 }
 
 impl ScalingMode {
-    pub const ALL: [Self; 4] = [Self::Off, Self::DryRun, Self::External, Self::On];
+    pub(crate) const ALL: [Self; 4] = [Self::Off, Self::DryRun, Self::External, Self::On];
 
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Off => "off",
             Self::DryRun => "dry-run",
@@ -33,7 +33,7 @@ impl ScalingMode {
     /// How long after a number was replaced a workload may still act on it (ms). A controller acts
     /// within a second on its replicas. KEDA and a HorizontalPodAutoscaler read the published
     /// number every 30 s and 15 s.
-    pub fn settle_time(self) -> Millis {
+    pub(crate) fn settle_time(self) -> Millis {
         match self {
             Self::On => 5_000,
             Self::Off | Self::DryRun | Self::External => 75_000,
@@ -44,17 +44,17 @@ impl ScalingMode {
 /// The scaling of a pool that a workload runs.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct ScalingReport {
+pub(crate) struct ScalingReport {
     /// The mode of the leader.
-    pub mode: String,
+    pub(crate) mode: String,
     /// The replicas of the workload, if the leader reads them.
-    pub replicas: Option<u64>,
+    pub(crate) replicas: Option<u64>,
     /// Pods that are out of service because they are surplus.
-    pub surplus: u64,
+    pub(crate) surplus: u64,
     /// An error that keeps the workload from being scaled.
-    pub error: Option<String>,
+    pub(crate) error: Option<String>,
     /// Another writer of the replicas.
-    pub conflict: Option<String>,
+    pub(crate) conflict: Option<String>,
 }
 
 /// The part of the scaler in what is published about a pool.

@@ -35,7 +35,7 @@ use crate::config::{self, Config, ProcessRole, Settings};
 /// embedded store and simulated agents.
 #[derive(Debug, Parser)]
 #[command(name = "smart-router", version, args_conflicts_with_subcommands = true)]
-pub struct Cli {
+struct Cli {
     #[command(subcommand)]
     command: Option<Action>,
     #[command(flatten)]

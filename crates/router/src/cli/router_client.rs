@@ -23,7 +23,7 @@ pub(super) struct RouterArgs {
         default_value = "http://localhost:8080",
         global = true
     )]
-    pub router: String,
+    pub(super) router: String,
     /// API token, if the router requires one
     #[arg(long, env = "SMART_ROUTER_TOKEN", value_name = "TOKEN", global = true)]
     token: Option<Secret>,
@@ -70,8 +70,8 @@ impl RouterArgs {
 #[derive(Debug, thiserror::Error)]
 #[error("{text}")]
 pub(super) struct Failed {
-    pub code: u8,
-    pub text: String,
+    pub(super) code: u8,
+    pub(super) text: String,
 }
 
 /// Sends a request; returns the body of a successful response.

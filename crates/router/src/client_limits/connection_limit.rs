@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 const NEW_CONNECTION_GRACE: Duration = Duration::from_secs(2);
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-pub struct ConnectionLimiter {
+pub(crate) struct ConnectionLimiter {
     limit: usize,
     /// Counts connections that were closed or refused because of the limit.
     turned_away: Counter,
@@ -30,7 +30,7 @@ struct Open {
 
 /// Which side a connection waits for, and for what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Phase {
+pub(crate) enum Phase {
     /// The client has not begun its next request.
     Idle,
     /// The client sends the head of a request, since then.
@@ -42,11 +42,11 @@ pub enum Phase {
 }
 
 /// The slot of a connection within the limit.
-pub struct Slot {
+pub(crate) struct Slot {
     id: u64,
     state: Mutex<State>,
     /// Cancelled when a new connection takes the slot.
-    pub evicted: CancellationToken,
+    pub(crate) evicted: CancellationToken,
 }
 
 struct State {
@@ -57,8 +57,8 @@ struct State {
 }
 
 /// Frees the slot of a connection when dropped.
-pub struct SlotGuard {
-    pub slot: Arc<Slot>,
+pub(crate) struct SlotGuard {
+    pub(crate) slot: Arc<Slot>,
     limiter: Arc<ConnectionLimiter>,
 }
 
@@ -69,13 +69,13 @@ impl Drop for SlotGuard {
 }
 
 impl ConnectionLimiter {
-    pub fn new(limit: usize, turned_away: Counter) -> Arc<Self> {
+    pub(crate) fn new(limit: usize, turned_away: Counter) -> Arc<Self> {
         Arc::new(Self { limit, turned_away, open: Mutex::default() })
     }
 
     /// A slot for a new connection, taken from an idle one at the limit; `None` if no
     /// connection is idle.
-    pub fn acquire(self: &Arc<Self>) -> Option<SlotGuard> {
+    pub(crate) fn acquire(self: &Arc<Self>) -> Option<SlotGuard> {
         let now = Instant::now();
         let mut open = lock(&self.open);
         if open.slots.len() >= self.limit {
@@ -104,22 +104,22 @@ impl ConnectionLimiter {
 }
 
 impl Slot {
-    pub fn phase(&self) -> Phase {
+    pub(super) fn phase(&self) -> Phase {
         lock(&self.state).phase
     }
 
-    pub fn enter(&self, phase: Phase) {
+    pub(crate) fn enter(&self, phase: Phase) {
         lock(&self.state).phase = phase;
     }
 
-    pub fn end_response(&self) {
+    pub(crate) fn end_response(&self) {
         let mut state = lock(&self.state);
         (state.phase, state.has_responded) = (Phase::Idle, true);
     }
 
     /// Whether the handler of the current request waits for its body. (A handler may drop the
     /// body after the response.)
-    pub fn await_body(&self, is_pending: bool) {
+    pub(crate) fn await_body(&self, is_pending: bool) {
         let mut state = lock(&self.state);
         match (state.phase, is_pending) {
             (Phase::Response, true) => state.phase = Phase::Body,
@@ -129,7 +129,7 @@ impl Slot {
     }
 
     /// Bytes were sent or received.
-    pub fn mark_active(&self) {
+    pub(super) fn mark_active(&self) {
         lock(&self.state).active_at = Instant::now();
     }
 

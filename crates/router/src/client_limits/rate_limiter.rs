@@ -48,7 +48,7 @@ impl RateLimiter {
     }
 
     /// Counts an unauthenticated request; returns whether its source is within the limit.
-    pub fn allows(&self, extensions: &Extensions, headers: &HeaderMap) -> bool {
+    pub(crate) fn allows(&self, extensions: &Extensions, headers: &HeaderMap) -> bool {
         self.per_second == 0
             || self
                 .source(extensions, headers)

@@ -11,13 +11,13 @@ use super::{cause_of, explain, is_status};
 
 /// How long a 403 is retried, and reported as transient. An API server that starts answers 403 to valid
 /// requests until it has loaded the Roles, in a large cluster for some seconds.
-pub const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
+pub(crate) const FORBIDDEN_GRACE: Duration = Duration::from_secs(5);
 
 const NO_ANSWER: &str = "the Kubernetes API does not answer";
 
 /// An error to log.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Report {
+pub(crate) enum Report {
     /// May resolve by itself.
     Transient(String),
     Lasting(String),
@@ -25,7 +25,7 @@ pub enum Report {
 
 impl Report {
     /// Logs the error; `failure` names the operation that failed and what follows.
-    pub fn log(&self, failure: &str) {
+    pub(crate) fn log(&self, failure: &str) {
         match self {
             Self::Transient(error) => tracing::info!(
                 error,
@@ -38,7 +38,7 @@ impl Report {
 
 /// A failed request, for a task outside of this module.
 #[derive(Debug)]
-pub enum ApiFailure {
+pub(crate) enum ApiFailure {
     Error {
         error: Error,
         /// The permissions that the request needs.
@@ -67,7 +67,7 @@ enum Cause {
 
 /// Errors of one task that uses the API, from the first failure to the next success.
 #[derive(Debug, Default)]
-pub struct ApiErrors {
+pub(crate) struct ApiErrors {
     reported: Option<Cause>,
     since: Option<Instant>,
     forbidden_since: Option<Instant>,
@@ -76,7 +76,7 @@ pub struct ApiErrors {
 impl ApiErrors {
     /// Records an error; returns a report if it is new. `rule` names the permissions that the
     /// request needs.
-    pub fn record(&mut self, error: &Error, rule: &str) -> Option<Report> {
+    pub(crate) fn record(&mut self, error: &Error, rule: &str) -> Option<Report> {
         self.record_at(error, rule, Instant::now())
     }
 
@@ -105,12 +105,16 @@ impl ApiErrors {
     }
 
     /// Whether requests have been answered with 403 for longer than a starting API server does.
-    pub fn is_forbidden(&self) -> bool {
+    pub(super) fn is_forbidden(&self) -> bool {
         self.forbidden_since.is_some_and(|since| since.elapsed() >= FORBIDDEN_GRACE)
     }
 
     /// Records an error of a watch.
-    pub fn record_watch_error(&mut self, error: &watcher::Error, rule: &str) -> Option<Report> {
+    pub(super) fn record_watch_error(
+        &mut self,
+        error: &watcher::Error,
+        rule: &str,
+    ) -> Option<Report> {
         match cause_of(error) {
             Some(error) => self.record(error, rule),
             None => self.report_text(error.to_string()),
@@ -118,7 +122,7 @@ impl ApiErrors {
     }
 
     /// Records a failed request.
-    pub fn record_failure(&mut self, failure: &ApiFailure) -> Option<Report> {
+    pub(crate) fn record_failure(&mut self, failure: &ApiFailure) -> Option<Report> {
         match failure {
             ApiFailure::Error { error, rule } => self.record(error, rule),
             ApiFailure::Timeout => self.record_timeout(),
@@ -126,7 +130,7 @@ impl ApiErrors {
     }
 
     /// Records a request without a response in time.
-    pub fn record_timeout(&mut self) -> Option<Report> {
+    pub(crate) fn record_timeout(&mut self) -> Option<Report> {
         self.report_text(NO_ANSWER.into())
     }
 
@@ -144,7 +148,7 @@ impl ApiErrors {
     }
 
     /// Clears the errors after a success; returns the time since the first of them.
-    pub fn clear(&mut self) -> Option<Duration> {
+    pub(crate) fn clear(&mut self) -> Option<Duration> {
         std::mem::take(self).since.map(|since| since.elapsed())
     }
 }

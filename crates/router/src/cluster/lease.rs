@@ -12,14 +12,14 @@ use kube::{Api, Error, api::PostParams};
 
 /// Outcome of a renewal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Renewal {
+pub(crate) enum Renewal {
     Done,
     Lost,
     /// The Lease changed between the read and the write; this replica may still hold it.
     Conflict,
 }
 
-pub struct Lock {
+pub(crate) struct Lock {
     leases: Api<Lease>,
     name: String,
     identity: String,
@@ -27,7 +27,7 @@ pub struct Lock {
     /// The last seen version of the Lease, and when it was first seen.
     seen: Option<(String, Instant)>,
     /// Its holder at that version.
-    pub holder: String,
+    pub(crate) holder: String,
 }
 
 impl Lock {
@@ -41,13 +41,13 @@ impl Lock {
     }
 
     /// Returns when the Lease last changed, by the local clock: its holder was alive then.
-    pub fn changed_at(&self) -> Option<Instant> {
+    pub(crate) fn changed_at(&self) -> Option<Instant> {
         self.seen.as_ref().map(|(_, since)| *since)
     }
 
     /// Tries once to acquire the Lease; returns the epoch of the new term, which is above
     /// `floor` and above all previous terms.
-    pub async fn acquire(&mut self, floor: u64) -> Result<Option<u64>, Error> {
+    pub(crate) async fn acquire(&mut self, floor: u64) -> Result<Option<u64>, Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
             let fresh = Lease {
                 metadata: ObjectMeta { name: Some(self.name.clone()), ..ObjectMeta::default() },
@@ -82,7 +82,7 @@ impl Lock {
 
     /// Renews the Lease of the current term. A deleted Lease is lost: the next one begins a new
     /// term.
-    pub async fn renew(&mut self) -> Result<Renewal, Error> {
+    pub(crate) async fn renew(&mut self) -> Result<Renewal, Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else {
             return Ok(Renewal::Lost);
         };
@@ -101,7 +101,7 @@ impl Lock {
     }
 
     /// Releases the Lease, so that another replica need not wait for its expiry.
-    pub async fn release(&mut self) -> Result<(), Error> {
+    pub(crate) async fn release(&mut self) -> Result<(), Error> {
         let Some(lease) = self.leases.get_opt(&self.name).await? else { return Ok(()) };
         let before = lease.spec.clone().unwrap_or_default();
         if before.holder_identity.as_deref() != Some(&self.identity) {

@@ -2,14 +2,14 @@
 //! Kubernetes types.
 
 mod api_errors;
-pub mod lease;
+pub(crate) mod lease;
 mod manifests;
 mod nodes;
 mod pod_events;
 mod pod_view;
-pub mod pods;
+mod pods;
 mod watch;
-pub mod workloads;
+pub(crate) mod workloads;
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,18 +23,17 @@ use kube::{
     runtime::watcher::{self, Event},
 };
 
-pub use self::{
+pub use self::pods::{ClusterPod, PodObject};
+pub(crate) use self::{
     api_errors::{ApiErrors, ApiFailure, FORBIDDEN_GRACE},
     lease::{Lock, Renewal},
-    pod_view::{PodState, PodView, Sighting, StartingPod, WorkloadPod},
-    pods::{ClusterPod, PodDetails},
-    workloads::{Replicas, ScaleError, Workloads},
-};
-pub(crate) use self::{
     manifests::{ManifestKind, ManifestList, ManifestWatch},
     nodes::NodeWatch,
     pod_events::{PodEvent, PodEvents},
+    pod_view::{PodState, PodView, Sighting, StartingPod, WorkloadPod},
+    pods::PodDetails,
     watch::PodWatch,
+    workloads::{Replicas, ScaleError, Workloads},
 };
 
 /// Pods per page of a list.
@@ -60,25 +59,25 @@ pub struct ClusterConfig {
 
 /// The leader election.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct LeaderConfig {
-    pub enabled: bool,
-    pub namespace: String,
-    pub lock_name: String,
-    pub duration: Duration,
-    pub renew_deadline: Duration,
-    pub retry_period: Duration,
+pub(crate) struct LeaderConfig {
+    pub(crate) enabled: bool,
+    pub(crate) namespace: String,
+    pub(crate) lock_name: String,
+    pub(crate) duration: Duration,
+    pub(crate) renew_deadline: Duration,
+    pub(crate) retry_period: Duration,
 }
 
 /// A client of the cluster's API.
 #[derive(Clone)]
-pub struct Cluster {
+pub(crate) struct Cluster {
     client: Client,
-    pub config: Arc<ClusterConfig>,
+    pub(crate) config: Arc<ClusterConfig>,
 }
 
 impl Cluster {
     /// Connects by the pod's service account, or by `KUBECONFIG`.
-    pub async fn find(config: ClusterConfig) -> anyhow::Result<Self> {
+    pub(crate) async fn find(config: ClusterConfig) -> anyhow::Result<Self> {
         // Fails only if a provider is already installed, which serves as well.
         let _ = rustls::crypto::aws_lc_rs::default_provider().install_default();
         let mut found = match std::env::var_os("KUBECONFIG").filter(|path| !path.is_empty()) {
@@ -95,26 +94,26 @@ impl Cluster {
     /// Reads the UID of the namespace, which distinguishes it from a namespace of the same name
     /// in another cluster. It is stable for the life of the namespace, and a Role of the
     /// namespace can grant reading it.
-    pub async fn namespace_uid(&self) -> Result<String, Error> {
+    pub(crate) async fn namespace_uid(&self) -> Result<String, Error> {
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         let found = namespaces.get_metadata(&self.config.namespace).await?;
         Ok(found.metadata.uid.unwrap_or_default())
     }
 
     /// Returns the origin of its pods, by the UID of the namespace.
-    pub fn origin(&self, uid: String) -> PodOrigin {
+    pub(crate) fn origin(&self, uid: String) -> PodOrigin {
         PodOrigin::Kubernetes { namespace: self.config.namespace.clone(), cluster: uid }
     }
 
     /// Describes a failed read of the namespace, and returns whether the Role forbids it.
-    pub fn explain_identity(&self, error: &Error) -> (String, bool) {
+    pub(crate) fn explain_identity(&self, error: &Error) -> (String, bool) {
         let rule = format!("get on namespaces in the namespace {}", self.config.namespace);
         (explain(error, &rule), is_status(Some(error), 403))
     }
 
     /// Lists all pods of a namespace, then streams their changes. After an error, polling the
     /// stream retries.
-    pub fn watch(
+    pub(crate) fn watch(
         &self,
         namespace: &str,
     ) -> impl Stream<Item = Result<Event<ClusterPod>, watcher::Error>> + Send + use<> {
@@ -125,19 +124,19 @@ impl Cluster {
     }
 
     /// Returns the lock for leader election.
-    pub fn lock(&self, config: &LeaderConfig, identity: String) -> Lock {
+    pub(crate) fn lock(&self, config: &LeaderConfig, identity: String) -> Lock {
         let leases = Api::namespaced(self.client.clone(), &config.namespace);
         Lock::new(leases, config.lock_name.clone(), identity, config.duration)
     }
 
     /// Names the permissions that the watch of pods needs.
-    pub fn watch_rule(namespace: &str) -> String {
+    pub(crate) fn watch_rule(namespace: &str) -> String {
         format!("list and watch on pods in the namespace {namespace}")
     }
 }
 
 /// Returns the API error behind an error of a watch, if any.
-pub fn cause_of(error: &watcher::Error) -> Option<&Error> {
+pub(crate) fn cause_of(error: &watcher::Error) -> Option<&Error> {
     match error {
         watcher::Error::InitialListFailed(error)
         | watcher::Error::WatchStartFailed(error)
@@ -147,7 +146,7 @@ pub fn cause_of(error: &watcher::Error) -> Option<&Error> {
 }
 
 /// Whether a watch can't resume from its last resource version (410 Gone).
-pub fn is_expired(error: &watcher::Error) -> bool {
+pub(crate) fn is_expired(error: &watcher::Error) -> bool {
     match error {
         watcher::Error::WatchError(status) => status.code == 410,
         error => is_status(cause_of(error), 410),

@@ -38,15 +38,15 @@ pub enum PodObject {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct PodDetails {
     /// When the API server created the object (s).
-    pub created: Option<i64>,
-    pub node: Option<String>,
+    pub(crate) created: Option<i64>,
+    pub(crate) node: Option<String>,
     /// When the pod last became ready, by the clock of its node (s).
-    pub ready_at: Option<i64>,
+    pub(crate) ready_at: Option<i64>,
     /// The workload that runs the pod, and the revision of its template.
-    pub workload: Option<Workload>,
-    pub revision: Option<String>,
+    pub(crate) workload: Option<Workload>,
+    pub(crate) revision: Option<String>,
     /// Its deletion cost is that of a surplus pod.
-    pub is_marked: bool,
+    pub(crate) is_marked: bool,
 }
 
 impl<'de> Deserialize<'de> for ClusterPod {
@@ -97,17 +97,17 @@ impl Resource for ClusterPod {
 
 impl ClusterPod {
     /// The name in the cluster, for the log.
-    pub fn display_name(&self) -> &str {
+    pub(crate) fn display_name(&self) -> &str {
         self.metadata.name.as_deref().unwrap_or("?")
     }
 
-    pub fn uid(&self) -> Option<String> {
+    pub(crate) fn uid(&self) -> Option<String> {
         self.metadata.uid.clone()
     }
 
     /// The resource version: a number that grows with every change of an object of this kind.
     /// A version that is not a number can't be compared.
-    pub fn version(&self) -> Option<u64> {
+    pub(crate) fn version(&self) -> Option<u64> {
         self.metadata.resource_version.as_deref()?.parse().ok()
     }
 

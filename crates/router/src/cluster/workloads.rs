@@ -71,19 +71,19 @@ fn label<'a>(metadata: &'a ObjectMeta, name: &str) -> Option<&'a str> {
 
 /// The replicas of a workload at one version.
 #[derive(Debug, Clone)]
-pub struct Replicas {
+pub(crate) struct Replicas {
     /// The number that the workload should have.
-    pub wanted: u64,
+    pub(crate) wanted: u64,
     /// Pods that its controller counts.
-    pub pods: u64,
+    pub(crate) pods: u64,
     /// The first ordinal of a StatefulSet.
-    pub first_ordinal: u32,
+    pub(crate) first_ordinal: u32,
     scale: Scale,
 }
 
 /// The reason why a request to a workload failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ScaleError {
+pub(crate) enum ScaleError {
     /// The workload changed since it was read.
     Changed,
     /// The cause, in words.
@@ -92,9 +92,9 @@ pub enum ScaleError {
 
 /// The workloads of the namespace of the pods.
 #[derive(Clone)]
-pub struct Workloads {
+pub(crate) struct Workloads {
     client: Client,
-    pub namespace: String,
+    pub(crate) namespace: String,
 }
 
 /// Runs a request within its time; describes its error. `rule` names the permissions it needs.
@@ -129,7 +129,7 @@ macro_rules! on_kind {
 
 impl Cluster {
     /// Returns the workloads of the first namespace of the pods.
-    pub fn workloads(&self) -> Workloads {
+    pub(crate) fn workloads(&self) -> Workloads {
         let namespaces = &self.config.namespaces;
         let namespace = namespaces.first().unwrap_or(&self.config.namespace).clone();
         Workloads { client: self.client.clone(), namespace }
@@ -142,7 +142,7 @@ impl Workloads {
     }
 
     /// Reads the replicas of a workload.
-    pub async fn replicas(&self, workload: &Workload) -> Result<Replicas, ScaleError> {
+    pub(crate) async fn replicas(&self, workload: &Workload) -> Result<Replicas, ScaleError> {
         let (kind, name) = (workload.kind.as_str(), &workload.name);
         let rule = self.rule("get", &format!("{kind}s/scale (apps)"));
         let scale = on_kind!(self, workload, |api| run(api.get_scale(name), &rule).await)?;
@@ -166,7 +166,7 @@ impl Workloads {
     }
 
     /// Writes the replicas of a workload, if it has not changed since it was read.
-    pub async fn write(
+    pub(crate) async fn write(
         &self,
         workload: &Workload,
         read: &Replicas,
@@ -184,7 +184,10 @@ impl Workloads {
     }
 
     /// Returns the HorizontalPodAutoscaler that also scales a workload, in words.
-    pub async fn autoscaler_of(&self, workload: &Workload) -> Result<Option<String>, ScaleError> {
+    pub(crate) async fn autoscaler_of(
+        &self,
+        workload: &Workload,
+    ) -> Result<Option<String>, ScaleError> {
         let autoscalers: Api<HorizontalPodAutoscaler> =
             Api::namespaced(self.client.clone(), &self.namespace);
         let rule = self.rule("list", "horizontalpodautoscalers (autoscaling)");
@@ -205,7 +208,12 @@ impl Workloads {
     }
 
     /// Sets the deletion cost of a surplus pod, or removes it. Another cost is left alone.
-    pub async fn mark(&self, pod: &str, uid: &str, is_surplus: bool) -> Result<(), ScaleError> {
+    pub(crate) async fn mark(
+        &self,
+        pod: &str,
+        uid: &str,
+        is_surplus: bool,
+    ) -> Result<(), ScaleError> {
         let pods: Api<Pod> = Api::namespaced(self.client.clone(), &self.namespace);
         let cost = if is_surplus { json!(SURPLUS_COST) } else { json!(null) };
         // With the UID the API server refuses the patch of another pod of that name.

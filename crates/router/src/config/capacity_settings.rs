@@ -7,17 +7,17 @@ use fleet::capacity::Zone;
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Capacity")]
-pub struct CapacitySettings {
+pub(crate) struct CapacitySettings {
     /// Share of calls that should find a warm pod, for the capacity policy
     #[arg(
         long, env, value_name = "50%..99.999%", default_value = "99.9%",
         value_parser = capacity_target
     )]
-    pub capacity_target: f64,
+    pub(crate) capacity_target: f64,
 
     /// Time zone of the days and weeks that the capacity policy learns, such as Europe/Berlin
     #[arg(long, env, value_name = "NAME", default_value = "UTC", value_parser = zone_name)]
-    pub capacity_time_zone: String,
+    pub(crate) capacity_time_zone: String,
 
     /// Action of the leader on the number of pods of tiers with a workload. `off`: publish
     /// numbers that never fall below the pods. `dry-run`: also report the changes that `on` would
@@ -27,7 +27,7 @@ pub struct CapacitySettings {
         long, env, value_name = "off|dry-run|external|on", default_value = "off",
         value_parser = scaling_mode
     )]
-    pub scaling: ScalingMode,
+    pub(crate) scaling: ScalingMode,
 }
 
 impl CapacitySettings {

@@ -30,11 +30,11 @@ use store::Ttls;
 
 use serde_json::Value;
 
-pub(crate) use self::capacity_settings::capacity_target;
 use self::hold_settings::{hold, hold_config, max_waiting_per_merchant};
-pub use self::{
-    process_role::ProcessRole, reference::reference, secret_settings::SecretSettings,
-    settings::Settings, value_parsers::without_password,
+pub use self::settings::Settings;
+pub(crate) use self::{
+    capacity_settings::capacity_target, process_role::ProcessRole, reference::reference,
+    value_parsers::without_password,
 };
 use crate::{
     auth::AccessConfig,
@@ -71,14 +71,14 @@ pub struct ConfigError {
 }
 
 impl ConfigError {
-    pub fn new(variable: &str, value: impl ToString, expected: impl ToString) -> Self {
+    pub(crate) fn new(variable: &str, value: impl ToString, expected: impl ToString) -> Self {
         Self { variable: variable.into(), value: value.to_string(), expected: expected.to_string() }
     }
 }
 
 /// The store of the facts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StoreConfig {
+pub(crate) enum StoreConfig {
     Memory,
     Journal(PathBuf),
     Redis { url: String, key_prefix: String, ca_file: Option<PathBuf> },
@@ -86,7 +86,7 @@ pub enum StoreConfig {
 
 /// The source of pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodSource {
+pub(crate) enum PodSource {
     /// Agents inside this process.
     Simulated,
     List(Vec<ListedPod>),
@@ -97,70 +97,70 @@ pub enum PodSource {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct HttpConfig {
-    pub api: SocketAddr,
-    pub metrics: SocketAddr,
+pub(crate) struct HttpConfig {
+    pub(crate) api: SocketAddr,
+    pub(crate) metrics: SocketAddr,
     /// Address of everything but the webhooks, if separate.
-    pub admin: Option<SocketAddr>,
-    pub read_timeout: Duration,
-    pub idle_timeout: Duration,
-    pub max_connections: usize,
-    pub shutdown_timeout: Duration,
+    pub(crate) admin: Option<SocketAddr>,
+    pub(crate) read_timeout: Duration,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) max_connections: usize,
+    pub(crate) shutdown_timeout: Duration,
 }
 
 /// The checked configuration.
 #[derive(Debug, Clone)]
 pub struct Config {
-    pub role: ProcessRole,
-    pub http: HttpConfig,
-    pub store: StoreConfig,
-    pub pods: PodSource,
+    pub(crate) role: ProcessRole,
+    pub(crate) http: HttpConfig,
+    pub(crate) store: StoreConfig,
+    pub(crate) pods: PodSource,
     /// Take the store over from another origin of pods.
-    pub force_pod_origin: bool,
-    pub agent_port: u16,
+    pub(crate) force_pod_origin: bool,
+    pub(crate) agent_port: u16,
     /// Base of WebSocket URLs past the media gateway, if that is off.
-    pub agent_base_url: Option<String>,
+    pub(crate) agent_base_url: Option<String>,
     /// The media gateway; `None` if it is off.
-    pub media: Option<MediaConfig>,
-    pub ws_path: WsPath,
-    pub public_url: Option<String>,
+    pub(crate) media: Option<MediaConfig>,
+    pub(crate) ws_path: WsPath,
+    pub(crate) public_url: Option<String>,
     /// Providers whose webhooks are served.
-    pub providers: Vec<Provider>,
-    pub access: AccessConfig,
+    pub(crate) providers: Vec<Provider>,
+    pub(crate) access: AccessConfig,
     /// Certificate of the listeners; `None` for plain HTTP.
-    pub tls: Option<TlsConfig>,
+    pub(crate) tls: Option<TlsConfig>,
     /// Unauthenticated requests per second of one source; 0 for no limit.
-    pub rate_limit: u32,
-    pub trusted_proxies: TrustedProxies,
+    pub(crate) rate_limit: u32,
+    pub(crate) trusted_proxies: TrustedProxies,
     /// How long the fingerprint of a signed request is stored.
-    pub replay_window: Millis,
-    pub stream_status: bool,
-    pub busy_action: BusyAction,
-    pub hold: Option<HoldConfig>,
+    pub(crate) replay_window: Millis,
+    pub(crate) stream_status: bool,
+    pub(crate) busy_action: BusyAction,
+    pub(crate) hold: Option<HoldConfig>,
     /// How many times a call gets another pod after its stream disconnects.
-    pub retries: u32,
+    pub(crate) retries: u32,
     /// Approximate number of stored events.
-    pub events: usize,
-    pub identity: String,
+    pub(crate) events: usize,
+    pub(crate) identity: String,
     /// Export of traces, if enabled.
-    pub traces: Option<TraceConfig>,
-    pub cleanup_interval: Duration,
-    pub reconcile_interval: Duration,
-    pub ttls: Ttls,
-    pub tiers: Tiers,
-    pub leader: LeaderConfig,
-    pub capacity: CapacityConfig,
-    pub outbound: OutboundConfig,
-    pub log: LogConfig,
+    pub(crate) traces: Option<TraceConfig>,
+    pub(crate) cleanup_interval: Duration,
+    pub(crate) reconcile_interval: Duration,
+    pub(crate) ttls: Ttls,
+    pub(crate) tiers: Tiers,
+    pub(crate) leader: LeaderConfig,
+    pub(crate) capacity: CapacityConfig,
+    pub(crate) outbound: OutboundConfig,
+    pub(crate) log: LogConfig,
     /// Ignored parts of the settings, with the reason.
-    pub warnings: Vec<String>,
+    pub(crate) warnings: Vec<String>,
     settings: Settings,
 }
 
 impl PodSource {
     /// Returns the origin of these pods, as far as the settings define it; `None` for a process
     /// without pods of its own.
-    pub fn origin(&self) -> Option<PodOrigin> {
+    pub(crate) fn origin(&self) -> Option<PodOrigin> {
         match self {
             Self::Simulated => Some(PodOrigin::Simulated),
             Self::List(_) | Self::File(_) => Some(PodOrigin::List),
@@ -179,7 +179,7 @@ impl Config {
         Self::for_role(settings, ProcessRole::Router)
     }
 
-    pub fn for_role(settings: Settings, role: ProcessRole) -> Result<Self, ConfigError> {
+    pub(crate) fn for_role(settings: Settings, role: ProcessRole) -> Result<Self, ConfigError> {
         role.check(&settings)?;
         let pods = match role {
             ProcessRole::Router => pod_source(&settings)?,
@@ -263,14 +263,14 @@ impl Config {
     }
 
     /// Returns the base of stream URLs for the API's port.
-    pub fn media_url(&self, api_port: u16) -> String {
+    pub(crate) fn media_url(&self, api_port: u16) -> String {
         let scheme = if self.tls.is_some() { "wss" } else { "ws" };
         let given = self.media.as_ref().and_then(|media| media.url.clone());
         given.unwrap_or_else(|| format!("{scheme}://localhost:{api_port}"))
     }
 
     /// Returns the effective value of every variable, with secrets hidden.
-    pub fn describe(&self) -> Vec<(&'static str, String)> {
+    pub(crate) fn describe(&self) -> Vec<(&'static str, String)> {
         let s = &self.settings;
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let path = |value: &Option<PathBuf>| {

@@ -6,14 +6,14 @@ use crate::{http::OutboundConfig, human_duration::HumanDuration};
 
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Outbound calls")]
-pub struct OutboundSettings {
+pub(crate) struct OutboundSettings {
     /// How long a reservation is held after its grant, and after the dial was reported, from 1s to
     /// 1h. It should be longer than the provider lets a phone ring (60 s at Twilio)
     #[arg(
         long, env, value_name = "DURATION", default_value = "75s",
         value_parser = reservation_ttl
     )]
-    pub reservation_ttl: HumanDuration,
+    pub(crate) reservation_ttl: HumanDuration,
 
     /// Share of answered dials that may find no pod. The router learns how many dials are answered
     /// and holds no more slots than this share needs; 0 holds a slot per dial
@@ -21,7 +21,7 @@ pub struct OutboundSettings {
         long, env, value_name = "0%..50%", default_value = "1%",
         value_parser = miss_target
     )]
-    pub outbound_miss_target: u32,
+    pub(crate) outbound_miss_target: u32,
 }
 
 impl OutboundSettings {

@@ -4,7 +4,7 @@ use super::{ConfigError, Settings};
 
 /// The part of the service that a process provides.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ProcessRole {
+pub(crate) enum ProcessRole {
     /// API, webhooks, dashboard and media streams, with the background work of the fleet.
     Router,
     /// Media streams only, for the routers of the same Redis. It knows no source of pods: the

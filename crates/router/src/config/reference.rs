@@ -55,7 +55,7 @@ const GUIDES: [(&str, &[(&str, &str)]); 10] = [
 ];
 
 /// Returns the reference of all settings as Markdown.
-pub fn reference() -> String {
+pub(crate) fn reference() -> String {
     let mut text = String::from(INTRODUCTION);
     let mut heading = "";
     let command = Settings::augment_args(Command::new("settings"));

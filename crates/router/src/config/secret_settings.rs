@@ -11,94 +11,94 @@ use telephony::{Provider, Secret};
 /// The secrets as given.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Secrets")]
-pub struct SecretSettings {
+pub(crate) struct SecretSettings {
     /// Auth tokens that verify Twilio's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub twilio_auth_token: Option<Secret>,
+    pub(crate) twilio_auth_token: Option<Secret>,
 
     /// File with TWILIO_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub twilio_auth_token_file: Option<PathBuf>,
+    pub(crate) twilio_auth_token_file: Option<PathBuf>,
 
     /// Auth tokens that verify Plivo's webhooks, those of the main account included, separated by
     /// commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub plivo_auth_token: Option<Secret>,
+    pub(crate) plivo_auth_token: Option<Secret>,
 
     /// File with PLIVO_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub plivo_auth_token_file: Option<PathBuf>,
+    pub(crate) plivo_auth_token_file: Option<PathBuf>,
 
     /// Secrets, one of which Exotel's webhooks must have in the query as auth_token, separated by
     /// commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub exotel_auth_token: Option<Secret>,
+    pub(crate) exotel_auth_token: Option<Secret>,
 
     /// File with EXOTEL_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub exotel_auth_token_file: Option<PathBuf>,
+    pub(crate) exotel_auth_token_file: Option<PathBuf>,
 
     /// Signing keys that verify SignalWire's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub signalwire_auth_token: Option<Secret>,
+    pub(crate) signalwire_auth_token: Option<Secret>,
 
     /// File with SIGNALWIRE_AUTH_TOKEN, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub signalwire_auth_token_file: Option<PathBuf>,
+    pub(crate) signalwire_auth_token_file: Option<PathBuf>,
 
     /// Public keys (Base64) that verify Telnyx's webhooks, separated by commas. Unset: not
     /// verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub telnyx_public_key: Option<Secret>,
+    pub(crate) telnyx_public_key: Option<Secret>,
 
     /// File with TELNYX_PUBLIC_KEY, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub telnyx_public_key_file: Option<PathBuf>,
+    pub(crate) telnyx_public_key_file: Option<PathBuf>,
 
     /// Signature secrets that verify Vonage's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub vonage_signature_secret: Option<Secret>,
+    pub(crate) vonage_signature_secret: Option<Secret>,
 
     /// File with VONAGE_SIGNATURE_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub vonage_signature_secret_file: Option<PathBuf>,
+    pub(crate) vonage_signature_secret_file: Option<PathBuf>,
 
     /// Webhook secrets that verify jambonz's webhooks, separated by commas. Unset: not verified
     #[arg(long, env, value_name = "SECRETS")]
-    pub jambonz_webhook_secret: Option<Secret>,
+    pub(crate) jambonz_webhook_secret: Option<Secret>,
 
     /// File with JAMBONZ_WEBHOOK_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub jambonz_webhook_secret_file: Option<PathBuf>,
+    pub(crate) jambonz_webhook_secret_file: Option<PathBuf>,
 
     /// Keys of the tokens in stream URLs, separated by commas; the first signs, all verify. Unset:
     /// a key is created once and kept in the store
     #[arg(long, env, value_name = "SECRETS")]
-    pub media_secret: Option<Secret>,
+    pub(crate) media_secret: Option<Secret>,
 
     /// File with MEDIA_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub media_secret_file: Option<PathBuf>,
+    pub(crate) media_secret_file: Option<PathBuf>,
 
     /// Secrets, one of which the URLs of streams without a webhook must have
     /// (/connect/{provider}/{secret}), separated by commas; at least 16 letters, digits, hyphens,
     /// dots, underscores or tildes. Unset: only streams of providers that sign handshakes, if their
     /// secret is set
     #[arg(long, env, value_name = "SECRETS")]
-    pub connect_secret: Option<Secret>,
+    pub(crate) connect_secret: Option<Secret>,
 
     /// File with CONNECT_SECRET, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub connect_secret_file: Option<PathBuf>,
+    pub(crate) connect_secret_file: Option<PathBuf>,
 
     /// Tokens of the API as role:token, separated by commas; the roles are viewer, agent and
     /// admin. Unset: the API needs no authentication
     #[arg(long, env, value_name = "SECRETS")]
-    pub api_tokens: Option<Secret>,
+    pub(crate) api_tokens: Option<Secret>,
 
     /// File with API_TOKENS, separated by commas or lines; reloaded when it changes
     #[arg(long, env, value_name = "PATH")]
-    pub api_tokens_file: Option<PathBuf>,
+    pub(crate) api_tokens_file: Option<PathBuf>,
 }
 
 /// A variable for secrets, and the variable for their file.
@@ -182,7 +182,7 @@ impl SecretSettings {
     }
 
     /// Returns the source of each secret; fails if both variables of a pair are set.
-    pub fn access(&self) -> Result<AccessConfig, ConfigError> {
+    pub(super) fn access(&self) -> Result<AccessConfig, ConfigError> {
         let mut config = AccessConfig::default();
         for pair in self.pairs() {
             let given = match (pair.text, pair.file) {
@@ -205,7 +205,7 @@ impl SecretSettings {
     }
 
     /// Returns what `check-config` prints: whether a secret is set, never its value.
-    pub fn describe(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn describe(&self) -> Vec<(&'static str, String)> {
         let shown = |pair: Pair<'_>| {
             let text = if pair.text.is_some() { "(hidden)" } else { "" };
             let path = pair.file.as_ref().map(|path| path.display().to_string());

@@ -18,55 +18,55 @@ use telephony::Secret;
 /// The settings of traces as given.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traces")]
-pub struct TraceSettings {
+pub(crate) struct TraceSettings {
     /// Collector that accepts traces by OTLP over HTTP, http://host:4318 or https://; /v1/traces is
     /// appended. Unset: no traces
     #[arg(long, env, value_name = "URL", value_parser = collector_url)]
-    pub otel_exporter_otlp_endpoint: Option<String>,
+    pub(crate) otel_exporter_otlp_endpoint: Option<String>,
 
     /// Full URL of the collector, path included; takes precedence over
     /// OTEL_EXPORTER_OTLP_ENDPOINT
     #[arg(long, env, value_name = "URL", value_parser = collector_url)]
-    pub otel_exporter_otlp_traces_endpoint: Option<String>,
+    pub(crate) otel_exporter_otlp_traces_endpoint: Option<String>,
 
     /// Headers of requests to the collector: name=value, separated by commas, values
     /// percent-encoded. The value is a secret
     #[arg(long, env, value_name = "SECRETS")]
-    pub otel_exporter_otlp_headers: Option<Secret>,
+    pub(crate) otel_exporter_otlp_headers: Option<Secret>,
 
     /// Certificate authority to trust for a collector with https://, besides the system's (PEM);
     /// read at the start
     #[arg(long, env, value_name = "PATH")]
-    pub otel_exporter_otlp_certificate: Option<PathBuf>,
+    pub(crate) otel_exporter_otlp_certificate: Option<PathBuf>,
 
     /// Client certificate, if the collector requires one (PEM); read at the start
     #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_key")]
-    pub otel_exporter_otlp_client_certificate: Option<PathBuf>,
+    pub(crate) otel_exporter_otlp_client_certificate: Option<PathBuf>,
 
     /// Private key of OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE (PEM); read at the start
     #[arg(long, env, value_name = "PATH", requires = "otel_exporter_otlp_client_certificate")]
-    pub otel_exporter_otlp_client_key: Option<PathBuf>,
+    pub(crate) otel_exporter_otlp_client_key: Option<PathBuf>,
 
     /// Protocol of the export. JSON over HTTP is sent for both values, which collectors accept on
     /// the same port; grpc is refused
     #[arg(long, env, value_name = "http/json|http/protobuf", default_value = "http/json")]
-    pub otel_exporter_otlp_protocol: String,
+    pub(crate) otel_exporter_otlp_protocol: String,
 
     /// Disable traces, whatever else is set; values other than true count as false
     #[arg(long, env, value_name = "true|false", default_value = "false", value_parser = boolean)]
-    pub otel_sdk_disabled: bool,
+    pub(crate) otel_sdk_disabled: bool,
 
     /// How long a request to the collector may take, in milliseconds
     #[arg(long, env, value_name = "1..600000", default_value = "10000", value_parser = millis)]
-    pub otel_exporter_otlp_timeout: u64,
+    pub(crate) otel_exporter_otlp_timeout: u64,
 
     /// Service name in traces. Default: service.name of OTEL_RESOURCE_ATTRIBUTES, else smart-router
     #[arg(long, env, value_name = "NAME")]
-    pub otel_service_name: Option<String>,
+    pub(crate) otel_service_name: Option<String>,
 
     /// Resource attributes in traces: name=value, separated by commas, values percent-encoded
     #[arg(long, env, value_name = "LIST")]
-    pub otel_resource_attributes: Option<String>,
+    pub(crate) otel_resource_attributes: Option<String>,
 
     /// Sampler: always_on, always_off or traceidratio, each also with the prefix parentbased_,
     /// which follows the decision of a parent span
@@ -77,11 +77,11 @@ pub struct TraceSettings {
         default_value = "parentbased_always_on",
         value_parser = sampler
     )]
-    pub otel_traces_sampler: String,
+    pub(crate) otel_traces_sampler: String,
 
     /// Ratio of a traceidratio sampler. Default: 1
     #[arg(long, env, value_name = "0..1", value_parser = ratio)]
-    pub otel_traces_sampler_arg: Option<f64>,
+    pub(crate) otel_traces_sampler_arg: Option<f64>,
 }
 
 /// JSON is sent for both: collectors accept it on the same port.
@@ -92,7 +92,7 @@ const PAIRS: &str = "name=value, separated by commas, values percent-encoded";
 impl TraceSettings {
     /// Returns the configuration of traces; `None` without a collector. `identity` is that of this
     /// replica.
-    pub fn config(&self, identity: &str) -> Result<Option<TraceConfig>, ConfigError> {
+    pub(super) fn config(&self, identity: &str) -> Result<Option<TraceConfig>, ConfigError> {
         let headers = self.headers()?;
         let resource = self.resource(identity)?;
         let ratio = self.otel_traces_sampler_arg.unwrap_or(1.0);
@@ -172,7 +172,7 @@ impl TraceSettings {
     }
 
     /// Returns what `check-config` prints.
-    pub fn describe(&self) -> Vec<(&'static str, String)> {
+    pub(super) fn describe(&self) -> Vec<(&'static str, String)> {
         let text = |value: &Option<String>| value.clone().unwrap_or_default();
         let hidden = if self.otel_exporter_otlp_headers.is_some() { "(hidden)" } else { "" };
         let ratio = self.otel_traces_sampler_arg.map(|ratio| ratio.to_string());

@@ -144,7 +144,7 @@ pub(super) fn redis_url(text: &str) -> Result<String, String> {
 }
 
 /// Removes the credentials and the query of a URL, for display.
-pub fn without_password(url: &str) -> String {
+pub(crate) fn without_password(url: &str) -> String {
     let (url, query) = match url.split_once('?') {
         Some((url, _)) => (url, "?***"),
         None => (url, ""),

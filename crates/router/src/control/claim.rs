@@ -11,7 +11,10 @@ use store::StoreError;
 
 impl Control {
     /// Claims the pods of the store; returns the fencing epoch of this router's writes.
-    pub async fn claim(&self, by: Claimant) -> Result<Result<u64, ClaimRefused>, StoreError> {
+    pub(crate) async fn claim(
+        &self,
+        by: Claimant,
+    ) -> Result<Result<u64, ClaimRefused>, StoreError> {
         let force = self.force_origin.load(Ordering::Relaxed);
         let claim = Claim { origin: self.origin().clone(), by, force };
         let claimed = self.store.claim_pods(&claim).await?;
@@ -71,7 +74,7 @@ impl Control {
     }
 
     /// Explains a refused claim to an operator.
-    pub fn explain(&self, refused: &ClaimRefused) -> String {
+    pub(crate) fn explain(&self, refused: &ClaimRefused) -> String {
         match refused {
             ClaimRefused::Write(WriteRefused::Foreign { owner }) => {
                 explain_foreign(owner, &self.origin_key, self.origin())
@@ -86,7 +89,7 @@ impl Control {
 }
 
 /// Explains to an operator that the store has another origin; `key` names where it is recorded.
-pub fn explain_foreign(owner: &str, key: &str, origin: &PodOrigin) -> String {
+pub(crate) fn explain_foreign(owner: &str, key: &str, origin: &PodOrigin) -> String {
     format!(
         "the store holds the pods of origin {owner}{key}, and the origin of this router's pods is {origin}; \
          use another store (REDIS_URL, KEY_PREFIX or DATA_DIR), or take its pods over with \

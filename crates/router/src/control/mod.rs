@@ -5,7 +5,7 @@ mod claim;
 mod leader;
 mod manifests;
 mod pod_events;
-pub mod pod_list;
+pub(crate) mod pod_list;
 mod reconcile_cluster;
 mod reconcile_list;
 mod scaling;
@@ -31,7 +31,7 @@ use tokio::{
 };
 use tokio_util::task::TaskTracker;
 
-pub use self::{
+pub(crate) use self::{
     claim::explain_foreign,
     reconcile_list::{ListFile, PodFeed, Reconciled},
 };
@@ -57,7 +57,7 @@ const STORE_CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const SECRETS_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The source of pods.
-pub enum Source {
+pub(crate) enum Source {
     /// A list, which every replica reconciles by itself.
     Feed(PodFeed),
     /// A cluster, which every replica watches and the leader writes to the store.
@@ -67,38 +67,38 @@ pub enum Source {
 }
 
 /// State of the background tasks.
-pub struct Control {
-    pub store: Arc<dyn Store>,
-    pub metrics: Arc<Metrics>,
-    pub capacity: Arc<Capacity>,
+pub(crate) struct Control {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) capacity: Arc<Capacity>,
     /// Diallers that wait at this router.
-    pub dial_queues: Arc<DialQueues>,
+    pub(crate) dial_queues: Arc<DialQueues>,
     /// Settings of the capacity policy; `None` without the events that it counts.
-    pub capacity_config: Option<CapacityConfig>,
+    pub(crate) capacity_config: Option<CapacityConfig>,
     /// The name of this router.
-    pub identity: String,
+    pub(crate) identity: String,
     /// The fencing epoch of the last claim.
-    pub claimed_epoch: AtomicU64,
-    pub lifecycle: Arc<Lifecycle>,
+    pub(crate) claimed_epoch: AtomicU64,
+    pub(crate) lifecycle: Arc<Lifecycle>,
     /// Notified when the pods must be reconciled at once, such as after a change of tiers.
-    pub reconcile_now: Arc<Notify>,
-    pub access: Arc<Access>,
-    pub tls: Option<Arc<Tls>>,
-    pub cleanup_interval: Duration,
-    pub reconcile_interval: Duration,
+    pub(crate) reconcile_now: Arc<Notify>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) tls: Option<Arc<Tls>>,
+    pub(crate) cleanup_interval: Duration,
+    pub(crate) reconcile_interval: Duration,
     /// Time after its Ready transition from which a pod of a cluster gets calls.
-    pub settle_time: Duration,
+    pub(crate) settle_time: Duration,
     /// The origin of this router's pods; empty until its cluster is identified.
-    pub origin: OnceLock<PodOrigin>,
+    pub(crate) origin: OnceLock<PodOrigin>,
     /// The key under which the store records the origin, for messages.
-    pub origin_key: String,
+    pub(crate) origin_key: String,
     /// The next claim takes the store over from another origin.
-    pub force_origin: AtomicBool,
+    pub(crate) force_origin: AtomicBool,
 }
 
 impl Control {
     /// Starts all tasks; they end at shutdown.
-    pub fn start(self: Arc<Self>, source: Source) -> TaskTracker {
+    pub(crate) fn start(self: Arc<Self>, source: Source) -> TaskTracker {
         let tasks = TaskTracker::new();
         tasks.spawn(self.clone().supervise("secrets", Self::reload_secrets));
         if !matches!(source, Source::Routers) {

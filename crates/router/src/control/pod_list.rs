@@ -16,7 +16,7 @@ pub struct ListedPod {
 impl ListedPod {
     /// Returns the pod's facts. A listed pod is always ready, and its address is its UID, so that
     /// its calls survive a restart of the router.
-    pub fn facts(&self) -> PodFacts {
+    pub(crate) fn facts(&self) -> PodFacts {
         PodFacts {
             uid: self.address.clone(),
             address: self.address.clone(),
@@ -30,7 +30,7 @@ impl ListedPod {
 }
 
 /// Returns a hash that identifies a list; its pods are sorted by name.
-pub fn digest(pods: &[ListedPod]) -> String {
+pub(super) fn digest(pods: &[ListedPod]) -> String {
     let mut context = Context::new(&SHA256);
     for pod in pods {
         context.update(format!("{}={}\n", pod.name, pod.address).as_bytes());

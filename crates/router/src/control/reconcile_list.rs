@@ -33,7 +33,7 @@ pub(crate) const CLAIM_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The source of a list of pods.
 #[derive(Clone)]
-pub enum PodFeed {
+pub(crate) enum PodFeed {
     Fixed(Arc<Vec<ListedPod>>),
     File(ListFile),
     /// As many simulated agents as the tiers in force want.
@@ -42,7 +42,7 @@ pub enum PodFeed {
 
 /// A file of pods, and its last valid list.
 #[derive(Clone)]
-pub struct ListFile {
+pub(crate) struct ListFile {
     file: WatchedFile<Vec<ListedPod>>,
     pods: Arc<Vec<ListedPod>>,
 }
@@ -59,7 +59,7 @@ impl PodFeed {
 }
 
 impl ListFile {
-    pub fn open(path: PathBuf, agent_port: u16) -> Result<Self, String> {
+    pub(crate) fn open(path: PathBuf, agent_port: u16) -> Result<Self, String> {
         let parse = move |text: &str| pod_list::parse(text, agent_port);
         let (pods, file) = WatchedFile::open("PODS_FILE", path, Arc::new(parse))?;
         Ok(Self { file, pods: Arc::new(pods) })
@@ -74,7 +74,7 @@ impl ListFile {
 }
 
 /// Outcome of a reconciliation.
-pub enum Reconciled {
+pub(crate) enum Reconciled {
     /// The store has the pods of the list; `leaving` pods remain until their last call ends.
     Done { leaving: usize },
     /// The store accepts only another origin, or a newer list.
@@ -140,7 +140,11 @@ impl Control {
     }
 
     /// Reconciles the pods of the store with the list.
-    pub async fn reconcile(&self, feed: &PodFeed, is_new: bool) -> Result<Reconciled, StoreError> {
+    pub(crate) async fn reconcile(
+        &self,
+        feed: &PodFeed,
+        is_new: bool,
+    ) -> Result<Reconciled, StoreError> {
         let epoch = match self.claim_list(feed, is_new).await? {
             Ok(epoch) => epoch,
             Err(refused) => return Ok(Reconciled::Refused(refused)),

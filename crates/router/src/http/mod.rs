@@ -1,12 +1,12 @@
 //! The HTTP API. [`routes`] lists every route; each endpoint has a file of its name.
 
-pub mod api;
+pub(crate) mod api;
 mod dashboard;
-pub mod middleware;
+pub(crate) mod middleware;
 mod openapi;
 mod reply;
 mod routes;
-pub mod server;
+pub(crate) mod server;
 mod webhooks;
 
 use std::{sync::Arc, time::Duration};
@@ -14,7 +14,7 @@ use std::{sync::Arc, time::Duration};
 use axum::{extract::State, response::Response};
 use tokio::sync::Notify;
 
-pub use self::{
+pub(crate) use self::{
     api::{dial_queues::DialQueues, events::CallTimelines, reservations::OutboundConfig},
     reply::{ApiError, RequestLog},
     routes::{admin_routes, health_only_routes, metrics_routes, public_routes, routes},
@@ -38,52 +38,52 @@ use store::{Store, Ttls};
 use telephony::{CallRequest, Provider, WsPath, WsUrls};
 
 /// State shared by all handlers.
-pub struct Context {
-    pub store: Arc<dyn Store>,
-    pub metrics: Arc<Metrics>,
-    pub urls: StreamUrls,
-    pub access: Arc<Access>,
+pub(crate) struct Context {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) urls: StreamUrls,
+    pub(crate) access: Arc<Access>,
     /// Scheme of this router's own URLs: `http` or `https`.
-    pub scheme: &'static str,
+    pub(crate) scheme: &'static str,
     /// Base URL under which providers reach the router; empty if not configured.
-    pub public_url: String,
+    pub(crate) public_url: String,
     /// Providers whose webhooks are served.
-    pub providers: Vec<Provider>,
+    pub(crate) providers: Vec<Provider>,
     /// Whether call documents request stream status callbacks.
-    pub stream_status: bool,
-    pub busy_action: BusyAction,
+    pub(crate) stream_status: bool,
+    pub(crate) busy_action: BusyAction,
     /// Hold configuration; `None` if calls never wait for a pod.
-    pub hold: Option<HoldConfig>,
+    pub(crate) hold: Option<HoldConfig>,
     /// Reconnects of a call whose stream disconnected.
-    pub max_retries: u32,
+    pub(crate) max_retries: u32,
     /// Tiers and merchants that an object of the cluster manages can't be changed by the API.
-    pub honours_owners: bool,
-    pub ttls: Ttls,
-    pub outbound: OutboundConfig,
+    pub(crate) honours_owners: bool,
+    pub(crate) ttls: Ttls,
+    pub(crate) outbound: OutboundConfig,
     /// Waiting diallers.
-    pub dial_queues: Arc<DialQueues>,
+    pub(crate) dial_queues: Arc<DialQueues>,
     /// Time for which fingerprints of signed requests are kept, for replay protection.
-    pub replay_window: Millis,
-    pub read_timeout: Duration,
+    pub(crate) replay_window: Millis,
+    pub(crate) read_timeout: Duration,
     /// Triggers a reconciliation of the pods after the tiers changed.
-    pub reconcile_now: Arc<Notify>,
-    pub lifecycle: Arc<Lifecycle>,
+    pub(crate) reconcile_now: Arc<Notify>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
     /// Cached reads of the whole fleet, shared by all requests.
-    pub snapshots: Arc<Snapshots>,
+    pub(crate) snapshots: Arc<Snapshots>,
     /// Data of the dashboard.
-    pub live: Arc<Live>,
+    pub(crate) live: Arc<Live>,
     /// The decisions of the capacity policy.
-    pub capacity: Arc<Capacity>,
-    pub timelines: CallTimelines,
-    pub stream_limiter: Arc<StreamLimiter>,
+    pub(crate) capacity: Arc<Capacity>,
+    pub(crate) timelines: CallTimelines,
+    pub(crate) stream_limiter: Arc<StreamLimiter>,
     /// Limits unauthenticated requests.
-    pub rate_limiter: Arc<RateLimiter>,
+    pub(crate) rate_limiter: Arc<RateLimiter>,
     /// `None` if tracing is off.
-    pub tracer: Option<Arc<Tracer>>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
 }
 
 /// Builds the stream URLs of calls.
-pub enum StreamUrls {
+pub(crate) enum StreamUrls {
     Gateway {
         gateway: Arc<Gateway>,
         path: WsPath,
@@ -93,7 +93,7 @@ pub enum StreamUrls {
 }
 
 impl StreamUrls {
-    pub fn gateway(&self) -> Option<&Arc<Gateway>> {
+    pub(crate) fn gateway(&self) -> Option<&Arc<Gateway>> {
         match self {
             Self::Gateway { gateway, .. } => Some(gateway),
             Self::Direct(_) => None,
@@ -163,7 +163,7 @@ impl Context {
     }
 }
 
-pub type Shared = State<Arc<Context>>;
+pub(crate) type Shared = State<Arc<Context>>;
 
 /// Adds `Connection: close` to a response.
 fn close_connection(mut response: Response) -> Response {

@@ -36,23 +36,23 @@ pub(super) struct ErrorBody<'a> {
 
 /// An error response of the JSON API.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ApiError {
-    pub status: StatusCode,
-    pub error: String,
-    pub details: Option<Value>,
+pub(crate) struct ApiError {
+    pub(crate) status: StatusCode,
+    pub(crate) error: String,
+    pub(crate) details: Option<Value>,
 }
 
 impl ApiError {
-    pub fn new(status: StatusCode, error: impl Into<String>) -> Self {
+    pub(crate) fn new(status: StatusCode, error: impl Into<String>) -> Self {
         Self { status, error: error.into(), details: None }
     }
 
-    pub fn bad_request(error: impl Into<String>) -> Self {
+    pub(super) fn bad_request(error: impl Into<String>) -> Self {
         Self::new(StatusCode::BAD_REQUEST, error)
     }
 
     /// Refused allocation, with the reason for each skipped step of the chain.
-    pub fn refused(refusal: &Refusal) -> Self {
+    pub(super) fn refused(refusal: &Refusal) -> Self {
         let mut details = json!({"reason": refusal.reason.as_str()});
         let error = match refusal.reason {
             RefusalReason::Limit(_) => "the merchant has reached its call limit",
@@ -124,22 +124,22 @@ impl From<UnknownPod> for ApiError {
 
 /// Fields of the access log, attached to a response as an extension.
 #[derive(Debug, Clone, Default)]
-pub struct RequestLog {
-    pub call: Option<CallSid>,
-    pub pod: Option<PodName>,
-    pub pool: Option<String>,
-    pub outcome: &'static str,
-    pub tried: Vec<SkippedStep>,
+pub(crate) struct RequestLog {
+    pub(crate) call: Option<CallSid>,
+    pub(crate) pod: Option<PodName>,
+    pub(crate) pool: Option<String>,
+    pub(crate) outcome: &'static str,
+    pub(crate) tried: Vec<SkippedStep>,
     /// Bearer of the request's token.
-    pub by: Option<Bearer>,
+    pub(crate) by: Option<Bearer>,
     /// Reason of a refusal.
-    pub reason: Option<String>,
+    pub(crate) reason: Option<String>,
     /// Condition that the caller should know of, in the header `X-Warning`.
-    pub warning: Option<&'static str>,
+    pub(crate) warning: Option<&'static str>,
 }
 
 impl RequestLog {
-    pub fn attach(self, response: impl IntoResponse) -> Response {
+    pub(super) fn attach(self, response: impl IntoResponse) -> Response {
         let mut response = response.into_response();
         if let Some(warning) = self.warning {
             response.headers_mut().insert("x-warning", HeaderValue::from_static(warning));
@@ -173,7 +173,7 @@ pub(super) async fn method_not_allowed(
 }
 
 /// Extractor of a validated name from the path.
-pub struct PathName<T>(pub T);
+pub(super) struct PathName<T>(pub(super) T);
 
 impl<T, S> FromRequestParts<S> for PathName<T>
 where

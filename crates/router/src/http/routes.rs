@@ -21,28 +21,28 @@ use super::{
 use crate::auth::Role;
 
 /// The whole API. `agents` are the routes of simulated agents, if there are any.
-pub fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
+pub(crate) fn routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
     let routes = webhook_routes(context).merge(api_routes(context)).merge(probe_routes());
     finish(routes, context, agents)
 }
 
 /// Webhooks and health checks: the public routes if the admin API has its own address.
-pub fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
+pub(crate) fn public_routes(context: &Arc<Context>, agents: Option<Router>) -> Router {
     finish(webhook_routes(context).merge(health_routes()), context, agents)
 }
 
 /// The API without webhooks, for its own address.
-pub fn admin_routes(context: &Arc<Context>) -> Router {
+pub(crate) fn admin_routes(context: &Arc<Context>) -> Router {
     finish(api_routes(context).merge(probe_routes()), context, None)
 }
 
 /// Metrics and health checks, for the metrics port.
-pub fn metrics_routes(context: &Arc<Context>) -> Router {
+pub(crate) fn metrics_routes(context: &Arc<Context>) -> Router {
     finish(probe_routes(), context, None)
 }
 
 /// Health checks, for the address of a media process: it is public, so metrics are elsewhere.
-pub fn health_only_routes(context: &Arc<Context>) -> Router {
+pub(crate) fn health_only_routes(context: &Arc<Context>) -> Router {
     finish(health_routes(), context, None)
 }
 

@@ -34,26 +34,26 @@ use crate::{
 };
 
 #[derive(Debug, Clone, Copy)]
-pub struct Timeouts {
+pub(crate) struct Timeouts {
     /// From the first byte of a request to the end of its head, and for writes without progress.
-    pub read: Duration,
+    pub(crate) read: Duration,
     /// Until the next request begins.
-    pub idle: Duration,
+    pub(crate) idle: Duration,
     /// For requests in flight at shutdown.
-    pub shutdown: Duration,
+    pub(crate) shutdown: Duration,
 }
 
 /// What a listener serves.
 #[derive(Clone)]
-pub struct Service {
-    pub routes: Router,
+pub(crate) struct Service {
+    pub(crate) routes: Router,
     /// The media gateway, below its own path.
-    pub media: Option<Arc<Gateway>>,
+    pub(crate) media: Option<Arc<Gateway>>,
 }
 
 impl Service {
     /// Serves routes without the media gateway.
-    pub fn of(routes: Router) -> Self {
+    pub(crate) fn of(routes: Router) -> Self {
         Self { routes, media: None }
     }
 
@@ -80,7 +80,7 @@ impl Service {
 }
 
 /// Serves until `closing`, then finishes requests in flight within the shutdown timeout.
-pub async fn serve(
+pub(crate) async fn serve(
     listener: TcpListener,
     tls: ListenerTls,
     service: Service,

@@ -40,9 +40,9 @@ pub(crate) const SIMULATED: &str = "simulated";
 
 /// TLS to agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentTls {
+pub(crate) struct AgentTls {
     /// A certificate authority to trust besides the system's.
-    pub authority: Option<PathBuf>,
+    pub(crate) authority: Option<PathBuf>,
 }
 
 /// An open WebSocket to an agent.

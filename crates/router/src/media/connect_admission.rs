@@ -39,7 +39,7 @@ type Refusal = (StatusCode, &'static str);
 
 impl Gateway {
     /// Responds to a request below [`CONNECT_PREFIX`].
-    pub async fn serve_connect(
+    pub(crate) async fn serve_connect(
         self: &Arc<Self>,
         request: Request<Incoming>,
         peer: SocketAddr,

@@ -8,18 +8,18 @@ use media::stats::Order;
 
 impl Gateway {
     /// Whether a stream is open, or about to open or to close.
-    pub fn has_streams(&self) -> bool {
+    pub(crate) fn has_streams(&self) -> bool {
         !self.tasks.is_empty()
     }
 
     /// Number of open streams.
-    pub fn stream_count(&self) -> usize {
+    pub(crate) fn stream_count(&self) -> usize {
         self.streams.count()
     }
 
     /// Relays the open streams until they end, at most for the drain time, and then orders the
     /// rest to close.
-    pub async fn drain(&self) {
+    pub(crate) async fn drain(&self) {
         self.tasks.close();
         if self.tasks.is_empty() {
             return;
@@ -52,7 +52,7 @@ impl Gateway {
 
     /// Ends the drain, now or when it begins. Returns false if no stream is open, or if the drain
     /// has ended already.
-    pub fn end_drain(&self) -> bool {
+    pub(crate) fn end_drain(&self) -> bool {
         let has_effect = self.has_streams() && !self.drain_ended.is_cancelled();
         self.drain_ended.cancel();
         has_effect

@@ -22,7 +22,7 @@ use hyper::{Request, Response, StatusCode, body::Incoming, header};
 use tokio::sync::oneshot;
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
-pub use self::agents::AgentTls;
+pub(crate) use self::agents::AgentTls;
 use self::{
     admission::NotAdmitted,
     agents::AgentConnector,
@@ -49,29 +49,29 @@ use store::{Store, StoreError};
 use telephony::{Parameters, Provider, WsPath};
 
 /// The part of a stream URL before the call.
-pub const PATH_PREFIX: &str = "/media/";
+pub(crate) const PATH_PREFIX: &str = "/media/";
 /// The part before the provider of a stream URL that allocates at connect.
-pub const CONNECT_PREFIX: &str = "/connect/";
+pub(crate) const CONNECT_PREFIX: &str = "/connect/";
 
 /// The configuration of the media gateway.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct MediaConfig {
+pub(crate) struct MediaConfig {
     /// Public base of stream URLs; `None` if it depends on the port chosen at start-up.
-    pub url: Option<String>,
-    pub max_frame: u64,
-    pub idle_timeout: Duration,
-    pub lease: Duration,
+    pub(crate) url: Option<String>,
+    pub(crate) max_frame: u64,
+    pub(crate) idle_timeout: Duration,
+    pub(crate) lease: Duration,
     /// How long open streams are relayed once the process stops.
-    pub drain_time: Duration,
-    pub wrap_up: Duration,
+    pub(crate) drain_time: Duration,
+    pub(crate) wrap_up: Duration,
     /// `None`: derived from the limit of open files.
-    pub max_streams: Option<usize>,
+    pub(crate) max_streams: Option<usize>,
     /// TLS to agents, with a further authority.
-    pub agent_tls: Option<AgentTls>,
+    pub(crate) agent_tls: Option<AgentTls>,
 }
 
 /// The media gateway of this process.
-pub struct Gateway {
+pub(crate) struct Gateway {
     id: GatewayId,
     store: Arc<dyn Store>,
     metrics: Arc<Metrics>,
@@ -103,38 +103,38 @@ pub struct Gateway {
 }
 
 /// Terms of calls that are allocated when their stream connects.
-pub struct AtConnect {
+pub(crate) struct AtConnect {
     /// The providers that are served.
-    pub providers: Vec<Provider>,
-    pub path: WsPath,
+    pub(crate) providers: Vec<Provider>,
+    pub(crate) path: WsPath,
     /// Base of the webhooks' URLs; empty if it is not configured.
-    pub public_url: String,
+    pub(crate) public_url: String,
     /// Lease until the stream is attached.
-    pub lease: Millis,
+    pub(crate) lease: Millis,
 }
 
 /// What the gateway shares with the rest of the router.
-pub struct GatewayParts {
-    pub store: Arc<dyn Store>,
-    pub metrics: Arc<Metrics>,
-    pub lifecycle: Arc<Lifecycle>,
-    pub access: Arc<Access>,
-    pub rate_limiter: Arc<RateLimiter>,
-    pub tracer: Option<Arc<Tracer>>,
+pub(crate) struct GatewayParts {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) metrics: Arc<Metrics>,
+    pub(crate) lifecycle: Arc<Lifecycle>,
+    pub(crate) access: Arc<Access>,
+    pub(crate) rate_limiter: Arc<RateLimiter>,
+    pub(crate) tracer: Option<Arc<Tracer>>,
     /// Identity of this replica.
-    pub identity: String,
-    pub base_url: String,
-    pub at_connect: AtConnect,
-    pub call_lease: Millis,
-    pub max_retries: u32,
-    pub hold: Option<HoldConfig>,
-    pub max_streams: usize,
+    pub(crate) identity: String,
+    pub(crate) base_url: String,
+    pub(crate) at_connect: AtConnect,
+    pub(crate) call_lease: Millis,
+    pub(crate) max_retries: u32,
+    pub(crate) hold: Option<HoldConfig>,
+    pub(crate) max_streams: usize,
     /// The server of simulated agents.
-    pub simulated_agents: Option<SocketAddr>,
+    pub(crate) simulated_agents: Option<SocketAddr>,
 }
 
 impl Gateway {
-    pub fn new(config: &MediaConfig, parts: GatewayParts) -> Result<Arc<Self>, String> {
+    pub(crate) fn new(config: &MediaConfig, parts: GatewayParts) -> Result<Arc<Self>, String> {
         let limits = Limits {
             max_frame: config.max_frame,
             provider_timeout: config.idle_timeout,
@@ -170,7 +170,7 @@ impl Gateway {
     }
 
     /// The stream URL of a call. `path` is what the agent sees.
-    pub fn url(
+    pub(crate) fn url(
         &self,
         call: &CallSid,
         pod_attempt: u32,
@@ -183,16 +183,16 @@ impl Gateway {
     }
 
     /// Reads the key of stream tokens from the store, unless it is known or configured.
-    pub async fn load_key(&self) -> Result<(), StoreError> {
+    pub(crate) async fn load_key(&self) -> Result<(), StoreError> {
         if self.keys.is_known() { Ok(()) } else { self.keys.refresh(self.store.as_ref()).await }
     }
 
     /// Figures of a stream that this process relays.
-    pub fn figures(&self, call: &CallSid) -> Option<StreamFigures> {
+    pub(crate) fn figures(&self, call: &CallSid) -> Option<StreamFigures> {
         self.streams.figures(call)
     }
 
-    pub fn id(&self) -> &GatewayId {
+    pub(crate) fn id(&self) -> &GatewayId {
         &self.id
     }
 
@@ -201,7 +201,7 @@ impl Gateway {
     }
 
     /// Responds to a request below [`PATH_PREFIX`].
-    pub async fn serve(
+    pub(crate) async fn serve(
         self: &Arc<Self>,
         request: Request<Incoming>,
         peer: SocketAddr,
@@ -251,7 +251,7 @@ impl Gateway {
     }
 
     /// Tells every stream to close, and waits for them at most for `time`.
-    pub async fn stop(&self, time: Duration) {
+    pub(crate) async fn stop(&self, time: Duration) {
         self.streams.order_all(Order::Stop);
         self.tasks.close();
         if tokio::time::timeout(time, self.tasks.wait()).await.is_err() {

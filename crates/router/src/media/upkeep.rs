@@ -56,7 +56,7 @@ impl Strays {
 
 impl Gateway {
     /// Runs until the gateway has closed its last stream.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let interval = self.heartbeat_interval();
         let listener = self.store.endings().listen(&self.id);
         let mut ticks = tokio::time::interval(interval);

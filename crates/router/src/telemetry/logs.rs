@@ -26,15 +26,15 @@ use crate::terminal;
 
 /// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-pub enum LogFormat {
+pub(crate) enum LogFormat {
     Json,
     Console,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LogConfig {
-    pub level: LevelFilter,
-    pub format: LogFormat,
+pub(crate) struct LogConfig {
+    pub(crate) level: LevelFilter,
+    pub(crate) format: LogFormat,
 }
 
 /// Lines buffered for a slow reader of standard error; further lines are dropped.

@@ -22,15 +22,15 @@ use crate::auth::secrets::Watched;
 
 /// Files of the server certificate, its key, and the client authorities.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TlsConfig {
-    pub certificate: PathBuf,
-    pub key: PathBuf,
+pub(crate) struct TlsConfig {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
     /// Authorities of client certificates; `None` if clients need none.
-    pub client_authority: Option<PathBuf>,
+    pub(crate) client_authority: Option<PathBuf>,
 }
 
 /// The TLS server side, reloaded when its files change.
-pub struct Tls(Watched<Configs>);
+pub(crate) struct Tls(Watched<Configs>);
 
 struct Configs {
     server_only: Arc<ServerConfig>,
@@ -42,7 +42,7 @@ struct Configs {
 
 /// TLS of a listener.
 #[derive(Clone)]
-pub enum ListenerTls {
+pub(crate) enum ListenerTls {
     Off,
     /// Clients need no certificate.
     ServerOnly(Arc<Tls>),
@@ -52,7 +52,7 @@ pub enum ListenerTls {
 
 impl ListenerTls {
     /// Returns the configuration for the next connection; `None` without TLS.
-    pub fn server_config(&self) -> Option<Arc<ServerConfig>> {
+    pub(crate) fn server_config(&self) -> Option<Arc<ServerConfig>> {
         match self {
             Self::Off => None,
             Self::ServerOnly(tls) => Some(tls.0.current().server_only.clone()),
@@ -66,19 +66,19 @@ impl ListenerTls {
 
 impl Tls {
     /// Reads the files; the error names what was expected.
-    pub fn new(config: &TlsConfig) -> Result<Self, String> {
+    pub(crate) fn new(config: &TlsConfig) -> Result<Self, String> {
         let mut paths = vec![config.certificate.clone(), config.key.clone()];
         paths.extend(config.client_authority.clone());
         Watched::files("TLS_CERT_FILE", paths, Arc::new(parse)).map(Self)
     }
 
     /// Reloads the files if they changed.
-    pub fn reload_if_changed(&self) {
+    pub(crate) fn reload_if_changed(&self) {
         self.0.reload_if_changed();
     }
 
     /// Returns the earliest end of validity in the certificate chain (unix seconds).
-    pub fn ends_at(&self) -> Option<u64> {
+    pub(crate) fn ends_at(&self) -> Option<u64> {
         self.0.current().ends_at
     }
 }
@@ -112,15 +112,15 @@ fn parse(texts: &[String]) -> Result<Configs, String> {
 
 /// TLS settings of a client: the authorities it trusts and its certificate.
 #[derive(Debug, Clone, Default)]
-pub struct Trust {
+pub(crate) struct Trust {
     /// Authority to trust besides the system's.
-    pub authority: Option<PathBuf>,
+    pub(crate) authority: Option<PathBuf>,
     /// The files of a certificate and its key.
-    pub identity: Option<(PathBuf, PathBuf)>,
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
 impl Trust {
-    pub fn client_config(&self) -> Result<Arc<ClientConfig>, String> {
+    pub(crate) fn client_config(&self) -> Result<Arc<ClientConfig>, String> {
         let mut trusted = match &self.authority {
             Some(path) => roots(&text_of(path)?).map_err(|wrong| at(path, &wrong))?,
             None => RootCertStore::empty(),

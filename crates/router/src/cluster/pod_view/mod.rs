@@ -21,7 +21,7 @@ use self::entries::Entry;
 use super::pods::PodDetails;
 use fleet::{PodFacts, Step, names::PodName, workload::Workload};
 
-pub use self::workload_pods::{StartingPod, WorkloadPod};
+pub(crate) use self::workload_pods::{StartingPod, WorkloadPod};
 
 /// How long a deleted pod stays in the view: longer than a failover of the leader and than a
 /// list of pods take.
@@ -29,7 +29,7 @@ const TOMBSTONE_AGE: Duration = Duration::from_secs(300);
 
 /// State of a pod by its last event.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum PodState {
+pub(crate) enum PodState {
     Present(PodFacts),
     /// Deleted, completed, or no longer selected.
     Gone {
@@ -55,23 +55,23 @@ impl PodState {
 
 /// A pod as an event or a list shows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Sighting {
-    pub state: PodState,
+pub(crate) struct Sighting {
+    pub(crate) state: PodState,
     /// Its resource version.
-    pub version: Option<u64>,
-    pub details: PodDetails,
+    pub(crate) version: Option<u64>,
+    pub(crate) details: PodDetails,
 }
 
 /// Evidence that a pod should get no call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Staleness {
+pub(crate) struct Staleness {
     /// The pod it applies to; `None` for any pod of that name.
     uid: Option<String>,
-    pub reason: StaleReason,
+    pub(crate) reason: StaleReason,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StaleReason {
+pub(crate) enum StaleReason {
     Gone,
     Terminating,
     NotReady,
@@ -80,7 +80,7 @@ pub enum StaleReason {
 }
 
 impl StaleReason {
-    pub fn as_str(self) -> &'static str {
+    pub(crate) fn as_str(self) -> &'static str {
         match self {
             Self::Gone => "gone",
             Self::Terminating => "terminating",
@@ -91,27 +91,27 @@ impl StaleReason {
 
     /// Whether the reason is permanent for this UID, so that an old view cannot be wrong. Other
     /// reasons are transient: this replica's watch may lag behind the leader's.
-    pub fn is_permanent(self) -> bool {
+    pub(crate) fn is_permanent(self) -> bool {
         matches!(self, Self::Gone | Self::Terminating)
     }
 }
 
 impl Staleness {
     /// Whether it applies to the pod with this UID.
-    pub fn applies_to(&self, uid: &str) -> bool {
+    pub(crate) fn applies_to(&self, uid: &str) -> bool {
         self.uid.as_deref().is_none_or(|other| other == uid)
     }
 }
 
 #[derive(Debug)]
-pub struct PodView {
+pub(crate) struct PodView {
     /// The watched namespaces; their indexes identify them here.
     namespaces: Vec<String>,
     inner: Mutex<Inner>,
     /// Notified about every change, for the leader.
-    pub changed: Notify,
+    pub(crate) changed: Notify,
     /// Notified when pods terminate or are gone: see [`Self::take_departed`].
-    pub departed: Notify,
+    pub(crate) departed: Notify,
     /// Requests for a new list, by namespace.
     relist: Vec<Notify>,
 }
@@ -153,25 +153,25 @@ impl PodView {
     }
 
     /// A view of the pods of these namespaces.
-    pub fn new(namespaces: Vec<String>) -> Self {
+    pub(crate) fn new(namespaces: Vec<String>) -> Self {
         let relist = namespaces.iter().map(|_| Notify::new()).collect();
         let (changed, departed) = (Notify::new(), Notify::new());
         Self { namespaces, inner: Mutex::default(), changed, departed, relist }
     }
 
     /// Requests a new list of the pods of all namespaces.
-    pub fn request_lists(&self) {
+    pub(crate) fn request_lists(&self) {
         self.relist.iter().for_each(Notify::notify_one);
     }
 
     /// Waits until a new list of this namespace is requested.
-    pub async fn list_requested(&self, namespace: usize) {
+    pub(super) async fn list_requested(&self, namespace: usize) {
         self.relist[namespace].notified().await;
     }
 
     /// Applies an event of a watch; returns whether it is newer than the view. A watch that
     /// replaces another repeats its events since the list, with versions already seen.
-    pub fn apply(&self, namespace: usize, name: &PodName, seen: Sighting) -> bool {
+    pub(super) fn apply(&self, namespace: usize, name: &PodName, seen: Sighting) -> bool {
         let mut inner = self.inner();
         let known = inner.entry(namespace, name);
         if known.is_some_and(|known| is_stale(known.version, seen.version)) {
@@ -184,7 +184,7 @@ impl PodView {
 
     /// Replaces the pods of a namespace by a complete list. `touched` are the pods with events
     /// while the list was read: the list may be older than these events.
-    pub fn replace(
+    pub(super) fn replace(
         &self,
         namespace: usize,
         listed: HashMap<PodName, Sighting>,
@@ -222,7 +222,7 @@ impl PodView {
     }
 
     /// Records that the watch of a namespace failed; returns whether all of them fail.
-    pub fn list_failed(&self, namespace: usize) -> bool {
+    pub(super) fn list_failed(&self, namespace: usize) -> bool {
         let mut inner = self.inner();
         let is_new = inner.failing.insert(namespace);
         let are_all = inner.failing.len() == self.namespaces.len();
@@ -238,7 +238,7 @@ impl PodView {
     /// then get no new calls, as at the start without that Role. Returns whether it did. If no
     /// other namespace works, the last state stays: the service account itself may have a problem,
     /// and without any pod all calls would be refused.
-    pub fn forget(&self, namespace: usize) -> bool {
+    pub(super) fn forget(&self, namespace: usize) -> bool {
         let mut inner = self.inner();
         let works = |it: &usize| *it != namespace && !inner.failing.contains(it);
         if !inner.listed_at.keys().any(works) || inner.listed_at.remove(&namespace).is_none() {
@@ -252,7 +252,7 @@ impl PodView {
     }
 
     /// Replaces the nodes that take no new pods.
-    pub fn set_cordoned(&self, nodes: HashSet<String>) {
+    pub(super) fn set_cordoned(&self, nodes: HashSet<String>) {
         let mut inner = self.inner();
         let changed: HashSet<&String> = nodes.symmetric_difference(&inner.cordoned).collect();
         let is_on = |it: &Entry| it.details.node.as_ref().is_some_and(|it| changed.contains(it));
@@ -264,18 +264,18 @@ impl PodView {
     }
 
     /// Marks pods as changed, so that the leader writes them again.
-    pub fn touch(&self, names: impl IntoIterator<Item = PodName>) {
+    pub(crate) fn touch(&self, names: impl IntoIterator<Item = PodName>) {
         self.inner().dirty.extend(names);
         self.changed.notify_one();
     }
 
     /// Returns since when a pod is ready, as far as known.
-    pub fn ready_since(&self, name: &PodName) -> Option<Instant> {
+    pub(crate) fn ready_since(&self, name: &PodName) -> Option<Instant> {
         self.inner().effective(name)?.ready_since
     }
 
     /// Returns the namespace and the UID of a pod.
-    pub fn reference(&self, name: &PodName) -> Option<(String, String)> {
+    pub(crate) fn reference(&self, name: &PodName) -> Option<(String, String)> {
         let inner = self.inner();
         let entry = inner.effective(name)?;
         let PodState::Present(facts) = &entry.state else { return None };
@@ -283,7 +283,7 @@ impl PodView {
     }
 
     /// Describes pods that are ignored because another namespace has a pod of their name.
-    pub fn name_conflict(&self) -> Option<String> {
+    pub(super) fn name_conflict(&self) -> Option<String> {
         let inner = self.inner();
         let name = inner.conflicts.iter().min()?;
         let used = inner.effective(name)?;
@@ -308,14 +308,14 @@ impl PodView {
     }
 
     /// Takes the pods that began to terminate or were deleted since the last call.
-    pub fn take_departed(&self) -> HashSet<PodName> {
+    pub(crate) fn take_departed(&self) -> HashSet<PodName> {
         std::mem::take(&mut self.inner().departed)
     }
 
     /// Returns a number that every complete list and every forgotten namespace raise, and when the
     /// oldest list was read: `None` until every namespace is listed, or fails while another is
     /// listed.
-    pub fn lists(&self) -> (u64, Option<Instant>) {
+    pub(crate) fn lists(&self) -> (u64, Option<Instant>) {
         let inner = self.inner();
         let is_known = |it: usize| inner.listed_at.contains_key(&it) || inner.failing.contains(&it);
         let are_known = (0..self.namespaces.len()).all(is_known);
@@ -324,17 +324,17 @@ impl PodView {
     }
 
     /// Whether every namespace has been listed, so that a pod outside of the view does not exist.
-    pub fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         self.inner().listed_at.len() == self.namespaces.len()
     }
 
     /// Returns the number of pods that are ready and not terminating.
-    pub fn in_service(&self) -> usize {
+    pub(super) fn in_service(&self) -> usize {
         self.inner().in_service
     }
 
     /// Returns all pods for a reconciliation, and clears the pending changes.
-    pub fn all(&self) -> HashMap<PodName, PodState> {
+    pub(crate) fn all(&self) -> HashMap<PodName, PodState> {
         let mut inner = self.inner();
         inner.dirty.clear();
         let state = |name: &PodName| Some((name.clone(), inner.state(name)?));
@@ -342,7 +342,7 @@ impl PodView {
     }
 
     /// Takes the pods that changed since the last call.
-    pub fn take_changes(&self) -> Vec<(PodName, PodState)> {
+    pub(crate) fn take_changes(&self) -> Vec<(PodName, PodState)> {
         let mut inner = self.inner();
         let dirty = std::mem::take(&mut inner.dirty);
         let state = |name| inner.state(&name).map(|state| (name, state));
@@ -351,7 +351,7 @@ impl PodView {
 
     /// Returns why this pod should get no call; `None` if it may get calls, or before the first
     /// list.
-    pub fn staleness(&self, pod: &PodName) -> Option<Staleness> {
+    pub(crate) fn staleness(&self, pod: &PodName) -> Option<Staleness> {
         let inner = self.inner();
         let (uid, reason) = match inner.effective(pod).map(|entry| &entry.state) {
             // A pod of a namespace that is not listed yet may exist.

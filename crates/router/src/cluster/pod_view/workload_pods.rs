@@ -8,26 +8,26 @@ const WORKLOAD_NAMESPACE: usize = 0;
 
 /// A pod that is neither ready nor terminating.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct StartingPod {
-    pub name: PodName,
-    pub uid: String,
+pub(crate) struct StartingPod {
+    pub(crate) name: PodName,
+    pub(crate) uid: String,
     /// The pool that the pod's label or workload names.
-    pub pin: Option<Step>,
+    pub(crate) pin: Option<Step>,
     /// The pod was ready before.
-    pub has_been_ready: bool,
+    pub(crate) has_been_ready: bool,
 }
 
 /// A pod of a workload that is not gone.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct WorkloadPod {
-    pub name: PodName,
-    pub facts: PodFacts,
-    pub details: PodDetails,
+pub(crate) struct WorkloadPod {
+    pub(crate) name: PodName,
+    pub(crate) facts: PodFacts,
+    pub(crate) details: PodDetails,
 }
 
 impl PodView {
     /// Sets the tiers that take the pods of workloads. Their pods are written again.
-    pub fn set_workloads(&self, tiers: &Tiers) {
+    pub(crate) fn set_workloads(&self, tiers: &Tiers) {
         let tier = |(name, tier): (&_, &fleet::tiers::Tier)| {
             Some((tier.workload.clone()?, Step::Tier(Clone::clone(name))))
         };
@@ -45,12 +45,12 @@ impl PodView {
     }
 
     /// Whether the pods of workloads are known.
-    pub fn knows_workloads(&self) -> bool {
+    pub(crate) fn knows_workloads(&self) -> bool {
         self.inner().listed_at.contains_key(&WORKLOAD_NAMESPACE)
     }
 
     /// Returns the pods of a workload.
-    pub fn pods_of(&self, workload: &Workload) -> Vec<WorkloadPod> {
+    pub(crate) fn pods_of(&self, workload: &Workload) -> Vec<WorkloadPod> {
         let inner = self.inner();
         let pod = |name: &PodName| {
             let entry = inner.effective(name)?;
@@ -64,7 +64,7 @@ impl PodView {
     }
 
     /// Returns the pods that are neither ready nor terminating.
-    pub fn starting(&self) -> Vec<StartingPod> {
+    pub(crate) fn starting(&self) -> Vec<StartingPod> {
         let inner = self.inner();
         let starting = |name: &PodName| {
             let (entry, state) = (inner.effective(name)?, inner.state(name)?);
@@ -80,7 +80,7 @@ impl PodView {
     }
 
     /// Returns the details of the pod with this UID if it is ready.
-    pub fn ready_details(&self, pod: &PodName, uid: &str) -> Option<PodDetails> {
+    pub(crate) fn ready_details(&self, pod: &PodName, uid: &str) -> Option<PodDetails> {
         let inner = self.inner();
         let entry = inner.effective(pod)?;
         let PodState::Present(facts) = &entry.state else { return None };

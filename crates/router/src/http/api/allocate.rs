@@ -29,7 +29,7 @@ use telephony::{CallParts, CallRequest, Parameters, Provider};
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Allocate)]
-pub struct Body {
+pub(crate) struct Body {
     #[schema(value_type = schemas::CallSid, required)]
     call_sid: Option<String>,
     #[schema(schema_with = schemas::optional_name)]
@@ -70,7 +70,7 @@ struct AllocateResponse<'a> {
     warnings: Vec<&'static str>,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "Allocate a pod to a call")
         .description(
             "Idempotent: the same `call_sid` gets the same pod while the call is live. With `wait`, \
@@ -98,19 +98,19 @@ pub fn endpoint() -> Endpoint {
 }
 
 /// An allocated call and its WebSocket URL.
-pub struct Connected {
-    pub allocation: Allocation,
-    pub ws_url: String,
+pub(crate) struct Connected {
+    pub(crate) allocation: Allocation,
+    pub(crate) ws_url: String,
 }
 
 /// Reason for which a call has no pod.
-pub enum NotConnected {
+pub(crate) enum NotConnected {
     Refused(Refusal),
     Store(StoreError),
 }
 
 /// The effect of a reservation on an allocate request.
-pub trait ReservationEffect {
+pub(crate) trait ReservationEffect {
     fn reservation(&self) -> Option<&ReservationUse>;
 }
 
@@ -134,21 +134,21 @@ impl From<&NotConnected> for ApiError {
 }
 
 #[derive(Default)]
-pub struct AllocateOptions {
+pub(crate) struct AllocateOptions {
     /// Time until the stream must start, for providers that report stream starts.
-    pub connect_timeout: Option<Millis>,
+    pub(crate) connect_timeout: Option<Millis>,
     /// Whether the provider requests the after-stream webhook when the stream ends.
-    pub may_return: bool,
-    pub hold: Option<Hold>,
-    pub previous: Option<PreviousPod>,
+    pub(crate) may_return: bool,
+    pub(crate) hold: Option<Hold>,
+    pub(crate) previous: Option<PreviousPod>,
     /// Deadline of the store's reply; after it, the store counts as unavailable.
-    pub deadline: Option<Instant>,
+    pub(crate) deadline: Option<Instant>,
     /// Fingerprint of a signed request.
-    pub fingerprint: Option<Fingerprint>,
+    pub(crate) fingerprint: Option<Fingerprint>,
 }
 
 /// Allocates a pod; updates metrics and returns the access log fields with the outcome.
-pub async fn connect(
+pub(crate) async fn connect(
     context: &Context,
     request: &CallRequest,
     options: AllocateOptions,
@@ -301,7 +301,7 @@ const CLOCK_SKEW: Duration = Duration::from_millis(100);
 /// Poll interval within the clock skew, after the time is over.
 const MIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
-pub async fn allocate(
+pub(crate) async fn allocate(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {

@@ -21,7 +21,7 @@ use media::stats::SideFigures;
 
 /// A skipped step of a chain, with the reason.
 #[derive(Serialize, ToSchema)]
-pub struct TriedStep {
+pub(crate) struct TriedStep {
     #[schema(value_type = schemas::Reason)]
     reason: SkipReason,
     /// A tier, or `merchant:acme`.
@@ -30,7 +30,7 @@ pub struct TriedStep {
 
 /// The stream of a call through a media gateway.
 #[derive(Serialize, ToSchema)]
-pub struct Stream {
+pub(crate) struct Stream {
     /// `null` if another replica relays the stream; for a single call its figures of a few seconds
     /// ago, if it has published them.
     #[schema(required)]
@@ -48,7 +48,7 @@ pub struct Stream {
 
 /// Figures of a stream so far.
 #[derive(Serialize, ToSchema)]
-pub struct StreamFigures {
+pub(super) struct StreamFigures {
     from_agent: StreamSide,
     from_provider: StreamSide,
     /// The provider as its opening message shows it; `unknown` before that.
@@ -57,7 +57,7 @@ pub struct StreamFigures {
 
 /// Frames from one side of a stream.
 #[derive(Serialize, ToSchema)]
-pub struct StreamSide {
+pub(super) struct StreamSide {
     bytes: u64,
     frames: u64,
     /// Longest time between two frames, in milliseconds.
@@ -67,7 +67,7 @@ pub struct StreamSide {
 /// A live or waiting call; `state` and `events` are set only for a single call.
 #[derive(Serialize, ToSchema)]
 #[serde(untagged)]
-pub enum Call {
+pub(crate) enum Call {
     Live {
         allocated_at: u64,
         /// Ordinal of the pod that the call has been given, from 1.
@@ -116,14 +116,14 @@ pub enum Call {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Calls {
+pub(crate) struct Calls {
     calls: Vec<Call>,
     /// Cursor of the next page.
     #[schema(required)]
     next: Option<String>,
 }
 
-pub fn list_endpoint() -> Endpoint {
+pub(crate) fn list_endpoint() -> Endpoint {
     let states = schemas::one_of_or_empty(&["live", "waiting"]);
     Endpoint::new(Group::Calls, "List live or waiting calls")
         .description(
@@ -138,7 +138,7 @@ pub fn list_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub fn call_endpoint() -> Endpoint {
+pub(crate) fn call_endpoint() -> Endpoint {
     let ended = json!({
         "error": "call not found",
         "details": {"call_sid": "CA1", "state": "ended", "events": [EventJson::example()]},
@@ -188,7 +188,7 @@ impl Stream {
 
 const FILTERS: [&str; 4] = ["state", "pool", "merchant", "pod"];
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Calls>, ApiError> {
+pub(crate) async fn list(State(context): Shared, query: Query) -> Result<Json<Calls>, ApiError> {
     query.only(&["state", "pool", "merchant", "pod", "limit", "cursor"])?;
     let waiting = match query.text("state") {
         None | Some("live") => false,
@@ -222,12 +222,12 @@ fn read_cursor(position: &str) -> Result<CallCursor, ApiError> {
 }
 
 /// Parses a pool filter: `gold`, `merchant:acme`, or `pool:gold`.
-pub fn pool_filter(query: &Query, name: &str) -> Result<Option<Pool>, ApiError> {
+pub(super) fn pool_filter(query: &Query, name: &str) -> Result<Option<Pool>, ApiError> {
     query.parse(name, "a tier such as gold, or merchant:acme")
 }
 
 /// Returns a call with its events. For a call that is not live, the 404 carries the events.
-pub async fn call(
+pub(crate) async fn call(
     State(context): Shared,
     PathName(sid): PathName<CallSid>,
 ) -> Result<Json<Call>, ApiError> {

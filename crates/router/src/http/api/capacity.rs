@@ -88,7 +88,7 @@ impl From<&ScalingReport> for ScalingJson {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct CapacityJson {
+pub(crate) struct CapacityJson {
     /// Time of the decisions, in unix milliseconds.
     at: Millis,
     /// Pools by tier name; dedicated pools as `merchant:acme`.
@@ -97,7 +97,7 @@ pub struct CapacityJson {
     router: String,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let gold = PoolCapacityJson {
         calls_per_pod: 1,
         desired: 12,
@@ -135,7 +135,7 @@ pub fn endpoint() -> Endpoint {
         )
 }
 
-pub async fn capacity(State(context): Shared) -> Result<Json<CapacityJson>, ApiError> {
+pub(crate) async fn capacity(State(context): Shared) -> Result<Json<CapacityJson>, ApiError> {
     let unavailable = |error: String| ApiError::new(StatusCode::SERVICE_UNAVAILABLE, error);
     if !context.capacity.is_on {
         let error = "capacity decisions are off: they are taken from the events, and EVENTS is off";

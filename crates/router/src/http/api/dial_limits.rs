@@ -20,21 +20,21 @@ use telephony::Provider;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = NumberLimit)]
-pub struct NumberBody {
+pub(crate) struct NumberBody {
     #[schema(schema_with = schemas::max_lines, required)]
     max_lines: Option<Value>,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = AccountLimit)]
-pub struct AccountBody {
+pub(crate) struct AccountBody {
     #[schema(schema_with = schemas::max_cps, required)]
     max_cps: Option<Value>,
 }
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Number)]
-pub struct NumberJson {
+pub(crate) struct NumberJson {
     #[schema(value_type = schemas::PhoneNumber)]
     number: PhoneNumber,
     max_lines: u32,
@@ -44,7 +44,7 @@ pub struct NumberJson {
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = Account)]
-pub struct AccountJson {
+pub(crate) struct AccountJson {
     #[schema(value_type = schemas::AccountName)]
     account: AccountName,
     max_cps: u32,
@@ -54,22 +54,22 @@ pub struct AccountJson {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Numbers {
+pub(crate) struct Numbers {
     numbers: Vec<NumberJson>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Accounts {
+pub(crate) struct Accounts {
     accounts: Vec<AccountJson>,
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct LimitChanged {
+pub(super) struct LimitChanged {
     success: bool,
 }
 
 /// A number in the path, in any form that providers use.
-pub struct NumberInPath(PhoneNumber);
+pub(crate) struct NumberInPath(PhoneNumber);
 
 impl TryFrom<String> for NumberInPath {
     type Error = InvalidName;
@@ -80,7 +80,7 @@ impl TryFrom<String> for NumberInPath {
 }
 
 /// An account in the path, of a known provider.
-pub struct AccountInPath(AccountName);
+pub(crate) struct AccountInPath(AccountName);
 
 impl TryFrom<String> for AccountInPath {
     type Error = InvalidName;
@@ -112,13 +112,13 @@ fn account_example() -> AccountJson {
     AccountJson { account, max_cps: 1, last_dial_at: Some(1_763_280_000.0) }
 }
 
-pub fn numbers_endpoint() -> Endpoint {
+pub(crate) fn numbers_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "List numbers with a limit of lines")
         .responds(Numbers { numbers: vec![number_example()] })
         .uses_store()
 }
 
-pub fn accounts_endpoint() -> Endpoint {
+pub(crate) fn accounts_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "List provider accounts with a rate limit")
         .responds(Accounts { accounts: vec![account_example()] })
         .uses_store()
@@ -146,11 +146,11 @@ fn or_not_found(endpoint: Endpoint, what: &str) -> Endpoint {
     )
 }
 
-pub fn get_number_endpoint() -> Endpoint {
+pub(crate) fn get_number_endpoint() -> Endpoint {
     or_not_found(number_endpoint("Get the lines of a number"), "number").responds(number_example())
 }
 
-pub fn put_number_endpoint() -> Endpoint {
+pub(crate) fn put_number_endpoint() -> Endpoint {
     number_endpoint("Limit the lines of a number")
         .description(
             "Calls to and from the number use a line until they are over, dials from their \
@@ -160,17 +160,17 @@ pub fn put_number_endpoint() -> Endpoint {
         .responds(LimitChanged { success: true })
 }
 
-pub fn delete_number_endpoint() -> Endpoint {
+pub(crate) fn delete_number_endpoint() -> Endpoint {
     or_not_found(number_endpoint("Delete the limit of a number's lines"), "number")
         .responds(LimitChanged { success: true })
 }
 
-pub fn get_account_endpoint() -> Endpoint {
+pub(crate) fn get_account_endpoint() -> Endpoint {
     or_not_found(account_endpoint("Get the rate limit of an account"), "account")
         .responds(account_example())
 }
 
-pub fn put_account_endpoint() -> Endpoint {
+pub(crate) fn put_account_endpoint() -> Endpoint {
     account_endpoint("Limit the calls per second of a provider account")
         .description(
             "The account is a provider (`twilio`) or one of its accounts (`twilio:AC1`). \
@@ -180,7 +180,7 @@ pub fn put_account_endpoint() -> Endpoint {
         .responds(LimitChanged { success: true })
 }
 
-pub fn delete_account_endpoint() -> Endpoint {
+pub(crate) fn delete_account_endpoint() -> Endpoint {
     or_not_found(account_endpoint("Delete the rate limit of an account"), "account")
         .responds(LimitChanged { success: true })
 }
@@ -205,12 +205,12 @@ fn changed(outcome: &'static str) -> Response {
     log.attach(Json(LimitChanged { success: true }))
 }
 
-pub async fn numbers(State(context): Shared) -> Result<Json<Numbers>, ApiError> {
+pub(crate) async fn numbers(State(context): Shared) -> Result<Json<Numbers>, ApiError> {
     let numbers = context.store.numbers().await?;
     Ok(Json(Numbers { numbers: numbers.into_iter().map(number_json).collect() }))
 }
 
-pub async fn get_number(
+pub(crate) async fn get_number(
     State(context): Shared,
     PathName(NumberInPath(number)): PathName<NumberInPath>,
 ) -> Result<Json<NumberJson>, ApiError> {
@@ -218,7 +218,7 @@ pub async fn get_number(
     found.map(|found| Json(number_json(found))).ok_or_else(|| not_found("number"))
 }
 
-pub async fn put_number(
+pub(crate) async fn put_number(
     State(context): Shared,
     PathName(NumberInPath(number)): PathName<NumberInPath>,
     caller: Caller,
@@ -229,7 +229,7 @@ pub async fn put_number(
     Ok(changed("number_set"))
 }
 
-pub async fn delete_number(
+pub(crate) async fn delete_number(
     State(context): Shared,
     PathName(NumberInPath(number)): PathName<NumberInPath>,
     caller: Caller,
@@ -240,12 +240,12 @@ pub async fn delete_number(
     }
 }
 
-pub async fn accounts(State(context): Shared) -> Result<Json<Accounts>, ApiError> {
+pub(crate) async fn accounts(State(context): Shared) -> Result<Json<Accounts>, ApiError> {
     let accounts = context.store.outbound().await?.accounts;
     Ok(Json(Accounts { accounts: accounts.into_iter().map(account_json).collect() }))
 }
 
-pub async fn get_account(
+pub(crate) async fn get_account(
     State(context): Shared,
     PathName(AccountInPath(account)): PathName<AccountInPath>,
 ) -> Result<Json<AccountJson>, ApiError> {
@@ -254,7 +254,7 @@ pub async fn get_account(
     found.map(|found| Json(account_json(found))).ok_or_else(|| not_found("account"))
 }
 
-pub async fn put_account(
+pub(crate) async fn put_account(
     State(context): Shared,
     PathName(AccountInPath(account)): PathName<AccountInPath>,
     caller: Caller,
@@ -265,7 +265,7 @@ pub async fn put_account(
     Ok(changed("account_set"))
 }
 
-pub async fn delete_account(
+pub(crate) async fn delete_account(
     State(context): Shared,
     PathName(AccountInPath(account)): PathName<AccountInPath>,
     caller: Caller,

@@ -35,7 +35,7 @@ type Key = (MerchantId, Option<PhoneNumber>, Vec<AccountName>);
 
 /// The queues of waiting diallers.
 #[derive(Default)]
-pub struct DialQueues {
+pub(crate) struct DialQueues {
     queues: Mutex<HashMap<Key, Members>>,
 }
 
@@ -81,7 +81,7 @@ impl DialQueues {
     }
 
     /// The dials whose last refusal was for lack of a pod.
-    pub fn waiting_for_pods(&self) -> Vec<WaitingDials> {
+    pub(crate) fn waiting_for_pods(&self) -> Vec<WaitingDials> {
         let mut waiting: HashMap<(MerchantId, Option<PhoneNumber>), u64> = HashMap::new();
         for ((merchant, number, _), members) in &*lock(&self.queues) {
             let limit = lock(&members.queue.refusal).as_ref().and_then(|refusal| refusal.limit);

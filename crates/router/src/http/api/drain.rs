@@ -25,7 +25,7 @@ const STOPPING: &str = "the router is shutting down; retry, the pod keeps draini
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Drain)]
-pub struct DrainBody {
+pub(crate) struct DrainBody {
     #[schema(value_type = schemas::PodName, required)]
     pod_name: Option<String>,
     #[schema(schema_with = schemas::wait_for_calls)]
@@ -34,7 +34,7 @@ pub struct DrainBody {
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Undrain)]
-pub struct UndrainBody {
+pub(crate) struct UndrainBody {
     #[schema(value_type = schemas::PodName, required)]
     pod_name: Option<String>,
 }
@@ -65,7 +65,7 @@ struct UndrainResponse {
     was_quarantined: bool,
 }
 
-pub fn drain_endpoint() -> Endpoint {
+pub(crate) fn drain_endpoint() -> Endpoint {
     Endpoint::new(Group::Pods, "Drain a pod")
         .description(
             "The pod gets no new calls. `wait` makes the request a long poll: it returns when the \
@@ -91,7 +91,7 @@ pub fn drain_endpoint() -> Endpoint {
         )
 }
 
-pub fn undrain_endpoint() -> Endpoint {
+pub(crate) fn undrain_endpoint() -> Endpoint {
     Endpoint::new(Group::Pods, "Undrain a pod")
         .description("Ends the drain and the quarantine of a pod.")
         .json_body::<UndrainBody>(json!({"pod_name": "voice-agent-0"}))
@@ -111,7 +111,7 @@ fn example() -> PodName {
     "voice-agent-0".parse().expect("a name")
 }
 
-pub async fn drain(
+pub(crate) async fn drain(
     State(context): Shared,
     JsonBody(body): JsonBody<DrainBody>,
 ) -> Result<Response, ApiError> {
@@ -203,7 +203,7 @@ async fn wait_for_calls(
     true
 }
 
-pub async fn undrain(
+pub(crate) async fn undrain(
     State(context): Shared,
     JsonBody(body): JsonBody<UndrainBody>,
 ) -> Result<Response, ApiError> {

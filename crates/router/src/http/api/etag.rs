@@ -12,7 +12,7 @@ use crate::http::{
 use telephony::sha256_hex;
 
 /// `ETag` header of a document.
-pub fn etag(text: &str) -> [(HeaderName, String); 1] {
+pub(super) fn etag(text: &str) -> [(HeaderName, String); 1] {
     [(header::ETAG, etag_value(text))]
 }
 
@@ -21,14 +21,14 @@ fn etag_value(text: &str) -> String {
 }
 
 /// Preconditions of a change.
-pub struct IfMatch {
+pub(crate) struct IfMatch {
     if_match: Option<String>,
     if_none_match: Option<String>,
 }
 
 impl IfMatch {
     /// Fails with 412 unless the current document meets the preconditions.
-    pub fn check(&self, current: Option<&str>) -> Result<(), ApiError> {
+    pub(super) fn check(&self, current: Option<&str>) -> Result<(), ApiError> {
         let matches = |tags: &String| {
             tags.split(',').any(|tag| match (tag.trim(), current) {
                 ("*", current) => current.is_some(),
@@ -46,7 +46,7 @@ impl IfMatch {
 }
 
 /// The error for a document that changed before (412) or during (409) the request.
-pub fn conflict(status: StatusCode) -> ApiError {
+pub(super) fn conflict(status: StatusCode) -> ApiError {
     ApiError::new(status, fleet::Conflict.to_string())
 }
 
@@ -69,7 +69,7 @@ fn text_of(headers: &HeaderMap, name: HeaderName) -> Result<Option<String>, ApiE
 }
 
 /// Describes the preconditions of a change.
-pub fn conditional(endpoint: Endpoint) -> Endpoint {
+pub(super) fn conditional(endpoint: Endpoint) -> Endpoint {
     endpoint
         .header_param("If-Match", schemas::text(), "`ETag` of the expected version.")
         .header_param("If-None-Match", schemas::text(), "`*`: only create, never replace.")

@@ -44,12 +44,12 @@ const MAX_PAGES: usize = 50;
 /// Interval at which a stream polls the store.
 const POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Interval of the keep-alive comments of a stream.
-pub const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
+pub(super) const HEARTBEAT_INTERVAL: Duration = Duration::from_secs(5);
 
 /// An event of the API.
 #[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 #[schema(as = Event)]
-pub struct EventJson {
+pub(crate) struct EventJson {
     /// Unix time in milliseconds.
     at: u64,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -79,7 +79,7 @@ pub struct EventJson {
 }
 
 impl EventJson {
-    pub fn example() -> Self {
+    pub(super) fn example() -> Self {
         Self {
             at: 1_763_280_000_123,
             call_sid: "CA1".parse().ok(),
@@ -93,7 +93,7 @@ impl EventJson {
     }
 }
 
-pub fn event_json(logged: &LoggedEvent) -> EventJson {
+pub(super) fn event_json(logged: &LoggedEvent) -> EventJson {
     let LoggedEvent { id, at, event } = logged;
     EventJson {
         at: *at,
@@ -115,7 +115,7 @@ struct Events {
     next: Option<String>,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let kinds: Vec<&str> = EventKind::ALL.iter().map(|kind| kind.as_str()).collect();
     let example = EventJson::example();
     let text = serde_json::to_string(&example).expect("an event is JSON");
@@ -181,7 +181,7 @@ impl Filter {
     }
 }
 
-pub async fn events(
+pub(crate) async fn events(
     State(context): Shared,
     parts: Parts,
     query: Query,
@@ -318,7 +318,7 @@ fn follow(
 
 /// Events by call. Each event is read from the store once.
 #[derive(Default)]
-pub struct CallTimelines {
+pub(crate) struct CallTimelines {
     cache: tokio::sync::Mutex<TimelineCache>,
 }
 
@@ -335,7 +335,7 @@ const MAX_TIMELINE_EVENTS: usize = 110_000;
 
 impl CallTimelines {
     /// Returns the retained events of a call.
-    pub async fn of(
+    pub(super) async fn of(
         &self,
         store: &dyn Store,
         call: &CallSid,

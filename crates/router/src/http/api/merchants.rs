@@ -41,7 +41,7 @@ struct Merchant {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Merchants {
+pub(crate) struct Merchants {
     merchants: Vec<Merchant>,
     /// Cursor of the next page.
     #[schema(required)]
@@ -64,7 +64,7 @@ impl MerchantChanged {
     }
 }
 
-pub fn list_endpoint() -> Endpoint {
+pub(crate) fn list_endpoint() -> Endpoint {
     let merchant = Merchant { document: document(), merchant_id: acme() };
     Endpoint::new(Group::Settings, "List merchants by id")
         .paginated(100, 1_000)
@@ -72,13 +72,13 @@ pub fn list_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub fn get_endpoint() -> Endpoint {
+pub(crate) fn get_endpoint() -> Endpoint {
     merchant_endpoint("Get the document of a merchant")
         .responds_untyped("application/json", schemas::object(), document())
         .error_with(404, "The merchant has no document.", json!({"error": "merchant not found"}))
 }
 
-pub fn put_endpoint() -> Endpoint {
+pub(crate) fn put_endpoint() -> Endpoint {
     conditional(merchant_endpoint("Set the document of a merchant"))
         .description("Each tier in `fallback` must exist.")
         .json_body::<MerchantDocument>(document())
@@ -88,7 +88,7 @@ pub fn put_endpoint() -> Endpoint {
         })
 }
 
-pub fn delete_endpoint() -> Endpoint {
+pub(crate) fn delete_endpoint() -> Endpoint {
     let endpoint = conditional(merchant_endpoint("Delete the document of a merchant"));
     endpoint.responds(MerchantChanged::new(acme())).error_with(
         404,
@@ -112,7 +112,10 @@ fn document() -> Value {
     json!({"pool": "acme", "fallback": ["gold"], "max_calls": 200})
 }
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Merchants>, ApiError> {
+pub(crate) async fn list(
+    State(context): Shared,
+    query: Query,
+) -> Result<Json<Merchants>, ApiError> {
     query.only(&["limit", "cursor"])?;
     let limit = query.limit(100, 1_000)?;
     let after = query.cursor(&[])?.map(|id| id.parse::<MerchantId>()).transpose()?;
@@ -131,7 +134,7 @@ pub async fn list(State(context): Shared, query: Query) -> Result<Json<Merchants
     Ok(Json(Merchants { merchants, next }))
 }
 
-pub async fn get(
+pub(crate) async fn get(
     State(context): Shared,
     PathName(id): PathName<MerchantId>,
 ) -> Result<Response, ApiError> {
@@ -139,7 +142,7 @@ pub async fn get(
     Ok((etag(&document), [(header::CONTENT_TYPE, "application/json")], document).into_response())
 }
 
-pub async fn put(
+pub(crate) async fn put(
     State(context): Shared,
     PathName(id): PathName<MerchantId>,
     if_match: IfMatch,
@@ -172,7 +175,7 @@ pub async fn put(
     Ok(log.attach((etag(&document), Json(changed))))
 }
 
-pub async fn delete(
+pub(crate) async fn delete(
     State(context): Shared,
     PathName(id): PathName<MerchantId>,
     if_match: IfMatch,

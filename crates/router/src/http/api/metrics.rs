@@ -14,7 +14,7 @@ use fleet::NumberStatus;
 
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let example = "# TYPE smart_router_active_calls gauge\nsmart_router_active_calls 0\n# EOF\n";
     Endpoint::new(Group::Router, "Prometheus metrics").responds_untyped(
         OPEN_METRICS,
@@ -23,7 +23,7 @@ pub fn endpoint() -> Endpoint {
     )
 }
 
-pub async fn metrics(State(context): Shared) -> Response {
+pub(crate) async fn metrics(State(context): Shared) -> Response {
     context.metrics.cluster.problems.set(context.lifecycle.problems().len() as i64);
     if let Ok(outbound) = context.snapshots.outbound().await {
         context.metrics.outbound.set(outbound);

@@ -1,28 +1,28 @@
 //! The JSON API, one file per endpoint.
 
-pub mod allocate;
-pub mod calls;
-pub mod capacity;
-pub mod dial_limits;
-pub mod dial_queues;
-pub mod drain;
-pub mod etag;
-pub mod events;
-pub mod live;
-pub mod merchants;
-pub mod metrics;
-pub mod pod;
-pub mod pods;
-pub mod prescale;
-pub mod probes;
-pub mod release;
-pub mod renew;
+pub(super) mod allocate;
+pub(super) mod calls;
+pub(super) mod capacity;
+pub(super) mod dial_limits;
+pub(super) mod dial_queues;
+pub(super) mod drain;
+pub(super) mod etag;
+pub(super) mod events;
+pub(crate) mod live;
+pub(super) mod merchants;
+pub(super) mod metrics;
+pub(super) mod pod;
+pub(super) mod pods;
+pub(super) mod prescale;
+pub(super) mod probes;
+pub(super) mod release;
+pub(super) mod renew;
 mod reservation_use;
-pub mod reservations;
-pub mod snapshots;
-pub mod status;
-pub mod tiers;
-pub mod whoami;
+pub(super) mod reservations;
+pub(crate) mod snapshots;
+pub(super) mod status;
+pub(super) mod tiers;
+pub(super) mod whoami;
 
 use axum::http::StatusCode;
 

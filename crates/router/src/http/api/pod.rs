@@ -18,7 +18,7 @@ use fleet::{
 };
 
 #[derive(Serialize, ToSchema)]
-pub struct Pod {
+pub(crate) struct Pod {
     address: String,
     calls: Vec<CallOnPod>,
     #[schema(required)]
@@ -40,7 +40,7 @@ pub struct Pod {
     tier: String,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let example = Pod {
         address: "10.0.0.7:8000".into(),
         calls: vec![CallOnPod::example()],
@@ -64,7 +64,7 @@ pub fn endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub async fn pod(
+pub(crate) async fn pod(
     State(context): Shared,
     PathName(name): PathName<PodName>,
 ) -> Result<Json<Pod>, ApiError> {

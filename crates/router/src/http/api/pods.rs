@@ -26,7 +26,7 @@ const STATES: [&str; 6] =
 
 /// A call on a pod.
 #[derive(Serialize, ToSchema)]
-pub struct CallOnPod {
+pub(super) struct CallOnPod {
     allocated_at: u64,
     #[schema(value_type = schemas::CallSid)]
     call_sid: CallSid,
@@ -34,7 +34,7 @@ pub struct CallOnPod {
 }
 
 impl CallOnPod {
-    pub fn example() -> Self {
+    pub(super) fn example() -> Self {
         let call_sid = "CA1".parse().expect("a name");
         Self { allocated_at: 1_763_280_000, call_sid, lease_expires_at: 1_763_280_900 }
     }
@@ -42,7 +42,7 @@ impl CallOnPod {
 
 /// A pod in a list.
 #[derive(Serialize, ToSchema)]
-pub struct ListedPod {
+pub(super) struct ListedPod {
     calls: Vec<CallOnPod>,
     /// Maximum number of calls.
     cap: u32,
@@ -59,14 +59,14 @@ pub struct ListedPod {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Pods {
+pub(crate) struct Pods {
     /// Cursor of the next page.
     #[schema(required)]
     next: Option<String>,
     pods: Vec<ListedPod>,
 }
 
-pub fn list_endpoint() -> Endpoint {
+pub(crate) fn list_endpoint() -> Endpoint {
     let example = ListedPod {
         calls: vec![CallOnPod::example()],
         cap: 1,
@@ -84,7 +84,7 @@ pub fn list_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub fn state(pod: &PodStatus) -> &'static str {
+pub(super) fn state(pod: &PodStatus) -> &'static str {
     match pod {
         _ if pod.facts.terminating => "terminating",
         _ if pod.draining_until.is_some() => "draining",
@@ -95,7 +95,7 @@ pub fn state(pod: &PodStatus) -> &'static str {
     }
 }
 
-pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
+pub(super) fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
     let call_json = |call: &PodCall| CallOnPod {
         allocated_at: call.allocated_at / 1_000,
         call_sid: call.call.clone(),
@@ -104,7 +104,7 @@ pub fn calls_of(pod: &PodStatus) -> Vec<CallOnPod> {
     pod.calls.iter().map(call_json).collect()
 }
 
-pub fn pod_json(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
+pub(super) fn pod_json(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
     let cap = pod.pool.as_ref().and_then(|pool| tiers.kind(pool)).map_or(1, TierKind::cap);
     ListedPod {
         calls: calls_of(pod),
@@ -117,7 +117,7 @@ pub fn pod_json(pod: &PodStatus, tiers: &Tiers) -> ListedPod {
     }
 }
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, ApiError> {
+pub(crate) async fn list(State(context): Shared, query: Query) -> Result<Json<Pods>, ApiError> {
     query.only(&["pool", "state", "limit", "cursor"])?;
     let pool = pool_filter(&query, "pool")?;
     let wanted = query.text("state");

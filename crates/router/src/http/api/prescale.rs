@@ -27,7 +27,7 @@ const MAX_TIME: Millis = 366 * 24 * 3_600_000;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Prescale)]
-pub struct PrescaleBody {
+pub(crate) struct PrescaleBody {
     #[schema(value_type = schemas::Pool, required)]
     pool: Option<String>,
     #[schema(schema_with = schemas::prescale_pods, required)]
@@ -60,7 +60,7 @@ struct Ordered {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Orders {
+pub(crate) struct Orders {
     /// By end.
     orders: Vec<OrderJson>,
 }
@@ -82,13 +82,13 @@ fn example() -> OrderJson {
     OrderJson { id, pods: 40, pool: "gold".into(), until: 1_763_305_200 }
 }
 
-pub fn list_endpoint() -> Endpoint {
+pub(crate) fn list_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "List the prescale orders in force")
         .responds(Orders { orders: vec![example()] })
         .uses_store()
 }
 
-pub fn post_endpoint() -> Endpoint {
+pub(crate) fn post_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "Order a number of pods for a time")
         .description(
             "The capacity policy asks for at least `pods` pods in the pool until the order ends, \
@@ -101,7 +101,7 @@ pub fn post_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub fn delete_endpoint() -> Endpoint {
+pub(crate) fn delete_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "Delete a prescale order")
         .path_param("id", schemas::OrderId::schema(), "5f3a09c2")
         .responds(OrderDeleted { id: example().id, success: true })
@@ -110,12 +110,12 @@ pub fn delete_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub async fn list(State(context): Shared) -> Result<Json<Orders>, ApiError> {
+pub(crate) async fn list(State(context): Shared) -> Result<Json<Orders>, ApiError> {
     let orders = context.store.capacity().await?.orders;
     Ok(Json(Orders { orders: orders.into_iter().map(order_json).collect() }))
 }
 
-pub async fn post(
+pub(crate) async fn post(
     State(context): Shared,
     caller: Caller,
     JsonBody(body): JsonBody<PrescaleBody>,
@@ -141,7 +141,7 @@ pub async fn post(
     Ok(log.attach(Json(Ordered { order: order_json(order), success: true, warnings })))
 }
 
-pub async fn delete(
+pub(crate) async fn delete(
     State(context): Shared,
     PathName(id): PathName<OrderId>,
     caller: Caller,

@@ -17,7 +17,7 @@ use crate::http::{
 };
 
 #[derive(Serialize, ToSchema)]
-pub struct Health {
+pub(crate) struct Health {
     status: &'static str,
 }
 
@@ -37,11 +37,11 @@ struct Ready {
     draining_streams: Option<usize>,
 }
 
-pub fn health_endpoint() -> Endpoint {
+pub(crate) fn health_endpoint() -> Endpoint {
     Endpoint::new(Group::Router, "Liveness").responds(Health { status: "ok" })
 }
 
-pub fn ready_endpoint() -> Endpoint {
+pub(crate) fn ready_endpoint() -> Endpoint {
     Endpoint::new(Group::Router, "Readiness")
         .responds(Ready { status: "ready", store: "up", reason: None, draining_streams: None })
         .responds_with(
@@ -58,13 +58,13 @@ pub fn ready_endpoint() -> Endpoint {
 }
 
 /// Liveness; independent of the store.
-pub async fn health() -> Json<Health> {
+pub(crate) async fn health() -> Json<Health> {
     Json(Health { status: "ok" })
 }
 
 /// Readiness. A store outage does not make the router unready: it would remove all replicas from
 /// the load balancer at once.
-pub async fn ready(State(context): Shared) -> Response {
+pub(crate) async fn ready(State(context): Shared) -> Response {
     let (status, state) = match context.lifecycle.is_ready() {
         true => (StatusCode::OK, "ready"),
         false if context.lifecycle.stopping.is_cancelled() => {

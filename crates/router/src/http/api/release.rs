@@ -22,7 +22,7 @@ use store::StoreError;
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Release)]
-pub struct Body {
+pub(crate) struct Body {
     #[schema(value_type = schemas::CallSid, required)]
     call_sid: Option<String>,
     #[schema(schema_with = schemas::optional_pod)]
@@ -50,7 +50,7 @@ enum ReleaseResponse<'a> {
     WasDialed { success: bool, was_dialed: bool },
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "Release a call")
         .description(
             "With `pod_name`, the call is released only if it is on that pod. A call with a stream \
@@ -73,7 +73,7 @@ pub fn endpoint() -> Endpoint {
 }
 
 /// Releases a call; updates metrics and returns the access log fields with the outcome.
-pub async fn release_call(
+pub(crate) async fn release_call(
     context: &Context,
     release: Release,
 ) -> (RequestLog, Result<Result<Released, NotReleased>, StoreError>) {
@@ -115,7 +115,7 @@ pub async fn release_call(
     (log, outcome)
 }
 
-pub async fn release(
+pub(crate) async fn release(
     State(context): Shared,
     caller: Caller,
     JsonBody(body): JsonBody<Body>,

@@ -22,7 +22,7 @@ use fleet::{
 use store::StoreError;
 
 #[derive(Deserialize)]
-pub struct Body {
+pub(crate) struct Body {
     call_sid: Option<String>,
     call_sids: Option<Vec<String>>,
     pod_name: Option<String>,
@@ -76,7 +76,7 @@ struct RenewResponse {
     unknown: Vec<CallSid>,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "Renew the leases of calls")
         .description("Extends the leases to now + `LEASE_TTL`.")
         .register_schema::<schemas::PodName>()
@@ -93,7 +93,7 @@ pub fn endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub async fn renew(
+pub(crate) async fn renew(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {

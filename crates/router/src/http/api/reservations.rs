@@ -39,15 +39,15 @@ const MAX_WAIT: Duration = Duration::from_secs(60);
 
 /// The configuration of outbound calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct OutboundConfig {
-    pub reservation_ttl: Millis,
+pub(crate) struct OutboundConfig {
+    pub(crate) reservation_ttl: Millis,
     /// Share of answered dials that may find no pod, in millionths.
-    pub miss_target: u32,
+    pub(crate) miss_target: u32,
 }
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Reserve)]
-pub struct Body {
+pub(crate) struct Body {
     #[schema(value_type = schemas::MerchantId, required)]
     merchant_id: Option<String>,
     /// The number that the call is made from.
@@ -116,7 +116,7 @@ struct ReservationJson {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Reservations {
+pub(crate) struct Reservations {
     /// By expiry.
     reservations: Vec<ReservationJson>,
     /// Cursor of the next page.
@@ -126,7 +126,7 @@ pub struct Reservations {
 
 #[derive(Deserialize, ToSchema)]
 #[schema(as = Dialed)]
-pub struct DialedBody {
+pub(crate) struct DialedBody {
     #[schema(value_type = schemas::CallSid, required)]
     call_sid: Option<String>,
 }
@@ -180,7 +180,7 @@ fn granted_example(granted: bool) -> ReserveResponse {
     }
 }
 
-pub fn post_endpoint() -> Endpoint {
+pub(crate) fn post_endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "Reserve capacity for dials")
         .description(
             "Grants as many of `count` reservations as the limits allow now. With `wait` the \
@@ -198,7 +198,7 @@ pub fn post_endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub fn list_endpoint() -> Endpoint {
+pub(crate) fn list_endpoint() -> Endpoint {
     Endpoint::new(Group::Calls, "List outstanding reservations by expiry")
         .query_param("merchant", schemas::merchant_or_empty(), "Only this merchant's.")
         .paginated(100, 1_000)
@@ -218,11 +218,11 @@ fn reservation_endpoint(summary: &str) -> Endpoint {
         .uses_store()
 }
 
-pub fn get_endpoint() -> Endpoint {
+pub(crate) fn get_endpoint() -> Endpoint {
     reservation_endpoint("Get an outstanding reservation").responds(example())
 }
 
-pub fn dialed_endpoint() -> Endpoint {
+pub(crate) fn dialed_endpoint() -> Endpoint {
     reservation_endpoint("Report the provider's call of a reservation")
         .description(
             "The provider's status callbacks of the call (no-answer, busy, failed, canceled) then \
@@ -238,12 +238,12 @@ pub fn dialed_endpoint() -> Endpoint {
         .responds(DialedResponse { id: example_id(), expires_at: 1_763_280_075.0, success: true })
 }
 
-pub fn delete_endpoint() -> Endpoint {
+pub(crate) fn delete_endpoint() -> Endpoint {
     reservation_endpoint("Give a reservation back")
         .responds(GivenBack { id: example_id(), success: true })
 }
 
-pub async fn post(
+pub(crate) async fn post(
     State(context): Shared,
     JsonBody(body): JsonBody<Body>,
 ) -> Result<Response, ApiError> {
@@ -352,7 +352,10 @@ fn new_id() -> ReservationId {
     text.parse().expect("16 hexadecimal digits")
 }
 
-pub async fn list(State(context): Shared, query: Query) -> Result<Json<Reservations>, ApiError> {
+pub(crate) async fn list(
+    State(context): Shared,
+    query: Query,
+) -> Result<Json<Reservations>, ApiError> {
     query.only(&["merchant", "limit", "cursor"])?;
     let invalid = || ApiError::bad_request("cursor: expected `next` of a previous page");
     let after = match query.cursor(&["merchant"])? {
@@ -389,7 +392,7 @@ fn not_found(_: ReservationNotFound) -> ApiError {
     ApiError::new(StatusCode::NOT_FOUND, "reservation not found: used, expired or given back")
 }
 
-pub async fn get(
+pub(crate) async fn get(
     State(context): Shared,
     PathName(id): PathName<ReservationId>,
 ) -> Result<Response, ApiError> {
@@ -398,7 +401,7 @@ pub async fn get(
     Ok(Json(reservation_json(found)).into_response())
 }
 
-pub async fn dialed(
+pub(crate) async fn dialed(
     State(context): Shared,
     PathName(id): PathName<ReservationId>,
     JsonBody(body): JsonBody<DialedBody>,
@@ -415,7 +418,7 @@ pub async fn dialed(
     Ok(log.attach(Json(DialedResponse { id, expires_at: seconds(until), success: true })))
 }
 
-pub async fn delete(
+pub(crate) async fn delete(
     State(context): Shared,
     PathName(id): PathName<ReservationId>,
 ) -> Result<Response, ApiError> {

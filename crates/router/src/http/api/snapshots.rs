@@ -20,7 +20,7 @@ const MAX_STALE_AGE: Duration = Duration::from_secs(30);
 const PAUSE_FACTOR: u32 = 9;
 const MAX_PAUSE: Duration = Duration::from_secs(1);
 
-pub struct Snapshots {
+pub(crate) struct Snapshots {
     store: Arc<dyn Store>,
     status: Arc<SharedRead<Status>>,
     pods: Arc<SharedRead<Vec<PodStatus>>>,
@@ -30,7 +30,7 @@ pub struct Snapshots {
 }
 
 impl Snapshots {
-    pub fn new(store: Arc<dyn Store>) -> Arc<Self> {
+    pub(crate) fn new(store: Arc<dyn Store>) -> Arc<Self> {
         Arc::new(Self {
             store,
             status: Arc::default(),
@@ -42,39 +42,39 @@ impl Snapshots {
     }
 
     /// Status of all pools. The read starts after the request, so it includes earlier changes.
-    pub async fn status(&self) -> Result<Arc<Status>, StoreError> {
+    pub(super) async fn status(&self) -> Result<Arc<Status>, StoreError> {
         self.status.read(Duration::ZERO, self.store.clone(), |it| it.status()).await.outcome
     }
 
-    pub async fn pods(&self) -> Result<Arc<Vec<PodStatus>>, StoreError> {
+    pub(super) async fn pods(&self) -> Result<Arc<Vec<PodStatus>>, StoreError> {
         self.pods_not_older_than(Duration::ZERO).await
     }
 
     /// All pods, from a read that started at most `max_age` ago.
-    pub async fn pods_not_older_than(
+    pub(super) async fn pods_not_older_than(
         &self,
         max_age: Duration,
     ) -> Result<Arc<Vec<PodStatus>>, StoreError> {
         self.pods.read(max_age, self.store.clone(), |it| it.pods()).await.outcome
     }
 
-    pub async fn tiers(&self) -> Result<Arc<Tiers>, StoreError> {
+    pub(super) async fn tiers(&self) -> Result<Arc<Tiers>, StoreError> {
         self.tiers.read(Duration::ZERO, self.store.clone(), |it| it.tiers()).await.outcome
     }
 
     /// Outstanding dials and accounts, from a read that started at most `MAX_AGE` ago.
-    pub async fn outbound(&self) -> Result<Arc<Outbound>, StoreError> {
+    pub(super) async fn outbound(&self) -> Result<Arc<Outbound>, StoreError> {
         self.outbound.read(MAX_AGE, self.store.clone(), |it| it.outbound()).await.outcome
     }
 
     /// Numbers with a limit of lines, from a read that started at most `MAX_AGE` ago.
-    pub async fn numbers(&self) -> Result<Arc<Vec<NumberStatus>>, StoreError> {
+    pub(super) async fn numbers(&self) -> Result<Arc<Vec<NumberStatus>>, StoreError> {
         self.numbers.read(MAX_AGE, self.store.clone(), |it| it.numbers()).await.outcome
     }
 
     /// Status of all pools at most `MAX_AGE` ago, and the time of the read. A store that sheds
     /// observers extends that to `MAX_STALE_AGE`; an unavailable store gives `None`.
-    pub async fn recent_status(&self) -> Option<(Arc<Status>, SystemTime)> {
+    pub(super) async fn recent_status(&self) -> Option<(Arc<Status>, SystemTime)> {
         let reading = self.status.read(MAX_AGE, self.store.clone(), |it| it.status()).await;
         let is_fresh = |(_, at): &(_, SystemTime)| at.elapsed().is_ok_and(|it| it < MAX_STALE_AGE);
         match reading.outcome {

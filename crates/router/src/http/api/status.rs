@@ -20,7 +20,7 @@ use fleet::{
 /// Status of a pool.
 #[derive(Serialize, ToSchema)]
 #[schema(as = PoolStatus)]
-pub struct PoolStatusJson {
+pub(super) struct PoolStatusJson {
     active_calls: usize,
     assigned: usize,
     /// Pods in the index of available pods; includes full shared pods.
@@ -49,7 +49,7 @@ pub struct PoolStatusJson {
 }
 
 #[derive(Serialize, ToSchema)]
-pub struct Status {
+pub(crate) struct Status {
     active_calls: usize,
     is_leader: bool,
     /// Leader according to the Lease; absent without a Lease or if it cannot be read.
@@ -64,7 +64,7 @@ pub struct Status {
     waiting: usize,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let gold = PoolStatusJson {
         active_calls: 1,
         assigned: 2,
@@ -92,7 +92,7 @@ pub fn endpoint() -> Endpoint {
         .uses_store()
 }
 
-pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
+pub(crate) async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     let status = context.snapshots.status().await?;
     let (mut pools, mut merchants) = (BTreeMap::new(), BTreeMap::new());
     for pool in &status.pools {
@@ -112,7 +112,7 @@ pub async fn status(State(context): Shared) -> Result<Json<Status>, ApiError> {
     }))
 }
 
-pub fn pool_status_json(pool: &PoolStatus) -> PoolStatusJson {
+pub(super) fn pool_status_json(pool: &PoolStatus) -> PoolStatusJson {
     let kind = match pool.kind {
         Some(TierKind::Exclusive) => "exclusive",
         Some(TierKind::Shared { .. }) => "shared",

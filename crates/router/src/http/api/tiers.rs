@@ -58,14 +58,14 @@ struct PodMove {
     to: Option<String>,
 }
 
-pub fn get_endpoint() -> Endpoint {
+pub(crate) fn get_endpoint() -> Endpoint {
     Endpoint::new(Group::Settings, "Get the tier document")
         .responds_untyped("application/json", schemas::tier_document(), example())
         .register_schema::<TierDocument>()
         .uses_store()
 }
 
-pub fn put_endpoint() -> Endpoint {
+pub(crate) fn put_endpoint() -> Endpoint {
     let tiers = serde_json::from_value(example()).expect("a tier document");
     let endpoint = Endpoint::new(Group::Settings, "Replace the tier document")
         .query_param(
@@ -93,7 +93,7 @@ fn example() -> Value {
     })
 }
 
-pub async fn get(State(context): Shared) -> Result<Response, ApiError> {
+pub(crate) async fn get(State(context): Shared) -> Result<Response, ApiError> {
     let tiers = context.snapshots.tiers().await?;
     Ok((etag(&text_of(&tiers)), Json(&*tiers)).into_response())
 }
@@ -136,7 +136,7 @@ fn pods_over_cap(tiers: &Tiers, pods: &[PodStatus]) -> Option<String> {
 }
 
 /// Replaces the tier table, or lists the pods that would move.
-pub async fn put(
+pub(crate) async fn put(
     State(context): Shared,
     query: Query,
     if_match: IfMatch,

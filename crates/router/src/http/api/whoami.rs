@@ -18,18 +18,18 @@ use crate::http::{
 
 #[derive(Serialize, ToSchema)]
 #[schema(as = WhoAmI)]
-pub struct Identity {
+pub(crate) struct Identity {
     needs_token: bool,
     /// `viewer`, `agent` or `admin`.
     role: &'static str,
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     Endpoint::new(Group::Router, "Get the role of the token")
         .responds(Identity { needs_token: true, role: Role::Admin.as_str() })
 }
 
-pub async fn whoami(
+pub(crate) async fn whoami(
     State(context): Shared,
     extensions: Extensions,
     headers: HeaderMap,

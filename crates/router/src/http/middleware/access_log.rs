@@ -32,7 +32,7 @@ const MAX_PATH_BYTES: usize = 1024;
 static REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 static TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-pub async fn observe(
+pub(crate) async fn observe(
     State(context): State<Arc<Context>>,
     mut request: Request,
     next: Next,

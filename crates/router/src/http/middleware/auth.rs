@@ -16,7 +16,7 @@ use store::observing;
 use telephony::Secret;
 
 /// Passes a request on if its token has the required role.
-pub async fn check(
+pub(crate) async fn check(
     State((context, needed)): State<(Arc<Context>, Role)>,
     mut request: Request,
     next: Next,
@@ -55,10 +55,10 @@ async fn run(needed: Role, request: Request, next: Next) -> Response {
 
 /// Bearer of the request's token; none without authentication.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Caller(Option<Bearer>);
+pub(crate) struct Caller(Option<Bearer>);
 
 impl Caller {
-    pub fn is_admin(self) -> bool {
+    pub(crate) fn is_admin(self) -> bool {
         self.0.is_some_and(|bearer| bearer.role == Role::Admin)
     }
 }
@@ -78,15 +78,15 @@ impl<S: Sync> FromRequestParts<S> for Caller {
 }
 
 /// Token of an open stream, checked again while it runs: a revoked token ends the stream.
-pub struct StreamToken(Arc<Context>, Option<Secret>);
+pub(crate) struct StreamToken(Arc<Context>, Option<Secret>);
 
 impl StreamToken {
-    pub fn new(context: &Arc<Context>, headers: &HeaderMap) -> Self {
+    pub(crate) fn new(context: &Arc<Context>, headers: &HeaderMap) -> Self {
         Self(context.clone(), token(headers).map(Secret::from))
     }
 
     /// Whether the token still permits the stream.
-    pub fn is_valid(&self) -> bool {
+    pub(crate) fn is_valid(&self) -> bool {
         let Self(context, given) = self;
         let Some(tokens) = context.access.tokens() else { return true };
         let bearer = given.as_ref().and_then(|given| tokens.bearer(given.expose()));
@@ -131,7 +131,7 @@ fn log_bearer(mut response: Response, bearer: Option<Bearer>) -> Response {
     log.attach(response)
 }
 
-pub fn token(headers: &HeaderMap) -> Option<&str> {
+pub(crate) fn token(headers: &HeaderMap) -> Option<&str> {
     let (scheme, token) = headers.get(header::AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
     scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
 }

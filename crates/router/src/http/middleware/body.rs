@@ -19,7 +19,7 @@ const MAX_DISCARDED_BYTES: usize = 1 << 20;
 
 /// Reason for which a body is rejected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum BodyError {
+pub(crate) enum BodyError {
     #[error("the body is larger than 64 KiB")]
     TooLarge,
     #[error("the body did not arrive in time")]
@@ -33,7 +33,7 @@ pub enum BodyError {
 }
 
 impl BodyError {
-    pub fn status(&self) -> StatusCode {
+    pub(super) fn status(&self) -> StatusCode {
         match self {
             Self::TooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Self::TooSlow => StatusCode::REQUEST_TIMEOUT,
@@ -50,7 +50,7 @@ impl From<BodyError> for ApiError {
 }
 
 /// Reads a body of at most `MAX_BODY_BYTES` within `timeout`.
-pub async fn read(body: Body, timeout: Duration) -> Result<Bytes, BodyError> {
+pub(crate) async fn read(body: Body, timeout: Duration) -> Result<Bytes, BodyError> {
     tokio::time::timeout(timeout, collect(body)).await.unwrap_or(Err(BodyError::TooSlow))
 }
 
@@ -84,14 +84,14 @@ async fn collect(mut body: Body) -> Result<Bytes, BodyError> {
 }
 
 /// The content type without parameters, in lower case.
-pub fn content_type(headers: &HeaderMap) -> Option<String> {
+pub(crate) fn content_type(headers: &HeaderMap) -> Option<String> {
     let value = headers.get(header::CONTENT_TYPE)?;
     let essence = value.to_str().unwrap_or("?").split(';').next().unwrap_or_default();
     Some(essence.trim().to_ascii_lowercase())
 }
 
 /// Boundary between the parts of a multipart body.
-pub fn boundary(headers: &HeaderMap) -> String {
+pub(crate) fn boundary(headers: &HeaderMap) -> String {
     let value = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
     let mut parts = value.unwrap_or_default().split(';').map(str::trim);
     let boundary = parts.find_map(|part| {
@@ -101,14 +101,14 @@ pub fn boundary(headers: &HeaderMap) -> String {
     boundary.unwrap_or_default()
 }
 
-pub fn is_json(content_type: &str) -> bool {
+pub(crate) fn is_json(content_type: &str) -> bool {
     content_type == "application/json"
         || (content_type.starts_with("application/") && content_type.ends_with("+json"))
 }
 
 /// JSON body of a request, with any content type: clients of the older router send none, or
 /// another. [`super::auth`] rejects cross-origin requests, which this would otherwise permit.
-pub struct JsonBody<T>(pub T);
+pub(crate) struct JsonBody<T>(pub(crate) T);
 
 impl<T: DeserializeOwned> FromRequest<Arc<Context>> for JsonBody<T> {
     type Rejection = ApiError;

@@ -1,8 +1,8 @@
 //! Middleware: rate limit, stream limit, authentication, request bodies, access log, spans.
 
-pub mod access_log;
-pub mod auth;
-pub mod body;
-pub mod rate_limit;
-pub mod spans;
-pub mod stream_limit;
+pub(super) mod access_log;
+pub(super) mod auth;
+pub(super) mod body;
+pub(super) mod rate_limit;
+pub(super) mod spans;
+pub(crate) mod stream_limit;

@@ -12,7 +12,11 @@ use axum::{
 use crate::http::{ApiError, Context, RequestLog};
 
 /// Counts an unauthenticated request; returns the 429 response if its source is over the limit.
-pub fn check(context: &Context, extensions: &Extensions, headers: &HeaderMap) -> Option<Response> {
+pub(crate) fn check(
+    context: &Context,
+    extensions: &Extensions,
+    headers: &HeaderMap,
+) -> Option<Response> {
     if context.rate_limiter.allows(extensions, headers) {
         return None;
     }
@@ -23,7 +27,11 @@ pub fn check(context: &Context, extensions: &Extensions, headers: &HeaderMap) ->
 }
 
 /// Middleware for routes that require no token.
-pub async fn limit(State(context): State<Arc<Context>>, request: Request, next: Next) -> Response {
+pub(crate) async fn limit(
+    State(context): State<Arc<Context>>,
+    request: Request,
+    next: Next,
+) -> Response {
     match check(&context, request.extensions(), request.headers()) {
         Some(refused) => refused,
         None => next.run(request).await,

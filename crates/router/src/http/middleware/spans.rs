@@ -11,7 +11,7 @@ use ::spans::Span;
 const MAX_PATH_BYTES: usize = 256;
 
 /// Sets the attributes of the request. `method` is a known method or `other`.
-pub fn begin(
+pub(super) fn begin(
     span: &mut Span,
     scheme: &'static str,
     method: &'static str,
@@ -32,7 +32,7 @@ pub fn begin(
 }
 
 /// Sets the attributes of the response. The span of a streaming response ends at its head.
-pub fn end(span: &mut Span, status: u16, log: &RequestLog) {
+pub(super) fn end(span: &mut Span, status: u16, log: &RequestLog) {
     span.set("http.response.status_code", status);
     span.set_some("call_sid", log.call.as_ref().map(ToString::to_string));
     span.set_some("pod", log.pod.as_ref().map(ToString::to_string));

@@ -17,11 +17,11 @@ use crate::{
 };
 
 /// Streams of one router.
-pub const MAX_STREAMS: usize = 200;
+pub(super) const MAX_STREAMS: usize = 200;
 /// Unauthenticated streams of one source.
-pub const MAX_STREAMS_PER_SOURCE: usize = 50;
+pub(super) const MAX_STREAMS_PER_SOURCE: usize = 50;
 
-pub struct StreamLimiter {
+pub(crate) struct StreamLimiter {
     metrics: Arc<Metrics>,
     open: Mutex<OpenStreams>,
 }
@@ -33,13 +33,13 @@ struct OpenStreams {
 }
 
 /// An open stream; counted until dropped.
-pub struct StreamGuard {
+pub(crate) struct StreamGuard {
     limiter: Arc<StreamLimiter>,
     source: Option<IpAddr>,
 }
 
 impl StreamLimiter {
-    pub fn new(metrics: Arc<Metrics>) -> Arc<Self> {
+    pub(crate) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         Arc::new(Self { metrics, open: Mutex::default() })
     }
 
@@ -86,7 +86,7 @@ impl Drop for StreamGuard {
 }
 
 /// Counts the stream of a request, or responds 503 at a limit.
-pub fn open(context: &Context, parts: &Parts) -> Result<StreamGuard, ApiError> {
+pub(crate) fn open(context: &Context, parts: &Parts) -> Result<StreamGuard, ApiError> {
     let is_authenticated = parts.extensions.get::<Caller>().is_some();
     let source = context.rate_limiter.source(&parts.extensions, &parts.headers).map(network_of);
     context.stream_limiter.open(source.filter(|_| !is_authenticated)).map_err(|error| {

@@ -25,7 +25,7 @@ const JSON: &str = "application/json";
 
 /// Tag of an operation in the document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Group {
+pub(crate) enum Group {
     Calls,
     Pods,
     Settings,
@@ -34,10 +34,10 @@ pub enum Group {
 }
 
 impl Group {
-    pub const ALL: [Self; 5] =
+    pub(super) const ALL: [Self; 5] =
         [Self::Calls, Self::Pods, Self::Settings, Self::Router, Self::Webhooks];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Calls => "calls",
             Self::Pods => "pods",
@@ -47,7 +47,7 @@ impl Group {
         }
     }
 
-    pub fn description(self) -> &'static str {
+    pub(super) fn description(self) -> &'static str {
         match self {
             Self::Calls => "Calls and their events.",
             Self::Pods => "Pods and their state.",
@@ -60,19 +60,19 @@ impl Group {
 
 /// An operation and the schemas that it references.
 #[derive(Clone)]
-pub struct Endpoint {
+pub(crate) struct Endpoint {
     pub(crate) operation: Operation,
     pub(crate) schemas: Vec<NamedSchema>,
 }
 
 impl Endpoint {
-    pub fn new(group: Group, summary: &str) -> Self {
+    pub(crate) fn new(group: Group, summary: &str) -> Self {
         let operation = OperationBuilder::new().tag(group.name()).summary(Some(summary)).build();
         Self { operation, schemas: Vec::new() }
     }
 
     /// Appends to the description.
-    pub fn description(mut self, text: &str) -> Self {
+    pub(crate) fn description(mut self, text: &str) -> Self {
         let description = self.operation.description.get_or_insert_default();
         if !description.is_empty() {
             description.push(' ');
@@ -81,7 +81,12 @@ impl Endpoint {
         self
     }
 
-    pub fn path_param(self, name: &str, schema: impl Into<RefOr<Schema>>, example: &str) -> Self {
+    pub(crate) fn path_param(
+        self,
+        name: &str,
+        schema: impl Into<RefOr<Schema>>,
+        example: &str,
+    ) -> Self {
         let parameter = ParameterBuilder::new()
             .name(name)
             .parameter_in(ParameterIn::Path)
@@ -92,7 +97,7 @@ impl Endpoint {
     }
 
     /// An optional query parameter.
-    pub fn query_param(
+    pub(crate) fn query_param(
         self,
         name: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -101,7 +106,7 @@ impl Endpoint {
         self.any_query_param(name, schema, description, Required::False)
     }
 
-    pub fn required_query_param(
+    pub(super) fn required_query_param(
         self,
         name: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -127,13 +132,13 @@ impl Endpoint {
     }
 
     /// Parameters of a paginated list.
-    pub fn paginated(self, default: usize, max: usize) -> Self {
+    pub(crate) fn paginated(self, default: usize, max: usize) -> Self {
         self.query_param("limit", schemas::limit(default, max), "Maximum number of items.")
             .query_param("cursor", schemas::text(), "`next` of the previous page; same filters.")
             .error(400, "A parameter is invalid or unknown.")
     }
 
-    pub fn header_param(
+    pub(crate) fn header_param(
         self,
         name: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -154,7 +159,7 @@ impl Endpoint {
     }
 
     /// A required JSON request body.
-    pub fn json_body<T: ToSchema>(self, example: Value) -> Self {
+    pub(crate) fn json_body<T: ToSchema>(self, example: Value) -> Self {
         let schema = Ref::from_schema_name(T::name());
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
         let body = RequestBodyBuilder::new().content(JSON, content).required(Some(Required::True));
@@ -165,17 +170,17 @@ impl Endpoint {
             .error(413, "The body is larger than 64 KiB.")
     }
 
-    pub fn request_body(mut self, body: RequestBodyBuilder) -> Self {
+    pub(super) fn request_body(mut self, body: RequestBodyBuilder) -> Self {
         self.operation.request_body = Some(RefOr::T(body.build()));
         self
     }
 
     /// A JSON response with status 200, such as the example.
-    pub fn responds<T: Serialize + ToSchema>(self, example: T) -> Self {
+    pub(crate) fn responds<T: Serialize + ToSchema>(self, example: T) -> Self {
         self.responds_with(200, "Success.", example)
     }
 
-    pub fn responds_with<T: Serialize + ToSchema>(
+    pub(crate) fn responds_with<T: Serialize + ToSchema>(
         self,
         status: u16,
         description: &str,
@@ -191,7 +196,7 @@ impl Endpoint {
     }
 
     /// A response with status 200 whose body has no Rust type.
-    pub fn responds_untyped(
+    pub(crate) fn responds_untyped(
         self,
         content_type: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -205,7 +210,7 @@ impl Endpoint {
     }
 
     /// Another content type of the response with status 200.
-    pub fn or_content(
+    pub(crate) fn or_content(
         mut self,
         content_type: &str,
         schema: impl Into<RefOr<Schema>>,
@@ -219,13 +224,13 @@ impl Endpoint {
     }
 
     /// An error response in the common format.
-    pub fn error(self, status: u16, description: &str) -> Self {
+    pub(crate) fn error(self, status: u16, description: &str) -> Self {
         let example = StatusCode::from_u16(status).ok().and_then(|it| it.canonical_reason());
         let example = json!({"error": example.unwrap_or("error").to_lowercase()});
         self.error_with(status, description, example)
     }
 
-    pub fn error_with(self, status: u16, description: &str, example: Value) -> Self {
+    pub(crate) fn error_with(self, status: u16, description: &str, example: Value) -> Self {
         let schema = Ref::from_schema_name(ErrorBody::name());
         let content = ContentBuilder::new().schema(Some(schema)).example(Some(example)).build();
         let mut response = ResponseBuilder::new().description(description).content(JSON, content);
@@ -248,13 +253,13 @@ impl Endpoint {
     }
 
     /// Errors of an operation that uses the store.
-    pub fn uses_store(self) -> Self {
+    pub(crate) fn uses_store(self) -> Self {
         self.error(500, "The store rejected the operation, or the router failed.")
             .error(503, "The store is unavailable; retry.")
     }
 
     /// Requires a token of a role, or of any role, if tokens are configured.
-    pub fn requires_token(mut self, role: Option<Role>, has_tokens: bool) -> Self {
+    pub(super) fn requires_token(mut self, role: Option<Role>, has_tokens: bool) -> Self {
         let (role, scopes) = match role {
             Some(role) => (format!("a token with role {}", role.as_str()), vec![role.as_str()]),
             None => ("any token".into(), Vec::new()),
@@ -268,7 +273,7 @@ impl Endpoint {
             .error(429, "Rate limit exceeded.")
     }
 
-    pub fn response(mut self, status: u16, response: ResponseBuilder) -> Self {
+    pub(super) fn response(mut self, status: u16, response: ResponseBuilder) -> Self {
         let mut response: Response = response.build();
         let id = Ref::new(format!("#/components/headers/{REQUEST_ID}"));
         response.headers.insert("X-Request-Id".into(), RefOr::Ref(id));
@@ -277,7 +282,7 @@ impl Endpoint {
     }
 
     /// Adds the schema of a type, and the schemas it references, to the document.
-    pub fn register_schema<T: ToSchema>(mut self) -> Self {
+    pub(crate) fn register_schema<T: ToSchema>(mut self) -> Self {
         self.schemas.push((T::name().into_owned(), T::schema()));
         T::schemas(&mut self.schemas);
         self

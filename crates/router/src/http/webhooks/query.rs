@@ -9,7 +9,7 @@ use crate::http::ApiError;
 use telephony::Params;
 
 /// The parameters of a request.
-pub struct Query(Params);
+pub(crate) struct Query(Params);
 
 impl<S: Send + Sync> FromRequestParts<S> for Query {
     type Rejection = ApiError;
@@ -22,7 +22,7 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
 
 impl Query {
     /// Rejects unknown parameters: a misspelt filter must not return everything.
-    pub fn only(&self, known: &[&str]) -> Result<(), ApiError> {
+    pub(crate) fn only(&self, known: &[&str]) -> Result<(), ApiError> {
         match self.0.iter().find(|(name, _)| !known.contains(name)) {
             None => Ok(()),
             Some((name, _)) => Err(ApiError::bad_request(format!(
@@ -32,21 +32,25 @@ impl Query {
         }
     }
 
-    pub fn has(&self, name: &str) -> bool {
+    pub(crate) fn has(&self, name: &str) -> bool {
         self.0.get(name).is_some()
     }
 
     /// A non-empty value.
-    pub fn text(&self, name: &str) -> Option<&str> {
+    pub(crate) fn text(&self, name: &str) -> Option<&str> {
         self.0.get(name).filter(|text| !text.is_empty())
     }
 
-    pub fn parse<T: FromStr>(&self, name: &str, expected: &str) -> Result<Option<T>, ApiError> {
+    pub(crate) fn parse<T: FromStr>(
+        &self,
+        name: &str,
+        expected: &str,
+    ) -> Result<Option<T>, ApiError> {
         self.text(name).map(|text| parse(name, text, expected)).transpose()
     }
 
     /// Page size.
-    pub fn limit(&self, default: usize, max: usize) -> Result<usize, ApiError> {
+    pub(crate) fn limit(&self, default: usize, max: usize) -> Result<usize, ApiError> {
         let expected = format!("a number from 1 to {max}");
         // An empty limit is an error, not the default.
         let limit = self.0.get("limit").map(|text| parse("limit", text, &expected));
@@ -58,7 +62,7 @@ impl Query {
         }
     }
 
-    pub fn flag(&self, name: &str) -> Result<bool, ApiError> {
+    pub(crate) fn flag(&self, name: &str) -> Result<bool, ApiError> {
         match self.0.get(name) {
             None | Some("false") => Ok(false),
             Some("true" | "") => Ok(true),
@@ -67,7 +71,7 @@ impl Query {
     }
 
     /// Position of the page, from a cursor that [`Self::next`] made for the same filters.
-    pub fn cursor(&self, filters: &[&str]) -> Result<Option<String>, ApiError> {
+    pub(crate) fn cursor(&self, filters: &[&str]) -> Result<Option<String>, ApiError> {
         let Some(text) = self.text("cursor") else { return Ok(None) };
         let invalid = || ApiError::bad_request("cursor: expected `next` of a previous page");
         let bytes = BASE64URL_NOPAD.decode(text.as_bytes()).map_err(|_| invalid())?;
@@ -81,7 +85,7 @@ impl Query {
     }
 
     /// Cursor of the next page with the same filters.
-    pub fn next(&self, filters: &[&str], position: &str) -> String {
+    pub(crate) fn next(&self, filters: &[&str], position: &str) -> String {
         BASE64URL_NOPAD.encode(format!("{} {position}", self.checksum(filters)).as_bytes())
     }
 

@@ -9,18 +9,18 @@ use axum::extract::MatchedPath;
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
-pub struct Request {
-    pub method: &'static str,
-    pub endpoint: Endpoint,
-    pub status: u16,
+pub(crate) struct Request {
+    pub(crate) method: &'static str,
+    pub(crate) endpoint: Endpoint,
+    pub(crate) status: u16,
 }
 
 /// The route that a request matched, if any.
 #[derive(Debug, Clone)]
-pub struct Endpoint(pub Option<MatchedPath>);
+pub(crate) struct Endpoint(pub(crate) Option<MatchedPath>);
 
 impl Endpoint {
-    pub fn as_str(&self) -> &str {
+    pub(crate) fn as_str(&self) -> &str {
         self.0.as_ref().map_or("unmatched", MatchedPath::as_str)
     }
 }
@@ -47,32 +47,32 @@ impl EncodeLabelValue for Endpoint {
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Outcome {
-    pub source_pool: String,
-    pub result: &'static str,
+    pub(crate) source_pool: String,
+    pub(crate) result: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct SourcePool {
-    pub source_pool: String,
+    pub(crate) source_pool: String,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Refused {
-    pub tier: String,
-    pub reason: &'static str,
+    pub(crate) tier: String,
+    pub(crate) reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Denied {
-    pub reason: &'static str,
+    pub(crate) reason: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(crate) struct Waited {
-    pub result: &'static str,
+    pub(crate) result: &'static str,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct Build {
-    pub version: &'static str,
+    pub(super) version: &'static str,
 }

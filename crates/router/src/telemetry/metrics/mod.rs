@@ -36,11 +36,11 @@ type Histograms<Labels> = Family<Labels, Histogram, fn() -> Histogram>;
 
 /// All metrics of the router.
 #[derive(Debug)]
-pub struct Metrics {
+pub(crate) struct Metrics {
     registry: Registry,
     store_gauges: StoreGauges,
-    pub capacity: CapacityGauges,
-    pub outbound: OutboundMetrics,
+    pub(crate) capacity: CapacityGauges,
+    pub(crate) outbound: OutboundMetrics,
     rendering: Mutex<()>,
     requests: Family<Request, Counter>,
     request_duration: Histograms<Request>,
@@ -54,34 +54,34 @@ pub struct Metrics {
     lost_gateway_calls: Counter,
     reconnected: Family<SourcePool, Counter>,
     wait: Histograms<Waited>,
-    pub abandoned: Counter,
-    pub lost: Counter,
+    pub(crate) abandoned: Counter,
+    pub(crate) lost: Counter,
     call_duration: Histograms<SourcePool>,
     denied: Family<Denied, Counter>,
     /// Connections closed or rejected by the connection limit.
-    pub turned_away: Counter,
-    pub open_streams: Gauge,
+    pub(crate) turned_away: Counter,
+    pub(crate) open_streams: Gauge,
     /// Media streams.
-    pub streams: StreamMetrics,
+    pub(crate) streams: StreamMetrics,
     limited: Family<Denied, Counter>,
-    pub drains: Counter,
-    pub drains_unfinished: Counter,
-    pub zombies_recovered: Counter,
-    pub panics_recovered: Counter,
-    pub malformed_merchants: Counter,
-    pub log_lines_dropped: Gauge,
-    pub leader: Gauge,
-    pub leader_epoch: Gauge<u64, AtomicU64>,
+    pub(crate) drains: Counter,
+    pub(crate) drains_unfinished: Counter,
+    pub(crate) zombies_recovered: Counter,
+    pub(crate) panics_recovered: Counter,
+    pub(crate) malformed_merchants: Counter,
+    pub(crate) log_lines_dropped: Gauge,
+    pub(crate) leader: Gauge,
+    pub(crate) leader_epoch: Gauge<u64, AtomicU64>,
     last_comparison: Gauge,
     /// The store refuses this router's pods.
-    pub pods_refused: Gauge,
+    pub(crate) pods_refused: Gauge,
     /// Pods drained because this replica's own watch shows them out of service.
-    pub stale_pods_drained: Counter,
-    pub cluster_ready_pods: Gauge,
+    pub(crate) stale_pods_drained: Counter,
+    pub(crate) cluster_ready_pods: Gauge,
     pub(crate) cluster: cluster::ClusterMetrics,
     certificate_ends: Gauge,
-    pub store: StoreMetrics,
-    pub spans: SpanMetrics,
+    pub(crate) store: StoreMetrics,
+    pub(crate) spans: SpanMetrics,
 }
 
 impl Default for Metrics {
@@ -369,13 +369,13 @@ impl Metrics {
         drop(self.refusals.get_or_create(&Refused { tier: String::new(), reason: "unknown" }));
     }
 
-    pub fn requested(&self, request: &Request, took: Duration) {
+    pub(crate) fn requested(&self, request: &Request, took: Duration) {
         self.requests.get_or_create(request).inc();
         self.request_duration.get_or_create(request).observe(took.as_secs_f64());
     }
 
     /// Records an allocate request; `pool` is the pool of its pod, if it got one.
-    pub fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
+    pub(crate) fn allocated(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
         if let (Some(_), "rescued") = (pool, result) {
             let source_pool = source_pool.clone();
@@ -385,12 +385,12 @@ impl Metrics {
     }
 
     /// Records the end of a wait.
-    pub fn waited(&self, result: &'static str, millis: u64) {
+    pub(crate) fn waited(&self, result: &'static str, millis: u64) {
         self.wait.get_or_create(&Waited { result }).observe(millis as f64 / 1_000.0);
     }
 
     /// Records a waiting call that stopped polling.
-    pub fn abandoned(&self, millis: u64) {
+    pub(crate) fn abandoned(&self, millis: u64) {
         self.abandoned.inc();
         self.waited("abandoned", millis);
     }
@@ -402,18 +402,18 @@ impl Metrics {
     }
 
     /// Records the earliest end of validity of the certificate chain (unix seconds).
-    pub fn certificate_ends(&self, at: Option<u64>) {
+    pub(crate) fn certificate_ends(&self, at: Option<u64>) {
         self.certificate_ends.set(at.map_or(0, |at| at as i64));
     }
 
     /// Records a refused request.
-    pub fn denied(&self, reason: &'static str) {
+    pub(crate) fn denied(&self, reason: &'static str) {
         self.denied.get_or_create(&Denied { reason }).inc();
     }
 
     /// Records a refused call. Only existing tiers appear as labels: a merchant's document can
     /// name anything.
-    pub fn refused(&self, refusal: &Refusal) {
+    pub(crate) fn refused(&self, refusal: &Refusal) {
         match refusal.reason {
             RefusalReason::Limit(limit) => return self.limited(limit.as_str()),
             // Not decided yet, or already counted.
@@ -436,32 +436,32 @@ impl Metrics {
         }
     }
 
-    pub fn released(&self, pool: Option<&Pool>, result: &'static str) {
+    pub(crate) fn released(&self, pool: Option<&Pool>, result: &'static str) {
         let source_pool = pool.map(Pool::to_string).unwrap_or_default();
         self.releases.get_or_create(&Outcome { source_pool, result }).inc();
     }
 
     /// Records the duration of an ended call.
-    pub fn call_lasted(&self, pool: &Pool, millis: u64) {
+    pub(crate) fn call_lasted(&self, pool: &Pool, millis: u64) {
         let labels = SourcePool { source_pool: pool.to_string() };
         self.call_duration.get_or_create(&labels).observe(millis as f64 / 1_000.0);
     }
 
     /// Records a call whose stream did not start in time.
-    pub fn unconfirmed(&self, ended: &EndedCall) {
+    pub(crate) fn unconfirmed(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.unconfirmed.get_or_create(&labels).inc();
     }
 
     /// Records a call whose gateway was lost with its stream.
-    pub fn gateway_lost(&self, ended: &EndedCall) {
+    pub(crate) fn gateway_lost(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.gateway_leases_expired.get_or_create(&labels).inc();
         self.lost_gateway_calls.inc();
         self.call_lasted(&ended.source_pool, ended.lasted);
     }
 
-    pub fn expired(&self, ended: &EndedCall) {
+    pub(crate) fn expired(&self, ended: &EndedCall) {
         let labels = SourcePool { source_pool: ended.source_pool.to_string() };
         self.leases_expired.get_or_create(&labels).inc();
         self.zombies_recovered.inc();
@@ -469,14 +469,14 @@ impl Metrics {
     }
 
     /// Records a reconciliation with a list of this age.
-    pub fn reconciled(&self, age: Duration) {
+    pub(crate) fn reconciled(&self, age: Duration) {
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         self.last_comparison.set(now.saturating_sub(age).as_secs() as i64);
     }
 
     /// Renders all metrics as text. Without a status, the gauges of the store are omitted: old
     /// values would mislead.
-    pub fn render(&self, status: Option<gauges::StatusRead>) -> String {
+    pub(crate) fn render(&self, status: Option<gauges::StatusRead>) -> String {
         let mut text = String::new();
         // A concurrent scrape must not replace the status.
         let _guard = self.rendering.lock().unwrap_or_else(PoisonError::into_inner);

@@ -41,7 +41,7 @@ const OUTCOMES: [&str; 7] =
     ["granted", "answered", "missed", "unanswered", "given_back", "expired", "unknown"];
 
 #[derive(Debug, Clone, Default)]
-pub struct OutboundMetrics {
+pub(crate) struct OutboundMetrics {
     reservations: Family<OutcomeLabel, Counter>,
     refusals: Family<LimitLabel, Counter>,
     latest: Arc<Mutex<Option<Arc<Outbound>>>>,
@@ -74,27 +74,27 @@ impl OutboundMetrics {
         prefixed.register_collector(Box::new(self.clone()));
     }
 
-    pub fn granted(&self, count: usize) {
+    pub(crate) fn granted(&self, count: usize) {
         let outcome = OutcomeLabel { outcome: "granted" };
         self.reservations.get_or_create(&outcome).inc_by(count as u64);
     }
 
     /// Counts the end of a reservation.
-    pub fn ended(&self, outcome: &'static str) {
+    pub(crate) fn ended(&self, outcome: &'static str) {
         self.reservations.get_or_create(&OutcomeLabel { outcome }).inc();
     }
 
     /// Counts a request without a grant.
-    pub fn refused(&self, limit: DialLimit) {
+    pub(crate) fn refused(&self, limit: DialLimit) {
         self.refusals.get_or_create(&LimitLabel { limit: limit.as_str() }).inc();
     }
 
     /// Sets the outstanding dials, for the gauges.
-    pub fn set(&self, outbound: Arc<Outbound>) {
+    pub(crate) fn set(&self, outbound: Arc<Outbound>) {
         *self.latest.lock().unwrap_or_else(PoisonError::into_inner) = Some(outbound);
     }
 
-    pub fn set_full_numbers(&self, numbers: usize) {
+    pub(crate) fn set_full_numbers(&self, numbers: usize) {
         self.full_numbers.set(numbers as i64);
     }
 }

@@ -30,18 +30,18 @@ use media::{
 
 /// Metrics of media streams.
 #[derive(Debug, Clone)]
-pub struct StreamMetrics {
+pub(crate) struct StreamMetrics {
     pub(super) refused: Family<Denied, Counter>,
     pub(super) connect_duration: Histograms<Connect>,
     pub(super) failovers: Histograms<Cause>,
     pub(super) failed_failovers: Family<Cause, Counter>,
     /// Exclusive pods that were given to two calls.
-    pub conflicts: Counter,
+    pub(crate) conflicts: Counter,
     /// 1 while the streams of a stopping process are drained.
-    pub draining: Gauge,
-    pub gaps: Arc<GapCounts>,
+    pub(crate) draining: Gauge,
+    pub(crate) gaps: Arc<GapCounts>,
     /// What ended streams carried.
-    pub ended: Arc<EndedTotals>,
+    pub(crate) ended: Arc<EndedTotals>,
     pub(super) open: OpenStreams,
 }
 
@@ -82,37 +82,37 @@ struct BySender {
 }
 
 impl StreamMetrics {
-    pub fn refused(&self, reason: &'static str) {
+    pub(crate) fn refused(&self, reason: &'static str) {
         self.refused.get_or_create(&Denied { reason }).inc();
     }
 
     /// Records the time to connect a pod.
-    pub fn connected(&self, took: Duration, is_ok: bool) {
+    pub(crate) fn connected(&self, took: Duration, is_ok: bool) {
         let result = if is_ok { "success" } else { "error" };
         self.connect_duration.get_or_create(&Connect { result }).observe(took.as_secs_f64());
     }
 
     /// Records a failover in mid-call, and how long the stream had no agent.
-    pub fn failed_over(&self, cause: &'static str, gap: Duration) {
+    pub(crate) fn failed_over(&self, cause: &'static str, gap: Duration) {
         self.failovers.get_or_create(&Cause { cause }).observe(gap.as_secs_f64());
     }
 
     /// Records a stream that ended because no other pod took over.
-    pub fn failover_failed(&self, cause: &'static str) {
+    pub(crate) fn failover_failed(&self, cause: &'static str) {
         self.failed_failovers.get_or_create(&Cause { cause }).inc();
     }
 
-    pub fn set_limit(&self, limit: usize) {
+    pub(crate) fn set_limit(&self, limit: usize) {
         self.open.limit.store(limit as u64, Ordering::Relaxed);
     }
 
     /// Sets the source of the figures of open streams.
-    pub fn read_open(&self, read: impl Fn() -> StreamTotals + Send + Sync + 'static) {
+    pub(crate) fn read_open(&self, read: impl Fn() -> StreamTotals + Send + Sync + 'static) {
         let _ = self.open.read.set(Box::new(read));
     }
 
     /// Number of open streams of this process; `None` without a gateway.
-    pub fn open_count(&self) -> Option<u64> {
+    pub(crate) fn open_count(&self) -> Option<u64> {
         self.open.read.get().map(|read| read().open.values().sum())
     }
 
@@ -150,14 +150,14 @@ impl StreamMetrics {
 
 /// What streams carried: frames and bytes from providers and from agents.
 #[derive(Debug, Clone, Default)]
-pub struct StreamTotals {
+pub(crate) struct StreamTotals {
     open: BTreeMap<&'static str, u64>,
     frames: [u64; 2],
     bytes: [u64; 2],
 }
 
 impl StreamTotals {
-    pub fn add_open(&mut self, figures: &StreamFigures) {
+    pub(crate) fn add_open(&mut self, figures: &StreamFigures) {
         *self.open.entry(figures.provider).or_default() += 1;
         for (index, side) in [figures.from_provider, figures.from_agent].into_iter().enumerate() {
             self.frames[index] += side.frames;
@@ -168,10 +168,10 @@ impl StreamTotals {
 
 /// Totals of ended streams.
 #[derive(Debug, Default)]
-pub struct EndedTotals(Mutex<StreamTotals>);
+pub(crate) struct EndedTotals(Mutex<StreamTotals>);
 
 impl EndedTotals {
-    pub fn add(&self, figures: &StreamFigures) {
+    pub(crate) fn add(&self, figures: &StreamFigures) {
         let mut totals = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         totals.add_open(figures);
         totals.open.clear();
@@ -199,7 +199,7 @@ impl fmt::Debug for OpenStreams {
 
 /// Gaps between frames, by bucket: of providers and of agents.
 #[derive(Debug, Default)]
-pub struct GapCounts([[AtomicU64; GAP_BUCKETS.len() + 1]; 2]);
+pub(crate) struct GapCounts([[AtomicU64; GAP_BUCKETS.len() + 1]; 2]);
 
 impl GapSink for GapCounts {
     fn record(&self, provider: &Gaps, agent: &Gaps) {

@@ -37,14 +37,14 @@ const MAX_RESPONSE_SIZE: usize = 64 << 10;
 
 /// The collector that receives the spans.
 #[derive(Debug, Clone)]
-pub struct Collector {
-    pub url: Uri,
+pub(crate) struct Collector {
+    pub(crate) url: Uri,
     /// TLS settings for https://.
-    pub tls: Option<Arc<ClientConfig>>,
+    pub(crate) tls: Option<Arc<ClientConfig>>,
     /// Request headers, marked as sensitive so that they are not printed.
-    pub headers: Vec<(HeaderName, HeaderValue)>,
+    pub(crate) headers: Vec<(HeaderName, HeaderValue)>,
     /// How long a request may take.
-    pub timeout: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl fmt::Display for Collector {

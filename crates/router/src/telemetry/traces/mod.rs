@@ -11,11 +11,11 @@ pub(crate) use self::exporter::{Collector, Exporter};
 
 /// The sampling of spans, and their collector.
 #[derive(Debug, Clone)]
-pub struct TraceConfig {
-    pub collector: Collector,
-    pub sampler: Sampler,
+pub(crate) struct TraceConfig {
+    pub(crate) collector: Collector,
+    pub(crate) sampler: Sampler,
     /// Resource attributes of this program.
-    pub resource: Vec<(String, String)>,
+    pub(crate) resource: Vec<(String, String)>,
 }
 
 /// Starts to record and export spans.

@@ -21,11 +21,9 @@ use axum::{
 };
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
+pub(crate) use self::router_api::RouterApi;
+pub use self::session::{Reaction, react};
 use self::streams::{StreamId, Streams};
-pub use self::{
-    router_api::RouterApi,
-    session::{Reaction, react},
-};
 use crate::http::ApiError;
 use fleet::{
     UnknownPod,
@@ -36,7 +34,7 @@ use fleet::{
 const GATEWAY_CALL: &str = "x-call-sid";
 
 /// The simulated agents of a process.
-pub struct Agents {
+pub(crate) struct Agents {
     router: RouterApi,
     renew_interval: Duration,
     stopping: CancellationToken,
@@ -45,7 +43,7 @@ pub struct Agents {
 }
 
 impl Agents {
-    pub fn new(
+    pub(crate) fn new(
         router: RouterApi,
         renew_interval: Duration,
         stopping: CancellationToken,
@@ -55,7 +53,7 @@ impl Agents {
     }
 
     /// Routes to the agents of all pods, on one address.
-    pub fn routes(self: &Arc<Self>) -> Router {
+    pub(crate) fn routes(self: &Arc<Self>) -> Router {
         let connect =
             |State(agents): State<Arc<Self>>,
              Path((pod, _)): Path<(String, String)>,
@@ -64,7 +62,7 @@ impl Agents {
     }
 
     /// Routes to the agent of one pod, as on its own server.
-    pub fn own_routes(self: &Arc<Self>, pod: PodName) -> Router {
+    pub(crate) fn own_routes(self: &Arc<Self>, pod: PodName) -> Router {
         let connect = |State(agents): State<Arc<Self>>, request: Request| async move {
             agents.connect(pod, request).await
         };
@@ -91,7 +89,7 @@ impl Agents {
     }
 
     /// Waits until every agent has released its call.
-    pub async fn finish(&self) {
+    pub(crate) async fn finish(&self) {
         self.sessions.close();
         self.sessions.wait().await;
     }

@@ -15,7 +15,7 @@ use fleet::{
 use store::Store;
 
 /// Access to the router for agents.
-pub enum RouterApi {
+pub(crate) enum RouterApi {
     InProcess { store: Arc<dyn Store>, metrics: Arc<Metrics>, lease_ttl: Millis },
     Remote(Client),
 }
@@ -48,7 +48,7 @@ async fn send_with_retries(
 
 impl RouterApi {
     /// Returns the calls of a pod, oldest first; `None` for an unknown pod.
-    pub async fn calls(&self, pod: &PodName) -> anyhow::Result<Option<Vec<CallSid>>> {
+    pub(super) async fn calls(&self, pod: &PodName) -> anyhow::Result<Option<Vec<CallSid>>> {
         match self {
             Self::InProcess { store, .. } => {
                 let Some(status) = store.pod(pod).await? else { return Ok(None) };
@@ -80,7 +80,7 @@ impl RouterApi {
     }
 
     /// Renews a call; returns false if the router does not know it.
-    pub async fn renew(&self, pod: &PodName, call: CallSid) -> anyhow::Result<bool> {
+    pub(super) async fn renew(&self, pod: &PodName, call: CallSid) -> anyhow::Result<bool> {
         match self {
             // Without a pod name the store does not re-register an unknown call: these agents
             // run in the same process and know no calls that the store does not.
@@ -101,7 +101,11 @@ impl RouterApi {
     }
 
     /// Releases a call; returns the pool of its pod, or `None` if the call had ended.
-    pub async fn release(&self, pod: &PodName, call: &CallSid) -> anyhow::Result<Option<String>> {
+    pub(super) async fn release(
+        &self,
+        pod: &PodName,
+        call: &CallSid,
+    ) -> anyhow::Result<Option<String>> {
         match self {
             Self::InProcess { store, metrics, .. } => {
                 let request = Release::new(call.clone(), Some(pod.clone()));

@@ -39,7 +39,7 @@ impl Target {
         Ok(Self { url: url.to_owned(), host, token, dialer: Arc::new(dialer), is_loopback })
     }
 
-    pub fn is_loopback(&self) -> bool {
+    pub(crate) fn is_loopback(&self) -> bool {
         self.is_loopback
     }
 }
@@ -83,19 +83,19 @@ impl fmt::Display for Format {
 /// An allocate request.
 #[derive(Clone, Copy)]
 pub(super) struct Allocate<'a> {
-    pub format: Format,
-    pub call: &'a str,
-    pub merchant: Option<&'a str>,
+    pub(super) format: Format,
+    pub(super) call: &'a str,
+    pub(super) merchant: Option<&'a str>,
     /// Provider to name in a JSON request.
-    pub media: Option<MediaFormat>,
+    pub(super) media: Option<MediaFormat>,
 }
 
 /// A successful allocate request.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Allocation {
     /// `None` if the document contains only the URL of the gateway.
-    pub pod: Option<String>,
-    pub ws_url: Option<String>,
+    pub(super) pod: Option<String>,
+    pub(super) ws_url: Option<String>,
 }
 
 /// Why a request failed.

@@ -64,7 +64,7 @@ impl Progress {
         (self.allocated + self.released) as f64 / self.interval.as_secs_f64().max(0.001)
     }
 
-    pub fn frames_per_second(&self) -> f64 {
+    pub(crate) fn frames_per_second(&self) -> f64 {
         self.frames as f64 / self.interval.as_secs_f64().max(0.001)
     }
 }
@@ -191,7 +191,7 @@ pub enum LoadFailure {
 impl Report {
     /// Succeeds if no invariant was violated, violations could have been detected, and no request
     /// failed.
-    pub fn verdict(&self, connections: usize) -> Result<&'static str, LoadFailure> {
+    pub(crate) fn verdict(&self, connections: usize) -> Result<&'static str, LoadFailure> {
         if self.violations > 0 {
             let text = format!("{} violations, the first: {}", self.violations, self.shown[0]);
             return Err(LoadFailure::Check(text));

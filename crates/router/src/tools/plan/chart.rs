@@ -17,16 +17,16 @@ const POINTS: usize = 900;
 
 /// A part of a simulation to draw.
 #[derive(Debug, Clone)]
-pub struct Chart<'a> {
-    pub title: &'a str,
-    pub zone: TimeZone,
+pub(crate) struct Chart<'a> {
+    pub(crate) title: &'a str,
+    pub(crate) zone: TimeZone,
     /// First and last time, in milliseconds since the epoch.
-    pub from: u64,
-    pub to: u64,
+    pub(crate) from: u64,
+    pub(crate) to: u64,
 }
 
 /// Draws calls, ready pods and desired pods, and marks the times of misses.
-pub fn chart(samples: &[Sample], chart: &Chart<'_>) -> String {
+pub(crate) fn chart(samples: &[Sample], chart: &Chart<'_>) -> String {
     let shown: Vec<&Sample> =
         samples.iter().filter(|sample| (chart.from..=chart.to).contains(&sample.at)).collect();
     let top = shown.iter().map(|sample| sample.calls.max(sample.ready).max(sample.desired)).max();

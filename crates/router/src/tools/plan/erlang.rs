@@ -3,26 +3,26 @@
 use fleet::capacity::normal_quantile;
 
 /// The largest load of the tables, in erlangs; their computation takes seconds.
-pub const MAX_LOAD: f64 = 1e7;
+pub(crate) const MAX_LOAD: f64 = 1e7;
 
 /// A steady demand.
 #[derive(Debug, Clone, Copy)]
-pub struct Demand {
+pub(crate) struct Demand {
     /// Calls per second.
-    pub rate: f64,
+    pub(crate) rate: f64,
     /// Mean duration of a call, in seconds.
-    pub duration: f64,
+    pub(crate) duration: f64,
 }
 
 impl Demand {
     /// Mean number of calls at the same time, in erlangs.
-    pub fn load(self) -> f64 {
+    pub(crate) fn load(self) -> f64 {
         self.rate * self.duration
     }
 }
 
 /// Erlang B: the share of calls that find all pods busy, if such calls are refused.
-pub fn blocked(load: f64, pods: u64) -> f64 {
+pub(crate) fn blocked(load: f64, pods: u64) -> f64 {
     let mut blocked = 1.0;
     for n in 1..=pods {
         blocked = load * blocked / (n as f64 + load * blocked);
@@ -32,7 +32,7 @@ pub fn blocked(load: f64, pods: u64) -> f64 {
 
 /// Erlang C: the share of calls that find all pods busy, if such calls wait. All calls wait if
 /// the pods cannot carry the load.
-pub fn waits(load: f64, pods: u64) -> f64 {
+pub(crate) fn waits(load: f64, pods: u64) -> f64 {
     if load >= pods as f64 {
         return 1.0;
     }
@@ -41,7 +41,7 @@ pub fn waits(load: f64, pods: u64) -> f64 {
 }
 
 /// Mean wait of all calls, in seconds; infinite if the pods cannot carry the load.
-pub fn mean_wait(demand: Demand, pods: u64) -> f64 {
+pub(crate) fn mean_wait(demand: Demand, pods: u64) -> f64 {
     let spare = pods as f64 - demand.load();
     match spare > 0.0 {
         true => waits(demand.load(), pods) * demand.duration / spare,
@@ -50,7 +50,7 @@ pub fn mean_wait(demand: Demand, pods: u64) -> f64 {
 }
 
 /// The smallest number of pods at which a call finds one with this probability.
-pub fn pods_for(load: f64, target: f64, miss: fn(f64, u64) -> f64) -> u64 {
+pub(crate) fn pods_for(load: f64, target: f64, miss: fn(f64, u64) -> f64) -> u64 {
     let (mut low, mut high) = (0, (load + 10.0 * load.sqrt()) as u64 + 20);
     while miss(load, high) > 1.0 - target {
         high *= 2;
@@ -67,7 +67,7 @@ pub fn pods_for(load: f64, target: f64, miss: fn(f64, u64) -> f64) -> u64 {
 
 /// Pods that are warm on average if new ones start on demand: the calls of now forecast those at
 /// the end of the start-up time, so the margin covers only the changes in between.
-pub fn warm_pods(demand: Demand, start_up: f64, target: f64) -> u64 {
+pub(crate) fn warm_pods(demand: Demand, start_up: f64, target: f64) -> u64 {
     let load = demand.load();
     let stays = (-start_up / demand.duration).exp();
     // Live calls that end, and new ones, each with the variance of a Poisson number.

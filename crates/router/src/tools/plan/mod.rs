@@ -1,15 +1,15 @@
 //! The capacity planner: Erlang tables, simulation of traces, and the policy as a line filter.
 
 mod chart;
-pub mod erlang;
-pub mod policies;
-pub mod simulate;
-pub mod step;
-pub mod summary;
-pub mod synthetic;
-pub mod trace;
+pub(crate) mod erlang;
+pub(crate) mod policies;
+pub(super) mod simulate;
+pub(crate) mod step;
+pub(crate) mod summary;
+pub(super) mod synthetic;
+pub(crate) mod trace;
 
-pub use self::{
+pub(crate) use self::{
     chart::{Chart, chart},
-    simulate::{Call, Outcome, PoolModel},
+    simulate::PoolModel,
 };

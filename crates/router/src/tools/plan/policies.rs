@@ -8,23 +8,23 @@ use super::simulate::{Call, Outcome, PoolModel, simulate};
 
 /// A policy's name and its result on a trace.
 #[derive(Debug, Clone)]
-pub struct PolicyResult {
-    pub name: String,
-    pub outcome: Outcome,
+pub(crate) struct PolicyResult {
+    pub(crate) name: String,
+    pub(crate) outcome: Outcome,
 }
 
 /// A simulation of all policies.
 #[derive(Debug, Clone)]
-pub struct Comparison {
-    pub model: PoolModel,
+pub(crate) struct Comparison {
+    pub(crate) model: PoolModel,
     /// Share of calls that must find a warm pod.
-    pub target: f64,
-    pub zone: Zone,
+    pub(crate) target: f64,
+    pub(crate) zone: Zone,
 }
 
 impl Comparison {
     /// Runs all policies; the forecast policy is the first.
-    pub fn run(&self, calls: &[Call]) -> Vec<PolicyResult> {
+    pub(crate) fn run(&self, calls: &[Call]) -> Vec<PolicyResult> {
         let present = calls_at_arrivals(calls);
         // Only the samples of the forecast are shown; those of a year take 300 MB.
         let result = |name: &str, outcome: Outcome| {
@@ -45,7 +45,7 @@ impl Comparison {
     }
 
     /// The capacity policy of the router, from an empty state.
-    pub fn forecast(&self, calls: &[Call]) -> Outcome {
+    pub(super) fn forecast(&self, calls: &[Call]) -> Outcome {
         let mut policy = Policy::new(Settings {
             target: self.target,
             start_up: self.model.cold_start as f64 / 1_000.0,

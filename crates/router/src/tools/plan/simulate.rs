@@ -12,13 +12,13 @@ const MAX_WAIT: u64 = 86_400_000;
 
 /// One call: start in milliseconds since the epoch, duration in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Call {
-    pub start: u64,
-    pub duration: u64,
+pub(crate) struct Call {
+    pub(crate) start: u64,
+    pub(crate) duration: u64,
 }
 
 /// A rule for the number of pods.
-pub trait Scaler {
+pub(super) trait Scaler {
     /// Returns the desired number of ready and starting pods.
     fn desired(&mut self, observation: &Observation) -> u64;
 }
@@ -31,53 +31,53 @@ impl<F: FnMut(&Observation) -> u64> Scaler for F {
 
 /// Properties of the simulated pool, in milliseconds.
 #[derive(Debug, Clone, Copy)]
-pub struct PoolModel {
-    pub cold_start: u64,
+pub(crate) struct PoolModel {
+    pub(crate) cold_start: u64,
     /// Time between two decisions.
-    pub interval: u64,
-    pub calls_per_pod: u64,
+    pub(crate) interval: u64,
+    pub(crate) calls_per_pod: u64,
     /// Pods that are ready at the start of the trace.
-    pub warm: u64,
+    pub(crate) warm: u64,
 }
 
 impl PoolModel {
-    pub fn new(cold_start: u64, calls_per_pod: u64) -> Self {
+    pub(crate) fn new(cold_start: u64, calls_per_pod: u64) -> Self {
         Self { cold_start, interval: 5_000, calls_per_pod, warm: 0 }
     }
 }
 
 /// The pool at one decision, for pictures.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    pub at: u64,
-    pub calls: u64,
-    pub ready: u64,
-    pub starting: u64,
-    pub desired: u64,
+pub(crate) struct Sample {
+    pub(crate) at: u64,
+    pub(crate) calls: u64,
+    pub(crate) ready: u64,
+    pub(crate) starting: u64,
+    pub(crate) desired: u64,
     /// Calls so far that found no warm pod.
-    pub misses: u64,
+    pub(crate) misses: u64,
 }
 
 /// The result of a simulation.
 #[derive(Debug, Clone, Default)]
-pub struct Outcome {
-    pub calls: u64,
+pub(crate) struct Outcome {
+    pub(crate) calls: u64,
     /// Calls that found no warm pod on arrival.
-    pub misses: u64,
-    pub pod_hours: f64,
-    pub call_hours: f64,
+    pub(crate) misses: u64,
+    pub(crate) pod_hours: f64,
+    pub(crate) call_hours: f64,
     /// Sum of the waiting times of missed calls, in seconds.
-    pub waited: f64,
-    pub samples: Vec<Sample>,
+    pub(crate) waited: f64,
+    pub(crate) samples: Vec<Sample>,
 }
 
 impl Outcome {
     /// `None` if all calls have a duration of 0.
-    pub fn pod_hours_per_call_hour(&self) -> Option<f64> {
+    pub(crate) fn pod_hours_per_call_hour(&self) -> Option<f64> {
         (self.call_hours > 0.0).then(|| self.pod_hours / self.call_hours)
     }
 
-    pub fn miss_share(&self) -> f64 {
+    pub(crate) fn miss_share(&self) -> f64 {
         self.misses as f64 / (self.calls as f64).max(1.0)
     }
 }
@@ -100,7 +100,7 @@ struct Pool<'a> {
 
 /// Runs a trace, sorted by start, from the first call to the end of the last one. A call that
 /// finds no warm pod is a miss; it waits for the next free one, for a day at most.
-pub fn simulate(calls: &[Call], model: PoolModel, scaler: &mut dyn Scaler) -> Outcome {
+pub(super) fn simulate(calls: &[Call], model: PoolModel, scaler: &mut dyn Scaler) -> Outcome {
     let Some(first) = calls.first() else { return Outcome::default() };
     let now = first.start;
     let mut pool = Pool {

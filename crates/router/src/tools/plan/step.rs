@@ -104,7 +104,7 @@ fn inbound_reserve(value: &Value) -> Result<InboundReserve, String> {
 
 /// Answers each line of `input` with a line on `output`, flushed, until the input ends. An
 /// invalid line is an error that names it.
-pub fn run(
+pub(crate) fn run(
     settings: Settings,
     input: impl BufRead,
     mut output: impl Write,
@@ -124,7 +124,7 @@ pub fn run(
 
 /// A filter that ended early.
 #[derive(Debug, thiserror::Error)]
-pub enum StepError {
+pub(crate) enum StepError {
     #[error("line {line}: {reason}")]
     Line { line: usize, reason: String },
     #[error("cannot write: {0}")]

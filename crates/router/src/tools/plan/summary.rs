@@ -29,7 +29,7 @@ fn comparison(cold_start: u64) -> Comparison {
 }
 
 /// Simulates all synthetic traces; `progress` is called with each finished row.
-pub fn table(mut progress: impl FnMut(&str)) -> String {
+pub(crate) fn table(mut progress: impl FnMut(&str)) -> String {
     let mut text = format!(
         "Each cell: pod-hours per call-hour, share of calls without a warm pod. {DAYS} days, seed {SEED}, target 99.9 %, mean call 180 s.\n\n\
          | trace | peak calls | start-up | forecast | fixed peak | 70 % utilisation | buffer tuned in hindsight | clairvoyant |\n\
@@ -90,7 +90,7 @@ const PICTURES: [Picture; 4] = [
 
 /// Writes the table into a Markdown page, and the pictures into a directory beside it that has
 /// the page's name.
-pub fn write(page: &Path, progress: impl FnMut(&str)) -> anyhow::Result<()> {
+pub(crate) fn write(page: &Path, progress: impl FnMut(&str)) -> anyhow::Result<()> {
     let text = std::fs::read_to_string(page).with_context(|| page.display().to_string())?;
     let (before, rest) = text.split_once(BEGIN).with_context(|| format!("no line {BEGIN}"))?;
     let (_, after) = rest.split_once(END).with_context(|| format!("no line {END}"))?;

@@ -3,14 +3,14 @@
 use super::simulate::Call;
 
 /// Mean duration of a synthetic call, in seconds.
-pub const MEAN_DURATION: f64 = 180.0;
+pub(super) const MEAN_DURATION: f64 = 180.0;
 const DAY: f64 = 86_400.0;
 /// The start of all traces: Monday, 6 January 2025, UTC.
 const START: u64 = 1_736_121_600;
 
 /// A kind of demand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// A call centre, open on weekdays from 7 to 21.
     Office,
     /// Round the clock, with quiet nights and weekends.
@@ -26,7 +26,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    pub const ALL: [Self; 6] = [
+    pub(super) const ALL: [Self; 6] = [
         Self::Office,
         Self::AroundTheClock,
         Self::Bursts,
@@ -35,7 +35,7 @@ impl Kind {
         Self::Holiday,
     ];
 
-    pub fn name(self) -> &'static str {
+    pub(super) fn name(self) -> &'static str {
         match self {
             Self::Office => "office hours",
             Self::AroundTheClock => "round the clock",
@@ -48,10 +48,10 @@ impl Kind {
 }
 
 /// A seeded generator of random numbers (SplitMix64): the same trace on every platform.
-pub struct Random(u64);
+pub(super) struct Random(u64);
 
 impl Random {
-    pub fn new(seed: u64) -> Self {
+    pub(super) fn new(seed: u64) -> Self {
         Self(seed)
     }
 
@@ -64,11 +64,11 @@ impl Random {
     }
 
     /// Uniform in (0, 1).
-    pub fn uniform(&mut self) -> f64 {
+    pub(super) fn uniform(&mut self) -> f64 {
         ((self.bits() >> 11) as f64 + 0.5) / (1_u64 << 53) as f64
     }
 
-    pub fn exponential(&mut self, mean: f64) -> f64 {
+    pub(super) fn exponential(&mut self, mean: f64) -> f64 {
         -self.uniform().ln() * mean
     }
 
@@ -81,12 +81,12 @@ impl Random {
 
 /// A synthetic trace.
 #[derive(Debug, Clone, Copy)]
-pub struct Synthetic {
-    pub kind: Kind,
+pub(super) struct Synthetic {
+    pub(super) kind: Kind,
     /// Calls at the same time at the usual peak of a weekday.
-    pub peak: f64,
-    pub days: usize,
-    pub seed: u64,
+    pub(super) peak: f64,
+    pub(super) days: usize,
+    pub(super) seed: u64,
 }
 
 /// The shape of a working day by hour: a morning peak, a dip at lunch, a slow evening.
@@ -98,7 +98,7 @@ const WEEKDAYS: [f64; 7] = [1.12, 1.0, 0.96, 0.97, 1.02, 0.0, 0.0];
 
 impl Synthetic {
     /// Draws the calls.
-    pub fn calls(&self) -> Vec<Call> {
+    pub(super) fn calls(&self) -> Vec<Call> {
         let mut random = Random::new(self.seed);
         let mut calls = Vec::new();
         let bursts = self.bursts(&mut random);
@@ -119,7 +119,7 @@ impl Synthetic {
     }
 
     /// The time of the first burst, in milliseconds since the epoch.
-    pub fn first_burst(&self) -> Option<u64> {
+    pub(super) fn first_burst(&self) -> Option<u64> {
         let bursts = self.bursts(&mut Random::new(self.seed));
         bursts.first().map(|(start, _)| ((START as f64 + start) * 1_000.0) as u64)
     }

@@ -11,7 +11,7 @@ use jiff::{
 use super::{simulate::Call, synthetic::Random};
 
 /// The longest call, in seconds.
-pub const MAX_DURATION: f64 = 86_400.0;
+pub(crate) const MAX_DURATION: f64 = 86_400.0;
 /// The most calls of one row of counts, and of a trace.
 const MAX_ROW: f64 = 10_000_000.0;
 const MAX_CALLS: usize = 50_000_000;
@@ -26,9 +26,9 @@ const CLOSED: f64 = 4.0 * 3_600.0;
 
 /// An invalid trace: its line, from 1, and the reason.
 #[derive(Debug, PartialEq, Eq)]
-pub struct TraceError {
-    pub line: usize,
-    pub reason: String,
+pub(crate) struct TraceError {
+    pub(crate) line: usize,
+    pub(crate) reason: String,
 }
 
 impl fmt::Display for TraceError {
@@ -45,17 +45,17 @@ fn error<T>(line: usize, reason: impl Into<String>) -> Result<T, TraceError> {
 
 /// The meaning of a trace that its file does not have.
 #[derive(Debug, Clone)]
-pub struct TraceOptions {
+pub(crate) struct TraceOptions {
     /// Mean duration of calls, for counts.
-    pub duration: Option<f64>,
+    pub(crate) duration: Option<f64>,
     /// Time zone of times without an offset.
-    pub zone: TimeZone,
+    pub(crate) zone: TimeZone,
     /// Seed of arrivals and durations that counts do not have.
-    pub seed: u64,
+    pub(crate) seed: u64,
 }
 
 /// Reads a trace as [`parse`] does, from bytes.
-pub fn read(bytes: &[u8], options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
+pub(crate) fn read(bytes: &[u8], options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
     match std::str::from_utf8(bytes) {
         Ok(text) => parse(text, options),
         Err(invalid) => {
@@ -68,7 +68,7 @@ pub fn read(bytes: &[u8], options: &TraceOptions) -> Result<(Vec<Call>, usize), 
 
 /// Reads `start,duration` rows, or `time,calls` counts, sorted by time. Returns the calls and the
 /// number of closed times in the counts.
-pub fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
+pub(super) fn parse(text: &str, options: &TraceOptions) -> Result<(Vec<Call>, usize), TraceError> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(text);
     let mut rows = text.lines().enumerate().map(|(index, line)| (index + 1, line.trim()));
     let Some((line, header)) = rows.find(|(_, header)| !header.is_empty()) else {

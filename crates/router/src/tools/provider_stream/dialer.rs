@@ -51,7 +51,7 @@ impl Dialer {
     }
 
     /// Whether the host of a URL is this machine.
-    pub async fn is_loopback(&self, url: &str) -> Result<bool, StreamError> {
+    pub(crate) async fn is_loopback(&self, url: &str) -> Result<bool, StreamError> {
         Ok(are_loopback(&self.resolve(&parse(url)?).await?))
     }
 

@@ -21,7 +21,7 @@ pub(super) enum Encoding {
 
 impl MediaFormat {
     /// Audio per media message.
-    pub fn frame_duration(self) -> Duration {
+    pub(crate) fn frame_duration(self) -> Duration {
         match self.provider {
             Provider::Exotel => Duration::from_millis(100),
             _ => Duration::from_millis(20),
@@ -29,7 +29,7 @@ impl MediaFormat {
     }
 
     /// Number of media messages for this much audio, at least one.
-    pub fn frames_in(self, audio: Duration) -> u32 {
+    pub(crate) fn frames_in(self, audio: Duration) -> u32 {
         let frames = audio.as_millis().div_ceil(self.frame_duration().as_millis());
         u32::try_from(frames).unwrap_or(u32::MAX).max(1)
     }

@@ -18,11 +18,11 @@ pub(super) const MARKER_TEXT_LEN: usize = MARKER_LEN / 3 * 4;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Marker {
     /// Identifies the call; see [`call_tag`].
-    pub call: u64,
+    pub(super) call: u64,
     /// Number of the frame in its stream, from 0.
-    pub sequence: u32,
+    pub(super) sequence: u32,
     /// When the frame was sent, since the beginning of its stream.
-    pub sent: Duration,
+    pub(super) sent: Duration,
 }
 
 /// A number that identifies a call id.

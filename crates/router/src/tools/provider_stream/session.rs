@@ -151,7 +151,7 @@ impl ProviderStream {
     /// Sends a clip and then silence, in all for `talk`, beginning after `offset`. Then goes on
     /// with silence, as a provider does, until as much audio has come back or no more comes.
     /// Returns the agent's audio, also of a stream that failed.
-    pub async fn play(
+    pub(crate) async fn play(
         &mut self,
         clip: &Clip,
         talk: Duration,

@@ -28,13 +28,13 @@ pub(super) struct EventCounts {
     ended: usize,
     refused: usize,
     /// Refusals for lack of a pod; included in `refused`.
-    pub no_pods: usize,
+    pub(super) no_pods: usize,
     /// Calls ended by lease expiry.
-    pub expired: usize,
+    pub(super) expired: usize,
     /// Provisional calls ended because the stream never started.
-    pub unconfirmed: usize,
+    pub(super) unconfirmed: usize,
     /// Calls ended because their pod could not be connected or was lost; included in `ended`.
-    pub pod_lost: usize,
+    pub(super) pod_lost: usize,
 }
 
 impl EventCounts {

@@ -63,21 +63,21 @@ const MAX_LAG: usize = 64;
 
 /// A server-sent event: its name and its JSON.
 #[derive(Debug, Clone)]
-pub struct LiveMessage {
-    pub name: &'static str,
-    pub text: Arc<str>,
+pub(super) struct LiveMessage {
+    pub(super) name: &'static str,
+    pub(super) text: Arc<str>,
 }
 
 /// Static properties of this router.
-pub struct RouterInfo {
-    pub name: String,
-    pub store: &'static str,
-    pub has_cluster: bool,
-    pub has_events: bool,
-    pub draining_ttl: Millis,
+pub(crate) struct RouterInfo {
+    pub(crate) name: String,
+    pub(crate) store: &'static str,
+    pub(crate) has_cluster: bool,
+    pub(crate) has_events: bool,
+    pub(crate) draining_ttl: Millis,
 }
 
-pub struct Live {
+pub(crate) struct Live {
     store: Arc<dyn Store>,
     snapshots: Arc<Snapshots>,
     metrics: Arc<Metrics>,
@@ -121,10 +121,10 @@ impl Current {
 }
 
 /// An open stream; counted until dropped.
-pub struct Listener {
+pub(super) struct Listener {
     live: Arc<Live>,
-    pub initial: Vec<LiveMessage>,
-    pub updates: broadcast::Receiver<LiveMessage>,
+    pub(super) initial: Vec<LiveMessage>,
+    pub(super) updates: broadcast::Receiver<LiveMessage>,
 }
 
 impl Drop for Listener {
@@ -134,7 +134,7 @@ impl Drop for Listener {
 }
 
 impl Live {
-    pub fn new(
+    pub(crate) fn new(
         store: Arc<dyn Store>,
         snapshots: Arc<Snapshots>,
         metrics: Arc<Metrics>,
@@ -155,7 +155,7 @@ impl Live {
         })
     }
 
-    pub fn has_events(&self) -> bool {
+    pub(super) fn has_events(&self) -> bool {
         self.info.has_events
     }
 
@@ -164,7 +164,7 @@ impl Live {
     }
 
     /// Subscribes to updates, with messages for the current state.
-    pub fn listen(self: &Arc<Self>) -> Listener {
+    pub(super) fn listen(self: &Arc<Self>) -> Listener {
         self.listeners.fetch_add(1, Ordering::Relaxed);
         self.connected.notify_one();
         // The lock excludes updates between the initial messages and the subscription.
@@ -180,7 +180,7 @@ impl Live {
     }
 
     /// Refreshes from the store, more often while dashboards are open.
-    pub async fn run(self: Arc<Self>) {
+    pub(crate) async fn run(self: Arc<Self>) {
         let (mut starts, mut feed) = (ProblemStarts::default(), EventFeed::default());
         let mut latencies = Latencies::default();
         loop {
@@ -401,7 +401,7 @@ fn pool_json(pool: &fleet::PoolStatus, outbound: &OutboundStatus) -> Value {
     value
 }
 
-pub fn endpoint() -> Endpoint {
+pub(crate) fn endpoint() -> Endpoint {
     let example = "event: pods\ndata: {\"gone\":[],\"is_full\":true,\"pods\":[]}\n\n";
     Endpoint::new(Group::Router, "Stream the data of the dashboard")
         .description("Server-sent events `history`, `state`, `pods` and `events`; does not end.")
@@ -409,7 +409,7 @@ pub fn endpoint() -> Endpoint {
         .error(503, "The limit of open event streams is reached.")
 }
 
-pub async fn live(State(context): Shared, parts: Parts) -> Result<Response, ApiError> {
+pub(crate) async fn live(State(context): Shared, parts: Parts) -> Result<Response, ApiError> {
     let guard = stream_limit::open(&context, &parts)?;
     let token = StreamToken::new(&context, &parts.headers);
     let mut listener = context.live.listen();
