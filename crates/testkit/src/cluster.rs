@@ -1,12 +1,6 @@
 //! Routers in the fake cluster.
 
-use axum::response::{IntoResponse, Response};
-use serde_json::json;
-
-use crate::{
-    Log, Router,
-    kube::{FakeKube, NAMESPACE},
-};
+use crate::{Log, Router, kube::FakeKube};
 
 const CLUSTER_TIERS: &str = r#"{"tiers": {"gold": {"target": 100}}}"#;
 
@@ -45,23 +39,4 @@ fn settings<'a>(kube: &'a FakeKube, extra: &[(&'a str, &'a str)]) -> Vec<(&'a st
 
 pub fn available(router: &Router) -> u64 {
     router.status()["pools"]["gold"]["available"].as_u64().unwrap()
-}
-
-impl FakeKube {
-    /// The UID of the namespace, which has the same name in every fake cluster.
-    pub fn namespace_uid(&self) -> String {
-        namespace_uid(self.port)
-    }
-}
-
-pub(crate) fn namespace_uid(port: u16) -> String {
-    format!("namespace-of-127.0.0.1:{port}")
-}
-
-/// A namespace object. Every namespace exists; each has its own UID.
-pub(crate) fn namespace(name: &str, uid: &str) -> Response {
-    let uid = if name == NAMESPACE { uid.to_owned() } else { format!("{uid}-{name}") };
-    let metadata = json!({"name": name, "uid": uid});
-    axum::Json(json!({"kind": "Namespace", "apiVersion": "v1", "metadata": metadata}))
-        .into_response()
 }

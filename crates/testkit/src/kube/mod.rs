@@ -2,6 +2,7 @@
 //! resources, with list, watch and the status subresource.
 
 mod fixtures;
+mod namespaces;
 mod objects;
 mod resources;
 mod server;
@@ -20,7 +21,7 @@ use tokio::{runtime::Runtime, sync::watch};
 
 use self::objects::{Key, ObjectEvent};
 pub use self::workloads::Controllers;
-use super::{cluster, scratch};
+use super::scratch;
 
 /// The namespace of the router and, unless a test names another, of the pods.
 pub const NAMESPACE: &str = "default";
@@ -112,7 +113,7 @@ impl FakeKube {
             "contexts": [{"name": "fake", "context": {"cluster": "fake", "user": "fake"}}],
         });
         std::fs::write(&config, text.to_string()).unwrap();
-        let namespace_uid = cluster::namespace_uid(port);
+        let namespace_uid = namespaces::uid(port);
         let state = ApiState { version: 100, oldest: 100, namespace_uid, ..ApiState::default() };
         let mut kube = Self {
             state: Arc::new(Mutex::new(state)),

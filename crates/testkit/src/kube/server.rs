@@ -13,12 +13,11 @@ use futures_util::stream;
 use serde_json::{Value, json};
 
 use super::{
-    ApiState, Shared,
+    ApiState, Shared, namespaces,
     objects::{Key, now, selected},
     resources::{Resource, Target},
     workloads,
 };
-use crate::cluster;
 
 type Query = HashMap<String, String>;
 
@@ -54,7 +53,7 @@ fn respond(shared: Shared, parts: &Parts, body: &Bytes) -> (Response, bool) {
         return at_once(refused);
     }
     if let Some(name) = path.strip_prefix("/api/v1/namespaces/").filter(|it| !it.contains('/')) {
-        return at_once(cluster::namespace(name, &state.namespace_uid));
+        return at_once(namespaces::object(name, &state.namespace_uid));
     }
     let Some(target) = Target::parse(path)
         .filter(|target| state.has_custom_resources || !target.resource.is_custom)
