@@ -15,6 +15,8 @@ mod http;
 mod human_duration;
 mod lifecycle;
 mod media;
+#[cfg(test)]
+mod module_cycles;
 mod open_files;
 mod telemetry;
 mod terminal;
