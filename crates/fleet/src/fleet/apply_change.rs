@@ -1,14 +1,15 @@
 //! Applies changes: the only code that changes facts.
 
 use super::{
-    AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodList, calls::Call, failover::Moved,
-    outbound_facts::call_line,
+    AttachedStream, Change, EndCause, Fleet, Merchant, Pod, PodFacts, PodList, PodOrigin,
+    QueueEntry, calls::Call, failover::Moved, outbound_facts::call_line,
 };
 use crate::{
     Millis,
     merchant::MerchantConfig,
-    names::{CallSid, MerchantId, PodName},
+    names::{CallSid, MerchantId, PodName, Pool},
     outbound::AnswerRate,
+    tiers::Tiers,
 };
 
 impl Fleet {
@@ -17,68 +18,28 @@ impl Fleet {
         match change {
             Change::Began { trusting_until } => self.trusting_until = trusting_until,
             Change::Epoch { epoch } => self.epoch = epoch,
-            Change::Origin { origin } => {
-                if self.owner().is_some_and(|owner| !origin.may_follow(&owner)) {
-                    self.list = None;
-                }
-                self.origin = Some(origin);
-            }
+            Change::Origin { origin } => self.set_origin(origin),
             Change::List { digest, at } => self.list = Some(PodList { digest, followed_at: at }),
-            Change::Tiers { tiers, .. } => {
-                self.tiers = tiers;
-                let names: Vec<PodName> = self.pods.keys().cloned().collect();
-                for name in &names {
-                    self.place(name);
-                }
-            }
-            Change::Merchant { id, document: None, .. } => drop(self.merchants.remove(&id)),
-            Change::Merchant { id, document: Some(document), .. } => {
-                let config = MerchantConfig::parse(&document);
-                self.merchants.insert(id, Merchant { document, config });
-            }
-            Change::Pod { pod, facts } => {
-                match self.pods.get_mut(&pod) {
-                    Some(known) => known.facts = facts,
-                    None => drop(self.pods.insert(pod.clone(), Pod::new(facts))),
-                }
-                self.place(&pod);
-            }
-            Change::PoolAssigned { pod, pool } => {
-                if let Some(known) = self.pods.get_mut(&pod) {
-                    known.pool = Some(pool);
-                }
-                self.place(&pod);
-            }
+            Change::Tiers { tiers, .. } => self.set_tiers(tiers),
+            Change::Merchant { id, document, .. } => self.set_document(id, document),
+            Change::Pod { pod, facts } => self.set_pod(&pod, facts),
+            Change::PoolAssigned { pod, pool } => self.set_pool(&pod, pool),
             Change::Gone { pod } => {
                 self.remove(&pod);
                 self.drained.push(pod);
             }
-            Change::Draining { pod, until, surplus } => {
-                self.set_draining(&pod, until, surplus);
-            }
+            Change::Draining { pod, until, surplus } => self.set_draining(&pod, until, surplus),
             Change::Health { pod, failures, quarantined_until } => {
                 self.set_health(&pod, failures, quarantined_until);
             }
             Change::Call { call, facts } => self.insert_call(call, facts),
             Change::HandoffAccepted { call, at, until, provisional, expects_stream } => {
                 self.set_lease(&call, until);
-                if let Some(known) = self.calls.get_mut(&call) {
-                    (known.at, known.provisional, known.queue_entry) = (at, provisional, None);
-                    known.expects_stream = provisional && expects_stream;
-                }
+                self.set_accepted(&call, at, provisional, expects_stream);
             }
-            Change::Renewed { call, until } => {
-                self.set_lease(&call, until);
-                if let Some(known) = self.calls.get_mut(&call) {
-                    (known.provisional, known.queue_entry) = (false, None);
-                    known.expects_stream = false;
-                }
-            }
+            Change::Renewed { call, until } => self.set_confirmed(&call, until),
             Change::Attached { call, stream, until } => self.set_stream(call, stream, until),
-            Change::Ending { call, cause } => {
-                let stream = self.calls.get_mut(&call).and_then(|call| call.stream.as_mut());
-                stream.into_iter().for_each(|stream| stream.ending = Some(cause));
-            }
+            Change::Ending { call, cause } => self.set_ending(&call, cause),
             Change::FailedOver {
                 call, pod, pool, tried, stream, gateway, is_lost, until, ..
             } => {
@@ -110,12 +71,7 @@ impl Fleet {
             Change::AnswerRate { merchant, dials, answers, at } => {
                 self.outbound.set_answer_rate(merchant, AnswerRate { dials, answers }, at);
             }
-            Change::Number { number, max_lines: None, .. } => {
-                self.outbound.numbers.remove(&number);
-            }
-            Change::Number { number, max_lines: Some(max_lines), .. } => {
-                self.outbound.numbers.insert(number, max_lines);
-            }
+            Change::Number { number, max_lines, .. } => self.outbound.set_number(number, max_lines),
             Change::Account { account, max_cps, last_dial, .. } => {
                 self.outbound.set_account(account, max_cps, last_dial);
             }
@@ -129,19 +85,50 @@ impl Fleet {
             Change::CallEndDropped { call } => self.history.remove(&call),
             Change::EventRecorded { .. } | Change::Time { .. } => {}
             Change::Shifted { by } => self.shift_times(by),
-            Change::Queued { call, entry } => {
-                self.count_call(entry.merchant.as_ref());
-                self.outbound.take_line(entry.number.as_ref(), call_line(&call));
-                self.queue.insert(call, entry);
-            }
+            Change::Queued { call, entry } => self.insert_waiting(call, entry),
             Change::Polled { call, poll_by } => self.queue.set_poll_by(&call, poll_by),
-            Change::LeftQueue { call } => {
-                if let Some(entry) = self.queue.remove(&call) {
-                    self.uncount_call(entry.merchant.as_ref());
-                    self.outbound.free_line(entry.number.as_ref(), &call_line(&call));
-                }
+            Change::LeftQueue { call } => self.remove_waiting(&call),
+        }
+    }
+
+    fn set_origin(&mut self, origin: PodOrigin) {
+        if self.owner().is_some_and(|owner| !origin.may_follow(&owner)) {
+            self.list = None;
+        }
+        self.origin = Some(origin);
+    }
+
+    fn set_tiers(&mut self, tiers: Tiers) {
+        self.tiers = tiers;
+        let names: Vec<PodName> = self.pods.keys().cloned().collect();
+        for name in &names {
+            self.place(name);
+        }
+    }
+
+    fn set_document(&mut self, id: MerchantId, document: Option<String>) {
+        match document {
+            None => drop(self.merchants.remove(&id)),
+            Some(document) => {
+                let config = MerchantConfig::parse(&document);
+                self.merchants.insert(id, Merchant { document, config });
             }
         }
+    }
+
+    fn set_pod(&mut self, name: &PodName, facts: PodFacts) {
+        match self.pods.get_mut(name) {
+            Some(known) => known.facts = facts,
+            None => drop(self.pods.insert(name.clone(), Pod::new(facts))),
+        }
+        self.place(name);
+    }
+
+    fn set_pool(&mut self, name: &PodName, pool: Pool) {
+        if let Some(known) = self.pods.get_mut(name) {
+            known.pool = Some(pool);
+        }
+        self.place(name);
     }
 
     /// Inserts a live call and removes it from the queue if it waited.
@@ -160,6 +147,39 @@ impl Fleet {
             self.calls.insert(call, facts);
         }
         self.place(&name);
+    }
+
+    fn set_accepted(&mut self, call: &CallSid, at: Millis, provisional: bool, stream: bool) {
+        if let Some(known) = self.calls.get_mut(call) {
+            (known.at, known.provisional, known.queue_entry) = (at, provisional, None);
+            known.expects_stream = provisional && stream;
+        }
+    }
+
+    fn set_confirmed(&mut self, call: &CallSid, until: Millis) {
+        self.set_lease(call, until);
+        if let Some(known) = self.calls.get_mut(call) {
+            (known.provisional, known.queue_entry) = (false, None);
+            known.expects_stream = false;
+        }
+    }
+
+    fn set_ending(&mut self, call: &CallSid, cause: EndCause) {
+        let stream = self.calls.get_mut(call).and_then(|call| call.stream.as_mut());
+        stream.into_iter().for_each(|stream| stream.ending = Some(cause));
+    }
+
+    fn insert_waiting(&mut self, call: CallSid, entry: QueueEntry) {
+        self.count_call(entry.merchant.as_ref());
+        self.outbound.take_line(entry.number.as_ref(), call_line(&call));
+        self.queue.insert(call, entry);
+    }
+
+    fn remove_waiting(&mut self, call: &CallSid) {
+        if let Some(entry) = self.queue.remove(call) {
+            self.uncount_call(entry.merchant.as_ref());
+            self.outbound.free_line(entry.number.as_ref(), &call_line(call));
+        }
     }
 
     fn remove_call(&mut self, call: CallSid, at: Millis, cause: EndCause) {

@@ -4,10 +4,7 @@ use std::{collections::VecDeque, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-use super::{
-    Call, Change, Fleet, PodFacts, Refusal, RefusalReason, ReservationUse, SkippedStep,
-    calls::Allocate,
-};
+use super::{Call, Fleet, Refusal, RefusalReason, ReservationUse, SkippedStep, calls::Allocate};
 use crate::{
     Millis,
     names::{CallSid, MerchantId, PodName, Pool},
@@ -135,7 +132,7 @@ impl Event {
         Self { kind, call: None, pod: None, pool: None, merchant: None, detail: String::new() }
     }
 
-    fn of_call(kind: EventKind, call: &CallSid, merchant: Option<&MerchantId>) -> Self {
+    pub(super) fn of_call(kind: EventKind, call: &CallSid, merchant: Option<&MerchantId>) -> Self {
         Self { call: Some(call.clone()), merchant: merchant.cloned(), ..Self::new(kind) }
     }
 
@@ -144,7 +141,7 @@ impl Event {
         Self { pod, ..Self::of_call(kind, call, facts.merchant.as_ref()) }
     }
 
-    fn of_pod(kind: EventKind, pod: &PodName) -> Self {
+    pub(super) fn of_pod(kind: EventKind, pod: &PodName) -> Self {
         Self { pod: Some(pod.clone()), ..Self::new(kind) }
     }
 
@@ -255,7 +252,7 @@ impl EventLog {
 }
 
 /// Formats skipped steps: `gold=at_capacity basic=empty`.
-fn skipped_text(skipped: &[SkippedStep]) -> String {
+pub(super) fn skipped_text(skipped: &[SkippedStep]) -> String {
     let steps: Vec<String> =
         skipped.iter().map(|it| format!("{}={}", it.step, it.reason.as_str())).collect();
     steps.join(" ")
@@ -290,175 +287,5 @@ impl Fleet {
         let merchant = reserved.or(request.merchant.as_ref());
         let event = Event::of_call(EventKind::Refused, &request.call, merchant);
         self.record_event(|_| Some(event.with_detail(detail)));
-    }
-
-    /// The event of a change, derived from the facts before the change; `None` for changes without
-    /// an event.
-    pub(super) fn event_of(&self, change: &Change) -> Option<Event> {
-        Some(match change {
-            Change::Call { call, facts } => {
-                let kind = if facts.queue_entry.is_some() {
-                    EventKind::HandedOff
-                } else {
-                    EventKind::Allocated
-                };
-                let pool = Some(facts.pool.clone());
-                let detail = match facts.is_returned {
-                    true => RETURNED.to_owned(),
-                    false => skipped_text(&facts.tried),
-                };
-                Event { pool, ..Event::of_live_call(kind, call, facts) }.with_detail(detail)
-            }
-            Change::HandoffAccepted { call, .. } => {
-                let facts = self.calls.get(call)?;
-                let pool = Some(facts.pool.clone());
-                Event { pool, ..Event::of_live_call(EventKind::HandoffAccepted, call, facts) }
-            }
-            Change::Renewed { call, .. } => {
-                let facts = self.calls.get(call).filter(|facts| facts.provisional)?;
-                Event::of_live_call(EventKind::Confirmed, call, facts)
-            }
-            Change::Attached { call, stream, .. } => {
-                let facts = self.calls.get(call)?;
-                Event::of_live_call(EventKind::Attached, call, facts)
-                    .with_detail(stream.gateway.as_str())
-            }
-            Change::Ending { call, cause } => {
-                let facts = self.calls.get(call)?;
-                Event::of_live_call(EventKind::Ending, call, facts).with_detail(cause.as_str())
-            }
-            Change::FailedOver { call, pod, pool, cause, .. } => {
-                // The same pod is tried again many times a second.
-                let facts = self.calls.get(call).filter(|facts| facts.pod != *pod)?;
-                let detail = format!("{} {}", cause.as_str(), facts.pod);
-                let (pod, pool) = (Some(pod.clone()), Some(pool.clone()));
-                let event = Event::of_live_call(EventKind::FailedOver, call, facts);
-                Event { pod, pool, ..event }.with_detail(detail)
-            }
-            Change::Ended { call, at, cause } => {
-                let facts = self.calls.get(call)?;
-                let lasted = at.saturating_sub(facts.at);
-                Event::of_live_call(EventKind::Ended, call, facts)
-                    .with_detail(format!("{} {lasted}", cause.as_str()))
-            }
-            Change::Queued { call, entry } => {
-                Event::of_call(EventKind::Waiting, call, entry.merchant.as_ref())
-                    .with_detail(skipped_text(&entry.tried))
-            }
-            Change::LeftQueue { call } => {
-                let entry = self.queue.get(call)?;
-                Event::of_call(EventKind::LeftQueue, call, entry.merchant.as_ref())
-            }
-            // The scaler extends its drains while a pod is surplus.
-            Change::Draining { pod, surplus: true, .. }
-                if self.pods.get(pod).is_some_and(|pod| pod.is_surplus) =>
-            {
-                return None;
-            }
-            Change::Draining { pod, until: Some(until), surplus } => {
-                let by = if *surplus { " surplus" } else { "" };
-                let detail = format!("{}{by}", until / 1_000);
-                Event::of_pod(EventKind::Drained, pod).with_detail(detail)
-            }
-            Change::Draining { pod, until: None, .. } => Event::of_pod(EventKind::Undrained, pod),
-            Change::Pod { pod, facts } => return self.pod_event(pod, facts),
-            Change::PoolAssigned { pod, pool } => {
-                Event { pool: Some(pool.clone()), ..Event::of_pod(EventKind::Moved, pod) }
-            }
-            Change::Gone { pod } => Event::of_pod(EventKind::Gone, pod),
-            Change::Health { pod, quarantined_until, .. } => {
-                return self.quarantine_event(pod, *quarantined_until);
-            }
-            Change::Epoch { epoch } => Event::new(EventKind::Leader).with_detail(epoch.to_string()),
-            Change::Origin { origin } => {
-                Event::new(EventKind::Origin).with_detail(origin.to_string())
-            }
-            Change::Tiers { by, .. } => Event::new(EventKind::Tiers).with_detail(by),
-            Change::Merchant { id, document, by } => {
-                let kind = if document.is_some() {
-                    EventKind::MerchantSet
-                } else {
-                    EventKind::MerchantDeleted
-                };
-                Event { merchant: Some(id.clone()), ..Event::new(kind).with_detail(by) }
-            }
-            Change::Prescale { order, by } => {
-                let detail = format!("{} {} {by}", order.pods, order.until / 1_000);
-                let pool = Some(order.pool.clone());
-                Event { pool, ..Event::new(EventKind::PrescaleSet) }.with_detail(detail)
-            }
-            Change::PrescaleDeleted { id, by } => {
-                let order = self.capacity.order(id)?;
-                let (pool, detail) = (Some(order.pool.clone()), format!("{} {by}", order.pods));
-                Event { pool, ..Event::new(EventKind::PrescaleDeleted) }.with_detail(detail)
-            }
-            Change::Reserved { reservation, facts, .. } => {
-                let number = facts.number.as_ref().map(|it| format!(" {it}")).unwrap_or_default();
-                self.event_of_reservation(EventKind::Reserved, facts)
-                    .with_detail(format!("{reservation}{number}"))
-            }
-            Change::Dialed { reservation, call, .. } => {
-                let facts = self.outbound.get(reservation)?;
-                let event = self.event_of_reservation(EventKind::Dialed, facts);
-                Event { call: Some(call.clone()), ..event.with_detail(reservation.as_str()) }
-            }
-            Change::ReservationEnded { reservation, cause, at, call } => {
-                return self.reservation_event(reservation, *cause, call.as_ref(), *at);
-            }
-            Change::Number { number, max_lines, by } => match max_lines {
-                Some(max) => {
-                    Event::new(EventKind::NumberSet).with_detail(format!("{number} {max} {by}"))
-                }
-                None => Event::new(EventKind::NumberDeleted).with_detail(format!("{number} {by}")),
-            },
-            Change::Account { account, max_cps, by, .. } => match max_cps {
-                Some(max) => {
-                    Event::new(EventKind::AccountSet).with_detail(format!("{account} {max} {by}"))
-                }
-                None => {
-                    Event::new(EventKind::AccountDeleted).with_detail(format!("{account} {by}"))
-                }
-            },
-            Change::Began { .. }
-            | Change::AnswerRate { .. }
-            | Change::List { .. }
-            | Change::PendingExtended { .. }
-            | Change::Heartbeat { .. }
-            | Change::GatewayGone { .. }
-            | Change::MediaSecret { .. }
-            | Change::CapacityState { .. }
-            | Change::PrescaleExpired { .. }
-            | Change::CallEndRecorded { .. }
-            | Change::CallEndDropped { .. }
-            | Change::RequestSeen { .. }
-            | Change::Polled { .. }
-            | Change::EventRecorded { .. }
-            | Change::Time { .. }
-            | Change::Shifted { .. } => return None,
-        })
-    }
-
-    fn pod_event(&self, pod: &PodName, facts: &PodFacts) -> Option<Event> {
-        let known = self.pods.get(pod).map(|known| &known.facts);
-        let Some(known) = known.filter(|known| known.uid == facts.uid) else {
-            return Some(Event::of_pod(EventKind::Joined, pod).with_detail(&facts.address));
-        };
-        let kind = match facts.ready {
-            _ if facts.terminating && !known.terminating => EventKind::Terminating,
-            ready if ready == known.ready => return None,
-            true => EventKind::Ready,
-            false => EventKind::NotReady,
-        };
-        Some(Event::of_pod(kind, pod))
-    }
-
-    fn quarantine_event(&self, pod: &PodName, until: Option<Millis>) -> Option<Event> {
-        match (self.pods.get(pod)?.quarantined_until, until) {
-            (None, Some(until)) => Some(
-                Event::of_pod(EventKind::Quarantined, pod).with_detail((until / 1_000).to_string()),
-            ),
-            (Some(_), None) => Some(Event::of_pod(EventKind::Restored, pod)),
-            _ => None,
-        }
     }
 }

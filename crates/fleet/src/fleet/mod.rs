@@ -15,6 +15,7 @@ mod clock_shift;
 mod dial_limits;
 mod drain;
 mod events;
+mod events_of_changes;
 mod failover;
 mod fencing;
 mod indexes;

@@ -236,6 +236,13 @@ impl OutboundFacts {
         *last = at.max(*last);
     }
 
+    pub(super) fn set_number(&mut self, number: PhoneNumber, max_lines: Option<u32>) {
+        match max_lines {
+            None => self.numbers.remove(&number),
+            Some(max_lines) => self.numbers.insert(number, max_lines),
+        };
+    }
+
     pub(super) fn set_account(&mut self, account: AccountName, max_cps: Option<u32>, last: Millis) {
         if last > 0 {
             self.record_dial(&account, last);
