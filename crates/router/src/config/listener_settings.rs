@@ -1,8 +1,8 @@
-//! Checks the settings of webhooks, TLS and access.
+//! Checks the settings of listeners, webhooks, TLS and access.
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::{ConfigError, ProcessRole, Settings, media_settings};
+use super::{ConfigError, HttpConfig, ProcessRole, Settings, media_settings};
 use crate::{
     auth::{Access, AccessConfig},
     tls::{Tls, TlsConfig},
@@ -22,7 +22,24 @@ pub(super) fn providers(settings: &Settings) -> Result<Vec<Provider>, ConfigErro
     })
 }
 
-pub(super) fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
+pub(super) fn http(settings: &Settings, bind: IpAddr) -> Result<HttpConfig, ConfigError> {
+    let http = &settings.http;
+    Ok(HttpConfig {
+        api: SocketAddr::new(bind, http.http_port),
+        // Metrics are not public either.
+        metrics: SocketAddr::new(
+            settings.edge.admin_bind.map_or(bind, |admin| admin.ip()),
+            http.metrics_port,
+        ),
+        admin: admin(settings, bind)?,
+        read_timeout: http.http_read_timeout.0,
+        idle_timeout: http.http_idle_timeout.0,
+        max_connections: http.max_connections.get(),
+        shutdown_timeout: http.http_shutdown_timeout.0,
+    })
+}
+
+fn admin(settings: &Settings, bind: IpAddr) -> Result<Option<SocketAddr>, ConfigError> {
     let api = SocketAddr::new(bind, settings.http.http_port);
     match settings.edge.admin_bind {
         Some(admin) if admin == api && admin.port() != 0 => Err(ConfigError::new(

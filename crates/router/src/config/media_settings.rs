@@ -1,8 +1,8 @@
-//! Checks the settings of the media gateway.
+//! Checks and describes the settings of the media gateway.
 
 use std::time::Duration;
 
-use super::{ConfigError, Settings};
+use super::{Config, ConfigError, Settings, duration_or_off};
 use crate::{
     human_duration::HumanDuration,
     media::{AgentTls, MediaConfig},
@@ -70,4 +70,22 @@ pub(super) fn connect_timeout(settings: &Settings) -> Option<HumanDuration> {
 pub(super) fn retries(settings: &Settings) -> u32 {
     let default = if is_on(settings) { RETRIES } else { 0 };
     settings.calls.retry_on_disconnect.unwrap_or(default)
+}
+
+pub(super) fn describe(config: &Config) -> [(&'static str, String); 9] {
+    let Config { media, settings, .. } = config;
+    let s = &settings.streams;
+    let url = media.as_ref().map(|_| config.media_url(settings.http.http_port));
+    let ca_file = s.agent_ca_file.as_ref().map(|path| path.display().to_string());
+    [
+        ("MEDIA_URL", url.unwrap_or_default()),
+        ("MEDIA_MAX_FRAME", s.media_max_frame.to_string()),
+        ("MEDIA_IDLE_TIMEOUT", s.media_idle_timeout.to_string()),
+        ("MEDIA_LEASE", s.media_lease.to_string()),
+        ("MEDIA_DRAIN_TIME", duration_or_off(s.media_drain_time)),
+        ("WRAP_UP_TIME", s.wrap_up_time.to_string()),
+        ("MAX_STREAMS", s.max_streams.map(|it| it.to_string()).unwrap_or_default()),
+        ("AGENT_TLS", if s.agent_tls { "on" } else { "off" }.into()),
+        ("AGENT_CA_FILE", ca_file.unwrap_or_default()),
+    ]
 }

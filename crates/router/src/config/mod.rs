@@ -199,19 +199,7 @@ impl Config {
         let identity = settings.cluster.pod_name.clone().unwrap_or_else(host_name);
         Ok(Self {
             role,
-            http: HttpConfig {
-                api: SocketAddr::new(bind, settings.http.http_port),
-                // Metrics are not public either.
-                metrics: SocketAddr::new(
-                    settings.edge.admin_bind.map_or(bind, |admin| admin.ip()),
-                    settings.http.metrics_port,
-                ),
-                admin: listener_settings::admin(&settings, bind)?,
-                read_timeout: settings.http.http_read_timeout.0,
-                idle_timeout: settings.http.http_idle_timeout.0,
-                max_connections: settings.http.max_connections.get(),
-                shutdown_timeout: settings.http.http_shutdown_timeout.0,
-            },
+            http: listener_settings::http(&settings, bind)?,
             store: store(&settings)?,
             pods,
             force_pod_origin: settings.pods.force_pod_origin,
@@ -291,18 +279,9 @@ impl Config {
             ("HTTP_IDLE_TIMEOUT", s.http.http_idle_timeout.to_string()),
             ("MAX_CONNECTIONS", s.http.max_connections.to_string()),
             ("HTTP_SHUTDOWN_TIMEOUT", s.http.http_shutdown_timeout.to_string()),
-            (
-                "MEDIA_URL",
-                self.media.as_ref().map(|_| self.media_url(s.http.http_port)).unwrap_or_default(),
-            ),
-            ("MEDIA_MAX_FRAME", s.streams.media_max_frame.to_string()),
-            ("MEDIA_IDLE_TIMEOUT", s.streams.media_idle_timeout.to_string()),
-            ("MEDIA_LEASE", s.streams.media_lease.to_string()),
-            ("MEDIA_DRAIN_TIME", duration_or_off(s.streams.media_drain_time)),
-            ("WRAP_UP_TIME", s.streams.wrap_up_time.to_string()),
-            ("MAX_STREAMS", s.streams.max_streams.map(|it| it.to_string()).unwrap_or_default()),
-            ("AGENT_TLS", if s.streams.agent_tls { "on" } else { "off" }.into()),
-            ("AGENT_CA_FILE", path(&s.streams.agent_ca_file)),
+        ];
+        described.extend(media_settings::describe(self));
+        described.extend([
             ("VOICE_AGENT_BASE_URL", text(&self.agent_base_url)),
             ("VOICE_AGENT_PORT", s.streams.voice_agent_port.to_string()),
             ("WS_PATH_TEMPLATE", s.streams.ws_path_template.to_string()),
@@ -329,7 +308,7 @@ impl Config {
             ("HOLD_AUDIO", text(&s.calls.hold_audio)),
             ("EVENTS", number_or_off(s.calls.events)),
             ("RETRY_ON_DISCONNECT", self.retries.to_string()),
-        ];
+        ]);
         described.extend(cluster_settings::describe(s));
         described.extend([
             ("POD_NAME", self.identity.clone()),

@@ -154,55 +154,24 @@ pub(crate) async fn connect(
     options: AllocateOptions,
 ) -> (RequestLog, Result<Connected, NotConnected>) {
     let is_reconnect = options.previous.is_some();
-    let gateway = context.urls.gateway();
     let mut log = RequestLog { call: Some(request.call.clone()), ..RequestLog::default() };
-    if let Some(gateway) = gateway
+    if let Some(gateway) = context.urls.gateway()
         && let Err(error) = gateway.load_key().await
     {
         log.outcome = "storage_error";
         context.metrics.allocated(None, log.outcome);
         return (log, Err(NotConnected::Store(error)));
     }
-    // Every stream reaches the gateway, whatever the provider reports.
-    let connect_timeout = match gateway {
-        Some(_) => context.ttls.connect,
-        None => options.connect_timeout,
-    };
-    let allocate = Allocate {
-        call: request.call.clone(),
-        merchant: request.merchant.clone(),
-        lease_ttl: connect_timeout.unwrap_or(context.ttls.lease),
-        provisional: connect_timeout.is_some(),
-        expects_stream: gateway.is_some(),
-        may_return: options.may_return,
-        hold: options.hold,
-        previous: options.previous,
-        signed: options
-            .fingerprint
-            .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
-        reservation: request.reservation.as_ref().and_then(|text| text.parse().ok()),
-        numbers: request.numbers.clone(),
-    };
+    let deadline = options.deadline;
+    let allocate = store_request(context, request, options);
     let reply = context.store.allocate(&allocate);
-    let outcome = match options.deadline {
+    let outcome = match deadline {
         None => reply.await,
         Some(deadline) => tokio::time::timeout_at(deadline, reply).await.unwrap_or_else(|_| {
             Err(StoreError::Unavailable("no reply before the deadline".into()))
         }),
     };
-    let malformed = match &outcome {
-        Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
-        Ok(Err(refusal)) => refusal.malformed_merchant.as_ref(),
-        Err(_) => None,
-    };
-    if let (Some(malformed), Some(merchant)) = (malformed, &request.merchant) {
-        context.metrics.malformed_merchants.inc();
-        tracing::warn!(
-            %merchant,
-            %malformed,
-            "merchant document is malformed; using the default chain"
-        );
-    }
+    warn_of_malformed_merchant(context, request, &outcome);
     log.warning = reservation_use::record_use(context, request, &outcome);
     match outcome {
         Ok(Ok(allocation)) => {
@@ -235,6 +204,48 @@ pub(crate) async fn connect(
             context.metrics.allocated(None, log.outcome);
             (log, Err(NotConnected::Store(error)))
         }
+    }
+}
+
+/// The request to the store.
+fn store_request(context: &Context, request: &CallRequest, options: AllocateOptions) -> Allocate {
+    let has_gateway = context.urls.gateway().is_some();
+    // Every stream reaches the gateway, whatever the provider reports.
+    let connect_timeout = if has_gateway { context.ttls.connect } else { options.connect_timeout };
+    Allocate {
+        call: request.call.clone(),
+        merchant: request.merchant.clone(),
+        lease_ttl: connect_timeout.unwrap_or(context.ttls.lease),
+        provisional: connect_timeout.is_some(),
+        expects_stream: has_gateway,
+        may_return: options.may_return,
+        hold: options.hold,
+        previous: options.previous,
+        signed: options
+            .fingerprint
+            .map(|fingerprint| SignedRequest { fingerprint, window: context.replay_window }),
+        reservation: request.reservation.as_ref().and_then(|text| text.parse().ok()),
+        numbers: request.numbers.clone(),
+    }
+}
+
+fn warn_of_malformed_merchant(
+    context: &Context,
+    request: &CallRequest,
+    outcome: &Result<Result<Allocation, Refusal>, StoreError>,
+) {
+    let malformed = match outcome {
+        Ok(Ok(allocation)) => allocation.malformed_merchant.as_ref(),
+        Ok(Err(refusal)) => refusal.malformed_merchant.as_ref(),
+        Err(_) => None,
+    };
+    if let (Some(malformed), Some(merchant)) = (malformed, &request.merchant) {
+        context.metrics.malformed_merchants.inc();
+        tracing::warn!(
+            %merchant,
+            %malformed,
+            "merchant document is malformed; using the default chain"
+        );
     }
 }
 
