@@ -4,8 +4,6 @@
 mod capacity;
 mod clock;
 mod embedded;
-mod embedded_capacity;
-mod embedded_outbound;
 mod journal;
 mod metrics;
 mod notifier;
