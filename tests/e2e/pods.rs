@@ -7,7 +7,9 @@ use std::{
 
 use serde_json::json;
 
-use testkit::{Router, eventually, scratch};
+use testkit::{
+    Connection, Process, Router, eventually, free_port, program, redis::RedisServer, scratch,
+};
 
 const BASE: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
 
@@ -156,4 +158,35 @@ fn the_number_of_simulated_agents_follows_the_tier_targets() {
     });
     let router = router.kill_and_restart();
     assert_eq!(router.status()["pools"]["gold"]["available"], 5);
+}
+
+/// Reconciling many pods takes seconds, in steps that leave the store to the calls.
+#[test]
+fn a_router_serves_while_it_reconciles_a_long_list_at_its_start() {
+    let server = RedisServer::start(&[]);
+    let file = scratch().join("pods");
+    let pods: String = (0..20_000).map(|number| format!("p{number}=h:1\n")).collect();
+    fs::write(&file, pods).unwrap();
+    let settings = [
+        BASE,
+        ("PODS_FILE", file.to_str().unwrap()),
+        ("TIER_CONFIG", r#"{"gold": 20000}"#),
+        ("REDIS_URL", &server.url()),
+    ];
+    let first = Router::start(&settings);
+    let port = free_port().to_string();
+    let ports = [("HTTP_PORT", port.as_str()), ("METRICS_PORT", port.as_str())];
+    let _second = Process::start(&mut program(&[&settings[..], &ports].concat()));
+    let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
+    let get = |path: &str| {
+        Connection::try_open(address).and_then(|mut connection| connection.try_get(path))
+    };
+    eventually(Duration::from_secs(5), "the second router answers", || get("/health").is_some());
+    assert_eq!(get("/ready").unwrap().status, 503, "it serves before it has reconciled");
+    let allocated = Connection::open(address).post("/api/v1/allocate", &json!({"call_sid": "CA1"}));
+    assert_eq!(allocated.status, 200);
+    eventually(Duration::from_secs(20), "the second router is ready", || {
+        get("/ready").is_some_and(|response| response.status == 200)
+    });
+    assert_eq!(first.release("CA1").0, 200);
 }

@@ -99,13 +99,13 @@ pub async fn start_with(config: Config, functions: Functions) -> anyhow::Result<
         // Without a Lease every replica does the leader's work.
         parts.metrics.leader.set(1);
     }
-    store::claim_pods(&control, &source).await?;
+    let is_claimed = store::claim_pods(&control, &source).await?;
     if let (StoreConfig::Journal(_), Some(time)) = (&config.store, config.ttls.pending()) {
         // Streams may have started, and waiting calls polled, while the router was down.
         control.store.extend_pending(time).await?;
     }
     let servers = Servers::start(&config, &context, &parts, listener, simulated.as_ref())?;
-    let loops = control.start(source);
+    let loops = control.start(source, is_claimed);
     let upkeep = gateway.as_ref().map(|gateway| tokio::spawn(gateway.clone().run()));
     if config.role == ProcessRole::Router {
         loops.spawn(observing(context.live.clone().run()));

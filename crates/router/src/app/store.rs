@@ -85,12 +85,26 @@ pub(super) async fn open_store(
 }
 
 /// Claims the pods of the store, and reconciles them with a list of pods. A store whose pods
-/// have another origin stops the start.
-pub(super) async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<()> {
+/// have another origin stops the start. Returns whether it has claimed the store for a list.
+pub(super) async fn claim_pods(control: &Control, source: &Source) -> anyhow::Result<bool> {
+    let mut is_claimed = false;
     let refused = match source {
-        Source::Feed(feed) => match control.reconcile(feed, true).await {
-            Ok(Reconciled::Refused(refused)) => Ok(Some(refused)),
-            Ok(Reconciled::Done { .. }) => Ok(None),
+        Source::Feed(feed) => match control.claim_list(feed, true).await {
+            Ok(Ok(epoch)) => {
+                is_claimed = true;
+                // Pods of a short list serve the first call. A long one takes its time: the calls of
+                // other replicas go on, and probes expect an answer.
+                match timeout(STARTUP_TIMEOUT, control.reconcile_claimed(feed, epoch)).await {
+                    Ok(Ok(Reconciled::Refused(refused))) => Ok(Some(refused)),
+                    Ok(Ok(Reconciled::Done { .. })) => Ok(None),
+                    Ok(Err(error)) => Err(error),
+                    Err(_) => {
+                        tracing::info!("serving while the pods of the store are reconciled");
+                        Ok(None)
+                    }
+                }
+            }
+            Ok(Err(refused)) => Ok(Some(refused)),
             Err(error) => Err(error),
         },
         Source::Routers => Ok(None),
@@ -106,7 +120,7 @@ pub(super) async fn claim_pods(control: &Control, source: &Source) -> anyhow::Re
             tracing::error!(%error, "starting without the store; not ready until it answers");
         }
     }
-    Ok(())
+    Ok(is_claimed)
 }
 
 /// The key that records the origin of pods, for messages: ` (voice:origin)` in Redis.

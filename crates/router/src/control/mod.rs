@@ -98,7 +98,8 @@ pub(crate) struct Control {
 
 impl Control {
     /// Starts all tasks; they end at shutdown.
-    pub(crate) fn start(self: Arc<Self>, source: Source) -> TaskTracker {
+    /// `is_claimed`: this router has claimed the store for its list of pods.
+    pub(crate) fn start(self: Arc<Self>, source: Source, is_claimed: bool) -> TaskTracker {
         let tasks = TaskTracker::new();
         tasks.spawn(self.clone().supervise("secrets", Self::reload_secrets));
         if !matches!(source, Source::Routers) {
@@ -122,7 +123,7 @@ impl Control {
         match source {
             Source::Routers => tasks.spawn(self.supervise("store", Self::await_store)),
             Source::Feed(feed) => {
-                let is_new = !self.lifecycle.is_ready();
+                let is_new = !is_claimed;
                 tasks.spawn(
                     self.supervise("pods", move |control| control.run_list(feed.clone(), is_new)),
                 )

@@ -131,7 +131,7 @@ impl Control {
     }
 
     /// Claims the store for a list of pods; returns the fencing epoch of its writes.
-    async fn claim_list(
+    pub(crate) async fn claim_list(
         &self,
         feed: &PodFeed,
         is_new: bool,
@@ -145,10 +145,18 @@ impl Control {
         feed: &PodFeed,
         is_new: bool,
     ) -> Result<Reconciled, StoreError> {
-        let epoch = match self.claim_list(feed, is_new).await? {
-            Ok(epoch) => epoch,
-            Err(refused) => return Ok(Reconciled::Refused(refused)),
-        };
+        match self.claim_list(feed, is_new).await? {
+            Ok(epoch) => self.reconcile_claimed(feed, epoch).await,
+            Err(refused) => Ok(Reconciled::Refused(refused)),
+        }
+    }
+
+    /// Reconciles the pods of a store that this router has claimed. May be cancelled and repeated.
+    pub(crate) async fn reconcile_claimed(
+        &self,
+        feed: &PodFeed,
+        epoch: u64,
+    ) -> Result<Reconciled, StoreError> {
         let tiers = self.store.tiers().await?;
         let list = match feed {
             PodFeed::Fixed(pods) | PodFeed::File(ListFile { pods, .. }) => pods.clone(),
