@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// so that a busy store gets longer pauses.
 const PAUSE_FACTOR: u32 = 9;
 /// Bounds the duration of upkeep on a slow connection.
-const MAX_PAUSE: Duration = Duration::from_millis(20);
+const MAX_PAUSE: Duration = Duration::from_millis(30);
 
 /// The pace of one task.
 #[derive(Default)]

@@ -3,12 +3,13 @@
 use std::{
     collections::{HashMap, HashSet},
     path::PathBuf,
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use futures_util::future::join_all;
-use tokio::time::Instant;
+use tokio::time::{Instant, sleep};
 
 use super::{
     Control,
@@ -109,7 +110,8 @@ impl Control {
             }
             (due, claim_due) =
                 (Instant::now() + self.reconcile_interval, Instant::now() + CLAIM_INTERVAL);
-            match self.reconcile(&feed, is_new).await {
+            let reconciled = self.reconcile(&feed, is_new);
+            match self.claiming_meanwhile(&feed, reconciled).await {
                 Ok(Reconciled::Done { leaving }) => {
                     is_new = false;
                     logged.clear();
@@ -127,6 +129,20 @@ impl Control {
                     due = Instant::now() + POLL_INTERVAL;
                 }
             }
+        }
+    }
+
+    /// Does this work, and renews the claim of the list meanwhile: the reconciliation of many pods
+    /// takes longer than an unrenewed claim lasts.
+    async fn claiming_meanwhile<T>(&self, feed: &PodFeed, work: impl Future<Output = T>) -> T {
+        let mut work = pin!(work);
+        loop {
+            tokio::select! {
+                outcome = &mut work => return outcome,
+                () = sleep(CLAIM_INTERVAL) => {}
+            }
+            // The work fails, too, if the claim is refused or the store does not answer.
+            let _ = self.claim_list(feed, false).await;
         }
     }
 
