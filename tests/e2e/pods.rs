@@ -8,7 +8,8 @@ use std::{
 use serde_json::json;
 
 use testkit::{
-    Connection, Process, Router, eventually, free_port, program, redis::RedisServer, scratch,
+    Connection, Process, Router, eventually, free_port, program, proxy::FaultProxy,
+    redis::RedisServer, scratch,
 };
 
 const BASE: (&str, &str) = ("VOICE_AGENT_BASE_URL", "wss://voice.example.com");
@@ -165,18 +166,17 @@ fn the_number_of_simulated_agents_follows_the_tier_targets() {
 fn a_router_serves_while_it_reconciles_a_long_list_at_its_start() {
     let server = RedisServer::start(&[]);
     let file = scratch().join("pods");
-    let pods: String = (0..20_000).map(|number| format!("p{number}=h:1\n")).collect();
+    let pods: String = (0..10_000).map(|number| format!("p{number}=h:1\n")).collect();
     fs::write(&file, pods).unwrap();
-    let settings = [
-        BASE,
-        ("PODS_FILE", file.to_str().unwrap()),
-        ("TIER_CONFIG", r#"{"gold": 20000}"#),
-        ("REDIS_URL", &server.url()),
-    ];
-    let first = Router::start(&settings);
-    let port = free_port().to_string();
-    let ports = [("HTTP_PORT", port.as_str()), ("METRICS_PORT", port.as_str())];
-    let _second = Process::start(&mut program(&[&settings[..], &ports].concat()));
+    let settings =
+        [BASE, ("PODS_FILE", file.to_str().unwrap()), ("TIER_CONFIG", r#"{"gold": 10000}"#)];
+    let first = Router::start(&[&settings[..], &[("REDIS_URL", &server.url())]].concat());
+    // With the pauses of upkeep, 200 pages of pods take at least 7 s.
+    let proxy = FaultProxy::to(server.port);
+    proxy.set_latency(Duration::from_millis(4));
+    let (port, url) = (free_port().to_string(), format!("redis://127.0.0.1:{}", proxy.port()));
+    let own = [("HTTP_PORT", port.as_str()), ("METRICS_PORT", &port), ("REDIS_URL", &url)];
+    let _second = Process::start(&mut program(&[&settings[..], &own].concat()));
     let address = ([127, 0, 0, 1], port.parse().unwrap()).into();
     let get = |path: &str| {
         Connection::try_open(address).and_then(|mut connection| connection.try_get(path))

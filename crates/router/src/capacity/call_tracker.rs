@@ -168,9 +168,7 @@ impl CallTracker {
                     |pool: &Pool| cursors.get(pool).is_some_and(|cursor| logged.id > *cursor);
                 self.record(logged, pools, is_new);
             }
-            if page.len() < MIN_PAGE {
-                break;
-            }
+            // A page may be short: the store leaves out events of a kind that it does not know.
             tokio::time::sleep(PAUSE).await;
         }
         Ok(())
@@ -249,7 +247,7 @@ impl CallTracker {
                     };
                     let steps = tried.into_iter().map(|skipped| skipped.step);
                     if let Some(pool) = pools.first_of(steps, own.as_ref()) {
-                        let is_listed = !self.calls.contains_key(&call);
+                        let is_listed = self.calls.get(&call).is_none_or(|known| known.is_listed);
                         listed.push((call, Tracked { pool, is_waiting, is_listed }));
                     }
                 }

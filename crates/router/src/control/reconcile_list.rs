@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, HashSet},
     path::PathBuf,
-    pin::pin,
     sync::Arc,
     time::Duration,
 };
@@ -119,7 +118,11 @@ impl Control {
                         due = Instant::now() + POLL_INTERVAL;
                     }
                 }
-                Ok(Reconciled::Refused(_)) => due = claim_due,
+                Ok(Reconciled::Refused(_)) => {
+                    // Another list is in force: its replicas keep the pods up to date.
+                    self.lifecycle.store_reached();
+                    due = claim_due;
+                }
                 Err(error) => {
                     let error = error.to_string();
                     if error != logged {
@@ -135,14 +138,16 @@ impl Control {
     /// Does this work, and renews the claim of the list meanwhile: the reconciliation of many pods
     /// takes longer than an unrenewed claim lasts.
     async fn claiming_meanwhile<T>(&self, feed: &PodFeed, work: impl Future<Output = T>) -> T {
-        let mut work = pin!(work);
-        loop {
-            tokio::select! {
-                outcome = &mut work => return outcome,
-                () = sleep(CLAIM_INTERVAL) => {}
+        let claims = async {
+            loop {
+                sleep(CLAIM_INTERVAL).await;
+                // The work fails, too, if the claim is refused or the store does not answer.
+                let _ = self.claim_list(feed, false).await;
             }
-            // The work fails, too, if the claim is refused or the store does not answer.
-            let _ = self.claim_list(feed, false).await;
+        };
+        tokio::select! {
+            outcome = work => outcome,
+            never = claims => never,
         }
     }
 

@@ -46,8 +46,8 @@ pub(crate) fn ready_endpoint() -> Endpoint {
         .responds(Ready { status: "ready", store: "up", reason: None, draining_streams: None })
         .responds_with(
             503,
-            "The store was not reached yet or holds pods of another origin, or the router is \
-             shutting down.",
+            "The store was not reached or not reconciled with the list of pods yet, or holds pods \
+             of another origin, or the router is shutting down.",
             Ready {
                 status: "stopping",
                 store: "down",
