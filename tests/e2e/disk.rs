@@ -149,7 +149,8 @@ fn a_failed_write_stops_the_router_before_it_responds() {
         );
         assert_exit_74(&mut router, &data, cause);
         disk.heal();
-        // A record is there after a failed sync, unless a sync of the router's own failed before.
+        // A failed sync leaves the record in the journal. If background work of the router syncs
+        // first, the router exits before it writes the record.
         let is_written = fs::read_to_string(data.join("journal")).unwrap().contains("CA2");
         assert!(!(is_written && call == "write"), "the write did not fail");
         let router = router.kill_and_restart();

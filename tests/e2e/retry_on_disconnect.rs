@@ -16,7 +16,7 @@ use testkit::{
 };
 
 const SECOND: Duration = Duration::from_secs(1);
-/// The most tries of a response: the router waits one second for the agent's release, and asks the
+/// Maximum number of tries per response: the router waits one second for the agent's release, and asks the
 /// store every 100 ms.
 const MAX_TRIES: u64 = 11;
 const LOST: &str = "The connection to the agent was lost. Please call again.";

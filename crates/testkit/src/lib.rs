@@ -62,10 +62,10 @@ pub fn program_path() -> &'static Path {
     &PATH
 }
 
-/// Test processes that run at the same time, at most.
+/// Number of port ranges, which limits the test processes that run at the same time.
 const RANGES: u16 = 9;
-/// Ports of a test process: so many that no port is given out again while the server of a test
-/// restarts on it.
+/// Ports per range. `free_port` returns to the first port of a range only after all others, so that
+/// a server that restarts finds its port free.
 const PORTS: u16 = 2_000;
 
 /// A free port below the ephemeral range. Each test process reserves its own range of ports, so

@@ -182,7 +182,7 @@ pub(crate) fn stop_redis(fault: &StreamFault, time: Duration) {
         cuts: false,
         overlaps: false,
     });
-    // The end of the disturbance is a time of the check: calls go on until then, and after it.
+    // Calls of this time are checked as calls during the fault, those after it as undisturbed ones.
     thread::sleep(MAX_RESOLUTION_TIME);
     fault.pause(1_000, 1_500);
 }

@@ -43,7 +43,7 @@ async fn an_agent_that_answers_no_handshake_gets_no_stream() {
         "\0\0\0\0garbage\r\n\r\n",
         "",
     ];
-    // The gateway tries an agent for 5 s, so that the answers take turns at two routers.
+    // Two routers at the same time: each bad answer takes the 5 s for which a gateway tries an agent.
     let (first, second) = answers.split_at(4);
     tokio::join!(expect_no_stream(first), expect_no_stream(second));
 }

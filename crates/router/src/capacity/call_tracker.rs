@@ -18,10 +18,10 @@ const MIN_PAGE: usize = 100;
 const MAX_PAGE: usize = 1_000;
 /// Pause between reads.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Reads in which an update takes as many events as the last one had. With their pauses they fit
-/// into the interval of the updates on a slow connection, too.
+/// Reads per update at a steady rate: a page has 1/64 of the events of the last update. The reads
+/// and their pauses fit into the interval of updates on a slow connection, too.
 const READS: usize = 64;
-/// Reads per update; more events follow with the next one.
+/// Maximum number of reads per update; more events follow with the next one.
 const MAX_READS: usize = 2 * READS;
 /// Calls per read.
 const CALL_PAGE: usize = 100;

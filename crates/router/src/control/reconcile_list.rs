@@ -135,13 +135,13 @@ impl Control {
         }
     }
 
-    /// Does this work, and renews the claim of the list meanwhile: the reconciliation of many pods
-    /// takes longer than an unrenewed claim lasts.
+    /// Renews the claim of the list every [`CLAIM_INTERVAL`] until `work` ends: a reconciliation of
+    /// many pods takes longer than a claim lasts.
     async fn claiming_meanwhile<T>(&self, feed: &PodFeed, work: impl Future<Output = T>) -> T {
         let claims = async {
             loop {
                 sleep(CLAIM_INTERVAL).await;
-                // The work fails, too, if the claim is refused or the store does not answer.
+                // `work` reports a refused claim and an unavailable store.
                 let _ = self.claim_list(feed, false).await;
             }
         };

@@ -1,4 +1,4 @@
-//! The thread that writes the journal, and the ends of the process that a failure requires.
+//! The thread that writes the journal, and the exits of the process after a failure.
 
 use std::{io, path::Path};
 
